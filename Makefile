@@ -1,0 +1,56 @@
+# Two commands do everything on a Debian machine with Python: `make demo` and `make test`.
+#
+#   PYTHON  the interpreter of .venv; by default the first of python3.11, 3.12, 3.13, 3.10, python3 that has venv.
+#   TORCH   what pip installs as torch, before anything else; pinned, so that two runs test the same thing. Any pip
+#           arguments will do, e.g. those that the PyTorch site gives for a CPU-only build, or a wheel on disk.
+#   ARGS    handed to pytest: make test ARGS="-k page -x"
+TORCH ?= torch==2.13.0
+ARGS ?=
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.10 python3; do \
+	$$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$python && break; done)
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help: ## say what can be made
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+		printf 'make %-8s %s\n' "$$name" "$$text"; done
+
+demo: .venv/.runtime ## attach to a live training process, watch a NaN being born, detach (under a minute)
+	@$(BIN)/hookd demo
+
+test: lint ## everything that must hold: lint, types, import contracts, tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.dev ## ruff, mypy and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: .venv/.dev ## let ruff rewrite the sources
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev ## measure what hookd costs; fails above its budgets
+	$(BIN)/python -m pytest -m bench -s tests/bench $(ARGS)
+
+clean: ## remove what was made
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp file for each half of the installation: the second call is quick, and the demo does without the test tools.
+.venv/.runtime: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 with venv found: apt-get install python3-venv, or PYTHON=..." >&2; exit 1; }
+	@echo "installing $(TORCH) and hookd into .venv (once)" >&2
+	$(PYTHON) -m venv .venv
+	$(PIP) $(TORCH) numpy
+	$(PIP) --editable .
+	@touch $@
+
+.venv/.dev: .venv/.runtime
+	$(PIP) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,35 @@
+"""hookd: attach to a running PyTorch process, observe it, leave it as it was.
+
+The public API for plugin authors and for code that starts hookd in its own process. Importing it loads neither torch
+nor anything of the daemon.
+"""
+
+from __future__ import annotations
+
+from hookd._pluggy import HookimplMarker
+from hookd.context import Context
+from hookd.errors import HookdError, PluginError
+from hookd.events import Module
+from hookd.inprocess import start, stop
+from hookd.metrics import Counter, Gauge, Histogram
+from hookd.nested import tensors
+from hookd.plugin import Plugin
+from hookd.version import __version__
+
+hookimpl = HookimplMarker("hookd")
+
+__all__ = [
+    "Context",
+    "Counter",
+    "Gauge",
+    "Histogram",
+    "HookdError",
+    "Module",
+    "Plugin",
+    "PluginError",
+    "__version__",
+    "hookimpl",
+    "start",
+    "stop",
+    "tensors",
+]

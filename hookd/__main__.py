@@ -1,0 +1,7 @@
+"""`python -m hookd`, for where no console script is on the path."""
+
+import sys
+
+from hookd.cli import main
+
+sys.exit(main())

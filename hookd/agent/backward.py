@@ -1,0 +1,299 @@
+"""The gradients that enter and leave a module, without a node added to the graph. Runs in the target.
+
+torch's own full backward hook inserts nodes (other accumulation order, so other bits), raises where an operation
+works in place, and misses dict outputs. Here hooks are put on the autograd nodes that are there anyway:
+
+- a pre-hook on each node that made an output sees the gradient of that output;
+- a post-hook on each node of the module whose edge leads to an input (captured at entry as (grad_fn, output_nr),
+  because an in-place operation rebases it) sees this module's share of that input's gradient. To replace it, all
+  but the last of them return zeros and the last returns the replaced sum.
+
+How many of them will run (a branch may be unused) is asked of the engine when the first one runs. A hook must never
+hold a node that leads to it, or the graph would be a cycle that nobody frees: nodes are held only by hooks on nodes
+with a higher sequence number, which run earlier.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from hookd.nested import tensors
+
+if TYPE_CHECKING:
+    from hookd.events import Module
+
+_sequence = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
+_will_run = getattr(torch._C, "_will_engine_execute_node", lambda _node: True)
+_is_grad_enabled = torch.is_grad_enabled
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
+_WALK_LIMIT = 20_000
+_ACCUMULATE = 1 << 63
+"""AccumulateGrad has the highest number there is (UINT64_MAX): it leads nowhere."""
+
+
+class Emit(Protocol):
+    """Calls the listeners of `backward_pre` or `backward`: either the mutators, or all others.
+
+    Mutators are asked as soon as some gradients must be handed on, which need not be all of them: what is not there
+    yet, or was handed on already, is None. Observers are told once, when everything is there.
+    """
+
+    def __call__(self, hook: str, flow: Flow, grads: tuple[Any, ...], *, mutators: bool) -> tuple[Any, ...] | None:
+        """Give what replaces `grads`, or None."""
+
+
+class Entered:
+    """What is known when a module is entered: where the graph stands, and the edges of the positional inputs."""
+
+    __slots__ = ("edges", "leaves", "sequence")
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self.sequence = _sequence()
+        self.edges = [_edge(x) for x in args]
+        self.leaves = [id(x) for x in args]
+
+    def index(self, node: Any, nr: int) -> int | None:
+        """Give which input is this very output of this node, if one is."""
+        return next((i for i, e in enumerate(self.edges) if e is not None and e[0] is node and e[1] == nr), None)
+
+
+class Slot(NamedTuple):
+    """One tensor of the output: its place, which output of its node it is, and which input it is, if it is one."""
+
+    at: int
+    nr: int
+    passed: int | None
+
+
+def _edge(x: Any) -> tuple[Any, int] | None:
+    if not isinstance(x, torch.Tensor) or not x.requires_grad:
+        return None
+    if x.grad_fn is not None:
+        return (x.grad_fn, x.output_nr)
+    # A leaf's AccumulateGrad node is reached through a view; no dispatch mode of the user may see that view.
+    if _dispatch_modes():
+        with torch._C._DisableTorchDispatch():
+            view: Any = x.view_as(x)
+    else:
+        view = x.view_as(x)
+    return (view.grad_fn.next_functions[0][0], 0)
+
+
+class Flow:
+    """The gradients of one call of one module, while a backward runs through it. Holds no node of the module."""
+
+    __slots__ = (
+        "due", "due_in", "due_out", "emit", "given", "grads_in", "grads_out", "is_open", "module", "mutates", "started",
+    )  # fmt: skip
+
+    def __init__(self, module: Module, emit: Emit, inputs: int, outputs: int, *, mutates: bool) -> None:
+        self.module = module
+        self.emit = emit
+        self.mutates = mutates
+        self.is_open = False
+        self.started = self.due_out = self.due_in = 0
+        self.grads_in: list[Any] = [None] * inputs
+        self.grads_out: list[Any] = [None] * outputs
+        self.given: list[Any] = [None] * outputs  # what is handed on in place of grads_out
+        self.due: list[int] = [0] * inputs
+
+    def open(self, due_out: int, ends: list[Entry]) -> None:
+        """Begin a backward in which `ends` are the entries that will run."""
+        self.is_open = True
+        self.started = time.perf_counter_ns()
+        self.due_out, self.due_in = due_out, len(ends)
+        for end_ in ends:
+            for i in end_.inputs:
+                self.due[i] += 1
+
+    def close(self) -> None:
+        """Forget this backward's gradients; the next one (retain_graph) begins anew."""
+        self.is_open = False
+        self.grads_in = [None] * len(self.grads_in)
+        self.grads_out = [None] * len(self.grads_out)
+        self.given = [None] * len(self.given)
+        self.due = [0] * len(self.due)
+
+
+class Entry:
+    """A node of the module that leads to inputs: places are pairs (index of the edge, index of the input)."""
+
+    __slots__ = ("inputs", "node", "places")
+
+    def __init__(self, node: Any, places: list[tuple[int, int]]) -> None:
+        self.node = node
+        self.places = places
+        self.inputs = sorted({i for _, i in places})
+
+
+def begin(args: tuple[Any, ...]) -> Entered | None:
+    """Note where the graph stands before a module runs; None where no graph is being built."""
+    return Entered(args) if _is_grad_enabled() else None
+
+
+def end(module: Module, output: Any, entered: Entered, emit: Emit, *, mutates: bool) -> bool:
+    """Hook the nodes that a call of `module` made.
+
+    Args:
+        module: whose call it was.
+        output: what it returned, possibly nested.
+        entered: what `begin` gave.
+        emit: see `Emit`.
+        mutates: whether gradients may be replaced.
+
+    Returns:
+        Whether the output hangs on a graph at all.
+    """
+    outputs = tensors(output)
+    flow = Flow(module, emit, len(entered.edges), len(outputs), mutates=mutates)
+    if mutates:
+        _hook_leaves(flow, outputs, entered)
+    slots = [(t.grad_fn, t.output_nr) for t in outputs]
+    # The highest sequence number runs first, so a hook may hold the nodes that come after its own.
+    nodes = sorted({id(n): n for n, _ in slots if n is not None}.values(), key=lambda n: -n._sequence_nr())
+    entries = _entries(nodes, entered)
+    for at, node in enumerate(nodes):
+        mine = [Slot(slot, nr, entered.index(node, nr)) for slot, (n, nr) in enumerate(slots) if n is node]
+        own = [Entry(None, e.places) for e in entries if e.node is node]
+        later = [e for e in entries if e.node is not node and e.node._sequence_nr() < node._sequence_nr()]
+        node.register_prehook(_before(flow, mine, nodes[at + 1 :], own, later))
+    for entry in entries:
+        node = entry.node
+        node.register_hook(_after(flow, entry.places, entry.inputs))
+    return bool(nodes)
+
+
+def _hook_leaves(flow: Flow, outputs: list[Any], entered: Entered) -> None:
+    """Hook the leaves that a module passed through (an Identity of a parameter): there is no node, and so one-shot."""
+    for slot, t in enumerate(outputs):
+        if t.grad_fn is None and t.requires_grad:
+            mine = [Slot(slot, 0, next((i for i, leaf in enumerate(entered.leaves) if leaf == id(t)), None))]
+            handle: list[Any] = []
+
+            def hook(grad: Any, mine: list[Slot] = mine, handle: list[Any] = handle) -> Any:
+                handle.pop().remove()
+                replaced = _before(flow, mine, [], [], [])((grad,))
+                return None if replaced is None else replaced[0]
+
+            handle.append(t.register_hook(hook))
+
+
+def _entries(outputs: list[Any], entered: Entered) -> list[Entry]:
+    """Find the module's nodes that lead to an input.
+
+    Where no input needs a gradient there is none: the module's last node to run, the one with the lowest sequence
+    number, stands for the end of its backward.
+    """
+    wanted = [(*edge, at) for at, edge in enumerate(entered.edges) if edge is not None]
+    found: list[Entry] = []
+    seen: dict[int, Any] = {}  # holding the nodes keeps their Python wrappers alive, and so their ids apart
+    todo = [n for n in outputs if n._sequence_nr() >= entered.sequence]
+    while todo and len(seen) < _WALK_LIMIT:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen[id(node)] = node
+        places = []
+        for at, (following, nr) in enumerate(node.next_functions):
+            inputs = [i for n, k, i in wanted if n is following and k == nr]
+            if inputs:
+                places.append((at, inputs[0]))
+            elif following is not None and entered.sequence <= following._sequence_nr() < _ACCUMULATE:
+                todo.append(following)
+        if places:
+            found.append(Entry(node, places))
+    if not found and seen:
+        found.append(Entry(min(seen.values(), key=lambda n: n._sequence_nr()), []))
+    return found
+
+
+def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], later: list[Entry]) -> Any:
+    """Make the pre-hook of one node that made outputs; `outputs` and `later` are the nodes that run after it."""
+
+    def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not flow.is_open:
+            flow.open(1 + sum(1 for n in outputs if _will_run(n)), own + [e for e in later if _will_run(e.node)])
+        for slot in mine:
+            flow.grads_out[slot.at] = grads[slot.nr]
+        if flow.mutates:
+            _replace_outputs(flow, mine)
+        flow.due_out -= 1
+        if not flow.due_out:
+            flow.emit("backward_pre", flow, tuple(flow.grads_out), mutators=False)
+            if not flow.due_in:
+                _finish(flow, tuple(flow.grads_in))
+        return _with(grads, {slot.nr: flow.given[slot.at] for slot in mine}) if flow.mutates else None
+
+    return prehook
+
+
+def _replace_outputs(flow: Flow, mine: list[Slot]) -> None:
+    """Let mutators replace the gradients of one node's outputs; what the node does not make is None to them."""
+    places = [slot.at for slot in mine]
+    _replace(flow, "backward_pre", flow.grads_out, places)
+    for slot in mine:
+        if slot.passed is not None:  # an input given back as it is: its gradient leaves the module here
+            flow.grads_in[slot.passed] = flow.grads_out[slot.at]
+            _replace(flow, "backward", flow.grads_in, [slot.passed])
+            flow.given[slot.at] = flow.grads_in[slot.passed]
+        else:
+            flow.given[slot.at] = flow.grads_out[slot.at]
+
+
+def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None:
+    part = tuple(grad if at in places else None for at, grad in enumerate(grads))
+    new = flow.emit(hook, flow, part, mutators=True)
+    if new is not None:
+        for at in places:
+            grads[at] = new[at]
+
+
+def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
+    """Make the post-hook of one node that leads to inputs."""
+
+    def posthook(grads_in: tuple[Any, ...], _grads_out: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not flow.is_open:
+            return None
+        for at, i in places:
+            share = grads_in[at]
+            if share is not None:
+                flow.grads_in[i] = share if flow.grads_in[i] is None else flow.grads_in[i] + share
+        flow.due_in -= 1
+        new = _replaced(flow, grads_in, places, inputs) if flow.mutates else None
+        if not flow.due_in:
+            _finish(flow, tuple(flow.grads_in))
+        return new
+
+    return posthook
+
+
+def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int]], inputs: list[int]) -> Any:
+    """Give what flows on from one node: zeros to inputs that still wait for a share, the replaced sum to the others."""
+    for i in inputs:
+        flow.due[i] -= 1
+    complete = [i for i in inputs if flow.due[i] == 0]
+    if complete:
+        _replace(flow, "backward", flow.grads_in, complete)
+    final = {}
+    for at, i in places:
+        # An input that several edges of this node lead to gets its sum through the first of them.
+        final[at] = flow.grads_in[i] if i in complete else _zeros(grads_in[at])
+        if i in complete:
+            complete.remove(i)
+    return _with(grads_in, final)
+
+
+def _finish(flow: Flow, grads_in: tuple[Any, ...]) -> None:
+    flow.emit("backward", flow, grads_in, mutators=False)
+    flow.close()
+
+
+def _zeros(grad: Any) -> Any:
+    return None if grad is None else torch.zeros_like(grad)
+
+
+def _with(grads: tuple[Any, ...], new: dict[int, Any]) -> tuple[Any, ...]:
+    return tuple(new.get(at, grad) for at, grad in enumerate(grads))

@@ -1,0 +1,63 @@
+"""Start and stop the one agent of this process. Runs in the target."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from hookd.errors import AttachError, ControlError, TargetUnsupported
+
+_lock = threading.Lock()
+_agent: Any = None
+
+
+def start(config: dict[str, Any], loader: Any = None) -> None:
+    """Create the page, load the plugins, patch torch, listen.
+
+    Args:
+        config: method, plugins, lease_s, budget, run, rank (see the working contract of the attach side).
+        loader: what imported this code, where that was a payload: it lends its importer and cleans up at the end.
+
+    Raises:
+        HookdError: an agent runs already, torch is not there, the page or a plugin is refused. Nothing is left behind.
+    """
+    global _agent
+    with _lock:
+        if _agent is not None:
+            raise AttachError("an agent runs in this process already", reason="already-attached")
+        torch = sys.modules.get("torch")
+        if torch is None or not hasattr(getattr(torch, "nn", None), "Module"):
+            raise TargetUnsupported("torch is not imported in this process", reason="no-torch")
+        # Not before: it imports torch, and everything else that will ever be needed, for the payload may be gone later.
+        from hookd.agent.lifecycle import Agent  # noqa: PLC0415
+
+        agent = Agent(config, loader, _left)
+        try:
+            agent.begin()
+        except BaseException:
+            agent.leave()
+            raise
+        _agent = agent
+
+
+def _left() -> None:
+    global _agent
+    _agent = None
+
+
+def stop(timeout_s: float = 10.0) -> dict[str, Any]:
+    """Detach the agent of this process.
+
+    Returns:
+        `restored` and `residue`, as the control socket's `detach` answers.
+
+    Raises:
+        ControlError: reason "not-attached".
+    """
+    agent = _agent
+    if agent is None:
+        raise ControlError("no agent runs in this process", reason="not-attached")
+    result: dict[str, Any] = agent.detach(timeout_s)
+    agent.leave()
+    return result

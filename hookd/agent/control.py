@@ -1,0 +1,208 @@
+"""The agent's control socket and its only thread: requests, leases, the tick. Runs in the target.
+
+One JSON object per line in each direction, answered in order. Only the target's own user and root are answered. The
+thread blocks all signals, so that the training's handlers go on running where they did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import tempfile
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from hookd.agent.faults import Failure
+from hookd.errors import ControlError, HookdError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_LINE = 16 << 20
+TICK_S = 1.0
+
+
+class Connection:
+    """One client."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.buffer = bytearray()
+        self.lease_s: float | None = None
+
+
+class Control:
+    """Serves the socket until told to end.
+
+    Args:
+        handle: called with each request; gives the fields of the answer, or raises HookdError.
+        tick: called about once a second with the unix time.
+        lease_s: how long the agent stays without a lease; None: for ever.
+        expire: called when that time is over.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[dict[str, Any]], dict[str, Any]],
+        tick: Callable[[float], None],
+        lease_s: float | None,
+        expire: Callable[[], None],
+    ) -> None:
+        self._handle, self._tick, self._expire = handle, tick, expire
+        self._lease_s = lease_s
+        self._left_at = time.monotonic()
+        self._connections: dict[int, Connection] = {}
+        self._selector = selectors.DefaultSelector()
+        self._is_ending = False
+        self._listener, self.path = _listen()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="hookd", daemon=True)
+
+    @property
+    def leases(self) -> int:
+        """How many connections are leases."""
+        return sum(1 for c in self._connections.values() if c.lease_s is not None)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Have the thread end, after the answer under way; wait for it, unless it is the caller."""
+        self._is_ending = True
+        if threading.get_ident() != self._thread.ident:
+            self._thread.join(TICK_S * 5)
+
+    def keep(self) -> None:
+        """Do without a lease from now on."""
+        self._lease_s = None
+
+    def abandon(self) -> None:
+        """Close what a forked child inherited, without a lock and without touching the parent's socket file."""
+        for connection in self._connections.values():
+            connection.socket.close()
+        self._listener.close()
+        self._selector.close()
+
+    # -- the thread
+
+    def _serve(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        ticked = time.monotonic()
+        try:
+            while not self._is_ending:
+                for key, _ in self._selector.select(TICK_S / 4):
+                    self._ready(key.fileobj)
+                if time.monotonic() - ticked >= TICK_S:
+                    ticked = time.monotonic()
+                    self._tick(time.time())
+                    self._check_lease()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.socket.close()
+        self._connections.clear()
+        self._selector.close()
+        self._listener.close()
+        if not self.path.startswith("@"):
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+    def _check_lease(self) -> None:
+        if self.leases:
+            self._left_at = time.monotonic()
+        elif self._lease_s is not None and time.monotonic() - self._left_at > self._lease_s:
+            self._expire()
+
+    def _ready(self, sock: Any) -> None:
+        if sock is self._listener:
+            self._accept()
+            return
+        connection = self._connections[sock.fileno()]
+        try:
+            data = sock.recv(1 << 16)
+        except OSError:
+            data = b""
+        connection.buffer += data
+        if not data or len(connection.buffer) > MAX_LINE:
+            self._drop(connection)
+        while b"\n" in connection.buffer and not self._is_ending:
+            line, _, rest = bytes(connection.buffer).partition(b"\n")
+            connection.buffer = bytearray(rest)
+            self._answer(connection, line)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if peer[1] not in (0, os.geteuid()) or len(self._connections) >= 64:
+            sock.close()
+            return
+        sock.settimeout(5.0)
+        self._connections[sock.fileno()] = Connection(sock)
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def _drop(self, connection: Connection) -> None:
+        self._left_at = time.monotonic() if connection.lease_s is not None else self._left_at
+        self._selector.unregister(connection.socket)
+        self._connections.pop(connection.socket.fileno(), None)
+        connection.socket.close()
+        connection.buffer.clear()
+
+    def _answer(self, connection: Connection, line: bytes) -> None:
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                raise ControlError("a request is a JSON object with an op", reason="bad-request")
+            answer = {"ok": True, **self._dispatch(connection, request)}
+        except HookdError as exc:
+            answer = {"ok": False, "reason": exc.reason, "error": exc.message, "hint": exc.hint}
+        except (ValueError, RecursionError) as exc:
+            answer = {"ok": False, "reason": "bad-request", "error": str(exc), "hint": ""}
+        except Failure as exc:
+            answer = {"ok": False, "reason": "internal", "error": f"{type(exc).__name__}: {exc}", "hint": ""}
+        with contextlib.suppress(OSError):
+            connection.socket.sendall(json.dumps(answer, default=str).encode() + b"\n")
+
+    def _dispatch(self, connection: Connection, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("op") == "lease":
+            connection.lease_s = float(request.get("seconds", 60.0))
+            self._lease_s = None if self._lease_s is None else max(connection.lease_s, 0.0)
+            return {"leases": self.leases}
+        return self._handle(request)
+
+
+def _listen() -> tuple[socket.socket, str]:
+    """Bind the socket where the target may write; where it may nowhere, in the abstract name space as `@name`."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    name = f"hookd-{os.getpid()}-{secrets.token_hex(6)}.sock"
+    for folder in (os.environ.get("XDG_RUNTIME_DIR", ""), "/run", tempfile.gettempdir(), "/dev/shm", "/tmp"):  # noqa: S108
+        path = os.path.join(folder, name)
+        if folder.startswith("/") and len(path) < 100 and _bind(listener, path):
+            listener.listen(16)
+            return listener, path
+    listener.bind("\0" + name)
+    listener.listen(16)
+    return listener, "@" + name
+
+
+def _bind(listener: socket.socket, path: str) -> bool:
+    # The mode of the socket file comes from the descriptor's, as unix(7) says nothing else is portable: no umask,
+    # which belongs to the whole process and so to the training.
+    os.fchmod(listener.fileno(), 0o600)
+    try:
+        listener.bind(path)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""The agent's own metrics. Runs in the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookd.metrics import Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from hookd.agent.listeners import Entry
+    from hookd.page import PageWriter
+
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+PLUGIN_STATES = ("active", "quarantined", "disabled")
+MODULE_STATES = ("observed", "compiled", "scripted", "bypassed", "never_called")
+
+
+class CoreMetrics:
+    """The families that every target has; their names and labels are a contract (docs/metrics)."""
+
+    def __init__(self, page: PageWriter) -> None:
+        self.steps = Counter(page, "hookd_steps", "Optimizer steps since the attach.").labels()
+        self.step_seconds = Histogram(
+            page, "hookd_step_seconds", "Wall time of a training step.", (), STEP_BUCKETS
+        ).labels()
+        self.modules = Gauge(page, "hookd_modules", "Modules of the models seen, by what is seen of them.", ("state",))
+        self.incidents = Counter(page, "hookd_incidents", "Things worth telling a person.", ("kind",))
+        self.overhead = Counter(page, "hookd_overhead_seconds", "Estimated time spent in each plugin.", ("plugin",))
+        self.overhead_ratio = Gauge(
+            page, "hookd_overhead_ratio", "Estimated share of step time spent in plugins, last window."
+        ).labels()
+        self.sampling_interval = Gauge(
+            page, "hookd_sampling_interval_steps", "Steps between two sampled steps.", ("plugin",)
+        )
+        self.plugin_errors = Counter(page, "hookd_plugin_errors", "Errors raised by each plugin.", ("plugin",))
+        self.plugin_state = Gauge(
+            page, "hookd_plugin_state", "1 for the state that a plugin is in.", ("plugin", "state")
+        )
+        self.series_dropped = Counter(page, "hookd_series_dropped", "Series that found no room in the page.").labels()
+
+    def show(self, entry: Entry) -> None:
+        """Publish the state of a plugin."""
+        for state in PLUGIN_STATES:
+            self.plugin_state.labels(entry.name, state).set(1.0 if entry.state == state else 0.0)
+        self.plugin_errors.labels(entry.name).inc(0.0)
+        self.overhead.labels(entry.name).inc(0.0)
+        self.sampling_interval.labels(entry.name).set(entry.interval)
+
+    def hide(self, entry: Entry) -> None:
+        """End the series of a plugin that was unloaded."""
+        for state in PLUGIN_STATES:
+            self.plugin_state.remove(entry.name, state)
+        for metric in (self.plugin_errors, self.overhead, self.sampling_interval):
+            metric.remove(entry.name)

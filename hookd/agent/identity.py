@@ -1,0 +1,52 @@
+"""Who this process is: what the page says of it to a reader. Runs in the target."""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import sys
+import time
+from typing import Any
+
+from hookd import labels
+from hookd.version import __version__
+
+
+def identity(config: dict[str, Any]) -> dict[str, Any]:
+    """Give the page's identity; `config` may override run and rank. Pids are those of the target's own namespace."""
+    torch = sys.modules["torch"]
+    script = sys.argv[0] if sys.argv else ""
+    environ = dict(os.environ)
+    return {
+        "agent_version": __version__, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": _start_ticks(),
+        "started": _started(), "attached": time.time(), "python": platform.python_version(),
+        "torch": str(torch.__version__), "script": script,
+        "run": config.get("run") or labels.run_label(environ, script),
+        "rank": int(config["rank"] if config.get("rank") is not None else labels.rank_label(environ)),
+        "local_rank": labels.local_rank(environ), "world_size": labels.world_size(environ), "control": "",
+        "method": config["method"], "uid": os.getuid(), "user": _user(), "step_offset": None,
+        "keep": config.get("lease_s") is None,
+    }  # fmt: skip
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _stat() -> list[str]:
+    with open("/proc/self/stat") as file:  # the name in field 2 may hold anything, also spaces and parentheses
+        return file.read().rpartition(")")[2].split()
+
+
+def _start_ticks() -> int:
+    return int(_stat()[19])
+
+
+def _started() -> float:
+    with open("/proc/uptime") as file:
+        uptime_s = float(file.read().split()[0])
+    return time.time() - uptime_s + _start_ticks() / os.sysconf("SC_CLK_TCK")

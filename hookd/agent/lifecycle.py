@@ -1,0 +1,205 @@
+"""One agent from its first page to its last: page, session, control socket, detach, fork, exit. Runs in the target."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import threading
+import time
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from hookd.agent.control import Control
+from hookd.agent.fork import set_after_fork
+from hookd.agent.identity import identity
+from hookd.agent.session import Session
+from hookd.errors import ControlError, PluginError
+from hookd.page import PageWriter
+from hookd.plugin import Plugin
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Agent:
+    """A session with its page, its control socket and its end."""
+
+    def __init__(self, config: dict[str, Any], loader: Any, on_left: Callable[[], None]) -> None:
+        self._config, self._loader, self._on_left = config, loader, on_left
+        self._pid = os.getpid()
+        who = identity(config)
+        self._page = PageWriter.create(who)
+        self._session = Session(self._page, who, budget=float(config.get("budget", 0.01)))
+        self._control: Any = None
+        self._detached: dict[str, Any] | None = None
+
+    def begin(self) -> None:
+        """Load the plugins, listen, arm."""
+        for spec in self._config.get("plugins", ()):
+            self._load(spec)
+        self._control = Control(self._handle, self._session.tick, self._config.get("lease_s"), self._expired)
+        self._page.update_identity(control=self._control.path)
+        set_after_fork(self._silence)
+        atexit.register(self._exiting)
+        self._session.arm()
+        self._control.start()
+        self._page.set_state("running")
+
+    # -- requests
+
+    def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        op = request.get("op")
+        operations: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
+            "configure": self._configure, "detach": self._detach_on_request,
+        }  # fmt: skip
+        if op not in operations:
+            raise ControlError(f"no such op: {op!r}", reason="bad-request")
+        return operations[op](request)
+
+    def _status(self, _request: dict[str, Any]) -> dict[str, Any]:
+        session = self._session
+        plugins = [
+            {
+                "name": e.name, "state": e.state, "mutates": e.plugin.mutates, "errors": e.errors,
+                "last_error": e.last_error, "interval": e.interval, "options": e.context.options, "by_name": e.by_name,
+                "spent_s": e.spent_ns / 1e9,
+            }
+            for e in list(session.registry.entries.values())
+        ]  # fmt: skip
+        return {
+            "version": __version__, "state": "running" if session.is_live else "detaching", "pid": self._pid,
+            "step": session.steps.done, "step_offset": session.steps.offset, "plugins": plugins,
+            "modules": len(session.models.names.known), "leases": self._control.leases,
+        }  # fmt: skip
+
+    def _keep(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self._control.keep()
+        self._page.update_identity(keep=True)
+        return {}
+
+    def _load_live(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._loader is not None and request.get("sources"):
+            self._loader.add(request["sources"])
+        self._load(request["plugin"])
+        return {}
+
+    def _unload(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._session.unload(str(request.get("name")))
+        return {}
+
+    def _configure(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Load the plugin anew with other options; with the old ones again if it refuses them."""
+        entry = self._session.registry.named(str(request.get("name")))
+        before, kind = dict(entry.context.options), type(entry.plugin)
+        after = {**before, **{k: str(v) for k, v in request.get("options", {}).items()}}
+        self._session.unload(entry.name)
+        try:
+            self._session.load(kind(), after, by_name=entry.by_name)
+        except PluginError:
+            self._session.load(kind(), before, by_name=entry.by_name)
+            raise
+        return {"options": after}
+
+    def _detach_on_request(self, request: dict[str, Any]) -> dict[str, Any]:
+        result = self.detach(float(request.get("timeout", 10.0)))
+        # The answer must still go out; the thread that sends it then cleans up, being the last of us that runs.
+        self._control.end()
+        threading.Thread(target=self.leave, name="hookd", daemon=True).start()
+        return result
+
+    def _expired(self) -> None:
+        self._session.write_log("info", "the last lease has been gone for its time: detaching")
+        self.detach(10.0)
+        self._control.end()
+        threading.Thread(target=self.leave, name="hookd", daemon=True).start()
+
+    # -- plugins
+
+    def _load(self, spec: dict[str, Any]) -> None:
+        module, _, name = str(spec["entry"] if "entry" in spec else _entry_point(spec["name"])).partition(":")
+        importing = self._loader.importing() if self._loader is not None else contextlib.nullcontext()
+        try:
+            with importing:
+                kind = getattr(importlib.import_module(module), name)
+        except Exception as exc:
+            text = f"{spec['name']}: cannot be imported in the target: {type(exc).__name__}: {exc}"
+            raise PluginError(text) from exc
+        if not (isinstance(kind, type) and issubclass(kind, Plugin)):
+            raise PluginError(f"{spec['name']}: {module}:{name} is no subclass of hookd.Plugin")
+        self._session.load(kind(), dict(spec.get("options") or {}), by_name=bool(spec.get("by_name")))
+
+    # -- the end
+
+    def detach(self, timeout_s: float) -> dict[str, Any]:
+        """Restore torch and wait until no thread is inside a frame of ours.
+
+        Returns:
+            `restored`: identity; pass-through (somebody patched on top); pending (a call that began under us is
+            still running, and the page stays until it returns).
+        """
+        if self._detached is not None:
+            return self._detached
+        self._page.set_state("detaching")
+        restored = self._session.disarm()
+        deadline = time.monotonic() + timeout_s
+        while self._session.frames_inside() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        is_pending = bool(self._session.frames_inside())
+        for entry in list(self._session.registry.entries.values()):
+            self._session.unconfigure(entry)
+        restored = "pending" if is_pending else restored
+        self._detached = {"restored": restored, "residue": list(self._session.residue)}
+        return self._detached
+
+    def leave(self) -> None:
+        """Let go of the socket, the page, the payload; the last thing that an agent does."""
+        if self._detached is None:
+            self.detach(10.0)
+        set_after_fork(None)
+        atexit.unregister(self._exiting)
+        if self._control is not None:
+            self._control.end()
+        while self._session.frames_inside():  # a call that began under us still stores to the page
+            time.sleep(0.05)
+        with contextlib.suppress(ValueError):
+            self._page.set_state("detached")
+        self._page.close()
+        self._session.namespace.clear()
+        self._on_left()
+        if self._loader is not None:
+            self._loader.purge()
+
+    def _exiting(self) -> None:
+        """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
+        with contextlib.suppress(ValueError):
+            self._page.set_state("exited")
+        if self._control is not None and not self._control.path.startswith("@"):
+            with contextlib.suppress(OSError):
+                os.unlink(self._control.path)
+
+    def _silence(self) -> None:
+        """In a forked child: unpatched, no page, no socket, no thread; it takes no lock."""
+        self._session.is_live = False
+        self._session.steps.restore()
+        self._session.models.restore()
+        self._page.abandon()
+        if self._control is not None:
+            self._control.abandon()
+        atexit.unregister(self._exiting)
+        self._on_left()
+
+
+def _entry_point(name: str) -> str:
+    """Find a plugin that is installed in this process's own environment.
+
+    Raises:
+        PluginError: there is none of this name.
+    """
+    found = [e for e in entry_points(group="hookd.plugins") if e.name == name]
+    if not found:
+        raise PluginError(f"no plugin {name!r} is installed here", reason="no-such-plugin")
+    return found[0].value

@@ -1,0 +1,180 @@
+"""Who listens to what: pluggy registers, validates and orders; the order is then frozen. Runs in the target."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hookd import hookspecs
+from hookd._pluggy import PluginManager, PluginValidationError
+from hookd.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.context import Context
+    from hookd.plugin import Plugin
+
+CORE = frozenset(["target", "build", "attach", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
+"""Words that begin the names of core metrics, so no plugin can have them as a name."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """One hook implementation of one plugin, as a plan needs it."""
+
+    plugin: int
+    hook: str
+    arguments: tuple[str, ...]
+    mutates: bool
+    call: Callable[..., Any] = field(compare=False, hash=False)
+
+    @property
+    def function(self) -> str:
+        """Its name in a plan's namespace."""
+        return f"f_{self.plugin}_{self.hook}"
+
+    @property
+    def switch(self) -> str:
+        """The name of the flag that says whether it is called."""
+        return f"on_{self.plugin}_{self.hook}"
+
+
+@dataclass
+class Entry:
+    """One loaded plugin and what became of it.
+
+    Attributes:
+        state: active, quarantined or disabled.
+        errors: how often it raised, or returned something without the right to.
+        interval: steps between two sampled steps.
+        is_exempt: the person fixed the interval, so the governor leaves it alone.
+        spent_ns: estimated time spent in it.
+    """
+
+    number: int
+    name: str
+    plugin: Plugin
+    context: Context
+    by_name: bool
+    listeners: tuple[Listener, ...] = ()
+    state: str = "active"
+    errors: int = 0
+    last_error: str = ""
+    interval: int = 1
+    is_exempt: bool = False
+    spent_ns: int = 0
+    logged: set[str] = field(default_factory=set)
+
+    def is_sampled(self, hook: str) -> bool:
+        """Whether this hook of the plugin is called on sampled steps only; a mutator's never is."""
+        return hook in self.plugin.sampled and not self.plugin.mutates
+
+
+class Registry:
+    """The loaded plugins, in the order in which pluggy would call them."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self._manager = PluginManager("hookd")
+        self._manager.add_hookspecs(hookspecs)
+        self._next = 0
+
+    def named(self, name: str) -> Entry:
+        """Find a loaded plugin.
+
+        Raises:
+            PluginError: none of this name is loaded.
+        """
+        for entry in self.entries.values():
+            if entry.name == name:
+                return entry
+        raise PluginError(f"no plugin {name!r} is loaded", reason="no-such-plugin")
+
+    def has(self, name: str) -> bool:
+        """Whether a plugin of this name is loaded."""
+        return any(entry.name == name for entry in self.entries.values())
+
+    def add(self, plugin: Plugin, context: Context, *, by_name: bool) -> Entry:
+        """Register a plugin with pluggy and freeze its listeners.
+
+        Raises:
+            PluginError: it does not follow the rules of `hookd.hookspecs`; the message names hook and line.
+        """
+        check(plugin, by_name=by_name)
+        try:
+            self._manager.register(plugin, name=plugin.name)
+        except PluginValidationError as exc:
+            raise PluginError(f"{plugin.name}: {exc}") from exc
+        entry = Entry(self._next, plugin.name, plugin, context, by_name)
+        self._next += 1
+        entry.listeners = tuple(self._frozen(entry))
+        entry.interval = max(1, int(context.options.get("every", plugin.every)))
+        entry.is_exempt = "every" in context.options
+        self.entries[entry.number] = entry
+        return entry
+
+    def remove(self, entry: Entry) -> None:
+        """Forget a plugin."""
+        self._manager.unregister(entry.plugin)
+        self.entries.pop(entry.number, None)
+
+    def ordered(self, hook: str) -> list[Listener]:
+        """Give the listeners of one hook as pluggy would call them: last registered first, tryfirst, trylast."""
+        caller = getattr(self._manager.hook, hook)
+        by_plugin = {id(e.plugin): e for e in self.entries.values()}
+        found = []
+        for impl in reversed(caller.get_hookimpls()):
+            entry = by_plugin.get(id(impl.plugin))
+            if entry is not None:
+                found += [one for one in entry.listeners if one.hook == hook]
+        return found
+
+    def _frozen(self, entry: Entry) -> list[Listener]:
+        listeners = []
+        for hook in sorted(hookspecs.HOT | {"tick"}):
+            for impl in getattr(self._manager.hook, hook).get_hookimpls():
+                if impl.plugin is entry.plugin:
+                    if impl.wrapper or impl.hookwrapper:
+                        self._manager.unregister(entry.plugin)
+                        raise PluginError(f"{entry.name}: {hook} is a hook wrapper, which hot hooks do not allow")
+                    names = tuple(impl.argnames)
+                    listeners.append(Listener(entry.number, hook, names, entry.plugin.mutates, impl.function))
+        return listeners
+
+
+def check(plugin: Plugin, *, by_name: bool) -> None:
+    """Refuse a plugin that breaks a rule, with the author's line.
+
+    Raises:
+        PluginError: no proper name, not enabled by name though it mutates, unknown hook, defaults in a hook.
+    """
+    name = plugin.name
+    if not name.isidentifier() or not name.islower() or name.split("_")[0] in CORE:
+        raise PluginError(f"{type(plugin).__name__}: {name!r} cannot be a plugin's name: a lower-case word is needed"
+                          " that no core metric begins with")  # fmt: skip
+    if plugin.mutates and not by_name:
+        raise PluginError(f"{name} changes training, so it must be enabled by name: -p {name}")
+    for attribute in dir(plugin):
+        function = getattr(type(plugin), attribute, None)
+        if callable(function) and hasattr(function, "hookd_impl"):
+            _check_hook(name, attribute, function)
+
+
+def _check_hook(name: str, hook: str, function: Callable[..., Any]) -> None:
+    code = getattr(function, "__code__", None)
+    where = f"{code.co_filename}:{code.co_firstlineno}" if code else name
+    if not hasattr(getattr(hookspecs, hook, None), "hookd_spec"):
+        known = [k for k, v in vars(hookspecs).items() if hasattr(v, "hookd_spec")]
+        near = difflib.get_close_matches(hook, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the hooks are: {', '.join(known)}"
+        raise PluginError(f"{name}: there is no hook {hook!r} ({where})", hint=hint)
+    allowed = inspect.signature(getattr(hookspecs, hook)).parameters
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.default is not inspect.Parameter.empty:
+            raise PluginError(f"{name}: {hook} gives {parameter.name!r} a default, which hides the value ({where})")
+        if parameter.name not in allowed:
+            raise PluginError(f"{name}: {hook} has no argument {parameter.name!r} ({where})",
+                              hint=f"it has: {', '.join(allowed)}")  # fmt: skip

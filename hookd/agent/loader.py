@@ -1,0 +1,321 @@
+"""Load the payload out of memory, start the agent, tell the tool how it went. Runs in the target.
+
+This file's *source* is what is injected: it is executed on a thread of its own before anything of hookd is there, so
+it uses the standard library alone and imports at the top only what every interpreter has loaded. `Loader` is then
+kept by the agent, which imports plugins through it and purges it at detach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import CodeType, ModuleType
+
+_SOURCE_ROOT = "/hookd-payload/"
+_POLL_S = 0.002
+
+
+class Loader:
+    """Imports modules from sources held in memory, and can take all of them back.
+
+    It claims `hookd`, everything below it and the top-level modules that it holds sources of; no other name. Modules
+    of those names that were there before are put aside at the first import and come back with `purge`.
+
+    Args:
+        files: source by path, as in a zip: `hookd/__init__.py`.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files: dict[str, bytes] = dict(files)
+        self._loaded: dict[str, ModuleType] = {}
+        self._displaced: dict[str, ModuleType] = {}
+        self._depth = 0
+
+    @contextlib.contextmanager
+    def importing(self) -> Iterator[None]:
+        """Let imports be served from the payload first. Not to be entered by two threads at once."""
+        self._displace()
+        if self._depth == 0:
+            sys.meta_path.insert(0, self)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                sys.meta_path.remove(self)
+
+    def add(self, files: Mapping[str, str | bytes]) -> None:
+        """Add or replace sources; modules already imported stay as they are."""
+        for path, source in files.items():
+            self._files[path] = source.encode() if isinstance(source, str) else bytes(source)
+
+    def purge(self) -> None:
+        """Remove from sys.modules exactly what was loaded, and put back what had been displaced."""
+        for name, module in list(self._loaded.items()):
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+        self._loaded.clear()
+        for name, module in self._displaced.items():
+            sys.modules.setdefault(name, module)
+        self._displaced.clear()
+        linecache = sys.modules.get("linecache")
+        for path in list(getattr(linecache, "cache", ())):
+            if path.startswith(_SOURCE_ROOT):
+                linecache.cache.pop(path, None)  # type: ignore[union-attr]
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+        """Serve as a meta path finder."""
+        if name.partition(".")[0] not in self._top_level():
+            return None
+        found = self._find(name)
+        if found is None:  # never the rest of another hookd that is installed here
+            raise ModuleNotFoundError(f"No module named {name!r} in hookd's payload", name=name)
+        me: Any = self
+        spec = importlib.machinery.ModuleSpec(name, me, origin=_SOURCE_ROOT + found, is_package=_is_package(found))
+        spec.has_location = True
+        if _is_package(found):
+            spec.submodule_search_locations = [_SOURCE_ROOT + found.rpartition("/")[0]]
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:  # noqa: ARG002
+        """Serve as a loader: an ordinary module object will do."""
+        return
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Serve as a loader: run the module's code."""
+        code = self.get_code(module.__name__)
+        self._loaded[module.__name__] = module
+        exec(code, module.__dict__)  # noqa: S102  this is what a loader does
+
+    def get_code(self, name: str) -> CodeType:
+        """Compile the source of a module."""
+        path = self._find(name)
+        if path is None:
+            raise ImportError(f"no module {name!r} in hookd's payload", name=name)
+        return compile(self._files[path], _SOURCE_ROOT + path, "exec", dont_inherit=True)
+
+    def get_source(self, name: str) -> str:
+        """Give the source of a module: `linecache` asks, so that tracebacks show it."""
+        path = self._find(name)
+        if path is None:
+            raise ImportError(f"no module {name!r} in hookd's payload", name=name)
+        return self._files[path].decode()
+
+    def is_package(self, name: str) -> bool:
+        """Say whether a module is a package."""
+        return _is_package(self._find(name) or "")
+
+    def get_data(self, path: str) -> bytes:
+        """Give a file of the payload by the path that `__file__` is relative to."""
+        try:
+            return self._files[path[len(_SOURCE_ROOT) :]]
+        except KeyError:
+            raise OSError(f"{path} is not in hookd's payload") from None
+
+    def _find(self, name: str) -> str | None:
+        path = name.replace(".", "/")
+        for candidate in (path + "/__init__.py", path + ".py"):
+            if candidate in self._files:
+                return candidate
+        return None
+
+    def _top_level(self) -> set[str]:
+        return {path.partition("/")[0].partition(".")[0] for path in self._files}
+
+    def _displace(self) -> None:
+        ours = self._top_level()
+        for name in list(sys.modules):
+            module = sys.modules.get(name)
+            if name.partition(".")[0] in ours and module is not None and self._loaded.get(name) is not module:
+                self._displaced[name] = module
+                del sys.modules[name]
+
+
+def _is_package(path: str) -> bool:
+    return path.endswith("/__init__.py")
+
+
+def unpack(archive: bytes) -> dict[str, bytes]:
+    """Read a payload's zip."""
+    import io  # noqa: PLC0415
+    import zipfile  # noqa: PLC0415
+
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        return {name: opened.read(name) for name in opened.namelist()}
+
+
+def start(config: dict[str, Any], archive: bytes) -> Loader:
+    """Import the agent from the payload and start it; leave nothing behind if it cannot.
+
+    Raises:
+        HookdError: the agent's own, when it refuses.
+    """
+    loader = Loader(unpack(archive))
+    try:
+        with loader.importing():
+            from hookd.agent import bootstrap  # noqa: PLC0415
+
+            bootstrap.start(config, loader)
+    except BaseException:
+        loader.purge()
+        raise
+    return loader
+
+
+class _Mailbox:
+    """The target's side of `hookd/attach/mailbox.py`, where the offsets are explained."""
+
+    def __init__(self, fd: int | None, base: int) -> None:
+        self._fd, self._base = fd, base
+
+    def read(self, offset: int, size: int) -> bytes:
+        if self._fd is not None:
+            import os  # noqa: PLC0415
+
+            return os.pread(self._fd, size, self._base + offset)
+        import ctypes  # noqa: PLC0415
+
+        return ctypes.string_at(self._base + offset, size)
+
+    def write(self, offset: int, data: bytes) -> None:
+        if self._fd is not None:
+            import os  # noqa: PLC0415
+
+            os.pwrite(self._fd, data, self._base + offset)
+            return
+        import ctypes  # noqa: PLC0415
+
+        ctypes.memmove(self._base + offset, data, len(data))
+
+    def word(self, offset: int) -> int:
+        return int.from_bytes(self.read(offset, 8), "little")
+
+    def answer(self, value: dict[str, Any]) -> None:
+        data = json.dumps(value).encode()[:65536]
+        self.write(4096, data)
+        self.write(80, len(data).to_bytes(8, "little"))
+
+    def wait_until_seen(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        while not self.word(24) and not self.is_cancelled() and time.monotonic() < end:
+            time.sleep(_POLL_S)
+
+    def is_cancelled(self) -> bool:
+        return self.word(32) != 0
+
+    def close(self) -> None:
+        """Give the memory back; the first page stays if code in it may still be queued."""
+        if self._fd is not None:
+            import os  # noqa: PLC0415
+
+            os.close(self._fd)
+        if not self._base:
+            return
+        size = self.word(40)
+        keep = 0 if self.word(8) == self.word(64) else 4096
+        import ctypes  # noqa: PLC0415
+
+        # By index: an attribute access would leave the function behind in `ctypes.pythonapi`.
+        munmap = ctypes.pythonapi["munmap"]
+        munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        munmap(self._base + keep, size - keep)
+
+
+def run(data: bytes, fd: int | None, base: int) -> None:
+    """Do all of the above for one request. Runs on the injected thread, which ends when the agent is to be loaded.
+
+    Args:
+        data: length and JSON of the request, then the zip.
+        fd: where the mailbox is a file, else None.
+        base: where it starts.
+    """
+    box = _Mailbox(fd, base)
+    length = int.from_bytes(data[:8], "little")
+    request = json.loads(data[8 : 8 + length])
+    _remove(request["files"])
+    try:
+        _wait_for_torch(box, time.monotonic() + request["timeout_s"])
+    except _RefusalError as exc:
+        _finish(box, request, _failure(exc))
+        return
+    # A thread that `threading` did not start appears in its list of threads for ever, once somebody asks for its name.
+    # Only now: whoever imports `threading` first is taken for the main thread, but torch has imported it.
+    import threading  # noqa: PLC0415
+
+    arguments = (box, request, data[8 + length :])
+    threading.Thread(target=_serve, args=arguments, name="hookd-attach", daemon=True).start()
+
+
+def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
+    try:
+        start(request["config"], archive)
+    except BaseException as exc:  # noqa: BLE001  told to the tool
+        answer = _failure(exc)
+    else:
+        answer = {"ok": True}
+    _finish(box, request, answer)
+
+
+def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any]) -> None:
+    try:
+        box.answer(answer)
+        box.wait_until_seen(request["timeout_s"])
+        if answer["ok"] and box.is_cancelled():  # too late: the tool has told its user that the attach failed
+            sys.modules["hookd.agent.bootstrap"].stop()
+    finally:
+        box.close()
+
+
+def _wait_for_torch(box: _Mailbox, deadline: float) -> None:
+    """Wait until `import torch` is over: the patch needs nn.Module, and must not be the one to import it."""
+    while not torch_is_imported():
+        if box.is_cancelled() or time.monotonic() > deadline:
+            raise _RefusalError("TargetUnsupported", "no-torch", "torch is not imported in this process")
+        time.sleep(_POLL_S)
+
+
+def torch_is_imported() -> bool:
+    """Say whether `import torch` has been completed here."""
+    return all(_is_imported(name) for name in ("torch.nn.modules.module", "torch"))
+
+
+def _is_imported(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+class _RefusalError(Exception):
+    def __init__(self, kind: str, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.reason = kind, reason
+
+
+def _failure(exc: BaseException) -> dict[str, Any]:
+    reason = getattr(exc, "reason", None)
+    if not isinstance(reason, str):
+        return {"ok": False, "kind": "AttachError", "reason": "agent-failed", "message": _traceback(exc), "hint": ""}
+    kind = getattr(exc, "kind", type(exc).__name__)
+    return {"ok": False, "kind": kind, "reason": reason, "message": str(exc), "hint": str(getattr(exc, "hint", ""))}
+
+
+def _traceback(exc: BaseException) -> str:
+    import traceback  # noqa: PLC0415
+
+    return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))[-4000:]
+
+
+def _remove(files: list[str]) -> None:
+    import os  # noqa: PLC0415
+
+    for path in files:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108  pathlib may not be loaded here

@@ -1,0 +1,333 @@
+"""Which plan each module has, and how a module that nobody knows yet gets one. Runs in the target."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hookd import page as pages
+from hookd.agent.faults import Failure
+from hookd.agent.names import Model, Names, Ref
+from hookd.agent.patch import SKIP, ClassPatch, Replaced, is_dynamo_compiling, plain_call, skip_frames
+from hookd.agent.plan import compile_plan, source
+from hookd.hookspecs import MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.agent.listeners import Listener
+    from hookd.agent.session import Session
+    from hookd.agent.threads import ThreadState
+    from hookd.events import Module
+
+_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_compiler = getattr(torch, "compiler", torch)
+_CONSTANTS = {"FORWARD": pages.PHASES.index("forward"), "OTHER": pages.PHASES.index("other")}
+_FORGET_AFTER_S = 60.0
+"""How long the series of a model that is gone wait for a model of the same shape."""
+
+
+class Models:
+    """All that the patched `__call__` needs: plans by id(module), and the way to learn a new model."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.plans: dict[int, Any] = {}
+        self.names = Names(session.page.module, self._forget)
+        self.patch = ClassPatch(self.plans, self._make_missing())
+        self.had_graph: dict[int, bool] = {}
+        self._makers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._heard: dict[tuple[str, int], list[Listener]] = {}
+        self._wanted: dict[tuple[int, int], bool] = {}
+        self._ignored: dict[int, Ref] = {}
+        self._died_at: dict[int, float] = {}
+        self._parameters: dict[int, tuple[Any, Any]] = {}
+        self._train: Replaced | None = None
+        self._lock = threading.RLock()
+
+    # -- install and restore
+
+    def install(self) -> None:
+        """Patch `nn.Module.__call__` and `nn.Module.train`."""
+        self._train = Replaced(nn.Module, "train", self._wrap_train)
+        self.patch.install()
+
+    def restore(self) -> tuple[bool, list[str]]:
+        """Undo `install`.
+
+        Returns:
+            Whether `__call__` is the original again, and what could not be undone.
+        """
+        restored = self.patch.restore()
+        residue = [] if restored else ["nn.Module.__call__: somebody has patched on top of us; ours passes through"]
+        if self._train is not None and not self._train.restore():
+            residue.append("nn.Module.train: somebody has patched on top of us")
+        # Dynamo guards on the plan of a compiled module that has hooks of its own: what it has traced must not change.
+        compiled = {key for model in self.names.models for key in model.compiled}
+        for key in [key for key in self.plans if key not in compiled]:
+            self.plans.pop(key, None)
+        self._ignored.clear()
+        for _, handle in self._parameters.values():
+            handle.remove()
+        self._parameters.clear()
+        return restored, residue
+
+    # -- what the patched __call__ asks
+
+    def _make_missing(self) -> Callable[..., Any]:
+        """Make what is called for a module without a plan; after a detach it is a bare pass-through."""
+        text = f"def plain(self, args, kwargs):\n    return {plain_call(nn.Module.__dict__['__call__'])}\n"
+        namespace: dict[str, Any] = {"original": nn.Module.__dict__["__call__"]}
+        exec(compile(text, "<hookd plain>", "exec"), namespace)
+        plain = namespace["plain"]
+        skip_frames(plain.__code__)
+        holder = weakref.ref(self)
+
+        def missing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            models = holder()
+            plan = None
+            if models is not None and models._session.is_live:
+                plan = models._plan_for(module)
+            return plain(module, args, kwargs) if plan is None or plan is SKIP else plan(module, args, kwargs)
+
+        skip_frames(missing.__code__)
+        return missing
+
+    def _plan_for(self, module: nn.Module) -> Any:
+        """Learn a module that has no plan, if this is the moment for it; dynamo must not compile what we do here."""
+        frame = self._session.namespace["no_frame"](None)
+        try:
+            thread = self._session.local.thread
+            if thread.busy or _graph_task() != -1 or getattr(_compiler, "_is_compiling_flag", False):
+                return None
+            with self._lock:
+                if thread.top is not None:
+                    self._learn_inside(module, thread)
+                elif not _is_in_flight():
+                    self._learn_root(module)
+            return self.plans.get(id(module))
+        except Failure as failure:
+            self._session.own_failure("learning a module", failure)
+            return None
+        finally:
+            self._session.namespace["no_frame"](frame)
+
+    def _learn_root(self, root: nn.Module) -> None:
+        known = self.names.known.get(id(root))
+        if known is None:
+            self._plan_model(self.names.learn(root))
+        else:
+            self.plans[id(root)] = self._plan(id(root))
+
+    def _learn_inside(self, module: nn.Module, thread: ThreadState) -> None:
+        """Learn a module that was added to its model after the model was learnt, or that belongs to none."""
+        for model, root in self.names.live_roots():
+            if model.ordinal == thread.stack()[0].root and model.rescanned != self._session.steps.done:
+                model.rescanned = self._session.steps.done
+                self.names.extend(model, root)
+                self._plan_model(model)
+        if id(module) not in self.names.known:
+            ref = Ref(module, self._ignored_died)
+            ref.key = id(module)
+            self._ignored[id(module)] = ref
+            self.plans[id(module)] = SKIP
+
+    def _ignored_died(self, ref: Ref) -> None:
+        if self._ignored.get(ref.key) is ref:
+            del self._ignored[ref.key]
+            self.plans.pop(ref.key, None)
+
+    def _forget(self, key: int) -> None:
+        self.plans.pop(key, None)
+
+    # -- plans
+
+    def replan(self) -> None:
+        """Make all plans anew: a plugin came or went."""
+        with self._lock:
+            self._heard.clear()
+            for model in list(self.names.models):
+                self._plan_model(model)
+
+    def _plan_model(self, model: Model) -> None:
+        for key, (ref, owner, _) in list(self.names.known.items()):
+            if owner is model:
+                plan = self._plan(key)
+                if ref() is not None:
+                    self.plans[key] = plan
+        self._hook_parameters(model)
+        self._publish()
+
+    def _plan(self, key: int) -> Any:
+        _, model, module = self.names.known[key]
+        if key in model.compiled:
+            return SKIP
+        heard = tuple(one for hook in sorted(MODULE) for one in self.listeners(hook, module))
+        if not heard and module.depth:
+            return SKIP
+        wrapped = key in model.wrapped or not module.depth
+        make_run, make_again = self._maker(heard, wrapped)
+        again = make_again(module, module.id, None)
+        return make_run(module, module.id, again)
+
+    def _maker(self, heard: tuple[Listener, ...], wrapped: bool) -> tuple[Any, Any]:  # noqa: FBT001
+        """Compile the plans of one shape, for a first pass and for a recompute."""
+        shape = (*((one.plugin, one.hook) for one in heard), wrapped)
+        makers = self._makers.get(shape)
+        if makers is None:
+            call = plain_call(self.patch.original)
+            made = []
+            for recompute in (False, True):
+                text = source(heard, call, _CONSTANTS, recompute=recompute, wrapped=wrapped)
+                exec(compile_plan(text), self._session.namespace)
+                made.append(self._session.namespace.pop("make"))
+                skip_frames(_inner_code(made[-1]))
+            makers = self._makers[shape] = (made[0], made[1])
+        return makers
+
+    def listeners(self, hook: str, module: Module | None) -> list[Listener]:
+        """Give who listens to a hook, at a module where it is a module's hook, in the order of calling."""
+        key = (hook, module.id if module is not None else 0)
+        heard = self._heard.get(key)
+        if heard is None:
+            heard = self._session.registry.ordered(hook)
+            if module is not None:
+                heard = [one for one in heard if self._wants(one.plugin, module)]
+            self._heard[key] = heard
+        return heard
+
+    def _wants(self, number: int, module: Module) -> bool:
+        wanted = self._wanted.get((number, module.id))
+        if wanted is None:
+            entry = self._session.registry.entries[number]
+            plugin: Any = entry.plugin
+            if entry.state != "active":
+                return False
+            try:
+                wanted = not hasattr(plugin, "select") or bool(plugin.select(module))
+            except Failure as failure:
+                self._session._fault(number, "select", failure)
+                wanted = False
+            self._wanted[(number, module.id)] = wanted
+        return wanted
+
+    # -- parameters
+
+    def _hook_parameters(self, model: Model) -> None:
+        if not self._session.registry.ordered("param_grad"):
+            return
+        root = model.ref() if model.ref is not None else None
+        if root is None or not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+            return
+        for key, (ref, owner, module) in list(self.names.known.items()):
+            held = ref()
+            if owner is model and held is not None:
+                for name, parameter in held._parameters.items():
+                    if parameter is not None and parameter.requires_grad:
+                        self._hook_parameter(parameter, module, name, key)
+
+    def _hook_parameter(self, parameter: Any, module: Module, name: str, _key: int) -> None:
+        known = self._parameters.get(id(parameter))
+        if known is not None and known[0]() is parameter:
+            return
+        prefix = "" if not module.depth else f"{module.name}."
+
+        def accumulated(param: Any) -> None:
+            session = self._session
+            if session.is_live and param.grad is not None:
+                values = {"module": module, "name": prefix + name, "param": param, "grad": param.grad}
+                session.emit("param_grad", values, module)
+
+        handle = parameter.register_post_accumulate_grad_hook(accumulated)
+        self._parameters[id(parameter)] = (weakref.ref(parameter), handle)
+
+    # -- train() and eval()
+
+    def _wrap_train(self, original: Any) -> Callable[..., Any]:
+        def train(self: nn.Module, mode: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's signature
+            if is_dynamo_compiling() or not session.is_live:
+                return original(self, mode)
+            thread = session.local.thread
+            thread.switching += 1
+            try:
+                result = original(self, mode)
+            finally:
+                thread.switching -= 1
+            if not thread.switching:
+                models._switched(self, mode)
+            return result
+
+        session, models = self._session, self
+        return train
+
+    def _switched(self, module: nn.Module, training: bool) -> None:  # noqa: FBT001
+        known = self.names.known.get(id(module))
+        if known is not None:
+            self._session.emit("mode", {"module": known[2], "training": training})
+
+    # -- from time to time
+
+    def boundary(self, thread: ThreadState) -> None:
+        """At a step boundary: dynamo may have been imported since, and a lost signal may have left a stale stack."""
+        self.patch.register()
+        if thread.top is not None and not _is_in_flight():
+            thread.top = None
+
+    def tick(self, now_s: float) -> None:
+        """Forget models that have been gone for a while."""
+        dead = self.names.dead()
+        self._died_at = {m.ordinal: self._died_at.get(m.ordinal, now_s) for m in dead}
+        for model in dead:
+            if now_s - self._died_at[model.ordinal] > _FORGET_AFTER_S:
+                self._drop(model)
+
+    def _drop(self, model: Model) -> None:
+        with self._lock:
+            if model.alive:
+                return
+            self.names.drop(model)
+        for module in model.names.values():
+            for entry in list(self._session.registry.entries.values()):
+                for metric in entry.context.metrics:
+                    metric.remove_module(module.name)
+                self._wanted.pop((entry.number, module.id), None)
+            self._session.page.retire_module(module.id)
+            self.had_graph.pop(module.id, None)
+        self._heard.clear()
+        self._session.page.compact()
+        self._publish()
+
+    def _publish(self) -> None:
+        counts = {"observed": 0, "compiled": 0, "scripted": 0}
+        for key, (ref, model, _) in list(self.names.known.items()):
+            if key in model.wrapped:  # one module with its wrapper
+                continue
+            held = ref()
+            if isinstance(held, torch.jit.ScriptModule):
+                counts["scripted"] += 1
+            elif key in model.compiled:
+                counts["compiled"] += 1
+            elif self.plans.get(key, SKIP) is not SKIP:
+                counts["observed"] += 1
+        for state, count in counts.items():
+            self._session.core.modules.labels(state).set(count)
+
+
+def _inner_code(make: Any) -> Any:
+    return next(const for const in make.__code__.co_consts if hasattr(const, "co_code"))
+
+
+def _is_in_flight() -> bool:
+    """Whether this thread is inside a module's call: one that was under way when we arrived, or an unnamed one."""
+    codes = {nn.Module._call_impl.__code__}
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False

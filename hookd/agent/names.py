@@ -1,0 +1,240 @@
+"""The models of a process: which roots were called, and what their modules are called. Runs in the target.
+
+The root of a model is what is called when no observed module is running. Nothing is stored on a module, and a module
+is known by its `id` alone, which a weak reference keeps honest: its callback runs before the address can be reused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hookd.events import Module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
+
+ROOT = "(root)"
+
+WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+}
+"""Classes that add nothing of their own but a name: class name -> name of the child that is the real module."""
+
+
+class Ref(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference that knows under which id its module was known."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Model:
+    """One root and all that is known of what is below it."""
+
+    def __init__(self, ordinal: int, signature: tuple[Any, ...]) -> None:
+        self.ordinal = ordinal
+        self.signature = signature
+        self.names: dict[str, Module] = {}
+        self.wrapped: set[int] = set()  # ids of nn.Modules that stand inside a wrapper of the same name
+        self.compiled: set[int] = set()  # ids of those inside a compiled one, whose calls nobody sees
+        self.alive = 0
+        self.rescanned = -1  # the step at which it was last looked through for new modules
+        self.ref: Ref | None = None
+
+    @property
+    def root(self) -> Module:
+        """The root's own module."""
+        return self.names[""]
+
+
+class Names:
+    """All models of this process.
+
+    Args:
+        new_id: called with (name, type, ordinal of the root); gives the page's number for a new module.
+        forget: called with the id() of an nn.Module that has died.
+    """
+
+    def __init__(self, new_id: Callable[[str, str, int], int], forget: Callable[[int], None]) -> None:
+        self.models: list[Model] = []
+        self.known: dict[int, tuple[Ref, Model, Module]] = {}
+        self._new_id = new_id
+        self._forget = forget
+
+    def learn(self, root: nn.Module) -> Model:
+        """Name a root and everything below it.
+
+        A root of the same shape as one that has died takes over its names: a loss module that is made anew for every
+        step is one series, not one per step.
+        """
+        if root.__dict__.get("_is_replica"):
+            return self._learn_replica(root)
+        signature = _signature(root)
+        model = self._model_inside(root) or self._reborn(signature) or self._new(signature)
+        model.ref = self._ref(root)
+        self.extend(model, root)
+        return model
+
+    def _learn_replica(self, replica: nn.Module) -> Model:
+        """Give a replica of DataParallel, which is a new object at every call, the names of its original."""
+        for model, root in self.live_roots():
+            if type(_innermost(root)) is type(replica):
+                self.extend(model, replica, is_replica=True)
+                return model
+        model = self._new(_signature(replica))
+        self.extend(model, replica)
+        return model
+
+    def _model_inside(self, root: nn.Module) -> Model | None:
+        """Find the model that `root` only wraps: a model called by itself before it was wrapped is the same model."""
+        known = self.known.get(id(_innermost(root)))
+        return known[1] if known is not None and known[2] is known[1].root else None
+
+    def extend(self, model: Model, root: nn.Module, *, is_replica: bool = False) -> None:
+        """Name what is new below a root since the last time."""
+        for path, module, wrapped, compiled in _walk(root):
+            if id(module) in self.known:
+                if compiled:  # it was called before it was compiled
+                    self.known[id(module)][1].compiled.add(id(module))
+                continue
+            named = model.names.get(path)
+            if named is None:
+                named = self._name(model, path, module)
+            ref = self._ref(module)
+            if not is_replica:
+                named._ref = ref
+            if wrapped:
+                named.type = type(module).__name__
+                model.wrapped.add(id(module))
+            if compiled:
+                model.compiled.add(id(module))
+            model.alive += 1
+            self.known[id(module)] = (ref, model, named)
+
+    def _name(self, model: Model, path: str, module: nn.Module) -> Module:
+        label = path or ROOT
+        if model.ordinal > 1:
+            label = f"#{model.ordinal}.{label}"
+        number = self._new_id(label, type(module).__name__, model.ordinal)
+        parent = _nearest(model.names, path)
+        named = Module(label, type(module).__name__, number, model.ordinal, parent, leaf=not module._modules)
+        model.names[path] = named
+        return named
+
+    def _reborn(self, signature: tuple[Any, ...]) -> Model | None:
+        for model in self.models:
+            if not model.alive and model.signature == signature:
+                return model
+        return None
+
+    def _new(self, signature: tuple[Any, ...]) -> Model:
+        taken = {model.ordinal for model in self.models}
+        ordinal = next(n for n in range(1, len(taken) + 2) if n not in taken)
+        model = Model(ordinal, signature)
+        self.models.append(model)
+        return model
+
+    def _ref(self, module: nn.Module) -> Ref:
+        ref = Ref(module, self._died)
+        ref.key = id(module)
+        return ref
+
+    def _died(self, ref: Ref) -> None:
+        known = self.known.get(ref.key)
+        if known is not None and known[0] is ref:
+            del self.known[ref.key]
+            known[1].alive -= 1
+            known[1].wrapped.discard(ref.key)
+            known[1].compiled.discard(ref.key)
+            self._forget(ref.key)
+
+    def dead(self) -> list[Model]:
+        """Give the models of which nothing is alive any more."""
+        return [model for model in self.models if not model.alive]
+
+    def drop(self, model: Model) -> None:
+        """Forget a dead model and its names."""
+        self.models.remove(model)
+
+    def live_roots(self) -> Iterator[tuple[Model, nn.Module]]:
+        """Give the models that are alive, with their roots."""
+        for model in list(self.models):
+            root = model.ref() if model.ref is not None else None
+            if root is not None:
+                yield model, root
+
+    def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
+        """Give what `optimizer` holds in the models' order; parameters of no known model come last."""
+        held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        ordered: list[tuple[str, Parameter]] = []
+        for model, root in self.live_roots():
+            prefix = f"#{model.ordinal}." if model.ordinal > 1 else ""
+            for path, module, _, _ in _walk(root):
+                for name, parameter in module._parameters.items():
+                    if parameter is not None and held.pop(id(parameter), None) is not None:
+                        ordered.append((prefix + (f"{path}.{name}" if path else name), parameter))
+        return ordered + [(f"parameter {at}", p) for at, p in enumerate(held.values())]
+
+
+def _signature(root: nn.Module) -> tuple[Any, ...]:
+    return (type(root), tuple((name, type(child)) for name, child in root._modules.items()))
+
+
+def _nearest(names: dict[str, Module], path: str) -> Module | None:
+    while path:
+        path = path.rpartition(".")[0]
+        if path in names:
+            return names[path]
+    return None
+
+
+def _walk(root: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:
+    """Give (path, module, is inside a wrapper of the same path, is inside a compiled one), parents first, each once.
+
+    Not `named_modules`: a subclass may override it, and wrappers' own names are left out of the paths.
+    """
+    found: list[tuple[str, nn.Module, bool, bool]] = []
+    seen: set[int] = set()
+    todo: list[tuple[str, nn.Module, bool, bool]] = [("", root, False, False)]
+    while todo:
+        path, module, wrapped, compiled = todo.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append((path, module, wrapped, compiled))
+        inside = _wrapped_child(module)
+        compiled = compiled or inside == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None
+        children = []
+        for name, child in module._modules.items():
+            if child is not None:
+                same = name == inside
+                below = path if same else f"{path}.{name}" if path else name
+                children.append((below, child, same, compiled))
+        todo.extend(reversed(children))
+    return found
+
+
+def _innermost(module: nn.Module) -> nn.Module:
+    while True:
+        name = _wrapped_child(module)
+        inside = module._modules.get(name) if name is not None else None
+        if inside is None:
+            return module
+        module = inside
+
+
+def _wrapped_child(module: nn.Module) -> str | None:
+    for kind in type(module).__mro__:
+        if kind.__name__ in WRAPPERS:
+            return WRAPPERS[kind.__name__]
+    return None

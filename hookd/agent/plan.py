@@ -1,0 +1,170 @@
+"""The code that runs at every call of an observed module. Runs in the target.
+
+A *plan* is a function made for one module: the callbacks that the plugins want there, unrolled in pluggy's order,
+each behind its own guard. Its source is generated, as `dataclasses` generates `__init__`, because a loop over
+callbacks, an event object and pluggy's own call would each cost more than all the rest (pluggy alone 1-2 us an event).
+The source depends only on which hooks of which plugins listen, so it is compiled once per such *shape* and bound to
+each module by a closure.
+
+In the source, upper-case words are replaced; all lower-case names are globals of the plan's namespace: `cells` (the
+page), `local` (the threads), `clock`, `f_<n>_<hook>` and `on_<n>_<hook>` (plugin n's callback and whether it is on).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd.hookspecs import TENSORS
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from hookd.agent.listeners import Listener
+
+BODY = """
+def make(module, number, again):
+    def run(self, args, kwargs):
+        thread = local.thread
+        if BUSY:
+            return CALL
+        top = thread.top
+        WRAPPED
+        if (top is None or thread.backwards) and graph_task() != -1:
+            return again(self, args, kwargs)
+        beat = thread.beat
+        try:
+            thread.top = (module, top)
+            cells[beat] = number
+            ENTER
+            PRE
+            output = CALL
+            POST
+        except BaseException as error:
+            unwind(thread, top, module, error)
+            raise
+        thread.top = top
+        LEAVE
+        return output
+    return run
+"""
+# The heartbeat's cells in the order of the page: module, events, phase. Events are counted at outermost calls alone:
+# a read-modify-write costs three times a store. Inside a recompute `backwards` is not 0, nor in autograd's threads.
+
+FIRST_PASS = {
+    "ENTER": "if top is None:\n    cells[beat + 1] += 1.0\n    cells[beat + 2] = FORWARD\n    begins()",
+    "LEAVE": "if top is None:\n    cells[beat] = 0.0\n    cells[beat + 2] = OTHER\nelse:\n    cells[beat] = top[0].id",
+}
+RECOMPUTE = {"ENTER": "", "LEAVE": "cells[beat] = 0.0 if top is None else top[0].id"}
+
+
+def source(
+    listeners: tuple[Listener, ...], call: str, constants: dict[str, int], *, recompute: bool, wrapped: bool
+) -> str:
+    """Write the source of the plans of one shape.
+
+    Args:
+        listeners: what listens, in the order of calling.
+        call: the expression that runs the module as if hookd were not there.
+        constants: offsets of the heartbeat's cells and numbers of its phases.
+        recompute: for calls made again by activation checkpointing inside a backward.
+        wrapped: for modules that may stand inside a wrapper of the same name, whose call is then the one to report.
+    """
+    parts = {**(RECOMPUTE if recompute else FIRST_PASS), "CALL": call, "WRAPPED": ""}
+    # What a mutator does must not be baked into a trace; observers of tensors see to that in their own bracket.
+    parts["BUSY"] = "thread.busy or is_unreal()" if any(one.mutates for one in listeners) else "thread.busy"
+    if wrapped:
+        parts["WRAPPED"] = f"if top is not None and top[0] is module:\n    return {call}"
+    parts["PRE"], parts["POST"] = _sections(listeners, recompute=recompute)
+    lines = [line for line in BODY.splitlines() if not (recompute and ("graph_task" in line or " again(" in line))]
+    text = "\n".join(_filled(line, parts) for line in lines)
+    for name, value in constants.items():
+        text = text.replace(name, str(value))
+    return text
+
+
+def _filled(line: str, parts: dict[str, str]) -> str:
+    word = line.strip()
+    if word in parts:
+        indent = line[: len(line) - len(word)]
+        return "\n".join(indent + part for part in parts[word].splitlines())
+    return line.replace("CALL", parts["CALL"]).replace("BUSY", parts["BUSY"])
+
+
+def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str, str]:
+    # A recompute must give what the first pass gave, so what changed that pass is called again, as torch's hooks are.
+    heard = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
+    pre = [one for one in heard if one.hook == "forward_pre"]
+    post = [one for one in heard if one.hook == "forward"]
+    before = _section(pre, recompute=recompute)
+    after = _section(post, recompute=recompute)
+    if any(one.hook in ("backward_pre", "backward") for one in listeners):
+        before += "flow = begin(args) if backward_on else None\n"
+        after += f"if flow is not None:\n    end(module, output, flow, {recompute})\n"
+    if any("elapsed_ns" in one.arguments for one in post):
+        before += "started = clock()\n"
+        after = "elapsed_ns = clock() - started\n" + after
+    return before, after
+
+
+def _section(listeners: list[Listener], *, recompute: bool) -> str:
+    """Write the calls of one hook, all in one bracket: dynamo must not compile plugins that run under its callback."""
+    if not listeners:
+        return ""
+    lines = ["frame = no_frame(None)", "thread.busy = True", "mark = clock() if accounting else 0"]
+    for quiet, group in _groups(listeners):
+        calls = [line for one in group for line in _call(one, recompute=recompute)]
+        if quiet:
+            switches = " or ".join(one.switch for one in group)
+            calls = [f"if {switches}:", "    undo = enter()", "    if undo is not None:", "        try:",
+                     *("            " + c for c in calls), "        finally:", "            leave(undo)"]  # fmt: skip
+        lines += calls
+    return "\n".join([*lines, "thread.busy = False", "no_frame(frame)"]) + "\n"
+
+
+def _groups(listeners: list[Listener]) -> list[tuple[bool, list[Listener]]]:
+    groups: list[tuple[bool, list[Listener]]] = []
+    for one in listeners:
+        quiet = not one.mutates and any(a in TENSORS for a in one.arguments)
+        if groups and groups[-1][0] == quiet:
+            groups[-1][1].append(one)
+        else:
+            groups.append((quiet, [one]))
+    return groups
+
+
+def _call(one: Listener, *, recompute: bool) -> list[str]:
+    names = {"inputs": "args", "recompute": str(recompute)}
+    call = f"{one.function}({', '.join(names.get(a, a) for a in one.arguments)})"
+    body = (
+        _mutation(one, call) if one.mutates else [f"if {call} is not None:", f"    stray({one.plugin}, {one.hook!r})"]
+    )
+    return [f"if {one.switch}:", "    try:", *("        " + line for line in body),
+            "    except Failure as failure:", f"        fault({one.plugin}, {one.hook!r}, failure)",
+            "    if accounting:", f"        mark = charge({one.plugin}, mark)"]  # fmt: skip
+
+
+def _mutation(one: Listener, call: str) -> list[str]:
+    """Write what torch does with a hook's result: torch/nn/modules/module.py `_call_impl`, 2.13."""
+    if one.hook == "forward":
+        return [f"result = {call}", "if result is not None:", "    output = result"]
+    if "kwargs" in one.arguments:
+        return [f"result = {call}", "if result is not None:", "    args, kwargs = pair(result)"]
+    return [f"result = {call}", "if result is not None:",
+            "    args = result if isinstance(result, tuple) else (result,)"]  # fmt: skip
+
+
+def pair(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Check what a forward_pre with `kwargs` returned, in torch's words.
+
+    Raises:
+        RuntimeError: it is not a pair.
+    """
+    if isinstance(result, tuple) and len(result) == 2:
+        return result
+    msg = f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), but got {result}."
+    raise RuntimeError(msg)
+
+
+def compile_plan(text: str) -> CodeType:
+    """Compile a plan's source; its file name keeps it apart in a traceback of the training code."""
+    return compile(text, "<hookd plan>", "exec")

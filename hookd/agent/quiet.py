@@ -1,0 +1,94 @@
+"""The state of torch while a plugin looks at tensors. Runs in the target.
+
+An observer's tensor operations must leave no trace: not in the autograd graph (no_grad), not in a dispatch mode
+(under selective activation checkpointing an operation that runs in the first pass alone gives silently wrong
+gradients), not in a function mode, and not in autocast's cache of cast weights (a weight cast under no_grad and cached
+would lose its gradient).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_C = torch._C
+_is_grad_enabled = torch.is_grad_enabled
+_set_grad_enabled = _C._set_grad_enabled
+_tracing = _C._get_tracing_state
+_no_count = int  # int() is 0: stands in for a counter that this torch does not have
+_dispatch_modes = getattr(_C, "_len_torch_dispatch_stack", _no_count)
+_function_modes = getattr(_C, "_len_torch_function_stack", _no_count)
+_autocast = getattr(_C, "_is_any_autocast_enabled", bool)
+_functorch = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+_compiler = getattr(torch, "compiler", torch)
+_cuda_is_initialized: Any = torch.cuda.is_initialized
+_UNREAL = ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode", "PreDispatchTorchFunctionMode")
+
+
+def enter() -> list[Any] | None:
+    """Make torch quiet for this thread, or say that tensors must not be looked at now.
+
+    Returns:
+        What `leave` needs; None while tracing, exporting, under vmap, with fake tensors or in a CUDA graph's capture.
+    """
+    if is_unreal():
+        return None
+    undo: list[Any] = [_is_grad_enabled()]
+    _set_grad_enabled(False)
+    if _dispatch_modes():
+        undo.append(_entered(_C._DisableTorchDispatch()))
+    if _function_modes():
+        undo.append(_entered(_C.DisableTorchFunction()))
+    if _autocast():
+        undo.append(_AutocastOff())
+    return undo
+
+
+def leave(undo: list[Any]) -> None:
+    """Undo `enter`."""
+    while len(undo) > 1:
+        undo.pop().__exit__(None, None, None)
+    _set_grad_enabled(undo[0])
+
+
+def _entered(guard: Any) -> Any:
+    guard.__enter__()
+    return guard
+
+
+def is_unreal() -> bool:
+    """Whether what runs now is no training: a trace, an export, vmap, fake tensors, the capture of a CUDA graph."""
+    return (
+        _tracing() is not None
+        or getattr(_compiler, "_is_compiling_flag", False)
+        or _functorch() is not None
+        or (_dispatch_modes() > 0 and _is_fake())
+        or _is_capturing()
+    )
+
+
+def _is_fake() -> bool:
+    for at in range(_dispatch_modes()):
+        if type(_C._get_dispatch_stack_at(at)).__name__ in _UNREAL:
+            return True
+    key = getattr(_C, "_TorchDispatchModeKey", None)
+    return key is not None and any(_C._get_dispatch_mode(k) is not None for k in (key.FAKE, key.PROXY))
+
+
+def _is_capturing() -> bool:
+    # is_initialized() is a flag of Python's; asking CUDA before it is initialised would initialise it.
+    return bool(_cuda_is_initialized()) and torch.cuda.is_current_stream_capturing()
+
+
+class _AutocastOff:
+    """Autocast switched off for all devices on which it is on (torch 2.4+ has one function for all of them)."""
+
+    def __init__(self) -> None:
+        self.devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+        for device in self.devices:
+            torch.set_autocast_enabled(device, False)
+
+    def __exit__(self, *_: object) -> None:
+        for device in self.devices:
+            torch.set_autocast_enabled(device, True)

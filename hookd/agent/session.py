@@ -1,0 +1,387 @@
+"""The agent: everything that is alive in the target between attach and detach. Runs in the target."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookd import page as pages
+from hookd.agent import backward, quiet
+from hookd.agent.core import CoreMetrics
+from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.agent.governor import Governor
+from hookd.agent.listeners import Registry, check
+from hookd.agent.models import Models
+from hookd.agent.patch import no_frame
+from hookd.agent.plan import pair
+from hookd.agent.steps import Steps
+from hookd.agent.threads import Threads, ThreadState
+from hookd.context import Context
+from hookd.errors import PluginError
+
+if TYPE_CHECKING:
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
+
+    from hookd.agent.listeners import Entry, Listener
+    from hookd.events import Module
+    from hookd.plugin import Plugin
+
+FORWARD, OTHER = pages.PHASES.index("forward"), pages.PHASES.index("other")
+STEP_RECORD = 1
+PHASE, STEP = pages.PHASE - pages.MODULE, pages.STEP - pages.MODULE
+"""Cells of a heartbeat, from its module cell on."""
+
+
+class Session:
+    """One agent. Also the host of the plugins' contexts.
+
+    Attributes:
+        is_live: False from the beginning of a detach; whatever is still under way then calls through.
+        namespace: the globals of all plans: plugins' callbacks, their switches, the page.
+        spent: ns spent in each plugin during an accounted step, by the plugin's number.
+    """
+
+    def __init__(self, page: pages.PageWriter, identity: dict[str, Any], *, budget: float) -> None:
+        self.page = page
+        self.cells = page.cells
+        self.run: str = identity["run"]
+        self.rank: int = identity["rank"]
+        self.world_size: int = identity["world_size"]
+        self.is_live = False
+        self.local = Threads(page)
+        self.registry = Registry()
+        self.spent: dict[int, int] = {}
+        self.core = CoreMetrics(page)
+        self.governor = Governor(self, budget)
+        self.steps = Steps(self, from_beginning=identity["method"] == "run")
+        self.namespace = self._namespace()
+        self.models = Models(self)
+        self.residue: list[str] = []
+
+    def _namespace(self) -> dict[str, Any]:
+        return {
+            "cells": self.cells, "local": self.local, "clock": time.perf_counter_ns, "Failure": Failure,
+            "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
+            "pair": pair, "is_unreal": quiet.is_unreal, "begin": backward.begin, "end": self._end_forward, "unwind": self._unwind,
+            "begins": self.steps.forward_begins, "fault": self._fault, "stray": self._stray, "charge": self._charge,
+            "accounting": False, "backward_on": False,
+        }  # fmt: skip
+
+    # -- life
+
+    def arm(self) -> None:
+        """Install everything; from the next outermost call on, modules are observed."""
+        self.is_live = True
+        self.steps.install()
+        self.models.install()
+
+    def disarm(self) -> str:
+        """Restore everything; what is under way finishes by itself.
+
+        Returns:
+            `identity`, or `pass-through` where somebody has patched `nn.Module.__call__` on top of us.
+        """
+        self.is_live = False
+        self.residue += self.steps.restore()
+        restored, residue = self.models.restore()
+        self.residue += residue
+        return "identity" if restored else "pass-through"
+
+    # -- plugins
+
+    def load(self, plugin: Plugin, options: dict[str, str], *, by_name: bool) -> Entry:
+        """Configure and register a plugin.
+
+        Raises:
+            PluginError: it breaks a rule, or refuses its options.
+        """
+        check(plugin, by_name=by_name)
+        if self.registry.has(plugin.name):
+            raise PluginError(f"{plugin.name} is loaded already", reason="already-loaded")
+        context = Context(plugin.name, options, self)
+        try:
+            if hasattr(plugin, "configure"):
+                plugin.configure(context)
+            context.check_options()
+            entry = self.registry.add(plugin, context, by_name=by_name)
+        except BaseException as exc:
+            for metric in context.metrics:
+                metric.retire()
+            if isinstance(exc, PluginError) or not isinstance(exc, Exception):
+                raise
+            raise PluginError(f"{plugin.name}: configure raised {type(exc).__name__}: {exc}") from exc
+        for one in entry.listeners:
+            self.namespace[one.function] = one.call
+        self.core.show(entry)
+        self.governor.switch(self.steps.done)
+        self.models.replan()
+        return entry
+
+    def unload(self, name: str) -> None:
+        """Take a plugin out, and its series with it.
+
+        Raises:
+            PluginError: it is not loaded.
+        """
+        entry = self.registry.named(name)
+        self._switch_off(entry, "disabled")
+        self.registry.remove(entry)
+        self.models.replan()
+        self.unconfigure(entry)
+        for metric in entry.context.metrics:
+            metric.retire()
+        self.core.hide(entry)
+        self.page.compact()
+
+    def unconfigure(self, entry: Entry) -> None:
+        """Let a plugin let go; its errors no longer matter."""
+        try:
+            if hasattr(entry.plugin, "unconfigure"):
+                entry.plugin.unconfigure()
+        except Failure as failure:
+            self.write_log("error", f"{entry.name}: unconfigure raised {failure!r}")
+
+    def quarantine(self, entry: Entry, why: str) -> None:
+        """Stop calling a plugin, and tell a person."""
+        self._switch_off(entry, "quarantined")
+        self.core.show(entry)
+        self.report_incident(entry.name, "quarantine", f"plugin {entry.name} is quarantined: {why}", {"error": why})
+
+    def _switch_off(self, entry: Entry, state: str) -> None:
+        entry.state = state
+        for one in entry.listeners:
+            self.namespace[one.switch] = False
+
+    # -- errors
+
+    def _fault(self, number: int, hook: str, error: BaseException) -> None:
+        """Deal with what left a plugin: count it, or pass on what belongs to the training code."""
+        if is_from_signal_handler(error):
+            raise error
+        entry = self.registry.entries.get(number)
+        if entry is not None:
+            self._count_error(entry, hook, f"{type(error).__name__}: {error}", error)
+
+    def _stray(self, number: int, hook: str) -> None:
+        entry = self.registry.entries.get(number)
+        if entry is not None:
+            self._count_error(entry, hook, f"{hook} returned something, which only a mutating plugin may", None)
+
+    def _count_error(self, entry: Entry, hook: str, text: str, error: BaseException | None) -> None:
+        entry.errors += 1
+        entry.last_error = text
+        self.core.plugin_errors.labels(entry.name).inc()
+        if hook not in entry.logged:
+            entry.logged.add(hook)
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)) if error else ""
+            self.write_log("error", f"plugin {entry.name}: {hook}: {text}\n{trace}".rstrip())
+        limit = 1 if entry.plugin.mutates else entry.plugin.max_errors
+        if entry.errors >= limit and entry.state == "active":
+            self.quarantine(entry, f"{entry.errors} errors, the last in {hook}: {text}")
+
+    def own_failure(self, where: str, error: BaseException) -> None:
+        """Log an error of hookd itself, which must not reach the training code."""
+        if is_from_signal_handler(error):
+            raise error
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self.write_log("error", f"hookd itself: {where}: {trace}")
+
+    def _unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
+        """A call was left by an exception: put the thread's state right, tell those who asked, let it go on."""
+        thread.busy = False
+        thread.top = top
+        self.cells[thread.beat] = 0.0 if top is None else top[0].id
+        if top is None and self.cells[thread.beat + PHASE] == FORWARD:
+            self.cells[thread.beat + PHASE] = OTHER
+        # torch.utils.checkpoint ends a recompute early by this exception (2.1 to 2.14); it is no error.
+        if type(error).__name__ != "_StopRecomputationError" and self.is_live:
+            self.emit("forward_error", {"module": module, "error": error}, module)
+
+    # -- cold events
+
+    def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
+        """Call the listeners of a hook that is not part of a plan, and whose result nobody uses."""
+        heard = self.models.listeners(hook, module)
+        if heard:
+            self._tell(heard, values)
+
+    def _flow(self, hook: str, flow: backward.Flow, grads: tuple[Any, ...], *, mutators: bool) -> Any:
+        """Call the listeners of a module's gradients (hookd.agent.backward.Emit)."""
+        if not self.is_live:
+            return None
+        heard = [one for one in self.models.listeners(hook, flow.module) if one.mutates is mutators]
+        if not heard:
+            return None
+        values = {
+            "module": flow.module, "grad_input": tuple(flow.grads_in), "grad_output": tuple(flow.grads_out),
+            "elapsed_ns": time.perf_counter_ns() - flow.started,
+        }  # fmt: skip
+        replaces = "grad_output" if hook == "backward_pre" else "grad_input"
+        values[replaces] = grads
+        return self._tell(heard, values, replaces)
+
+    def _tell(self, heard: list[Listener], values: dict[str, Any], replaces: str = "") -> Any:
+        """Call listeners one after the other; what a mutator returns replaces a value for those after it.
+
+        Returns:
+            The value `replaces` if it was replaced, else None.
+        """
+        thread = self.local.thread
+        if thread.busy:
+            return None
+        frame = self.namespace["no_frame"](None)
+        thread.busy = True
+        replaced = None
+        try:
+            for one in heard:
+                if self.namespace.get(one.switch):
+                    result = self._call(one, [values[a] for a in one.arguments])
+                    if result is not None and one.mutates and replaces:
+                        new = result if isinstance(result, tuple) else (result,)
+                        if len(new) == len(values[replaces]):
+                            values[replaces] = replaced = new
+                        else:
+                            self._fault(one.plugin, one.hook, ValueError(f"{len(new)} gradients returned"))
+        finally:
+            thread.busy = False
+            self.namespace["no_frame"](frame)
+        return replaced
+
+    def _call(self, one: Any, arguments: list[Any]) -> Any:
+        mark = time.perf_counter_ns() if self.namespace["accounting"] else 0
+        undo = None if one.mutates else quiet.enter()
+        try:
+            if undo is None and not one.mutates:
+                return None
+            result = one.call(*arguments)
+            if result is not None and not one.mutates:
+                self._stray(one.plugin, one.hook)
+            return result
+        except Failure as failure:
+            self._fault(one.plugin, one.hook, failure)
+            return None
+        finally:
+            if undo is not None:
+                quiet.leave(undo)
+            if mark:
+                self._charge(one.plugin, mark)
+
+    def _charge(self, number: int, mark: int) -> int:
+        now = time.perf_counter_ns()
+        self.spent[number] = self.spent.get(number, 0) + now - mark
+        return now
+
+    def _end_forward(self, module: Module, output: Any, entered: backward.Entered, recompute: bool) -> None:  # noqa: FBT001
+        """Hook the graph that a call has made; in a recompute only if the first pass has made none (reentrant)."""
+        if recompute and self.models.had_graph.get(module.id, False):
+            return
+        try:
+            mutates = any(one.mutates for one in self.models.listeners("backward", module))
+            has_graph = backward.end(module, output, entered, self._flow, mutates=mutates)
+            if not recompute:
+                self.models.had_graph[module.id] = has_graph
+        except Failure as failure:
+            self.own_failure(f"backward of {module.name}", failure)
+
+    # -- steps
+
+    def step_boundary(self) -> None:
+        """An optimizer step is done: account, switch, publish."""
+        try:
+            elapsed_ns = self.governor.boundary(self.steps.done)
+            self.core.steps.inc()
+            if elapsed_ns:
+                self.core.step_seconds.observe(elapsed_ns / 1e9)
+            thread = self.local.thread
+            self.cells[thread.beat + STEP] = float(self.step_number())
+            self.page.record(STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
+            self.models.boundary(thread)
+        except Failure as failure:
+            self.own_failure("step boundary", failure)
+
+    def step_number(self) -> int:
+        """Give the number of the step in progress, from 1."""
+        return self.steps.done + 1 + (self.steps.offset or 0)
+
+    def tick(self, now_s: float) -> None:
+        """Do what is to be done about once a second, in hookd's own thread."""
+        self.models.tick(now_s)
+        for one in self.registry.ordered("tick"):
+            if self.namespace.get(one.switch):
+                self._call(one, [now_s] if one.arguments else [])
+        dropped = float(self.page.dropped)
+        self.core.series_dropped.inc(dropped - self.cells[self.core.series_dropped.at])
+
+    # -- what a context asks (hookd.context.Host)
+
+    def step_now(self) -> int:
+        """Give the number of the step in progress, counted from the attach."""
+        return self.steps.done + 1
+
+    def step_offset(self) -> int | None:
+        """Give what to add to it to count from the training's beginning, None while unknown."""
+        return self.steps.offset
+
+    def module_stack(self) -> tuple[Module, ...]:
+        """Give the modules that the calling thread is inside of."""
+        return self.local.thread.stack()
+
+    def model_roots(self) -> list[Module]:
+        """Give the roots of all models that are alive."""
+        return [model.root for model, _ in self.models.names.live_roots()]
+
+    def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
+        """Give what `optimizer` holds in the models' order."""
+        return self.models.names.ordered_parameters(optimizer)
+
+    def interval_of(self, plugin: str) -> int:
+        """Give how many steps lie between two sampled steps of a plugin."""
+        return self.registry.named(plugin).interval if self.registry.has(plugin) else 1
+
+    def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None:
+        """Publish something worth telling a person."""
+        self.core.incidents.labels(kind).inc()
+        offset = self.steps.offset
+        where = {"step": self.step_number(), "is_step_absolute": offset is not None}
+        self.page.incident({"kind": kind, "plugin": plugin, "message": message, **where, **fields})
+
+    def write_log(self, level: str, message: str) -> None:
+        """Write a line into the page's log."""
+        self.page.log(level, message)
+
+    # -- the end
+
+    def frames_inside(self) -> list[str]:
+        """Name the threads that have a frame of ours on their stack, other than this one and hookd's own."""
+        inside = []
+        own = {t.ident for t in threading._active.copy().values() if t.name == "hookd"}  # type: ignore[attr-defined]
+        for ident, frame in sys._current_frames().items():
+            if ident == threading.get_ident() or ident in own:
+                continue
+            top: Any = frame
+            while top is not None:
+                if is_ours(top.f_code.co_filename):
+                    inside.append(str(ident))
+                    break
+                top = top.f_back
+        return inside
+
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a code object's file is hookd's."""
+    return filename.startswith((_HERE, "<hookd"))
+
+
+def _graph_task() -> int:
+    """Stand in for `torch._C._current_graph_task_id` where torch has none (before 2.0): never in a recompute."""
+    return -1

@@ -1,0 +1,166 @@
+"""Where one optimizer step ends and the next begins, and the extent of a backward. Runs in the target.
+
+Steps come from torch's global optimizer hooks (2.0+): they fire for optimizers made before us, with schedulers and
+for subclasses. Where torch has none, the first forward after a backward begins a new step.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookd.agent.faults import Failure
+from hookd.agent.patch import Replaced, is_dynamo_compiling, skip_frames
+from hookd.page import MODULE, PHASES
+from hookd.page import PHASE as PHASE_CELL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.agent.session import Session
+    from hookd.agent.threads import ThreadState
+
+try:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+except ImportError:  # torch < 2.0
+    register_optimizer_step_pre_hook = register_optimizer_step_post_hook = None  # type: ignore[assignment]
+
+PHASE = PHASE_CELL - MODULE
+OTHER, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("other", "backward", "optimizer"))
+
+
+class Steps:
+    """Counts optimizer steps and tells the session of them.
+
+    Attributes:
+        done: steps completed since the attach: those of the optimizer that has made the most (a GAN has two).
+        offset: what to add to get the number since the beginning of the training, None while unknown.
+    """
+
+    def __init__(self, session: Session, *, from_beginning: bool) -> None:
+        self.done = 0
+        self.offset: int | None = 0 if from_beginning else None
+        self.has_hooks = register_optimizer_step_pre_hook is not None
+        self._session = session
+        self._counts: dict[int, int] = {}
+        self._started_ns = 0
+        self._handles: list[Any] = []
+        self._backward: Replaced | None = None
+        self._is_stepped_by_backward = False
+
+    def install(self) -> None:
+        """Register with torch."""
+        if self.has_hooks:
+            for register, hook in (
+                (register_optimizer_step_pre_hook, self._before()),
+                (register_optimizer_step_post_hook, self._after()),
+            ):
+                skip_frames(hook.__code__)
+                self._handles.append(register(hook))
+        self._backward = Replaced(torch.autograd, "backward", self._wrap_backward)
+
+    def restore(self) -> list[str]:
+        """Undo `install`; gives what could not be undone."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        restored = self._backward is None or self._backward.restore()
+        return [] if restored else ["torch.autograd.backward: somebody has patched on top of us"]
+
+    def _before(self) -> Callable[..., None]:
+        def step_pre(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            session = self._session
+            if is_dynamo_compiling() or not session.is_live:
+                return
+            thread = session.local.thread
+            thread.stepping += 1
+            if thread.stepping == 1:  # a subclass that calls super().step() arrives twice
+                session.cells[thread.beat + PHASE] = OPTIMIZER
+                session.emit("step_pre", {"optimizer": optimizer, "step": session.step_number()})
+                self._started_ns = time.perf_counter_ns()
+
+        return step_pre
+
+    def _after(self) -> Callable[..., None]:
+        def step_post(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            session = self._session
+            if is_dynamo_compiling() or not session.is_live:
+                return
+            thread = session.local.thread
+            if thread.stepping:  # 0 for a step that was under way when we arrived
+                thread.stepping -= 1
+            if not thread.stepping:
+                elapsed_ns = time.perf_counter_ns() - self._started_ns if self._started_ns else 0
+                self._step_done(optimizer, elapsed_ns)
+                session.cells[thread.beat + PHASE] = OTHER
+
+        return step_post
+
+    def _step_done(self, optimizer: Any, elapsed_ns: int) -> None:
+        session = self._session
+        number = session.step_number()
+        session.emit("step_post", {"optimizer": optimizer, "step": number, "elapsed_ns": elapsed_ns})
+        count = self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        self._find_offset(optimizer, count)
+        if count > self.done:
+            self.done = count
+            session.step_boundary()
+
+    def _find_offset(self, optimizer: Any, count: int) -> None:
+        """Read the absolute number from the optimizer's state, once per optimizer, where that costs no device sync."""
+        if count != 1:
+            return
+        for state in list(optimizer.state.values())[:1]:
+            step = state.get("step") if isinstance(state, dict) else None
+            if isinstance(step, torch.Tensor) and (step.device.type != "cpu" or step.numel() != 1):
+                return
+            if step is not None:
+                self.offset = max(0, int(step) - self.done - 1)
+                self._session.page.update_identity(step_offset=self.offset)
+
+    def _wrap_backward(self, original: Any) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            session = self._session
+            if is_dynamo_compiling() or not session.is_live:
+                return original(*args, **kwargs)
+            thread = session.local.thread
+            if thread.busy or thread.backwards:
+                return original(*args, **kwargs)
+            return self._observed_backward(thread, original, args, kwargs)
+
+        return backward
+
+    def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
+        session, beat = self._session, thread.beat + PHASE
+        phase = session.cells[beat]
+        thread.backwards += 1
+        started = time.perf_counter_ns()
+        try:
+            self._announce(args, kwargs)
+            session.cells[beat] = BACKWARD
+            started = time.perf_counter_ns()
+            return original(*args, **kwargs)
+        finally:
+            thread.backwards -= 1
+            if session.is_live:
+                session.cells[beat] = phase
+                session.emit("loss_done", {"elapsed_ns": time.perf_counter_ns() - started})
+            self._is_stepped_by_backward = not self.has_hooks
+
+    def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            tensors = kwargs["tensors"] if "tensors" in kwargs else args[0] if args else ()
+            if isinstance(tensors, torch.Tensor):
+                tensors = (tensors,)
+            self._session.emit("loss", {"tensors": tuple(t for t in tensors if isinstance(t, torch.Tensor))})
+        except Failure as failure:
+            self._session.own_failure("loss", failure)
+
+    def forward_begins(self) -> None:
+        """A root was called: without optimizer hooks, the first call after a backward ends the step before it."""
+        if self._is_stepped_by_backward:
+            self._is_stepped_by_backward = False
+            self.done += 1
+            self._session.step_boundary()

@@ -1,0 +1,72 @@
+"""What the agent knows of each thread that calls modules: its stack of modules and its heartbeat. Runs in the target."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from hookd.page import MODULE
+
+if TYPE_CHECKING:
+    from hookd.events import Module
+    from hookd.page import PageWriter
+
+    Top = tuple[Module, "Top | None"]
+
+
+_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+class ThreadState:
+    """One thread that calls modules.
+
+    Attributes:
+        top: the observed module it is inside of and what it was inside of before that, `(module, top)`; None outside.
+        beat: index of its heartbeat's module cell in the page.
+        busy: a plugin is running in it; modules that the plugin calls are none of the training's.
+        backwards: not 0 while it is inside a backward: how many `torch.autograd.backward` (reentrant checkpointing
+            nests them), and 1 for ever in a thread of autograd's own, which does nothing else.
+        stepping: how many `Optimizer.step` it is inside of.
+        switching: how many `Module.train` it is inside of.
+    """
+
+    __slots__ = ("backwards", "beat", "busy", "stepping", "switching", "top")
+
+    def __init__(self, beat: int, *, is_engine: bool) -> None:
+        self.top: Top | None = None
+        self.beat = beat
+        self.busy = False
+        self.backwards = int(is_engine)
+        self.stepping = 0
+        self.switching = 0
+
+    def stack(self) -> tuple[Module, ...]:
+        """Give the observed modules that it is inside of, the outermost first."""
+        modules = []
+        top = self.top
+        while top is not None:
+            modules.append(top[0])
+            top = top[1]
+        return tuple(reversed(modules))
+
+
+class Threads(threading.local):
+    """The state of the calling thread as `local.thread`, made when the thread is first seen."""
+
+    def __init__(self, page: PageWriter) -> None:
+        # threading.local runs this once in every thread that touches the object.
+        ident = threading.get_native_id()
+        base = page.thread(ident, _name())
+        self.thread = ThreadState(base + MODULE, is_engine=_graph_task() != -1 and ident not in _python_threads())
+
+
+def _python_threads() -> set[int | None]:
+    return {thread.native_id for thread in threading._active.copy().values()}  # type: ignore[attr-defined]
+
+
+def _name() -> str:
+    # threading.current_thread() would leave a _DummyThread behind in a thread that Python did not start.
+    thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+    return thread.name if thread is not None else "thread"

@@ -1,0 +1,158 @@
+"""Talk to an agent over its control socket. Tool side; an open connection is a lease."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookd.attach import discover, permission, proc
+from hookd.errors import ControlError, NoSuchTarget
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_MAX_ANSWER = 16 << 20
+
+
+class Control:
+    """A connection to the agent in a process. Requests are answered in order; usable from several threads.
+
+    Args:
+        connection: connected to the agent.
+        pid: the process, for messages.
+    """
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self._file = connection.makefile("rb")
+        self._lock = threading.Lock()
+        self.pid = pid
+
+    @classmethod
+    def connect(cls, pid: int, timeout_s: float = 10.0) -> Control:
+        """Connect to the agent in process `pid`.
+
+        Raises:
+            NoSuchTarget: reason "not-attached", or no such process.
+            PermissionDenied: reason "other-user" and the like.
+            ControlError: it does not answer, or somebody else does.
+        """
+        try:
+            identity = discover.identity(pid)
+        except PermissionError as exc:
+            raise permission.explain(pid, exc) from exc
+        if identity is None:
+            raise NoSuchTarget(f"no agent in process {pid}", reason="not-attached", hint=f"Run `hookd attach {pid}`.")
+        return cls(_open(pid, str(identity.get("control", "")), timeout_s), pid)
+
+    def request(self, op: str, *, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
+        """Send one request and give its answer.
+
+        Raises:
+            ControlError: the agent refuses (its own reason), or is gone (reason "gone").
+        """
+        with self._lock:
+            try:
+                if timeout_s is not None:
+                    self._connection.settimeout(timeout_s)
+                self._connection.sendall(json.dumps({"op": op, **arguments}).encode() + b"\n")
+                line = self._file.readline(_MAX_ANSWER)
+            except OSError as exc:
+                raise ControlError(f"the agent in process {self.pid} does not answer: {exc}", reason="gone") from exc
+        return self._read(line)
+
+    def wait_closed(self) -> None:
+        """Wait until the agent has closed the connection, at most for the timeout of the last request."""
+        with contextlib.suppress(OSError):
+            while self._file.readline(_MAX_ANSWER):
+                pass
+
+    def close(self) -> None:
+        """Close the connection, and with it the lease if it is one. May be called twice."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._connection.close()
+
+    def _read(self, line: bytes) -> dict[str, Any]:
+        if not line.endswith(b"\n"):
+            raise ControlError(f"the agent in process {self.pid} has closed the connection", reason="gone")
+        try:
+            answer = json.loads(line)
+        except ValueError as exc:
+            raise ControlError(
+                f"the agent in process {self.pid} does not speak our protocol", reason="protocol"
+            ) from exc
+        if not isinstance(answer, dict):
+            raise ControlError(f"the agent in process {self.pid} does not speak our protocol", reason="protocol")
+        if not answer.get("ok"):
+            message, reason = str(answer.get("error", "refused")), str(answer.get("reason", "control"))
+            raise ControlError(message, reason=reason, hint=str(answer.get("hint", "")))
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def path(pid: int, control: str) -> Path:
+    """Give the agent's socket as a path of ours; an abstract one as `@name`."""
+    return Path(control) if control.startswith("@") else Path(f"/proc/{pid}/root{control}")
+
+
+def _open(pid: int, control: str, timeout_s: float) -> socket.socket:
+    """Connect and check that it is really the target that answers: its paths are its own words."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        if control.startswith("@"):
+            connection.connect("\0" + control[1:])
+        else:
+            _connect_path(connection, pid, control)
+        peer = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    except OSError as exc:
+        connection.close()
+        hint = "It may be detaching; look again with `hookd ps`."
+        raise ControlError(f"the agent in process {pid} cannot be reached: {exc}", reason="gone", hint=hint) from exc
+    if peer != pid:
+        connection.close()
+        raise ControlError(f"process {peer} answers for process {pid}", reason="impostor")
+    return connection
+
+
+def _connect_path(connection: socket.socket, pid: int, control: str) -> None:
+    """Connect below the target's root; by way of its directory, because a socket's path may not be long."""
+    directory, _, name = control.rpartition("/")
+    fd = os.open(f"/proc/{pid}/root/{directory.lstrip('/')}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        connection.connect(f"/proc/self/fd/{fd}/{name}")
+    finally:
+        os.close(fd)
+
+
+def detach(pid: int, timeout_s: float = 10.0) -> dict[str, Any]:
+    """Tell the agent in process `pid` to go, and wait until it has gone.
+
+    Returns:
+        The agent's answer: `restored` and `residue`.
+
+    Raises:
+        NoSuchTarget: reason "not-attached", or no such process.
+        ControlError: it does not go.
+    """
+    proc.status(pid)
+    with Control.connect(pid, timeout_s) as control:
+        answer = control.request("detach", timeout=timeout_s, timeout_s=timeout_s + 5)
+        control.wait_closed()
+    return answer

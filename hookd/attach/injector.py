@@ -1,0 +1,144 @@
+"""The injector: a process of its own that stops the target for a moment, does one job and ends.
+
+It is apart from the tool so that the tool's death, Ctrl-C or garbage collection cannot fall into the stop, and so that
+giving up is simple: when it exits, the kernel lets go of whatever it held. It reads one line of JSON, the job, from
+stdin and answers with one on stdout. Everything is loaded before the job is read. Started by `helper.py` with this
+directory alone importable, so it imports nothing but the standard library and its neighbours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookd.attach import mailbox, proc, ptrace, selftest
+from hookd.attach.interpreter import EVALUATE, GIL_CHECK, GIL_GIVE, GIL_TAKE, INITIALIZED, QUEUE
+from hookd.errors import AttachError, HookdError
+
+_DIRECT_TIMEOUT_S = 5.0
+_MLOCK_NOW = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do.
+
+    Attributes:
+        ticks: start time of the process, so that a reused pid is noticed.
+        code: Python source with @BOX@ for the mailbox's address.
+        box: address of the mailbox, 0 to make one.
+        size: of the mailbox, in bytes.
+        direct: run the code at once, on a thread that has been proven to hang outside the interpreter.
+    """
+
+    pid: int
+    ticks: int
+    symbols: dict[str, int]
+    returns: tuple[int, int]
+    code: str
+    token: int
+    size: int
+    timeout_s: float
+    box: int = 0
+    direct: bool = False
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Do the job; give the address of the mailbox and the seconds for which the thread stood still.
+
+    Raises:
+        HookdError: nothing was changed in the target.
+        OSError: EPERM or ENOSYS from ptrace, for the tool to explain.
+    """
+    selftest.check()
+    text = mailbox.statement(job.code)
+    thread = ptrace.thread(job.pid, job.returns)
+    proc.require_alive(job.pid, job.ticks)
+    thread.stop(job.timeout_s)
+    try:
+        box = _operate(thread, job, text)
+    finally:
+        thread.release()
+    return {"box": box, "pause_s": (thread.released_ns - thread.stopped_ns) / 1e9}
+
+
+def _operate(thread: ptrace.Thread, job: Job, text: bytes) -> int:
+    if thread.ask(job.symbols[INITIALIZED]) != 1:
+        raise AttachError(
+            f"Python is starting or ending in process {job.pid}",
+            reason="not-initialized",
+            hint="Try again in a moment.",
+        )
+    if job.box:
+        box = mailbox.MemoryBox(job.pid, job.box)
+        if mailbox.word(box, mailbox.CLAIMED):
+            return job.box  # it has run since the tool looked
+        if not job.direct:  # a direct call is over when it returns: nothing stays queued
+            mailbox.set_word(box, mailbox.SENT, mailbox.word(box, mailbox.SENT) + 1)
+    else:
+        box = mailbox.MemoryBox(job.pid, thread.map_memory(job.symbols["mmap"], job.size))
+        box.write(0, mailbox.opening(job.token, job.size) + mailbox.at_address(text, box.address))
+    if job.direct:
+        _evaluate(thread, job, box.address + mailbox.CODE)
+    else:
+        thread.call(job.symbols[QUEUE], job.symbols[EVALUATE], box.address + mailbox.CODE)
+    return box.address
+
+
+def _evaluate(thread: ptrace.Thread, job: Job, code: int) -> None:
+    """Run the code on the stopped thread, which waits outside the interpreter for something that does not come."""
+    if thread.ask(job.symbols[GIL_CHECK]) != 0:
+        raise AttachError(f"the main thread of process {job.pid} holds the interpreter's lock", reason="blocked")
+    unlocked = 1
+    thread.call(job.symbols[GIL_TAKE], timeout_s=_DIRECT_TIMEOUT_S)
+    thread.call(job.symbols[EVALUATE], code, timeout_s=_DIRECT_TIMEOUT_S)
+    thread.call(job.symbols[GIL_GIVE], unlocked, timeout_s=_DIRECT_TIMEOUT_S)
+
+
+def harden() -> None:
+    """Make this process hard to interrupt: no signals, no garbage collection, no paging, ahead of others."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    gc.disable()
+    proc.libc().mlockall(_MLOCK_NOW)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.nice(-10)
+
+
+def failure(exc: BaseException) -> dict[str, Any]:
+    """Turn an error into what the tool turns back into the same error."""
+    if isinstance(exc, HookdError):
+        return {"kind": type(exc).__name__, "message": exc.message, "reason": exc.reason, "hint": exc.hint}
+    if isinstance(exc, OSError):
+        return {"kind": "OSError", "errno": exc.errno or 0, "message": str(exc)}
+    return {
+        "kind": "AttachError",
+        "message": f"injector: {type(exc).__name__}: {exc}",
+        "reason": "internal",
+        "hint": "",
+    }
+
+
+def main() -> None:
+    """Read one job, do it, answer. Without a job (the tool died) there is nothing to do."""
+    harden()
+    line = sys.stdin.readline()
+    if not line:
+        return
+    try:
+        result = run(Job(**json.loads(line)))
+    except Exception as exc:  # noqa: BLE001  everything is told to the tool
+        result = {"error": failure(exc)}
+    with contextlib.suppress(OSError):  # the tool died; the target is as it should be
+        os.write(1, json.dumps(result).encode())

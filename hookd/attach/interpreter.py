@@ -1,0 +1,167 @@
+"""Find the Python interpreter in a process: its version and the few functions that an attach calls. Tool side.
+
+Works on the target's memory while it runs; nothing is stopped, nothing is written.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookd.attach import elf
+from hookd.attach.proc import link, read_memory
+from hookd.errors import TargetUnsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hookd.attach.proc import Mapping
+
+OLDEST = (3, 10)
+NEWEST = (3, 14)
+QUEUE, EVALUATE, INITIALIZED = "Py_AddPendingCall", "PyRun_SimpleString", "Py_IsInitialized"
+GIL_CHECK, GIL_TAKE, GIL_GIVE = "PyGILState_Check", "PyGILState_Ensure", "PyGILState_Release"
+RUNTIME = "_PyRuntime"
+_NEEDED = (QUEUE, EVALUATE, INITIALIZED, GIL_CHECK, GIL_TAKE, GIL_GIVE)
+_OPTIONAL = ("Py_Version", RUNTIME)
+_MEMORY = ("mmap", "munmap")
+# x86_64: `mov $15, %rax; syscall`, what glibc and musl register as the return address of every signal handler; and
+# `syscall; ret`, with which they make the system calls that cannot fail.
+_SIGRETURN = bytes.fromhex("48c7c00f000000 0f05")
+_SYSCALL_RET = bytes.fromhex("0f05 c3")
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python interpreter in a process.
+
+    Attributes:
+        version: major and minor; (0, 0) if it cannot be told.
+        image: path of the program or library that holds it, in the target's words.
+        symbols: addresses, by name, of its functions and of libc's mmap and munmap.
+        returns: see `Libc`.
+    """
+
+    version: tuple[int, int]
+    image: str
+    symbols: dict[str, int]
+    returns: tuple[int, int]
+
+
+def find(pid: int, maps: Sequence[Mapping]) -> Interpreter:
+    """Look for Python in the images mapped by process `pid`.
+
+    Raises:
+        TargetUnsupported: reasons "32-bit", "architecture", "not-python", "python-version".
+        OSError: the memory cannot be read.
+    """
+    images = _images(maps)
+    exe = link(pid, "exe")
+    _require_machine(pid, [m for m in images if m.path == exe][:1])
+    image, symbols = _search(pid, images, _NEEDED, lambda path: _python_rank(path, exe))
+    if image is None:
+        raise TargetUnsupported(
+            f"process {pid} ({exe or 'no program'}) is no Python process", reason="not-python",
+            hint="`hookd ps` lists training processes.",
+        )  # fmt: skip
+    symbols.update(elf.Image(pid, image.start).find(_OPTIONAL))
+    version = _version(pid, symbols, [image.path, exe, *(m.path for m in maps)])
+    if not OLDEST <= version <= NEWEST:
+        word = f"{version[0]}.{version[1]}" if version != (0, 0) else "an unknown version"
+        raise TargetUnsupported(
+            f"process {pid} runs Python {word}; hookd serves {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
+            reason="python-version",
+        )
+    libc = find_libc(pid, maps)
+    return Interpreter(version, image.path, symbols | libc.symbols, libc.returns)
+
+
+@dataclass(frozen=True)
+class Libc:
+    """The C library of a process.
+
+    Attributes:
+        symbols: addresses of `mmap` and `munmap`.
+        returns: addresses of the code that ends signal handlers, and of a system call followed by a return, to both
+            of which `x86_64.py` lets calls return; 0 where there is none.
+    """
+
+    symbols: dict[str, int]
+    returns: tuple[int, int]
+
+
+def find_libc(pid: int, maps: Sequence[Mapping]) -> Libc:
+    """Look for the C library in the images mapped by process `pid`.
+
+    Raises:
+        TargetUnsupported: reason "libc".
+    """
+    image, symbols = _search(pid, _images(maps), _MEMORY, _libc_rank)
+    if image is None:
+        raise TargetUnsupported(f"process {pid} has no C library that hookd knows", reason="libc")
+    return Libc(symbols, (_code(pid, image.path, maps, _SIGRETURN), _code(pid, image.path, maps, _SYSCALL_RET)))
+
+
+def _images(maps: Sequence[Mapping]) -> list[Mapping]:
+    return [m for m in maps if m.offset == 0 and "r" in m.access and m.path.startswith("/")]
+
+
+def _require_machine(pid: int, program: Sequence[Mapping]) -> None:
+    ours = platform.machine()
+    for mapping in program:
+        try:
+            found = elf.header(pid, mapping.start)
+        except elf.NotElfError:
+            continue
+        if found.bits == 32:
+            raise TargetUnsupported(f"process {pid} is a 32-bit program", reason="32-bit")
+        if ours not in elf.MACHINES or found.machine != elf.MACHINES[ours]:
+            raise TargetUnsupported(f"process {pid} is built for another machine than {ours}", reason="architecture")
+
+
+def _search(
+    pid: int, images: Sequence[Mapping], names: Sequence[str], rank: Callable[[str], int]
+) -> tuple[Mapping | None, dict[str, int]]:
+    """Give the first image, in order of `rank`, that defines all of `names`."""
+    for image in sorted(images, key=lambda m: rank(m.path)):
+        try:
+            symbols = elf.Image(pid, image.start).find(names)
+        except (elf.NotElfError, OSError, struct.error):
+            continue
+        if len(symbols) == len(names):
+            return image, symbols
+    return None, {}
+
+
+def _python_rank(path: str, exe: str) -> int:
+    name = path.rpartition("/")[2]
+    return 0 if "libpython" in name else 1 if path == exe else 2 if "python" in name else 3
+
+
+def _libc_rank(path: str) -> int:
+    name = path.rpartition("/")[2]
+    return 0 if re.match(r"libc[.-]|ld-musl|libc\.musl", name) else 1
+
+
+def _version(pid: int, symbols: dict[str, int], paths: Sequence[str]) -> tuple[int, int]:
+    """Tell the version: 3.11 and newer export it, older ones show it in the names of what they have loaded."""
+    if "Py_Version" in symbols:
+        (number,) = struct.unpack("<Q", read_memory(pid, symbols["Py_Version"], 8))
+        return (number >> 24) & 0xFF, (number >> 16) & 0xFF
+    for path in paths:
+        found = re.search(r"(?:python|\.cpython-)(\d)\.?(\d+)", path.rpartition("/")[2])
+        if found:
+            return int(found[1]), int(found[2])
+    return 0, 0
+
+
+def _code(pid: int, path: str, maps: Sequence[Mapping], wanted: bytes) -> int:
+    for mapping in maps:
+        if mapping.path == path and "x" in mapping.access and "r" in mapping.access:
+            at = read_memory(pid, mapping.start, mapping.end - mapping.start).find(wanted)
+            if at >= 0:
+                return mapping.start + at
+    return 0

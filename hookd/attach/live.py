@@ -1,0 +1,229 @@
+"""Attach to a process that runs, from the first look to the agent's answer. Tool side; blocking.
+
+The way: look at the process; join the agent that is there, if one is; build the payload; queue the code; it claims the
+mailbox; hand the payload over; the agent's answer; its page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+import hookd
+from hookd import errors
+from hookd.attach import control, discover, mailbox, payload, permission, proc, remote_debug, target
+from hookd.attach.delivery import Delivery, ScriptDelivery, StopDelivery
+from hookd.attach.request import AttachRequest, AttachResult
+from hookd.errors import AttachError, HookdError, PermissionDenied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_MARGIN_S = 5.0
+_QUICK_S = 0.05
+_GATE_S = 3.0
+
+
+def attach(pid: int, request: AttachRequest) -> AttachResult:
+    """Bring an agent into process `pid`, or join the one that is there.
+
+    Raises:
+        NoSuchTarget, PermissionDenied, TargetUnsupported, AttachError, PluginError, ControlError: with a `reason` and
+            a `hint`. Whatever is raised, the process goes on as before.
+    """
+    started = time.monotonic()
+    target.require_awake(pid)
+    with _explaining(pid):
+        there = discover.identity(pid)
+    if there is not None:
+        return _join(pid, request, there, started)
+    found = target.look(pid)
+    built = payload.build(request.plugins, request.plugin_dirs)
+    with _explaining(pid):
+        delivery, data = _prepare(found, request, built)
+        try:
+            _deliver(found, request, delivery, data, started + request.timeout_s)
+        except AttachError as exc:
+            there = discover.identity(pid) if exc.reason == "already-attached" else None
+            if there is None:
+                raise
+            return _join(pid, request, there, started)  # another tool was quicker
+        finally:
+            delivery.finish()
+        there = discover.identity(pid)
+    if there is None:
+        raise AttachError(f"the agent in process {pid} ended at once", reason="died")
+    wall_s = time.monotonic() - started
+    return AttachResult(pid, delivery.method, delivery.pause_s, wall_s, control.path(pid, str(there["control"])), there)
+
+
+def _join(pid: int, request: AttachRequest, there: dict[str, Any], started: float) -> AttachResult:
+    """Use the agent that is there: enable the plugins that it has not."""
+    version = there.get("agent_version")
+    if version != hookd.__version__:
+        raise AttachError(
+            f"process {pid} holds an agent of hookd {version}, this is hookd {hookd.__version__}",
+            reason="agent-version", hint=f"Detach it with `hookd detach {pid}`, then attach again.",
+        )  # fmt: skip
+    with control.Control.connect(pid, request.timeout_s) as connection:
+        loaded = {plugin["name"] for plugin in connection.request("status").get("plugins", ())}
+        for spec in request.plugins:
+            if spec.name in loaded:
+                if spec.options:
+                    connection.request("configure", name=spec.name, options=dict(spec.options))
+                continue
+            source = payload.find(spec.name, request.plugin_dirs)
+            texts = {path: text.decode() for path, text in source.files.items()}
+            connection.request("load", plugin=payload.describe(spec, source), sources=texts)
+        if request.lease_s is None:
+            connection.request("keep")
+    path = control.path(pid, str(there["control"]))
+    return AttachResult(pid, "existing", 0.0, time.monotonic() - started, path, there)
+
+
+def _prepare(found: target.Target, request: AttachRequest, built: payload.Payload) -> tuple[Delivery, bytes]:
+    """Choose the way in. Nothing of the target is changed yet."""
+    token = secrets.randbits(63) | 1
+    wait_s = request.timeout_s + _MARGIN_S
+    remote = remote_debug.find(found.pid, found.python)
+    config = {
+        "method": "attach",
+        "run": request.run,
+        "rank": None,
+        "plugins": list(built.plugins),
+        "lease_s": request.lease_s,
+        "budget": request.budget,
+        "detail": request.detail,
+        "token": f"{token:016x}",
+    }
+
+    def pack(files: tuple[str, ...]) -> bytes:
+        message = {"config": config, "timeout_s": request.timeout_s, "files": list(files)}
+        return mailbox.data(payload.loader_source(), message, built.archive)
+
+    size = mailbox.DATA + len(pack(())) + 4096
+    if remote is not None and not request.force:
+        if not remote.is_enabled:
+            raise PermissionDenied(
+                f"remote debugging is switched off in process {found.pid}", reason="remote-debug-disabled",
+                hint="It was started with PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug. --force overrides it.",
+            )  # fmt: skip
+        with contextlib.suppress(OSError):  # no directory for a script: through memory then
+            folder = remote_debug.ScriptFolder(found.status)
+            script = ScriptDelivery(found, remote, folder, token=token, size=size, wait_s=wait_s)
+            return script, pack(script.files)
+    return StopDelivery(found, token, size, wait_s), pack(())
+
+
+def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, data: bytes, deadline: float) -> None:
+    """Queue the code, hand the data over, wait for the answer; undo what can be undone if there is none."""
+    delivery.queue()
+    box = delivery.box
+    try:
+        deadline = _await_claim(found, request, delivery, deadline)
+        box.write(mailbox.DATA, data)
+        mailbox.set_word(box, mailbox.LENGTH, len(data))
+        answer = _poll(found, lambda: mailbox.answer(box), deadline)
+    except BaseException:
+        delivery.withdraw()
+        raise
+    if answer is None:
+        delivery.withdraw()
+        where = proc.whereabouts(found.pid)
+        raise AttachError(
+            f"the agent did not start in process {found.pid} within {request.timeout_s:g} s ({where})", reason="timeout",
+            hint="The machine may be busy, or torch still being imported: try again with a larger --timeout.",
+        )  # fmt: skip
+    mailbox.set_word(box, mailbox.SEEN, 1)
+    if not answer.get("ok"):
+        raise _refusal(answer)
+
+
+def _await_claim(found: target.Target, request: AttachRequest, delivery: Delivery, deadline: float) -> float:
+    """Wait until the main thread has run the code; ask twice, and with `force` see to it ourselves.
+
+    Returns:
+        Until when to wait for the rest: a forced attach has its time once more.
+
+    Raises:
+        AttachError: reason "blocked".
+    """
+
+    def is_claimed() -> bool:
+        return mailbox.word(delivery.box, mailbox.CLAIMED) != 0
+
+    now = time.monotonic()
+    if _poll(found, is_claimed, now + (deadline - now) / 3):
+        return deadline
+    delivery.again()
+    if _poll(found, is_claimed, deadline):
+        return deadline
+    where = proc.whereabouts(found.pid)
+    if request.force and isinstance(delivery, StopDelivery) and _hangs(found.pid):
+        delivery.run_on_blocked()
+        deadline = time.monotonic() + request.timeout_s
+        if _poll(found, is_claimed, deadline):
+            return deadline
+    raise AttachError(
+        f"the main thread of process {found.pid} did not reach the interpreter within {request.timeout_s:g} s ({where})",
+        reason="blocked",
+        hint="It runs a long kernel or waits for another rank. Try again with a larger --timeout; --force attaches to a "
+        "thread that hangs in a system call.",
+    )
+
+
+def _hangs(pid: int) -> bool:
+    """Say whether the main thread has been in one and the same system call, without waking up, for some seconds."""
+
+    def where() -> tuple[bytes, bytes]:
+        switches = [line for line in proc.read(pid, "status").split(b"\n") if line.startswith(b"voluntary_ctxt")]
+        return proc.read(pid, "syscall"), b"".join(switches)
+
+    before = where()
+    end = time.monotonic() + _GATE_S
+    while time.monotonic() < end:
+        if where() != before or before[0].startswith(b"running"):
+            return False
+        time.sleep(_QUICK_S)
+    return True
+
+
+def _poll(found: target.Target, question: Callable[[], Any], deadline: float) -> Any:
+    """Ask until the answer is true or the time is over; often at first.
+
+    Raises:
+        AttachError: reason "died".
+    """
+    quick_until = time.monotonic() + _QUICK_S
+    while True:
+        try:
+            answer = question()
+        except OSError as exc:
+            proc.require_alive(found.pid, found.ticks)
+            raise permission.explain(found.pid, exc) from exc
+        if answer or time.monotonic() > deadline:
+            return answer
+        if time.monotonic() < quick_until:
+            time.sleep(0.0005)
+        else:
+            time.sleep(0.005)
+            proc.require_alive(found.pid, found.ticks)
+
+
+def _refusal(answer: dict[str, Any]) -> HookdError:
+    """Turn the target's words back into an error; they are checked like everything that it says."""
+    kind = getattr(errors, str(answer.get("kind")), None)
+    if not (isinstance(kind, type) and issubclass(kind, HookdError)):
+        kind = AttachError
+    message, reason = str(answer.get("message", "refused")), str(answer.get("reason", "agent-failed"))
+    return kind(message, reason=reason, hint=str(answer.get("hint", "")))
+
+
+@contextlib.contextmanager
+def _explaining(pid: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise permission.explain(pid, exc) from exc

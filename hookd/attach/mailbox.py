@@ -1,0 +1,186 @@
+"""The mailbox: a few words, the injected code and the payload, shared with the target. Tool side and injector.
+
+It is private memory of the target, which the tool reads and writes with process_vm_readv and process_vm_writev; or,
+where nothing may be stopped (CPython 3.14), a file that both sides read and write. Each word has one writer.
+
+    0    token      tool    the injected code runs only while this is the number that it carries
+    8    sent       tool    how often the code was queued
+    16   length     tool    bytes of data, written after them
+    24   seen       tool    the answer was read
+    32   cancelled  tool    nobody waits any more
+    40   size       tool    of all of it
+    64   ran        target  how often the code ran, token or not
+    72   claimed    target  the thread was started
+    80   answered   target  bytes of the answer, written after it
+    128  the code, a C string
+    4096 the data, then in the same place the answer
+
+The data are the length and the source of `hookd/agent/loader.py`, the length and the JSON of the request, the zip.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hookd.attach.proc import read_memory, write_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TOKEN, SENT, LENGTH, SEEN, CANCELLED, SIZE = 0, 8, 16, 24, 32, 40
+RAN, CLAIMED, ANSWERED = 64, 72, 80
+CODE, DATA = 128, 4096
+_MAX_ANSWER = 65536
+
+# What the training thread runs, at a moment that the interpreter chooses. It must not raise: the interpreter would
+# end the process. It compares the pid because a forked child inherits the queue, claims the mailbox, starts a thread
+# and returns; nothing is imported that is not there from the interpreter's start. If ctypes is not loaded, the
+# mailbox is reached as a file.
+#
+# An exception that comes out of a signal handler of the program while these lines run is the program's: it is
+# raised again in the training thread through a second queued call.
+_CODE = """
+try:
+ import sys,posix,_thread
+ if posix.getpid()==@PID@:
+  B=@BOX@
+  C=sys.modules.get('ctypes')
+  U=getattr(C,'c_uint64',None)
+  F=@FILE@
+  if F is None and not U:F=posix.open('/proc/self/mem',posix.O_RDWR|posix.O_CLOEXEC)
+  def g(o):return U.from_address(B+o).value if F is None else int.from_bytes(posix.pread(F,8,B+o),'little')
+  def p(o,v):
+   if F is None:U.from_address(B+o).value=v
+   else:posix.pwrite(F,v.to_bytes(8,'little'),B+o)
+  def r():
+   try:
+    import time
+    t=time.monotonic()+@WAIT@
+    while not g(16):
+     if g(32) or time.monotonic()>t:return
+     time.sleep(.001)
+    d=C.string_at(B+4096,g(16)) if F is None else posix.pread(F,g(16),B+4096)
+    n=int.from_bytes(d[:8],'little')
+    e={'__name__':'hookd.agent.loader'}
+    exec(compile(d[8:8+n],'hookd/agent/loader.py','exec'),e)
+    e['run'](d[8+n:],F,B)
+   except BaseException:pass
+  p(64,g(64)+1)
+  if g(0)==@TOKEN@ and not g(72):
+   p(72,1)
+   _thread.start_new_thread(r,())
+except BaseException:pass
+"""
+
+
+class Box(Protocol):
+    """Bytes that the tool and the target share."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read `size` bytes at `offset`."""
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write `data` at `offset`."""
+
+
+class MemoryBox:
+    """A mailbox in the memory of a process."""
+
+    def __init__(self, pid: int, address: int) -> None:
+        self._pid, self.address = pid, address
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read `size` bytes at `offset`; OSError when they are gone."""
+        return read_memory(self._pid, self.address + offset, size)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write `data` at `offset`; OSError when there is no such memory."""
+        write_memory(self._pid, self.address + offset, data)
+
+
+class FileBox:
+    """A mailbox in a file. Owns the descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read `size` bytes at `offset`, fewer at the end of the file."""
+        return os.pread(self._fd, size, offset)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write `data` at `offset`."""
+        while data:
+            done = os.pwrite(self._fd, data, offset)
+            data, offset = data[done:], offset + done
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._fd)
+
+
+def word(box: Box, offset: int) -> int:
+    """Read one word."""
+    return int.from_bytes(box.read(offset, 8), "little")
+
+
+def set_word(box: Box, offset: int, value: int) -> None:
+    """Write one word."""
+    box.write(offset, struct.pack("<Q", value))
+
+
+def code(nspid: int, token: int, wait_s: float) -> str:
+    """Write the code for a mailbox in memory; `at_address` completes it."""
+    return _fill(nspid, token, wait_s).replace("@FILE@", "None")
+
+
+def file_code(nspid: int, token: int, wait_s: float, path: str) -> str:
+    """Write the code for a mailbox in the file `path`, as the target names it."""
+    opening = f"posix.open({path!r},posix.O_RDWR|posix.O_CLOEXEC|posix.O_NOFOLLOW)"
+    return _fill(nspid, token, wait_s).replace("@FILE@", opening).replace("@BOX@", "0")
+
+
+def _fill(nspid: int, token: int, wait_s: float) -> str:
+    filled = _CODE.strip("\n").replace("@PID@", str(nspid)).replace("@TOKEN@", str(token))
+    return filled.replace("@WAIT@", f"{wait_s:.3f}")
+
+
+def statement(source: str) -> bytes:
+    """Give the C string for PyRun_SimpleString: one expression, so that no name is left in `__main__`."""
+    return f"__import__('builtins').exec({source!r},{{}})\n\0".encode()
+
+
+def at_address(text: bytes, address: int) -> bytes:
+    """Complete a statement with the address of its mailbox. Called inside the stop."""
+    return text.replace(b"@BOX@", b"%d" % address)
+
+
+def opening(token: int, size: int) -> bytes:
+    """Give the words with which a mailbox starts, up to the code."""
+    return struct.pack("<QQQQQQ", token, 1, 0, 0, 0, size).ljust(CODE, b"\0")
+
+
+def data(loader: bytes, request: Mapping[str, Any], archive: bytes) -> bytes:
+    """Pack what the target's thread waits for."""
+    text = json.dumps(request).encode()
+    return b"".join((struct.pack("<Q", len(loader)), loader, struct.pack("<Q", len(text)), text, archive))
+
+
+def answer(box: Box) -> dict[str, Any] | None:
+    """Read the target's answer, None before there is one.
+
+    Raises:
+        ValueError: what stands there is no JSON object.
+    """
+    length = word(box, ANSWERED)
+    if not length:
+        return None
+    if length > _MAX_ANSWER:
+        raise ValueError("the answer is too long")
+    value = json.loads(box.read(DATA, length))
+    if not isinstance(value, dict):
+        raise ValueError("the answer is no object")  # noqa: TRY004  bad data, not a caller's mistake
+    return value

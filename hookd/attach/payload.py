@@ -1,0 +1,185 @@
+"""What is carried into a target: the agent's half of hookd, a private pluggy, and the plugins asked for. Tool side.
+
+Plugins are found as metadata and source, never imported: importing one would import torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hookd
+from hookd.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from hookd.config import PluginSpec
+
+GROUP = "hookd.plugins"
+_TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config.py", "daemon", "examples", "testing.py"}
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a plugin is: its entry `module:Class` and the sources of its top-level module, by path in a zip."""
+
+    name: str
+    entry: str
+    files: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A zip for one target.
+
+    Attributes:
+        archive: the zip, uncompressed: its bytes are the same wherever it is built from the same sources.
+        sha256: of the archive, in hex.
+        plugins: what the agent is to enable, in the form of its configuration.
+        sources: where each of them is from.
+    """
+
+    archive: bytes
+    sha256: str
+    plugins: tuple[dict[str, Any], ...]
+    sources: tuple[Source, ...]
+
+
+def build(plugins: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = ()) -> Payload:
+    """Collect the sources for a target.
+
+    Raises:
+        PluginError: reason "unknown-plugin" or "plugin".
+    """
+    files = dict(_agent_files())
+    enabled, sources = [], []
+    for spec in plugins:
+        source = find(spec.name, plugin_dirs)
+        files.update(source.files)
+        sources.append(source)
+        enabled.append(describe(spec, source))
+    archive = _pack(files)
+    return Payload(archive, hashlib.sha256(archive).hexdigest(), tuple(enabled), tuple(sources))
+
+
+def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:
+    """Give a plugin in the form of the agent's configuration."""
+    return {"name": spec.name, "entry": source.entry, "options": dict(spec.options), "by_name": spec.by_name}
+
+
+def find(name: str, plugin_dirs: Sequence[Path] = ()) -> Source:
+    """Find a plugin: in the directories given, then among those installed.
+
+    Raises:
+        PluginError: there is none of this name, or its source cannot be read.
+    """
+    for directory in plugin_dirs:
+        for source in _in_directory(directory):
+            if source.name == name:
+                return source
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        if entry.name == name:
+            return Source(name, entry.value, _module_files(name, entry.value.partition(":")[0].partition(".")[0]))
+    raise PluginError(
+        f"there is no plugin '{name}'", reason="unknown-plugin", hint=f"There are {', '.join(names(plugin_dirs))}."
+    )
+
+
+def names(plugin_dirs: Sequence[Path] = ()) -> list[str]:
+    """Name every plugin that `find` finds."""
+    found = {entry.name for entry in importlib.metadata.entry_points(group=GROUP)}
+    for directory in plugin_dirs:
+        found.update(source.name for source in _in_directory(directory))
+    return sorted(found)
+
+
+def loader_source() -> bytes:
+    """Give the source of `hookd/agent/loader.py`, which is executed in the target before there is a payload."""
+    return (Path(hookd.__file__).parent / "agent" / "loader.py").read_bytes()
+
+
+def _agent_files() -> Iterator[tuple[str, bytes]]:
+    root = Path(hookd.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        if inside.parts[0] not in _TOOL_SIDE:
+            yield f"hookd/{inside.as_posix()}", path.read_bytes()
+    spec = importlib.util.find_spec("pluggy")
+    assert spec is not None
+    assert spec.origin is not None
+    for path in sorted(Path(spec.origin).parent.glob("*.py")):
+        yield f"hookd/_pluggy/{path.name}", path.read_bytes()
+
+
+def _module_files(plugin: str, module: str) -> dict[str, bytes]:
+    """Read the sources of an installed top-level module without importing it."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise PluginError(f"the source of plugin '{plugin}' (module {module}) cannot be found")
+    origin = Path(spec.origin)
+    return _package(origin.parent) if spec.submodule_search_locations else {origin.name: origin.read_bytes()}
+
+
+def _package(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root.parent).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.py"))}
+
+
+def _in_directory(directory: Path) -> Iterator[Source]:
+    """Find the plugins of a directory: modules and packages with a class that sets `name` and derives from Plugin."""
+    if not directory.is_dir():
+        raise PluginError(f"there is no plugin directory {directory}")
+    for path in sorted([*directory.glob("*.py"), *directory.glob("*/__init__.py")]):
+        module = path.parent.name if path.name == "__init__.py" else path.stem
+        for class_name, plugin in _plugin_classes(path):
+            files = _package(path.parent) if path.name == "__init__.py" else {path.name: path.read_bytes()}
+            yield Source(plugin, f"{module}:{class_name}", files)
+
+
+def _plugin_classes(path: Path) -> Iterator[tuple[str, str]]:
+    """Give class and plugin name for each plugin that a file defines, by reading it."""
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as exc:
+        raise PluginError(f"{path} cannot be read as Python: {exc}") from exc
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any(_last_name(base) == "Plugin" for base in node.bases):
+            for statement in node.body:
+                if (plugin := _assigned_name(statement)) is not None:
+                    yield node.name, plugin
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _assigned_name(node: ast.stmt) -> str | None:
+    """Give "x" for the statement `name = "x"`, with or without an annotation."""
+    if isinstance(node, ast.Assign):
+        targets, value = node.targets, node.value
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        targets, value = [node.target], node.value
+    else:
+        return None
+    is_name = any(isinstance(target, ast.Name) and target.id == "name" for target in targets)
+    is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return str(value.value) if is_name and is_text and isinstance(value, ast.Constant) else None
+
+
+def _pack(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for path in sorted(files):
+            archive.writestr(zipfile.ZipInfo(path, _EPOCH), files[path])
+    return buffer.getvalue()

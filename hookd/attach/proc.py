@@ -1,0 +1,203 @@
+"""What /proc says of a process, and its memory. Tool side; reads only, except `write_memory`.
+
+Nothing here trusts the target: names and counts that it controls are capped, its paths are never opened as ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hookd.errors import AttachError, NoSuchTarget
+
+
+@dataclass(frozen=True)
+class Status:
+    """The lines of /proc/PID/status that decide whether and how to attach.
+
+    Attributes:
+        nspid: the pid as the process itself sees it, in its own pid namespace.
+        state: one letter, as in proc(5).
+        tracer: pid of who traces it, 0 for nobody.
+        seccomp: 0 off, 1 strict, 2 filter.
+    """
+
+    pid: int
+    nspid: int
+    name: str
+    state: str
+    uid: int
+    gid: int
+    ppid: int
+    tracer: int
+    threads: int
+    seccomp: int
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """One line of /proc/PID/maps."""
+
+    start: int
+    end: int
+    access: str
+    offset: int
+    path: str
+
+
+def read(pid: int, name: str, limit: int = 1 << 24) -> bytes:
+    """Read /proc/PID/NAME.
+
+    Raises:
+        NoSuchTarget: there is no such process (any more).
+        PermissionError: the kernel does not show it to us.
+    """
+    try:
+        with Path(f"/proc/{pid}/{name}").open("rb") as file:
+            return file.read(limit)
+    except (FileNotFoundError, ProcessLookupError) as exc:
+        raise NoSuchTarget(f"there is no process {pid}", hint="`hookd ps` lists training processes.") from exc
+
+
+def status(pid: int) -> Status:
+    """Read /proc/PID/status.
+
+    Raises:
+        NoSuchTarget: there is no such process.
+    """
+    fields = {
+        key: value.strip()
+        for key, _, value in (
+            line.partition(":") for line in read(pid, "status").decode("utf-8", "replace").split("\n")
+        )
+    }
+    return Status(
+        pid=pid,
+        nspid=int(fields.get("NSpid", str(pid)).split()[-1]),
+        name=fields["Name"],
+        state=fields["State"][:1],
+        uid=int(fields["Uid"].split()[0]),
+        gid=int(fields["Gid"].split()[0]),
+        ppid=int(fields["PPid"]),
+        tracer=int(fields.get("TracerPid", "0")),
+        threads=int(fields.get("Threads", "0")),
+        seccomp=int(fields.get("Seccomp", "0")),
+    )
+
+
+def start_ticks(pid: int) -> int:
+    """Give field 22 of /proc/PID/stat: with the pid it names a process for ever.
+
+    Raises:
+        NoSuchTarget: there is no such process.
+    """
+    return int(read(pid, "stat").rpartition(b")")[2].split()[19])
+
+
+def words(pid: int, name: str) -> list[str]:
+    """Read a NUL-separated file: cmdline or environ."""
+    return [os.fsdecode(word) for word in read(pid, name).split(b"\0") if word]
+
+
+def environ(pid: int) -> dict[str, str]:
+    """Read the environment with which the process was started."""
+    return {key: value for key, equals, value in (word.partition("=") for word in words(pid, "environ")) if equals}
+
+
+def maps(pid: int) -> list[Mapping]:
+    """Read /proc/PID/maps; empty for kernel threads and zombies."""
+    found = []
+    for line in os.fsdecode(read(pid, "maps")).split("\n"):
+        parts = line.split(None, 5)
+        if len(parts) < 5:
+            continue
+        start, _, end = parts[0].partition("-")
+        path = parts[5] if len(parts) > 5 else ""
+        found.append(Mapping(int(start, 16), int(end, 16), parts[1], int(parts[2], 16), path))
+    return found
+
+
+def link(pid: int, name: str) -> str:
+    """Read a symbolic link of /proc/PID, "" where it cannot be read. Never a path to open: the target's words."""
+    with contextlib.suppress(OSError):
+        return str(Path(f"/proc/{pid}/{name}").readlink())
+    return ""
+
+
+def whereabouts(pid: int) -> str:
+    """Say in a few words where the main thread is, for a person; "" when the kernel does not tell."""
+    told = []
+    with contextlib.suppress(OSError, NoSuchTarget):
+        told.append(f"state {status(pid).state}")
+        number = read(pid, "syscall").decode().split()[0]
+        told.append("in no system call (running)" if number == "running" else f"in system call {number}")
+        wchan = read(pid, "wchan").decode(errors="replace").strip("\0\n")
+        if wchan not in ("", "0"):
+            told.append(f"kernel function {wchan}")
+    return ", ".join(told)
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+@functools.cache
+def libc() -> ctypes.CDLL:
+    """Load our own C library, with the prototypes used here."""
+    lib = ctypes.CDLL(None, use_errno=True)
+    vector = ctypes.POINTER(_Iovec)
+    for function in (lib.process_vm_readv, lib.process_vm_writev):
+        function.restype = ctypes.c_ssize_t
+        function.argtypes = [ctypes.c_int, vector, ctypes.c_ulong, vector, ctypes.c_ulong, ctypes.c_ulong]
+    lib.ptrace.restype = ctypes.c_long
+    lib.ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+    return lib
+
+
+def read_memory(pid: int, address: int, size: int) -> bytes:
+    """Copy `size` bytes out of a process, without stopping it.
+
+    Raises:
+        OSError: EPERM, ESRCH, ENOSYS, or EFAULT when not all of it is mapped.
+    """
+    buffer = ctypes.create_string_buffer(size)
+    _transfer(libc().process_vm_readv, pid, address, buffer, size)
+    return buffer.raw
+
+
+def write_memory(pid: int, address: int, data: bytes) -> None:
+    """Copy `data` into a process, without stopping it.
+
+    Raises:
+        OSError: as `read_memory`.
+    """
+    _transfer(libc().process_vm_writev, pid, address, ctypes.create_string_buffer(data, len(data)), len(data))
+
+
+def _transfer(
+    call: ctypes._NamedFuncPointer, pid: int, address: int, buffer: ctypes.Array[ctypes.c_char], size: int
+) -> None:
+    ours = _Iovec(ctypes.addressof(buffer), size)
+    theirs = _Iovec(address, size)
+    done = call(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
+    if done != size:
+        number = ctypes.get_errno() if done < 0 else 14  # a short copy is an EFAULT further on
+        raise OSError(number, f"{os.strerror(number)}: memory of process {pid} at {address:#x}")
+
+
+def require_alive(pid: int, ticks: int) -> None:
+    """Check that the process is still the one that was looked at.
+
+    Raises:
+        AttachError: reason "died".
+    """
+    try:
+        same = start_ticks(pid) == ticks and status(pid).state not in "ZX"
+    except NoSuchTarget:
+        same = False
+    if not same:
+        raise AttachError(f"process {pid} ended while hookd was attaching", reason="died")

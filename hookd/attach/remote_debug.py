@@ -1,0 +1,222 @@
+"""CPython's own remote debugging (PEP 768, 3.14): have a script run in another process without stopping it. Tool side.
+
+The fields are written by us and not by `sys.remote_exec`, so that the tool may run any version of Python. Of
+`eval_breaker` only the low byte is written: CPython's client rewrites all eight and can lose a bit set meanwhile.
+
+Source: Include/internal/pycore_debug_offsets.h, Python/remote_debugging.c and Python/ceval_gil.c of CPython 3.14.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookd.attach.interpreter import RUNTIME
+from hookd.attach.proc import read_memory, write_memory
+
+if TYPE_CHECKING:
+    from hookd.attach.interpreter import Interpreter
+    from hookd.attach.proc import Status
+
+_COOKIE = b"xdebugpy"
+_FINAL = 0xF0
+_PLEASE_STOP = 1 << 5
+# struct _Py_DebugOffsets of 3.14: 64-bit fields after the cookie, the version and `free_threaded`.
+_LAYOUT = {
+    (3, 14): (
+        ("runtime_state", "size finalizing interpreters_head"),
+        (
+            "interpreter_state",
+            (
+                "size id next threads_head threads_main gc imports_modules sysdict builtins ceval_gil gil_runtime_state "
+                "gil_runtime_state_enabled gil_runtime_state_locked gil_runtime_state_holder code_object_generation "
+                "tlbc_generation"
+            ),
+        ),
+        ("thread_state", "size prev next interp current_frame thread_id native_thread_id datastack_chunk status"),
+        ("interpreter_frame", "size previous executable instr_ptr localsplus owner stackpointer tlbc_index"),
+        (
+            "code_object",
+            (
+                "size filename name qualname linetable firstlineno argcount localsplusnames localspluskinds "
+                "co_code_adaptive co_tlbc"
+            ),
+        ),
+        ("pyobject", "size ob_type"),
+        ("type_object", "size tp_name tp_repr tp_flags"),
+        ("tuple_object", "size ob_item ob_size"),
+        ("list_object", "size ob_item ob_size"),
+        ("set_object", "size used table mask"),
+        ("dict_object", "size ma_keys ma_values"),
+        ("float_object", "size ob_fval"),
+        ("long_object", "size lv_tag ob_digit"),
+        ("bytes_object", "size ob_size ob_sval"),
+        ("unicode_object", "size state length asciiobject_size"),
+        ("gc", "size collecting"),
+        ("gen_object", "size gi_name gi_iframe gi_frame_state"),
+        ("llist_node", "next prev"),
+        (
+            "debugger_support",
+            (
+                "eval_breaker remote_debugger_support remote_debugging_enabled debugger_pending_call debugger_script_path "
+                "debugger_script_path_size"
+            ),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class RemoteDebug:
+    """The remote debugging of one interpreter's main thread.
+
+    Attributes:
+        is_enabled: whether whoever started the process allows it.
+    """
+
+    pid: int
+    is_enabled: bool
+    _breaker: int
+    _pending: int
+    _path: int
+    _path_size: int
+
+    def run_script(self, path: str) -> None:
+        """Ask the main thread to run the script `path`, in the target's words, at its next safe point.
+
+        Raises:
+            OSError: the memory cannot be written, or the path is too long.
+        """
+        data = path.encode() + b"\0"
+        if len(data) > self._path_size:
+            raise OSError(36, f"the path of the script is longer than {self._path_size} bytes")
+        write_memory(self.pid, self._path, data)
+        write_memory(self.pid, self._pending, struct.pack("<i", 1))
+        low = read_memory(self.pid, self._breaker, 1)[0]
+        write_memory(self.pid, self._breaker, bytes([low | _PLEASE_STOP]))
+
+    def cancel(self) -> None:
+        """Take back a script that has not been run."""
+        write_memory(self.pid, self._pending, struct.pack("<i", 0))
+
+
+def find(pid: int, python: Interpreter) -> RemoteDebug | None:
+    """Find the remote debugging of a process; None for a version whose layout we do not know.
+
+    Raises:
+        OSError: the memory cannot be read.
+    """
+    layout = _LAYOUT.get(python.version)
+    runtime = python.symbols.get(RUNTIME)
+    if layout is None or runtime is None:
+        return None
+    cookie, version, _free_threaded = struct.unpack("<8sQQ", read_memory(pid, runtime, 24))
+    if cookie != _COOKIE or version & _FINAL != _FINAL:
+        return None
+    at = _offsets(pid, runtime + 24, layout)
+
+    def pointer(address: int) -> int:
+        return int.from_bytes(read_memory(pid, address, 8), "little")
+
+    interpreter = pointer(runtime + at["runtime_state.interpreters_head"])
+    thread = pointer(interpreter + at["interpreter_state.threads_main"])
+    if not thread:
+        return None
+    enabled = struct.unpack("<i", read_memory(pid, interpreter + at["debugger_support.remote_debugging_enabled"], 4))[0]
+    support = thread + at["debugger_support.remote_debugger_support"]
+    return RemoteDebug(
+        pid,
+        enabled == 1,
+        thread + at["debugger_support.eval_breaker"],
+        support + at["debugger_support.debugger_pending_call"],
+        support + at["debugger_support.debugger_script_path"],
+        at["debugger_support.debugger_script_path_size"],
+    )
+
+
+def _offsets(pid: int, address: int, layout: tuple[tuple[str, str], ...]) -> dict[str, int]:
+    names = [f"{group}.{field}" for group, fields in layout for field in fields.split()]
+    values = struct.unpack(f"<{len(names)}Q", read_memory(pid, address, 8 * len(names)))
+    return dict(zip(names, values, strict=True))
+
+
+class ScriptFolder:
+    """A directory in the target's file system in which both sides may have a file for a moment.
+
+    Its names are the target's words: each component is opened below the target's root without following links, and
+    files are made new, so that nothing planted there leads a tool that runs as root astray.
+
+    Args:
+        status: of the target.
+
+    Raises:
+        OSError: the target has no directory that both can use.
+    """
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._name = f"hookd-{secrets.token_hex(8)}"
+        self._made: list[str] = []
+        self._files: list[int] = []
+        for parts in (("dev", "shm"), ("tmp",), ("var", "tmp"), ("run", "user", str(status.uid))):
+            with contextlib.suppress(OSError):
+                self._fd = _open_below_root(status.pid, parts)
+                self._path = "/" + "/".join(parts)
+                if self._is_usable():
+                    return
+                os.close(self._fd)
+        raise OSError(30, f"process {status.pid} has no directory in which hookd can put a file")
+
+    def path(self, suffix: str) -> str:
+        """Give the path of a file as the target sees it."""
+        return f"{self._path}/{self._name}{suffix}"
+
+    def create(self, suffix: str) -> int:
+        """Make a file that nobody else can open yet; give its descriptor, to be closed by the caller."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._name + suffix, flags, 0o600, dir_fd=self._fd)
+        self._made.append(self._name + suffix)
+        self._files.append(os.dup(fd))
+        return fd
+
+    def hand_over(self) -> None:
+        """Give the files to the target's user."""
+        for fd in self._files:
+            if os.geteuid() == 0:
+                os.fchown(fd, self._status.uid, self._status.gid)
+            os.close(fd)
+        self._files.clear()
+
+    def remove(self) -> None:
+        """Remove the files; the target may have done so already. Once only."""
+        for name in self._made:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._fd)
+        os.close(self._fd)
+
+    def _is_usable(self) -> bool:
+        """Say whether we can write there and no third user can put another file in the place of ours."""
+        mode = os.fstat(self._fd).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return False
+        name = self._name + ".try"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(name, flags, 0o600, dir_fd=self._fd))
+        os.unlink(name, dir_fd=self._fd)
+        return True
+
+
+def _open_below_root(pid: int, parts: tuple[str, ...]) -> int:
+    fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in parts:
+        try:
+            inner = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_RDONLY | os.O_CLOEXEC, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd

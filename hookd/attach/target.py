@@ -1,0 +1,66 @@
+"""Look at a process before touching it: every reason not to attach that can be seen from outside. Tool side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hookd.attach import discover, interpreter, permission, proc
+from hookd.errors import AttachError, TargetUnsupported
+
+
+@dataclass(frozen=True)
+class Target:
+    """A process that may be attached to."""
+
+    status: proc.Status
+    ticks: int
+    python: interpreter.Interpreter
+
+    @property
+    def pid(self) -> int:
+        """Its pid, as we see it."""
+        return self.status.pid
+
+
+def look(pid: int) -> Target:
+    """Check that process `pid` can be attached to, without stopping it.
+
+    Raises:
+        NoSuchTarget: there is no such process.
+        PermissionDenied: it may not be looked into; the reason says why.
+        AttachError: reasons "zombie", "stopped", "traced", "died".
+        TargetUnsupported: reasons "disabled", "not-python", "python-version", "no-torch", "32-bit", "architecture".
+    """
+    status, ticks = require_awake(pid), proc.start_ticks(pid)
+    permission.require_owner(status)
+    try:
+        if discover.is_disabled(pid):
+            hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
+            raise TargetUnsupported(f"process {pid} has hookd disabled", reason="disabled", hint=hint)
+        maps = proc.maps(pid)
+        python = interpreter.find(pid, maps)
+    except OSError as exc:
+        raise permission.explain(pid, exc) from exc
+    if not discover.has_torch(maps):
+        hint = "`hookd ps` lists training processes."
+        raise TargetUnsupported(f"process {pid} has no torch loaded", reason="no-torch", hint=hint)
+    return Target(status, ticks, python)
+
+
+def require_awake(pid: int) -> proc.Status:
+    """Check that the process exists and that nobody has stopped it.
+
+    Raises:
+        NoSuchTarget: there is no such process.
+        AttachError: reasons "zombie", "stopped", "traced".
+    """
+    status = proc.status(pid)
+    if status.state in "ZX":
+        hint = f"Process {status.ppid}, its parent, has not waited for it."
+        raise AttachError(f"process {pid} has ended", reason="zombie", hint=hint)
+    if status.tracer:
+        raise permission.traced(status)
+    if status.state in "Tt":
+        hint = f"Continue it with `kill -CONT {pid}`, then try again."
+        raise AttachError(f"process {pid} is stopped", reason="stopped", hint=hint)
+    return status

@@ -1,0 +1,86 @@
+"""The command `hookd`: one file per command group; here they meet, and errors become messages and exit codes.
+
+Commands import what they need when they run, so that `hookd --help` loads neither torch nor an HTTP stack. A command
+returns its exit code, or None for 0; only `main` prints errors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from hookd.cli import output
+from hookd.errors import HookdError, UsageError
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = {
+    "ps": "hookd.cli.ps:ps",
+    "attach": "hookd.cli.attach:attach",
+    "detach": "hookd.cli.attach:detach",
+    "run": "hookd.cli.run:run",
+    "serve": "hookd.cli.serve:serve",
+    "status": "hookd.cli.status:status",
+    "report": "hookd.cli.report:report",
+    "plugin": "hookd.cli.plugin:plugin",
+    "config": "hookd.cli.config:config",
+    "doctor": "hookd.cli.doctor:doctor",
+    "demo": "hookd.cli.demo:demo",
+    "version": "hookd.cli.version:version",
+}
+"""Where each command is defined, in the order of the help page."""
+
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """The commands of `COMMANDS`, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
+        """Give the names in the order of the help page."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import a command, or give None for a word that is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def cli() -> None:
+    """Attach to a running PyTorch training process, observe it, and leave it as it was.
+
+    \b
+    hookd ps                 which training processes run here
+    hookd attach PID         watch one: metrics on http://127.0.0.1:9465/metrics, Ctrl-C detaches
+    hookd report PID         what it is doing, layer by layer
+    """  # noqa: D301  (\b is click's mark for "keep these lines")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `hookd` with these words (default: those of the process) and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words[: words.index("--")] if "--" in words else "--json" in words
+    try:
+        return int(cli.main(words, prog_name="hookd", standalone_mode=False) or 0)
+    except HookdError as error:
+        return output.fail(error, as_json=as_json)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "hookd"
+        return output.fail(UsageError(error.format_message(), hint=f"{where} --help"), as_json=as_json)
+    except click.ClickException as error:
+        return output.fail(HookdError(error.format_message()), as_json=as_json)
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED

@@ -1,0 +1,134 @@
+"""`hookd attach` and `hookd detach`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookd.cli import options, output, targets
+from hookd.errors import HookdError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hookd.cli.options import Watch
+    from hookd.daemon.client import DaemonClient
+
+PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=click.IntRange(min=1))
+
+
+@click.command()
+@PIDS
+@options.watch
+@options.host
+@options.json
+def attach(*, pids: tuple[int, ...], watch: Watch, host: str | None, as_json: bool) -> int:
+    """Attach to running processes and serve what they do.
+
+    With a daemon (`hookd serve`) it tells the daemon and returns. Without one, or with --listen, it serves their
+    metrics itself, in the foreground, and detaches on Ctrl-C.
+    """
+    if not pids and watch.match is None:
+        raise click.UsageError("Which process? Give a PID (`hookd ps` lists them) or --match RULE.")
+    chosen = targets.select(pids, tree=watch.tree, match=watch.match)
+    client = None if watch.listen else targets.daemon(host)
+    if client is None:
+        from hookd.cli import foreground
+
+        return foreground.attach(chosen, watch, as_json=as_json)
+    entries = [_tried(lambda pid: _by_daemon(client, pid, watch), pid) for pid in chosen]
+    url = client.status()["url"]
+    return finish(entries, as_json=as_json, say=told_attached, metrics=f"{url}/metrics")
+
+
+@click.command()
+@PIDS
+@click.option("--all", "everything", is_flag=True, help="Every process that holds an agent.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
+              metavar="S", help="Seconds that one detach may take.")  # fmt: skip
+@options.host
+@options.json
+def detach(*, pids: tuple[int, ...], everything: bool, timeout_s: float, host: str | None, as_json: bool) -> int:
+    """Detach from processes and leave them as they were, whoever attached to them."""
+    if bool(pids) == everything:
+        raise click.UsageError("Give a PID, or --all.")
+    client = targets.daemon(host)
+    if everything:
+        pids = tuple(pid for pid, _ in targets.reports(client))
+    entries = [_tried(lambda pid: _leave(client, pid, timeout_s), pid) for pid in dict.fromkeys(pids)]
+    return finish(entries, as_json=as_json, say=told_detached)
+
+
+def _by_daemon(client: DaemonClient, pid: int, watch: Watch) -> dict[str, Any]:
+    return client.attach(
+        pid,
+        timeout_s=watch.timeout_s,
+        plugins=[spec.as_json() for spec in watch.plugins],
+        plugin_dirs=[str(Path(directory).absolute()) for directory in watch.plugin_dirs],
+        keep=watch.keep,
+        force=watch.force,
+    )
+
+
+def _leave(client: DaemonClient | None, pid: int, timeout_s: float) -> dict[str, Any]:
+    if client is not None:
+        return client.detach(pid, timeout_s)
+    from hookd import attach as attaching
+
+    answer = attaching.detach(pid, timeout_s)
+    return {"restored": answer.get("restored"), "residue": answer.get("residue", [])}
+
+
+def _tried(act: Callable[[int], dict[str, Any]], pid: int) -> dict[str, Any]:
+    try:
+        return {"pid": pid, **act(pid)}
+    except HookdError as error:
+        return {"pid": pid, **output.describe(error)}
+
+
+def finish(
+    entries: Sequence[dict[str, Any]], *, as_json: bool, say: Callable[[dict[str, Any]], str], **more: Any
+) -> int:
+    """Tell what became of each process and return the worst exit code.
+
+    Args:
+        entries: with a pid each, and an error as `output.describe` gives it, or what was done.
+        as_json: print `{"targets": entries}` on stdout, with the worst error beside it.
+        say: puts into words what was done.
+        more: further keys of the object.
+    """
+    worst: dict[str, Any] = {}
+    for entry in entries:
+        if "error" not in entry:
+            output.say(say(entry))
+            continue
+        output.complain(HookdError(entry["error"], hint=entry["hint"]))
+        if entry["exit_code"] > worst.get("exit_code", 0):
+            worst = {key: entry[key] for key in ("error", "reason", "hint", "exit_code")}
+    if as_json:
+        output.emit({"targets": list(entries), **more, **worst})
+    return int(worst.get("exit_code", 0))
+
+
+def told_attached(entry: dict[str, Any]) -> str:
+    """Say how an attach went."""
+    who = f"{entry['pid']} (run {entry['run']}, rank {entry['rank']})"
+    if entry["method"] == "existing":
+        return f"joined the agent that is in {who}"
+    pause = f"stopped for {output.seconds(entry['pause_s'])}" if entry["pause_s"] else "never stopped"
+    return f"attached to {who}: {pause}, ready after {output.seconds(entry['wall_s'])}"
+
+
+def told_detached(entry: dict[str, Any]) -> str:
+    """Say what a detach has restored and what it had to leave."""
+    words = {
+        "identity": "nn.Module.__call__ is the original again",
+        "pass-through": "somebody patched on top of hookd, so an empty pass-through stays beneath",
+        "pending": "the patch goes as soon as the calls in flight are over",
+        None: str(entry.get("left", "it had gone already")),
+    }
+    restored = entry.get("restored")
+    left = f"; what stays: {', '.join(entry['residue'])}" if entry.get("residue") else ""
+    return f"detached from {entry['pid']}: {words.get(restored, str(restored))}{left}"

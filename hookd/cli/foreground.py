@@ -1,0 +1,91 @@
+"""`hookd attach` where no daemon runs: a daemon of its own in the foreground, and what it says."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from hookd.cli import attach as words
+from hookd.cli import output
+from hookd.errors import HookdError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hookd.cli.options import Watch
+
+
+def attach(pids: Sequence[int], watch: Watch, *, as_json: bool) -> int:
+    """Attach, serve until Ctrl-C or until all targets have ended, detach; give the worst exit code of the attaches.
+
+    Raises:
+        HookdError: the addresses cannot be bound (nothing has been touched then).
+    """
+    from hookd.config import load
+    from hookd.daemon.actions import Order
+    from hookd.daemon.embedded import attach_and_serve
+
+    logging.basicConfig(level=logging.WARNING, format="hookd: %(message)s")
+    config = load({"listen": watch.listen}, os.environ)
+    order = Order(
+        plugins=watch.plugins,
+        timeout_s=watch.timeout_s,
+        keep=watch.keep,
+        force=watch.force,
+        plugin_dirs=watch.plugin_dirs,
+    )
+    teller = Teller(len(pids), linger_s=config.linger_s, keep=watch.keep, as_json=as_json)
+    attach_and_serve(config, pids, order, teller.tell)
+    return teller.status
+
+
+class Teller:
+    """Puts into words what happens.
+
+    Args:
+        count: of the processes that were asked for.
+        linger_s: for how long an ended target is served.
+        keep: whether the agents stay.
+        as_json: print the results of the attaches on stdout, once all are there.
+
+    Attributes:
+        status: the worst exit code of the attaches.
+    """
+
+    def __init__(self, count: int, *, linger_s: float, keep: bool, as_json: bool) -> None:
+        self.status = 0
+        self._count = count
+        self._linger_s = linger_s
+        self._keep = keep
+        self._as_json = as_json
+        self._url = ""
+        self._entries: list[dict[str, Any]] = []
+
+    def tell(self, what: str, about: dict[str, Any]) -> None:
+        """Say one thing; see `attach_and_serve` for what there is."""
+        if what == "serving":
+            self._url = about["url"]
+        elif what in ("attached", "failed"):
+            self._entries.append(about)
+            if len(self._entries) == self._count:
+                self._tell_attached()
+        elif what == "ended":
+            output.say(self._ended(about))
+        elif "error" in about:
+            output.complain(HookdError(about["error"], hint=about["hint"]))
+        else:
+            output.say(words.told_detached(about))
+
+    def _tell_attached(self) -> None:
+        metrics = f"{self._url}/metrics"
+        self.status = words.finish(self._entries, as_json=self._as_json, say=words.told_attached, metrics=metrics)
+        if any("error" not in entry for entry in self._entries):
+            output.say(f"metrics on {metrics}; Ctrl-C {'ends this' if self._keep else 'detaches'}")
+
+    def _ended(self, row: dict[str, Any]) -> str:
+        if row["state"] == "detached":
+            return f"process {row['pid']} was detached"
+        if row["state"] == "lost":
+            return f"process {row['pid']} has ended ({row['reason']}); its counters are served for {self._linger_s:g} s"
+        return f"process {row['pid']}: its page cannot be trusted any more ({row['reason']})"

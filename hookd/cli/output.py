@@ -1,0 +1,136 @@
+"""What commands write: data as tables or JSON on stdout, talk and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.table import Table
+
+    from hookd.errors import HookdError
+
+WIDTH = 160
+"""The columns of a table that goes into a file or a pipe."""
+
+
+def emit(data: Any) -> None:
+    """Print data as JSON (NaN and infinities as strings, for JSON has none) and flush: a script may be waiting."""
+    click.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False))
+    sys.stdout.flush()
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return str(data)
+    if isinstance(data, dict):
+        return {str(key): _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return data
+
+
+def say(message: str) -> None:
+    """Print talk, on stderr."""
+    click.echo(message, err=True)
+
+
+def describe(error: HookdError) -> dict[str, Any]:
+    """Give an error as `--json` prints it."""
+    return {"error": error.message, "reason": error.reason, "hint": error.hint, "exit_code": error.exit_code}
+
+
+def complain(error: HookdError) -> None:
+    """Print an error and what the reader can do, on stderr."""
+    say(f"hookd: error: {error.message}")
+    if error.hint:
+        say(f"hint: {error.hint}")
+
+
+def fail(error: HookdError, *, as_json: bool) -> int:
+    """Print an error, with `--json` also as an object on stdout; return its exit code."""
+    complain(error)
+    if as_json:
+        emit(describe(error))
+    return error.exit_code
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """Make an empty table; a column whose name starts with `>` is aligned to the right."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
+    for column in columns:
+        made.add_column(
+            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
+        )
+    return made
+
+
+def fill(empty: Table, rows: Iterable[Sequence[str]]) -> Table:
+    """Add rows of plain text (square brackets in a command line are no markup)."""
+    from rich.text import Text
+
+    for row in rows:
+        empty.add_row(*(Text(cell) for cell in row))
+    return empty
+
+
+def show(*renderables: Table | str) -> None:
+    """Print tables and lines on stdout: styled on a terminal only (and as NO_COLOR says), wide when nobody looks."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDTH)
+    for renderable in renderables:
+        console.print(renderable)
+
+
+def seconds(value: float | None) -> str:
+    """Write a duration for people: 0.00021 is `210 µs`; None is `-`."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value * 1e9:.0f} ns"
+
+
+def number(value: float | None) -> str:
+    """Write a number for people with three significant digits; None is `-`."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    """Write a ratio for people: 0.012 is `1.2 %`; None is `-`."""
+    if value is None:
+        return "-"
+    return f"{value * 100:.1f} %" if 0 < value < 0.1 else f"{value * 100:.0f} %"
+
+
+def span(value: float) -> str:
+    """Write an age for people: 4000 s is `1h06m`."""
+    whole = int(value)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut a long line; the end of a command line says more than its middle, so both ends stay."""
+    if len(text) <= width:
+        return text
+    head = width * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"

@@ -1,0 +1,69 @@
+"""`hookd ps`: the training processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookd.cli import options, output
+
+if TYPE_CHECKING:
+    from hookd.attach.discover import Candidate
+
+
+@click.command()
+@click.option("-a", "--all", "everything", is_flag=True, help="Also those that are passed over (workers, launchers…).")
+@options.json
+def ps(*, everything: bool, as_json: bool) -> None:
+    """List training processes: attached, attachable, or why not."""
+    from hookd.attach.discover import candidates
+
+    found = [one for one in candidates() if everything or one.state != "skipped"]
+    rows = [_row(one) for one in sorted(found, key=lambda one: (one.state, one.pid))]
+    if as_json:
+        output.emit({"processes": rows})
+        return
+    if not rows:
+        output.say("no Python process with torch is running here that you may see")
+        return
+    table = output.table(">PID", "STATE", "USER", ">AGE", "COMMAND", "NOTE")
+    output.show(output.fill(table, [_cells(row) for row in rows]))
+
+
+def _row(one: Candidate) -> dict[str, Any]:
+    return {
+        "pid": one.pid,
+        "state": one.state,
+        "why": one.why,
+        "uid": one.uid,
+        "age_s": round(age_s(one.start), 1),
+        "cmdline": list(one.cmdline),
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(row["pid"]),
+        row["state"],
+        user(row["uid"]),
+        output.span(row["age_s"]),
+        output.shorten(" ".join(" ".join(row["cmdline"]).split()), 70),
+        row["why"] or "",
+    )
+
+
+def user(uid: int) -> str:
+    """Give the name of a user, or the number where it has none (a container's)."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def age_s(start_ticks: int) -> float:
+    """Give the age of a process in seconds from field 22 of its /proc/PID/stat (ticks since boot)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")

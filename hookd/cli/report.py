@@ -1,0 +1,154 @@
+"""`hookd report PID`: all about one target, for a person."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookd.cli import options, output, targets
+from hookd.cli.status import step_seconds
+from hookd.errors import PageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+STATISTICS = ("mean", "std", "min", "max")
+
+
+@click.command()
+@click.argument("pid", type=click.IntRange(min=1))
+@click.option("-n", "--modules", "limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N",
+              help="Show the N costliest modules, and any with a finding.")  # fmt: skip
+@click.option("-a", "--all", "everything", is_flag=True, help="Show every module.")
+@options.host
+@options.json
+def report(*, pid: int, limit: int, everything: bool, host: str | None, as_json: bool) -> None:
+    """Show what one target is doing: phases, modules, activations, incidents, plugins."""
+    found = targets.report(pid, targets.daemon(host))
+    if as_json:
+        output.emit(found)
+        return
+    if "identity" not in found:
+        raise PageError(f"the page of process {pid} cannot be trusted", reason="corrupt")
+    for line in heading(found):
+        click.echo(line)
+    if found["modules"]:
+        click.echo()
+        output.show(modules(found, None if everything else limit))
+    click.echo()
+    for line in incidents(found):
+        click.echo(line)
+    click.echo()
+    output.show(plugins(found))
+
+
+def heading(found: dict[str, Any]) -> Iterator[str]:
+    """Say in a few lines who the target is, where it stands and where its time goes."""
+    identity, target = found["identity"], found.get("target", {})
+    run, rank = target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
+    of = f" of {identity['world_size']}" if identity.get("world_size", 1) > 1 else ""
+    since = time.strftime("%H:%M:%S", time.localtime(identity.get("attached", 0)))
+    yield f"{identity.get('script') or '(no script)'}: run {run}, rank {rank}{of}, process {found['pid']}"
+    yield f"Python {identity.get('python')}, torch {identity.get('torch')}; watched since {since} ({identity.get('method')})"
+    overhead = found["overhead"]["ratio"]
+    cost = f", of which hookd takes {output.percent(overhead)}" if overhead is not None else ""
+    yield f"{found['state']}, {found['step']['text']}, {output.seconds(step_seconds(found))} a step{cost}"
+    if shares := _phases(found):
+        yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares)
+    seen = {state: count for state, count in found["observed"].items() if count}
+    if seen:
+        yield "modules: " + ", ".join(f"{count:.0f} {state.replace('_', ' ')}" for state, count in seen.items())
+
+
+def _phases(found: dict[str, Any]) -> list[tuple[str, float]]:
+    rows = found["metrics"].get("timing", {}).get("phase_seconds", [])
+    total = sum(row["value"] or 0 for row in rows)
+    return [(row["phase"], (row["value"] or 0) / total) for row in rows] if total else []
+
+
+def modules(found: dict[str, Any], limit: int | None) -> Table:
+    """Tabulate the modules: time of one call, share of the model's time, and what its outputs are like."""
+    rows = _chosen(found["modules"], limit)
+    left_out = len(found["modules"]) - len(rows)
+    title = f"the {len(rows)} costliest of {len(found['modules'])} modules; --all shows all" if left_out else None
+    whole = sum(_seconds(row) for row in found["modules"] if _depth(row["name"]) == 0)
+    columns = ("MODULE", "TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">SHARE", *(f">{s.upper()}" for s in STATISTICS))
+    table = output.table(*columns, ">ZEROS", "FINDING", title=title)
+    return output.fill(table, [_cells(row, whole) for row in rows])
+
+
+def _chosen(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
+    if limit is None or len(rows) <= limit:
+        return rows
+    costliest = sorted(rows, key=_seconds, reverse=True)[:limit]
+    names = {row["name"] for row in costliest} | {row["name"] for row in rows if _finding(row)}
+    return [row for row in rows if row["name"] in names]
+
+
+def _cells(row: dict[str, Any], whole: float) -> tuple[str, ...]:
+    timing, statistics = row["metrics"].get("timing", {}), row["metrics"].get("activations", {})
+    calls = timing.get("forward_calls") or 0
+    zeros = statistics.get("zero_ratio")
+    return (
+        "  " * _depth(row["name"]) + row["name"].rpartition(".")[2] or "(loss)",
+        row["type"],
+        f"{calls:.0f}" if calls else "-",
+        output.seconds(timing["forward_seconds"] / calls) if calls else "-",
+        output.seconds(timing["backward_seconds"] / calls) if calls and timing.get("backward_seconds") else "-",
+        output.percent(_seconds(row) / whole) if whole and calls else "-",
+        *(output.number(statistics.get(name)) for name in STATISTICS),
+        output.percent(zeros) if zeros is not None else "-",
+        _finding(row),
+    )
+
+
+def _depth(name: str) -> int:
+    """Give the depth of a module in the tree from its name: 0 for a root."""
+    path = name.partition(".")[2] if name.startswith("#") else name
+    return 0 if path in ("(root)", "") else path.count(".") + 1
+
+
+def _seconds(row: dict[str, Any]) -> float:
+    timing = row["metrics"].get("timing", {})
+    return float((timing.get("forward_seconds") or 0) + (timing.get("backward_seconds") or 0))
+
+
+def _finding(row: dict[str, Any]) -> str:
+    """Say in a word or two what is wrong with a module."""
+    found = row["metrics"].get("nan", {})
+    born = [one for one in found.get("origin", []) if one["value"]]
+    if born:
+        return f"first {_kind(born[0])} ({born[0]['where']})"
+    seen = [one for one in found.get("nonfinite", []) if one["value"]]
+    return ", ".join(f"{_kind(one)} ({one['where']}) {one['value']:.0f}x" for one in seen)
+
+
+def _kind(labels: dict[str, Any]) -> str:
+    return {"nan": "NaN", "inf": "Inf"}.get(labels["kind"], str(labels["kind"]))
+
+
+def incidents(found: dict[str, Any]) -> Iterator[str]:
+    """Give a line for each incident, as it was told."""
+    if not found["incidents"]:
+        yield "incidents: none"
+        return
+    yield "incidents:"
+    for incident in found["incidents"]:
+        when = time.strftime("%H:%M:%S", time.localtime(incident.get("time", 0)))
+        yield f"  {when}  {incident.get('message') or incident.get('kind')}"
+
+
+def plugins(found: dict[str, Any]) -> Table:
+    """Tabulate the plugins: state, how often they look, what they cost."""
+    table = output.table("PLUGIN", "STATE", "LOOKS AT", ">ERRORS", ">TIME SPENT")
+    rows = []
+    for one in found["plugins"]:
+        every = one["interval_steps"]
+        looks = "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"
+        spent = output.seconds(one["overhead_seconds"])
+        rows.append((one["name"], one["state"] or "-", looks, f"{one['errors'] or 0:.0f}", spent))
+    return output.fill(table, rows)

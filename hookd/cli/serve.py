@@ -1,0 +1,59 @@
+"""`hookd serve`: the daemon of a node."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--listen", metavar="HOST:PORT", help="Where /metrics is.  [default: 127.0.0.1:9465]")
+@click.option(
+    "--control",
+    type=click.Path(path_type=Path),
+    help="The control socket.  [default: /run/hookd/control.sock, or under XDG_RUNTIME_DIR]",
+)
+@click.option("--config", type=click.Path(path_type=Path), help="A TOML file; flags and HOOKD_… variables win over it.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Where incidents are kept.")
+@click.option(
+    "--linger-s", type=float, metavar="S", help="How long a dead target's counters are served.  [default: 120]"
+)
+@click.option("--lease-s", type=float, metavar="S", help="How long agents outlive the daemon.  [default: 900]")
+@click.option(
+    "--plugin-dir",
+    "plugin_dirs",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A directory with plugins of your own; may be repeated.",
+)
+def serve(
+    *,
+    listen: str | None,
+    control: Path | None,
+    config: Path | None,
+    state_dir: Path | None,
+    linger_s: float | None,
+    lease_s: float | None,
+    plugin_dirs: tuple[Path, ...],
+) -> int:
+    """Serve the metrics of all training processes of this node, until SIGTERM or Ctrl-C.
+
+    It attaches to nothing by itself: `hookd attach PID` tells it to. Agents that are there already (an earlier
+    daemon's, or those of `hookd run`) are found at once.
+    """
+    from hookd.config import load
+    from hookd.daemon import service
+
+    flags = {
+        "listen": listen,
+        "control": control,
+        "state_dir": state_dir,
+        "linger_s": linger_s,
+        "lease_s": lease_s,
+        "plugin_dirs": plugin_dirs or None,
+    }
+    logging.basicConfig(level=logging.INFO, format="hookd: %(message)s")
+    return service.serve(load(flags, os.environ, config))

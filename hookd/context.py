@@ -1,0 +1,185 @@
+"""What a plugin is given: its options, its metrics, and where the training stands. Runs in the target."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from hookd.errors import PluginError
+from hookd.metrics import Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
+
+    from hookd.events import Module
+    from hookd.page import PageWriter
+
+T = TypeVar("T")
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class Host(Protocol):
+    """What a context needs of the agent."""
+
+    page: PageWriter
+    run: str
+    rank: int
+    world_size: int
+
+    def step_now(self) -> int: ...  # noqa: D102
+    def step_offset(self) -> int | None: ...  # noqa: D102
+    def module_stack(self) -> tuple[Module, ...]: ...  # noqa: D102
+    def model_roots(self) -> list[Module]: ...  # noqa: D102
+    def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
+    def interval_of(self, plugin: str) -> int: ...  # noqa: D102
+    def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None: ...  # noqa: D102
+    def write_log(self, level: str, message: str) -> None: ...  # noqa: D102
+
+
+class Context:
+    """The one object through which a plugin speaks with hookd.
+
+    Attributes:
+        options: what the person gave as `-p NAME:key=value,...`, unparsed; use `option` to read them.
+    """
+
+    def __init__(self, plugin: str, options: Mapping[str, str], host: Host) -> None:
+        self.plugin = plugin
+        self.options = dict(options)
+        self.metrics: list[Counter | Gauge | Histogram] = []
+        self._host = host
+        self._known: set[str] = {"every"}
+
+    # -- options
+
+    def option(self, name: str, default: T, choices: Sequence[T] = (), kind: type[T] | None = None) -> T:
+        """Read one option; it has the type of `default`, or `kind` where the default is None.
+
+        Raises:
+            PluginError: the value is not of that type, or not one of `choices`.
+        """
+        self._known.add(name)
+        if name not in self.options:
+            return default
+        value: T = self._parse(name, self.options[name], kind if kind is not None else type(default))
+        if choices and value not in choices:
+            allowed = ", ".join(str(c) for c in choices)
+            raise PluginError(f"{self.plugin}: {name} must be one of {allowed}, not {self.options[name]!r}")
+        return value
+
+    def _parse(self, name: str, text: str, kind: type[Any]) -> Any:
+        if kind is bool:
+            if text.lower() in TRUE + FALSE:
+                return text.lower() in TRUE
+        elif kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                pass
+        else:
+            return text
+        expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise PluginError(f"{self.plugin}: {name} must be {expected}, not {text!r}")
+
+    def check_options(self) -> None:
+        """Refuse the options that `configure` never asked for.
+
+        Raises:
+            PluginError: with the nearest known name.
+        """
+        for name in self.options:
+            if name not in self._known:
+                near = difflib.get_close_matches(name, self._known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it knows: {', '.join(sorted(self._known))}"
+                raise PluginError(f"{self.plugin}: no such option: {name!r}", hint=hint)
+
+    # -- metrics
+
+    def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:
+        """Declare the counter `hookd_<plugin>_<name>` (exposed with `_total`, which `name` does not carry)."""
+        return self._declare(Counter(self._host.page, self._full(name), help, tuple(labels)))
+
+    def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
+        """Declare the gauge `hookd_<plugin>_<name>`."""
+        return self._declare(Gauge(self._host.page, self._full(name), help, tuple(labels)))
+
+    def histogram(self, name: str, help: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+        """Declare the histogram `hookd_<plugin>_<name>` with these upper bounds, ascending, without +Inf."""
+        return self._declare(Histogram(self._host.page, self._full(name), help, tuple(labels), tuple(buckets)))
+
+    def _declare(self, metric: M) -> M:
+        self.metrics.append(metric)
+        return metric
+
+    def _full(self, name: str) -> str:
+        if name.endswith("_total"):
+            raise PluginError(f"{self.plugin}: name the metric {name[:-6]!r}: counters get '_total' by themselves")
+        return f"hookd_{self.plugin}_{name}"
+
+    # -- what to tell
+
+    def incident(self, kind: str, message: str, **fields: Any) -> None:
+        """Report something worth telling a person; JSON-able `fields` go with it. Never call it at every step."""
+        self._host.report_incident(self.plugin, kind, message, fields)
+
+    def log(self, message: str) -> None:
+        """Write a line into the agent's log, which the daemon prints; never to the target's own output."""
+        self._host.write_log("info", f"{self.plugin}: {message}")
+
+    # -- where the training stands
+
+    @property
+    def run(self) -> str:
+        """The name of the training job."""
+        return self._host.run
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process in its job, 0 for a job of one."""
+        return self._host.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the job has."""
+        return self._host.world_size
+
+    @property
+    def step(self) -> int:
+        """The number of the step in progress, from 1; counted from the attach unless `is_step_absolute`."""
+        return self._host.step_now() + (self._host.step_offset() or 0)
+
+    @property
+    def is_step_absolute(self) -> bool:
+        """Whether `step` counts from the beginning of the training."""
+        return self._host.step_offset() is not None
+
+    @property
+    def origin(self) -> str:
+        """The step in progress in words, with what it counts from where that is not the training's beginning."""
+        return f"step {self.step}" + ("" if self.is_step_absolute else " (counted from the attach)")
+
+    def stack(self) -> tuple[Module, ...]:
+        """Give the modules that this thread is inside of, the outermost first."""
+        return self._host.module_stack()
+
+    def roots(self) -> list[Module]:
+        """Give the roots of all models seen, in the order in which they were first called."""
+        return self._host.model_roots()
+
+    def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
+        """Give the parameters that `optimizer` holds, in the models' order, with their names.
+
+        The order decides the bits of a norm: `clip_grad_norm_(model.parameters())` sums in the model's order, which
+        is not the optimizer's where it has several groups. Parameters of no known model come last.
+        """
+        return self._host.ordered_parameters(optimizer)
+
+    @property
+    def interval(self) -> int:
+        """How many steps lie between two sampled steps of this plugin right now."""
+        return self._host.interval_of(self.plugin)

@@ -1,0 +1,1 @@
+"""The daemon: finds pages, serves what they hold. Imports neither torch nor any plugin."""

@@ -1,0 +1,247 @@
+"""What a daemon does to targets when told to: attach, detach, change plugins, hold. Blocking; run in threads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookd.attach import AttachRequest, Control, attach, detach, payload
+from hookd.config import PluginSpec
+from hookd.daemon.targets import Identity
+from hookd.errors import HookdError, NoSuchTarget, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hookd.config import ServeConfig
+    from hookd.daemon.collector import Tally
+    from hookd.daemon.fleet import Fleet
+    from hookd.daemon.targets import Target
+
+ORPHAN_TIMEOUT_S = 2.0
+"""How long an agent may take to say who holds it."""
+YOUNG_S = 10.0
+"""An agent attached so recently may get its lease any moment."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked for one attach. Empty `plugins` stand for the configured ones.
+
+    Attributes:
+        timeout_s: how long it may take.
+        keep: the agent stays when nobody holds it.
+        run: the label; found from the target if None.
+        force: also try what may disturb a target that hangs.
+        plugin_dirs: beside the configured ones.
+    """
+
+    plugins: tuple[PluginSpec, ...] = ()
+    timeout_s: float = 10.0
+    keep: bool = False
+    run: str | None = None
+    force: bool = False
+    plugin_dirs: tuple[Path, ...] = ()
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Order:
+        """Read the body of `POST /v1/attach`.
+
+        Raises:
+            UsageError: a key is unknown or has the wrong type.
+        """
+        kinds: dict[str, Any] = {
+            "timeout_s": (int, float),
+            "keep": bool,
+            "force": bool,
+            "run": str,
+            "plugins": list,
+            "plugin_dirs": list,
+        }
+        values = {key: value for key, value in body.items() if key != "pid" and value is not None}
+        for key, value in values.items():
+            if key not in kinds or not isinstance(value, kinds[key]):
+                raise UsageError(f"the request's '{key}' is unknown or has the wrong type", reason="bad-request")
+        plugins = tuple(PluginSpec.from_json(item) for item in values.pop("plugins", ()))
+        plugin_dirs = tuple(Path(str(item)) for item in values.pop("plugin_dirs", ()))
+        return cls(plugins=plugins, plugin_dirs=plugin_dirs, **values)
+
+
+class Actions:
+    """Changes targets, and remembers which agents this daemon holds.
+
+    Args:
+        fleet: where the targets are.
+        tally: counts the attaches.
+        config: of the daemon.
+        lease_s: how long an agent attached here stays without a lease.
+    """
+
+    def __init__(self, fleet: Fleet, tally: Tally, config: ServeConfig, lease_s: float) -> None:
+        self._fleet = fleet
+        self._tally = tally
+        self._config = config
+        self._lease_s = lease_s
+        self._busy: set[int] = set()
+        self._undecided: list[Target] = []
+        self._lock = threading.Lock()
+
+    def attach(self, pid: int, order: Order) -> dict[str, Any]:
+        """Attach to a process, hold its agent and serve it.
+
+        Raises:
+            HookdError: why not; the process goes on as before.
+        """
+        with self._alone(pid):
+            try:
+                result = attach(pid, self._request(pid, order))
+            except HookdError as exc:
+                self._tally.count(exc.reason)
+                raise
+            self._tally.count("ok", None if result.method == "existing" else result.pause_s)
+            self._fleet.adopt(pid)
+            target = self._fleet.get(pid)
+            if not order.keep:
+                self.hold(target)
+        return {
+            "pid": pid,
+            "method": result.method,
+            "pause_s": result.pause_s,
+            "wall_s": result.wall_s,
+            "run": target.claim.run,
+            "rank": target.claim.rank,
+            "state": target.state,
+            "control": str(result.control),
+            "identity": result.identity,
+        }
+
+    def _request(self, pid: int, order: Order) -> AttachRequest:
+        config = self._config
+        plugins = order.plugins or config.plugins
+        return AttachRequest(
+            plugins=tuple(map(config.with_options, plugins)),
+            timeout_s=order.timeout_s,
+            lease_s=None if order.keep else self._lease_s,
+            run=order.run if order.run is not None else self._other_run(pid),
+            force=order.force,
+            plugin_dirs=(*order.plugin_dirs, *config.plugin_dirs),
+            budget=config.budget,
+            detail=config.detail,
+        )
+
+    def _other_run(self, pid: int) -> str | None:
+        """Give the name for the page when another job has that name already: so it survives this daemon."""
+        identity = Identity.of_process(pid)
+        run = self._fleet.claim(identity, pid).run
+        return None if run == identity.run else run
+
+    def hold(self, target: Target) -> None:
+        """Open a lease on a target's agent, unless there is one; an agent that refuses is logged.
+
+        Agents of `hookd run` and `hookd.start()` belong to their process, those attached with `--keep` to nobody.
+        """
+        identity = target.identity
+        if target.lease is not None or target.ended is not None or identity.method != "attach" or identity.keep:
+            return
+        try:
+            control = Control.connect(target.pid)
+            control.request("lease", seconds=self._lease_s)
+        except HookdError as exc:
+            _log.warning("no lease on the agent in process %d: %s", target.pid, exc)
+            return
+        if not target.take_lease(control):
+            control.close()
+
+    def adopt_orphans(self, new: Iterable[Target]) -> None:
+        """Hold the agents that nobody holds: an earlier daemon's. Called again and again; one thread at a time.
+
+        An agent that a foreground attach holds is left to it: Ctrl-C there must detach, also while we serve. A young
+        agent without a lease is looked at again, because who attaches takes the lease a moment later.
+
+        Args:
+            new: targets that have not been looked at before.
+        """
+        self._undecided = [target for target in (*self._undecided, *new) if not self._is_decided(target)]
+
+    def _is_decided(self, target: Target) -> bool:
+        """Hold the target's agent if it is an orphan; False if it is too early to say."""
+        identity = target.identity
+        if identity.method != "attach" or identity.keep or target.ended is not None or target.lease is not None:
+            return True
+        try:
+            with Control.connect(target.pid, ORPHAN_TIMEOUT_S) as control:
+                if control.request("status").get("leases") != 0:
+                    return True
+        except HookdError as exc:
+            _log.info("agent in process %d: %s", target.pid, exc)
+            return True
+        if time.time() - identity.attached < YOUNG_S:
+            return False
+        self.hold(target)
+        return True
+
+    def is_held_by_others(self, target: Target) -> bool:
+        """Tell whether another daemon holds the agent too."""
+        if target.lease is None:
+            return True
+        leases = target.lease.request("status").get("leases")
+        return isinstance(leases, int) and leases > 1
+
+    def detach(self, pid: int, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Tell a target's agent to go, whoever attached it.
+
+        Raises:
+            HookdError: it does not go; NoSuchTarget when there is none.
+        """
+        with self._alone(pid):
+            answer = detach(pid, timeout_s)
+            with contextlib.suppress(NoSuchTarget):
+                target = self._fleet.get(pid)
+                target.release()
+                self._fleet.leave(target)
+        return {"pid": pid, "restored": answer.get("restored"), "residue": answer.get("residue", [])}
+
+    def change_plugins(self, pid: int, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Load, unload or configure a plugin: `{"op", "plugin"}`, see `api.py`.
+
+        Raises:
+            HookdError: the agent refuses, or there is no such plugin.
+        """
+        op, spec = body.get("op"), PluginSpec.from_json(body.get("plugin"))
+        if op == "load":
+            source = payload.find(spec.name, self._config.plugin_dirs)
+            texts = {path: text.decode() for path, text in source.files.items()}
+            arguments: dict[str, Any] = {
+                "plugin": payload.describe(self._config.with_options(spec), source),
+                "sources": texts,
+            }
+        elif op == "unload":
+            arguments = {"name": spec.name}
+        elif op == "configure":
+            arguments = {"name": spec.name, "options": dict(spec.options)}
+        else:
+            raise UsageError("the request's 'op' is none of load, unload, configure", reason="bad-request")
+        with Control.connect(pid) as control:
+            answer = control.request(str(op), **arguments)
+        return {key: value for key, value in answer.items() if key != "ok"}
+
+    @contextlib.contextmanager
+    def _alone(self, pid: int) -> Iterator[None]:
+        """Keep two requests from attaching to, or detaching from, one process at a time."""
+        with self._lock:
+            if pid in self._busy:
+                raise HookdError(
+                    f"process {pid} is being attached or detached right now", reason="busy", hint="Try again."
+                )
+            self._busy.add(pid)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(pid)

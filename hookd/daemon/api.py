@@ -1,0 +1,246 @@
+"""The control API: HTTP and JSON on a Unix socket, for the same user and root alone. Everything that changes anything.
+
+    GET  /v1/version                   {"version", "pid", "protocol"}
+    GET  /v1/status                    {"version", "pid", "url", "control", "started", "is_embedded", "targets": [row…]}
+    GET  /v1/targets                   {"targets": [row…]}
+    POST /v1/attach                    {"pid", "plugins"?, "timeout_s"?, "keep"?, "force"?, "run"?, "plugin_dirs"?}
+    POST /v1/detach                    {"pid"} or {"all": true}, "timeout_s"?
+    GET  /v1/targets/PID/report        see `report.build_report`
+    POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "configure", "plugin": "NAME:key=value,…" or object}
+    GET  /v1/incidents                 ?run= &pid= &kind= &since= &limit=   {"incidents": [row…]}
+
+An error is {"error", "reason", "hint", "exit_code"} with a status of 400 or above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from hookd.daemon import describe
+from hookd.daemon.actions import Order
+from hookd.daemon.client import peer_credentials
+from hookd.errors import (
+    AttachError,
+    HookdError,
+    NoSuchTarget,
+    PermissionDenied,
+    TargetUnsupported,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from hookd.daemon.service import Service
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MAX_BODY = 1 << 20
+_STATUS: dict[type[HookdError], int] = {
+    UsageError: 400,
+    PermissionDenied: 403,
+    NoSuchTarget: 404,
+    TargetUnsupported: 422,
+    AttachError: 409,
+}
+_log = logging.getLogger(__name__)
+
+
+class Api:
+    """The routes of the control socket."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def app(self) -> web.Application:
+        """Make the application."""
+        app = web.Application(middlewares=[_answer_errors, _only_friends], client_max_size=MAX_BODY)
+        app.router.add_get("/v1/version", self._version)
+        app.router.add_get("/v1/status", self._status)
+        app.router.add_get("/v1/targets", self._targets)
+        app.router.add_get(r"/v1/targets/{pid:\d+}/report", self._report)
+        app.router.add_get("/v1/incidents", self._incidents)
+        app.router.add_post("/v1/attach", self._attach)
+        app.router.add_post("/v1/detach", self._detach)
+        app.router.add_post(r"/v1/targets/{pid:\d+}/plugins", self._plugins)
+        return app
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response(describe.daemon_version())
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response(self._service.status())
+
+    async def _targets(self, _: web.Request) -> web.Response:
+        return web.json_response({"targets": self._service.rows()})
+
+    async def _report(self, request: web.Request) -> web.Response:
+        target = self._service.fleet.get(_pid(request.match_info["pid"]))
+        return web.json_response(await asyncio.to_thread(describe.target_report, target))
+
+    async def _incidents(self, request: web.Request) -> web.Response:
+        wanted = incident_filter(request)
+        return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.store.query, **wanted)})
+
+    async def _attach(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        return web.json_response(await self._service.attach(_pid(body.get("pid")), Order.from_json(body)))
+
+    async def _detach(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        timeout_s = body.get("timeout_s", 10.0)
+        if not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
+            raise UsageError("the request's 'timeout_s' is no time", reason="bad-request")
+        if body.get("all") is True:
+            return web.json_response({"results": await self._service.detach_all(timeout_s)})
+        return web.json_response(await self._service.detach(_pid(body.get("pid")), timeout_s))
+
+    async def _plugins(self, request: web.Request) -> web.Response:
+        pid, body = _pid(request.match_info["pid"]), await _body(request)
+        return web.json_response(await self._service.change_plugins(pid, body))
+
+
+def incident_filter(request: web.Request) -> dict[str, Any]:
+    """Read what a query asks of the incident store.
+
+    Raises:
+        UsageError: an unknown parameter, or no number where one is needed.
+    """
+    kinds: dict[str, Callable[[str], Any]] = {"run": str, "pid": int, "kind": str, "since": float, "limit": int}
+    wanted: dict[str, Any] = {}
+    for key, text in request.query.items():
+        try:
+            wanted[key] = kinds[key](text)
+        except (KeyError, ValueError) as exc:  # noqa: PERF203  a query has a handful of keys
+            raise UsageError(f"the query's '{key}' is unknown or has the wrong type", reason="bad-request") from exc
+    return wanted
+
+
+def error_json(exc: HookdError) -> dict[str, Any]:
+    """Write an error down so that `client.error_of` makes it again."""
+    return {"error": exc.message, "reason": exc.reason, "hint": exc.hint, "exit_code": exc.exit_code}
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except HookdError as exc:
+        status = next((code for kind, code in _STATUS.items() if isinstance(exc, kind)), 500)
+        return web.json_response(error_json(exc), status=status)
+    except web.HTTPException as exc:
+        error: HookdError = UsageError(f"{request.method} {request.path}: {exc.reason}", reason="bad-request")
+        return web.json_response(error_json(error), status=exc.status)
+    except Exception as exc:  # noqa: BLE001  a mistake of ours must not look like a daemon that is gone
+        _log.exception("%s %s", request.method, request.path)
+        error = HookdError(f"the daemon failed: {type(exc).__name__}: {exc}", reason="internal")
+        return web.json_response(error_json(error), status=500)
+
+
+@web.middleware
+async def _only_friends(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let in who the kernel says is root or ourselves, whatever became of the socket's mode."""
+    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if connection is None or peer_credentials(connection)[1] not in (0, os.geteuid()):
+        raise PermissionDenied("this daemon belongs to another user", reason="other-user")
+    return await handler(request)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.text())
+    except ValueError as exc:
+        raise UsageError("the request's body is no JSON", reason="bad-request") from exc
+    if not isinstance(body, dict):
+        raise UsageError("the request's body is no object", reason="bad-request")
+    return body
+
+
+def _pid(value: object) -> int:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise UsageError("the request names no pid", reason="bad-request")
+    return value
+
+
+def bind(path: Path) -> socket.socket:
+    """Bind the control socket: 0600 from its first moment, in a directory that is ours.
+
+    A socket file that nobody answers on is a killed daemon's, and is removed.
+
+    Raises:
+        HookdError: reason "already-running": a daemon answers there.
+        PermissionDenied: the directory cannot be written, or another user could write there.
+    """
+    _own_directory(path.parent)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The socket file takes its mode from the descriptor's, so there is no moment at which it is open to others.
+    os.fchmod(listener.fileno(), 0o600)
+    try:
+        _remove_stale(path)
+        listener.bind(str(path))
+        path.chmod(0o600)
+    except OSError as exc:
+        listener.close()
+        raise PermissionDenied(
+            f"cannot bind the control socket {path}: {exc.strerror or exc}",
+            reason="control-socket",
+            hint="Name another place with --control.",
+        ) from exc
+    except HookdError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def _own_directory(directory: Path) -> None:
+    """Make the directory, and check that nobody else may put a socket of theirs there."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as exc:
+        raise PermissionDenied(
+            f"cannot make the directory {directory}: {exc.strerror}",
+            reason="control-socket",
+            hint="Name another place with --control, or set XDG_RUNTIME_DIR.",
+        ) from exc
+    if status.st_uid not in (0, os.geteuid()) or (
+        stat.S_IMODE(status.st_mode) & 0o022 and not status.st_mode & stat.S_ISVTX
+    ):
+        raise PermissionDenied(
+            f"others may write to the directory {directory}",
+            reason="control-socket",
+            hint="Name another with --control.",
+        )
+
+
+def _remove_stale(path: Path) -> None:
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(2)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            return
+        except FileNotFoundError:
+            return
+    raise HookdError(
+        f"another daemon answers on {path}",
+        reason="already-running",
+        hint="Use it (`hookd status`), or start this one with another --control and --listen.",
+    )

@@ -1,0 +1,177 @@
+"""Talk to a daemon over its control socket: what the CLI uses. Stdlib only, blocking."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+from hookd.config import default_control_path, host_path
+from hookd.errors import (
+    DaemonNotRunning,
+    HookdError,
+    NoSuchTarget,
+    PermissionDenied,
+    TargetUnsupported,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_BY_EXIT_CODE: Mapping[int, type[HookdError]] = {
+    kind.exit_code: kind for kind in (UsageError, DaemonNotRunning, NoSuchTarget, PermissionDenied, TargetUnsupported)
+}
+
+
+class DaemonClient:
+    """A daemon's control API. Connects anew for each request; usable from several threads.
+
+    Args:
+        path: the control socket.
+        timeout_s: how long a request may take that says nothing else.
+    """
+
+    def __init__(self, path: Path, timeout_s: float = 30.0) -> None:
+        self.path = path
+        self.timeout_s = timeout_s
+
+    @classmethod
+    def of(cls, host: str | None, environ: Mapping[str, str], timeout_s: float = 30.0) -> DaemonClient:
+        """Find the daemon: `--host`, else HOOKD_HOST, else HOOKD_CONTROL, else where `hookd serve` listens by default.
+
+        Raises:
+            ConfigError: the host is no `unix://PATH`.
+        """
+        host = host or environ.get("HOOKD_HOST") or None
+        if host is None and environ.get("HOOKD_CONTROL"):
+            host = "unix://" + os.path.abspath(environ["HOOKD_CONTROL"])  # noqa: PTH100  no symlinks resolved
+        return cls(host_path(host) if host else default_control_path(environ, os.geteuid()), timeout_s)
+
+    def is_running(self) -> bool:
+        """Tell whether a daemon answers.
+
+        Raises:
+            PermissionDenied: one may be there, but it is not ours to ask.
+        """
+        try:
+            self.request("GET", "/v1/version")
+        except DaemonNotRunning:
+            return False
+        return True
+
+    def request(self, method: str, path: str, body: object = None, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Send one request and give the object in its answer.
+
+        Args:
+            method: GET or POST.
+            path: as `/v1/targets`.
+            body: sent as JSON.
+            timeout_s: how long to wait for the answer.
+
+        Raises:
+            DaemonNotRunning: nobody answers on the socket.
+            PermissionDenied: the socket is another user's.
+            HookdError: what the daemon reports: kind, reason and hint are its own.
+        """
+        connection = _Connection(self.path, timeout_s or self.timeout_s)
+        try:
+            headers = {"Content-Type": "application/json"} if body is not None else {}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+        except TimeoutError as exc:
+            raise HookdError(f"the daemon on {self.path} does not answer", reason="timeout") from exc
+        except (OSError, http.client.HTTPException, ValueError) as exc:
+            raise DaemonNotRunning(f"the daemon on {self.path} has closed the connection: {exc}") from exc
+        finally:
+            connection.close()
+        if not isinstance(answer, dict):
+            raise HookdError(f"the daemon on {self.path} does not speak our protocol", reason="protocol")
+        if response.status >= 400:
+            raise error_of(answer)
+        return answer
+
+    # What the routes are, in words.
+
+    def version(self) -> dict[str, Any]:
+        """Give `version`, `pid` and `protocol` of the daemon."""
+        return self.request("GET", "/v1/version")
+
+    def status(self) -> dict[str, Any]:
+        """Give the daemon's own state, and its targets in short."""
+        return self.request("GET", "/v1/status")
+
+    def targets(self) -> list[dict[str, Any]]:
+        """Give all targets, those that linger too."""
+        return list(self.request("GET", "/v1/targets")["targets"])
+
+    def attach(self, pid: int, *, timeout_s: float = 10.0, **options: Any) -> dict[str, Any]:
+        """Attach to a process; `options` are the other keys of `POST /v1/attach`."""
+        return self.request(
+            "POST", "/v1/attach", {"pid": pid, "timeout_s": timeout_s, **options}, timeout_s=timeout_s + 20
+        )
+
+    def detach(self, pid: int, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Detach from a process."""
+        return self.request("POST", "/v1/detach", {"pid": pid, "timeout_s": timeout_s}, timeout_s=timeout_s + 20)
+
+    def detach_all(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Detach from all targets; each has its own result under `results`."""
+        return self.request("POST", "/v1/detach", {"all": True, "timeout_s": timeout_s}, timeout_s=timeout_s + 60)
+
+    def report(self, pid: int) -> dict[str, Any]:
+        """Give the report of a target."""
+        return self.request("GET", f"/v1/targets/{pid}/report")
+
+
+def error_of(answer: Mapping[str, Any]) -> HookdError:
+    """Make the exception again that the other side has written down."""
+    code = answer.get("exit_code")
+    kind = _BY_EXIT_CODE.get(code, HookdError) if isinstance(code, int) else HookdError
+    return kind(
+        str(answer.get("error", "the daemon refuses")),
+        reason=str(answer.get("reason", kind.reason)),
+        hint=str(answer.get("hint", "")),
+    )
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket whose other end is ours or root's."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect, and check who is there: the fallback for a runtime directory lies among everybody's files."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(self.timeout)
+        try:
+            connection.connect(str(self._path))
+        except PermissionError as exc:
+            connection.close()
+            raise PermissionDenied(
+                f"the daemon's control socket {self._path} is another user's", hint="Ask as that user, or as root."
+            ) from exc
+        except OSError as exc:
+            connection.close()
+            raise DaemonNotRunning(
+                f"no daemon answers on {self._path}: {exc.strerror or exc}",
+                hint="Start one with `hookd serve`, or name its socket with --host unix://PATH.",
+            ) from exc
+        _, uid, _ = peer_credentials(connection)
+        if uid not in (0, os.geteuid()) and os.geteuid() != 0:
+            connection.close()
+            raise PermissionDenied(f"the process that answers on {self._path} belongs to user {uid}", reason="impostor")
+        self.sock = connection
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Give pid, uid and gid of the other end of a Unix socket, as the kernel knows them."""
+    pid, uid, gid = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid, gid

@@ -1,0 +1,241 @@
+"""Turn the fleet into Prometheus families, anew at every scrape: what is not there any more leaves no ghost."""
+
+from __future__ import annotations
+
+import math
+import pwd
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from hookd.daemon.families import SUFFIXES, Heads, PageFamily, Part, cumulative
+from hookd.daemon.selection import Limits, Selection
+from hookd.daemon.targets import STATES
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hookd.daemon.fleet import Fleet
+    from hookd.daemon.targets import Target
+    from hookd.page import Family, Snapshot
+
+PAUSE_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0)
+PREFIX = "hookd_"
+_DROPPED = "hookd_series_dropped"
+_STANDARD_LABELS = ("run", "rank")
+_INFO_LABELS = (
+    "pid", "local_rank", "world_size", "script", "method", "user", "python", "torch", "agent_version", "reason",
+)  # fmt: skip
+
+
+class Tally:
+    """Attaches of this daemon, counted. Any thread may count."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._results = {"ok": 0}
+        self._pauses = [0] * (len(PAUSE_BUCKETS_S) + 1)
+        self._pause_sum_s = 0.0
+
+    def count(self, result: str, pause_s: float | None = None) -> None:
+        """Count one attach: "ok", or the reason why not; with the seconds that the main thread stood still."""
+        with self._lock:
+            self._results[result] = self._results.get(result, 0) + 1
+            if pause_s is not None:
+                bucket = next((n for n, bound in enumerate(PAUSE_BUCKETS_S) if pause_s <= bound), len(PAUSE_BUCKETS_S))
+                self._pauses[bucket] += 1
+                self._pause_sum_s += pause_s
+
+    def families(self) -> Iterator[Metric]:
+        """Give hookd_attach_total and hookd_attach_pause_seconds."""
+        attaches = CounterMetricFamily("hookd_attach", "Attaches by their result.", labels=["result"])
+        pauses = HistogramMetricFamily(
+            "hookd_attach_pause_seconds", "How long an attach stopped the target's main thread."
+        )
+        with self._lock:
+            for result, count in self._results.items():
+                attaches.add_metric([result], count)
+            pauses.add_metric([], cumulative(PAUSE_BUCKETS_S, self._pauses), self._pause_sum_s)
+        yield attaches
+        yield pauses
+
+
+class FleetCollector:
+    """A prometheus_client collector over a fleet. One `collect` at a time.
+
+    Args:
+        fleet: whose targets are served.
+        tally: of the daemon's attaches.
+        limits: of each target's series.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, fleet: Fleet, tally: Tally, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fleet = fleet
+        self._tally = tally
+        self._limits = limits
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._series: dict[Target, TargetSeries] = {}
+        self._last_scrape_s = 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        """Give every family of every target as prometheus_client has them."""
+        for family in self.families():
+            yield family.metric() if isinstance(family, PageFamily) else family
+
+    def families(self) -> list[Metric | PageFamily]:
+        """Give every family of every target, those of the same name merged."""
+        with self._lock:
+            started = self._clock()
+            targets = self._fleet.targets()
+            self._series = {one: self._series.get(one) or TargetSeries(one, self._limits) for one in targets}
+            merged = _Merged()
+            for series in self._series.values():
+                series.add_to(merged, started)
+            own = list(self._own_families())
+            self._last_scrape_s = self._clock() - started
+        return [*own, *merged.own.values(), *merged.of_pages.values()]
+
+    def _own_families(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("hookd_build", "The version of this daemon.", value={"version": __version__})
+        yield GaugeMetricFamily(
+            "hookd_scrape_duration_seconds", "How long the scrape before this one took to collect.", self._last_scrape_s
+        )
+        yield from self._tally.families()
+
+
+class _Merged:
+    """Families of one scrape by name. Targets may disagree on a name: who comes first is right.
+
+    Attributes:
+        own: the daemon's families about its targets.
+        of_pages: the pages' families.
+    """
+
+    def __init__(self) -> None:
+        self.own: dict[str, Metric] = {}
+        self.of_pages: dict[str, PageFamily] = {}
+        self._owners = dict.fromkeys(_CORE_NAMES, "")  # by name of a family or sample, the family that has it
+
+    def core(self, name: str, kind: str, text: str) -> Metric:
+        """Give one of the daemon's own families."""
+        if name not in self.own:
+            self.own[name] = Metric(name, text, kind)
+        return self.own[name]
+
+    def of_page(self, family: Family) -> PageFamily | None:
+        """Give the family to which a page's is added; None if its name or labels collide with another's."""
+        if set(_STANDARD_LABELS) & set(family.labels) or not family.name.startswith(PREFIX):
+            return None
+        names = [family.name, *(family.name + suffix for suffix in SUFFIXES[family.kind])]
+        if any(self._owners.get(name, family.name) != family.name for name in names):
+            return None
+        self._owners.update(dict.fromkeys(names, family.name))
+        known = self.of_pages.get(family.name)
+        if known is None:
+            known = self.of_pages[family.name] = PageFamily(family.name, family.help, family.kind)
+        return known if known.kind == family.kind else None
+
+
+class TargetSeries:
+    """The series of one target, with what is kept of them from scrape to scrape."""
+
+    def __init__(self, target: Target, limits: Limits) -> None:
+        self._target = target
+        self._selection = Selection(limits)
+        self._heads: dict[tuple[int, int, int], dict[int, Heads]] = {}
+        self._standard = {"run": target.claim.run, "rank": target.claim.rank}
+        self._refused = 0
+
+    def add_to(self, merged: _Merged, now: float) -> None:
+        """Add everything that this target has to say."""
+        target = self._target
+        snapshot = target.read()
+        is_alive = target.ended is None
+        self._add_state(merged)
+        self._add_process(merged, is_alive=is_alive)
+        if snapshot is None or target.state == "corrupt":
+            return
+        before, self._heads = self._heads, {}  # what a page has retired is forgotten with its key, see `page.Family`
+        refused = 0
+        for family, indexes in self._selection.served(snapshot, now):
+            if family.name == _DROPPED or not (is_alive or family.kind in ("counter", "histogram")):
+                continue
+            heads = self._heads[family.key] = before.get(family.key, {})
+            if (into := merged.of_page(family)) is not None:
+                into.parts.append(Part(family, indexes, self._standard, heads))
+            else:
+                refused += len(indexes)
+        self._refused = max(self._refused, refused)
+        self._add_dropped(merged, snapshot)
+
+    def _add_state(self, merged: _Merged) -> None:
+        target, identity = self._target, self._target.identity
+        is_up = float(target.ended is None)
+        merged.core(*_UP).add_sample("hookd_target_up", self._standard, is_up)
+        values = (
+            target.pid, identity.local_rank, identity.world_size, identity.script, identity.method, _user(identity.uid),
+            identity.python, identity.torch, identity.agent_version, target.ended.reason if target.ended else "",
+        )  # fmt: skip
+        info = {**self._standard, **{label: str(value) for label, value in zip(_INFO_LABELS, values, strict=True)}}
+        merged.core(*_INFO).add_sample("hookd_target_info", info, 1.0)
+        for state in STATES:
+            is_in = float(state == target.state)
+            merged.core(*_STATE).add_sample("hookd_target_state", {**self._standard, "state": state}, is_in)
+        if (age := target.heartbeat_age_s()) is not None:
+            merged.core(*_AGE).add_sample("hookd_heartbeat_age_seconds", self._standard, age)
+
+    def _add_process(self, merged: _Merged, *, is_alive: bool) -> None:
+        usage = self._target.usage()
+        values = (
+            (_CPU, usage.cpu_s, True),
+            (_MEMORY, usage.rss_bytes, is_alive),
+            (_THREADS, usage.threads, is_alive),
+            (_FDS, usage.fds, is_alive),
+        )
+        for (name, kind, text), value, is_served in values:
+            if value is not None and is_served:
+                sample = name + "_total" if kind == "counter" else name
+                merged.core(name, kind, text).add_sample(sample, self._standard, float(value))
+
+    def _add_dropped(self, merged: _Merged, snapshot: Snapshot) -> None:
+        told = next((family for family in snapshot.families if family.name == _DROPPED and family.first), None)
+        by_agent = max(float(snapshot.dropped), told.cells[told.first[0]] if told is not None else 0.0)
+        if math.isfinite(by_agent):
+            value = by_agent + self._selection.dropped + self._refused
+            merged.core(*_DROPS).add_sample(_DROPPED + "_total", self._standard, value)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name if uid >= 0 else ""
+    except KeyError:  # a container's
+        return str(uid)
+
+
+_UP = ("hookd_target_up", "gauge", "1 while the target is attached and its page can be read, else 0.")
+_INFO = ("hookd_target_info", "gauge", "Which process this is, and how it ended. Always 1.")
+_STATE = ("hookd_target_state", "gauge", "1 for the state that the target is in.")
+_AGE = ("hookd_heartbeat_age_seconds", "gauge", "Time since the target last called a module or stepped.")
+_CPU = ("hookd_process_cpu_seconds", "counter", "CPU time of the target.")
+_MEMORY = ("hookd_process_resident_memory_bytes", "gauge", "Resident memory of the target.")
+_THREADS = ("hookd_process_threads", "gauge", "Threads of the target.")
+_FDS = ("hookd_process_open_fds", "gauge", "Open file descriptors of the target.")
+_DROPS = (_DROPPED, "counter", "Series that are not served: over the limit, without room, or in conflict.")
+_CORE_NAMES = (
+    "hookd_build", "hookd_build_info", "hookd_scrape_duration_seconds", "hookd_attach", "hookd_attach_total",
+    "hookd_attach_pause_seconds", "hookd_attach_pause_seconds_bucket", "hookd_attach_pause_seconds_sum",
+    "hookd_attach_pause_seconds_count", _UP[0], _INFO[0], "hookd_target", _STATE[0], _AGE[0], _CPU[0],
+    _CPU[0] + "_total", _MEMORY[0], _THREADS[0], _FDS[0], _DROPPED, _DROPPED + "_total",
+)  # fmt: skip
+"""What no page may use for a family or a sample."""

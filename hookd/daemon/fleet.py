@@ -1,0 +1,232 @@
+"""All targets of this daemon: found by their pages, looked at once a second, kept a while after their end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+
+from hookd import labels
+from hookd.attach import proc
+from hookd.attach.discover import find_page
+from hookd.daemon.targets import Target, page_id
+from hookd.errors import HookdError, NoSuchTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from hookd.daemon.incidents import IncidentStore
+    from hookd.daemon.targets import Identity
+
+_log = logging.getLogger(__name__)
+_PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
+
+
+class Fleet:
+    """The targets. Methods block on /proc and on pages: call them from threads, any number at once.
+
+    Args:
+        store: where incidents go.
+        linger_s: how long an ended target's last counters are served.
+        only: the pids that may be targets; None for every process.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        store: IncidentStore,
+        *,
+        linger_s: float,
+        only: Collection[int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self._linger_s = linger_s
+        self._only = only
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._held: dict[int, Target] = {}
+        self._ended: list[Target] = []
+        self._is_closed = False
+
+    def targets(self) -> list[Target]:
+        """Give all targets that are served, the living and those that linger, by pid."""
+        with self._lock:
+            return sorted([*self._held.values(), *self._ended], key=lambda target: target.pid)
+
+    def get(self, pid: int) -> Target:
+        """Give the target of a pid, the living one before one that lingers.
+
+        Raises:
+            NoSuchTarget: this process holds no agent that the daemon knows.
+        """
+        for target in sorted(self.targets(), key=lambda target: target.ended is not None):
+            if target.pid == pid:
+                return target
+        raise NoSuchTarget(
+            f"process {pid} is no target of this daemon",
+            reason="not-attached",
+            hint=f"`hookd attach {pid}` makes it one.",
+        )
+
+    def scan(self) -> list[Target]:
+        """Look for pages in all processes that may be seen, and give the targets that are new."""
+        with self._lock:
+            held = set(self._held)
+        pids = held | (set(self._only) if self._only is not None else set(filter(_is_python, psutil.pids())))
+        started = sorted((ticks, pid) for pid in pids if (ticks := _start_ticks(pid)) is not None)
+        return [target for _, pid in started if (target := self.adopt(pid)) is not None]
+
+    def adopt(self, pid: int) -> Target | None:
+        """Make a target of a process that holds a page; None if it holds none, is one already, or may not be seen."""
+        try:
+            fd = find_page(pid)
+        except (HookdError, OSError):
+            return None
+        with self._lock:
+            known = self._held.get(pid)
+            if fd is None:
+                if known is not None and known.ended is None:
+                    self._left(known)
+                return None
+            if self._is_closed or (known is not None and known.page == page_id(fd)):
+                os.close(fd)
+                return None
+            if known is not None:
+                self._left(known)
+            return self._add(pid, fd)
+
+    def _add(self, pid: int, fd: int) -> Target | None:
+        try:
+            target = Target(pid, fd, self._clock)
+        except (HookdError, OSError, psutil.Error) as exc:  # it ended while we looked at it
+            _log.info("process %d: %s", pid, exc)
+            with contextlib.suppress(OSError):
+                os.close(fd)
+            return None
+        target.claim = self.claim(target.identity, pid)
+        self._ended = [old for old in self._ended if not _is_same(old.claim, target.claim)]
+        self._held[pid] = target
+        self._keep_incidents(target)
+        _log.info("target %d: run %s, rank %s, %s", pid, target.claim.run, target.claim.rank, target.state)
+        return target
+
+    def claim(self, identity: Identity, pid: int) -> labels.Claim:
+        """Settle the run and rank of a process that is, or is about to become, a target."""
+        job = labels.launcher(identity.world_size, pid, identity.ppid)
+        with self._lock:
+            others = [other.claim for other in self._held.values() if other.ended is None and other.pid != pid]
+        return labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others)
+
+    def _left(self, target: Target) -> None:
+        """No good page was found in a process that had one: it was detached, is another program now, or spoilt it."""
+        snapshot = target.read()
+        if target.ended is None and target.still_holds_page():
+            target.spoil()
+        if target.state == "corrupt":
+            return
+        if snapshot is not None and snapshot.state in ("detaching", "detached"):
+            target.detach()
+        else:
+            target.lose()
+        self._retire(target)
+
+    def poll(self) -> None:
+        """Look at every page and process, and let go of what has lingered long enough."""
+        for target in self.targets():
+            if target.ended is None:
+                target.poll()
+                self._keep_incidents(target)
+            elif target.state == "corrupt" and not target.is_running():
+                target.lose()
+            if target.ended is not None and target.state != "corrupt":
+                self._retire(target)
+        with self._lock:
+            now = self._clock()
+            self._ended = [one for one in self._ended if one.ended is None or now - one.ended.at < self._linger_s]
+
+    def lose(self, target: Target) -> None:
+        """Take the last copy of a target whose process is gone."""
+        target.lose()
+        self._retire(target)
+
+    def leave(self, target: Target) -> None:
+        """Take the last copy of a target whose agent was told to go."""
+        target.detach()
+        self._retire(target)
+
+    def _retire(self, target: Target) -> None:
+        with self._lock:
+            if self._held.get(target.pid) is not target:
+                return
+            del self._held[target.pid]
+            self._ended.append(target)
+        target.release()
+        self._keep_incidents(target)
+        self._tell_end(target)
+
+    def _tell_end(self, target: Target) -> None:
+        assert target.ended is not None
+        _log.info("target %d: %s (%s)", target.pid, target.state, target.ended.reason)
+        if target.ended.reason in ("exited", "detached"):
+            return
+        message = f"process {target.pid} {_REASONS.get(target.ended.reason, target.ended.reason)}"
+        incident = {"seq": -1, "time": target.ended.time, "kind": target.state, "message": message}
+        self.store.add(self._key(target), target.claim.run, target.claim.rank, [incident])
+
+    def _keep_incidents(self, target: Target) -> None:
+        snapshot = target.last()
+        if snapshot is None or len(snapshot.incidents) == 0:
+            return
+        new = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
+        if new:
+            self.store.add(self._key(target), target.claim.run, target.claim.rank, new)
+            target.incidents_stored = max(map(_seq, new))
+
+    @staticmethod
+    def _key(target: Target) -> tuple[int, int, int]:
+        return (target.pid, target.start_ticks, target.page[1])
+
+    def close(self) -> None:
+        """Let go of every target; their agents stay as they are."""
+        with self._lock:
+            self._is_closed = True
+            for target in self.targets():
+                target.close()
+            self._held.clear()
+            self._ended.clear()
+
+
+_REASONS = {"died": "ended without Python's own exit: a signal, os._exit, or exec"}
+
+
+def _is_same(one: labels.Claim, other: labels.Claim) -> bool:
+    return (one.run, one.rank) == (other.run, other.rank)
+
+
+def _seq(incident: dict[str, object]) -> int:
+    seq = incident.get("seq")
+    return seq if isinstance(seq, int) else 0
+
+
+def _is_python(pid: int) -> bool:
+    """Tell cheaply which processes are worth a look at all their descriptors."""
+    if _PYTHON.search(proc.link(pid, "exe")):
+        return True
+    try:
+        return any(_PYTHON.search(word) for word in proc.words(pid, "cmdline")[:1])
+    except (HookdError, OSError):
+        return False
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        return proc.start_ticks(pid)
+    except (HookdError, OSError, LookupError, ValueError):
+        return None

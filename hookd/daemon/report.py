@@ -1,0 +1,171 @@
+"""What a page says, put together for a person or a script: one JSON-able object per target."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from hookd.daemon.targets import steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hookd.page import Family, Snapshot
+
+MAX_LOGS = 50
+"""Lines of the agent's log in a report, the last ones."""
+
+
+def build_report(snapshot: Snapshot) -> dict[str, Any]:
+    """Merge the families of a page by module, plugin and incident.
+
+    A metric `hookd_<plugin>_<thing>` of a module stands at `modules[n]["metrics"][plugin][thing]`: a number, a
+    histogram `{"count", "sum", "mean"}`, or, where the family has labels beside `module`, a list of
+    `{**labels, "value": …}`. Those without a module stand at `metrics[plugin][thing]` in the same form. Numbers
+    that JSON does not have are None.
+
+    Args:
+        snapshot: of a page; may be the last one of a process that is gone.
+    """
+    values = _values(snapshot)
+    return {
+        "identity": snapshot.identity,
+        "state": snapshot.state,
+        "step": describe_steps(snapshot),
+        "modules": _modules(snapshot),
+        "metrics": _metrics(family for family in snapshot.families if "module" not in family.labels),
+        "observed": {labels["state"]: value for labels, value in values.get("hookd_modules", []) if "state" in labels},
+        "plugins": _plugins(values),
+        "overhead": {
+            "ratio": _single(values, "hookd_overhead_ratio"),
+            "seconds": _sum(values, "hookd_overhead_seconds"),
+        },
+        "incidents": snapshot.incidents,
+        "threads": _threads(snapshot),
+        "logs": snapshot.logs[-MAX_LOGS:],
+        "dropped_series": snapshot.dropped,
+    }
+
+
+def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
+    """Say how many steps were counted, from where, and which one that is in the whole run if that is known.
+
+    Returns:
+        counted: since the agent is there. offset: steps before, None if unknown. current: of the whole run if
+        `is_absolute`, else the same as counted. text: for a person.
+    """
+    offset = snapshot.identity.get("step_offset")
+    counted = steps(snapshot)
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        text = f"step {counted} (counted from the attach)"
+        return {"counted": counted, "offset": None, "current": counted, "is_absolute": False, "text": text}
+    current = counted + offset
+    return {"counted": counted, "offset": offset, "current": current, "is_absolute": True, "text": f"step {current}"}
+
+
+def _modules(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Give a row for each module, in the order in which the agent met them: parents before their children."""
+    rows: dict[str, dict[str, Any]] = {
+        entry.name: {"name": entry.name, "type": entry.type, "root": entry.root, "metrics": {}}
+        for _, entry in sorted(snapshot.modules.items())
+    }
+    for family in snapshot.families:
+        if "module" not in family.labels:
+            continue
+        plugin, thing = _split(family.name)
+        for labels, value in _series(family):
+            name = labels.pop("module")
+            row = rows.setdefault(name, {"name": name, "type": "", "root": 0, "metrics": {}})
+            _put(row["metrics"].setdefault(plugin, {}), thing, labels, value)
+    return list(rows.values())
+
+
+def _metrics(families: Iterator[Family]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for family in families:
+        plugin, thing = _split(family.name)
+        for labels, value in _series(family):
+            _put(found.setdefault(plugin, {}), thing, labels, value)
+    return found
+
+
+def _put(things: dict[str, Any], thing: str, labels: dict[str, str], value: object) -> None:
+    if labels:
+        things.setdefault(thing, []).append({**labels, "value": value})
+    else:
+        things[thing] = value
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Divide `hookd_timing_forward_seconds` into plugin and thing; a family of the core has no plugin: `steps`."""
+    plugin, _, thing = name.removeprefix("hookd_").partition("_")
+    return plugin, thing or plugin
+
+
+def _series(family: Family) -> Iterator[tuple[dict[str, str], Any]]:
+    for values, cells in family.series:
+        labels = dict(zip(family.labels, values, strict=True))
+        if family.kind == "histogram":
+            count, total = sum(cells[:-1]), cells[-1]
+            mean = _number(total / count) if count else None
+            yield labels, {"count": _number(count), "sum": _number(total), "mean": mean}
+        else:
+            yield labels, _number(cells[0])
+
+
+def _number(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    return int(value) if value == int(value) and abs(value) < 2**53 else value
+
+
+def _values(snapshot: Snapshot) -> dict[str, list[tuple[dict[str, str], Any]]]:
+    return {family.name: list(_series(family)) for family in snapshot.families if "module" not in family.labels}
+
+
+def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]]) -> list[dict[str, Any]]:
+    """Give a row for each plugin that the agent has told about."""
+    rows: dict[str, dict[str, Any]] = {}
+
+    def row(labels: dict[str, str]) -> dict[str, Any]:
+        name = labels.get("plugin", "")
+        empty = {"name": name, "state": None, "errors": 0, "interval_steps": None, "overhead_seconds": None}
+        return rows.setdefault(name, empty)
+
+    for labels, value in values.get("hookd_plugin_state", []):
+        if value:
+            row(labels)["state"] = labels.get("state")
+    columns = {
+        "errors": "hookd_plugin_errors",
+        "interval_steps": "hookd_sampling_interval_steps",
+        "overhead_seconds": "hookd_overhead_seconds",
+    }
+    for column, name in columns.items():
+        for labels, value in values.get(name, []):
+            row(labels)[column] = value
+    return sorted(rows.values(), key=lambda one: str(one["name"]))
+
+
+def _threads(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Say where each thread is, or was at the last copy."""
+    nowhere = {"name": None}
+    return [
+        {
+            "tid": beat.tid,
+            "name": beat.name,
+            "phase": beat.phase,
+            "module": snapshot.modules[beat.module].name if beat.module in snapshot.modules else nowhere["name"],
+            "step": beat.step,
+            "depth": beat.depth,
+            "events": beat.events,
+        }
+        for beat in snapshot.heartbeats
+    ]
+
+
+def _single(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> Any:
+    return next((value for _, value in values.get(name, [])), None)
+
+
+def _sum(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> float:
+    return float(sum(value for _, value in values.get(name, []) if value is not None))

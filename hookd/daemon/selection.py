@@ -1,0 +1,149 @@
+"""Which series of a target are served: Prometheus pays for each of them, every day, for ever.
+
+Full detail stays in the page, for `report`, `top` and the API. Served are, in this order, until `max_series` are:
+everything without a module, modules with a finding, the top of the tree, the costliest, the rest down to `max_depth`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from hookd.page import Family, Snapshot
+
+CORE = frozenset({
+    "hookd_steps", "hookd_step_seconds", "hookd_modules", "hookd_incidents", "hookd_overhead_seconds",
+    "hookd_overhead_ratio", "hookd_sampling_interval_steps", "hookd_plugin_errors", "hookd_plugin_state",
+    "hookd_series_dropped",
+})  # fmt: skip
+"""Families of the agent itself: never dropped."""
+FINDINGS = frozenset({"hookd_nan_origin", "hookd_nan_nonfinite"})
+"""Families in which a series above 0 is a finding about its module."""
+COSTS = frozenset({"hookd_timing_forward_seconds", "hookd_timing_backward_seconds"})
+"""Families whose sum is what a module costs."""
+INCUMBENT = 1.25
+"""A module that is served already counts as so much costlier: neighbours must not take turns."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of one target is served. `detail` "all" lifts every limit."""
+
+    detail: str = "auto"
+    max_series: int = 1000
+    max_depth: int = 2
+    top_modules: int = 50
+
+
+class Selection:
+    """What is served of one target, reconsidered when something changes; used by one thread at a time.
+
+    Attributes:
+        dropped: lines that are left out; it only grows, as a counter must.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.dropped = 0
+        self._limits = limits
+        self._chosen: frozenset[str] = frozenset()
+        self._seen: object = None
+        self._plan: list[Sequence[int]] = []
+        self._reconsider_at = 0.0
+        self._wait_s = 1.0
+
+    def served(self, snapshot: Snapshot, now: float) -> list[tuple[Family, Sequence[int]]]:
+        """Give each family with the indexes of its series that are served.
+
+        Args:
+            snapshot: of the target.
+            now: monotonic seconds; costs are compared anew at growing intervals, at last once an hour.
+        """
+        families = snapshot.families
+        if self._limits.detail == "all":
+            return [(family, range(len(family.first))) for family in families]
+        found = sorted(_findings(families))
+        seen = (found, [(family.key, len(family.first)) for family in families])
+        if seen != self._seen or now >= self._reconsider_at:
+            self._wait_s = 1.0 if seen != self._seen else min(3600.0, 2 * self._wait_s)
+            self._seen, self._reconsider_at = seen, now + self._wait_s
+            self._plan = self._decide(snapshot, found)
+            lines = sum(
+                _lines(family) * (len(family.first) - len(kept))
+                for family, kept in zip(families, self._plan, strict=True)
+            )
+            self.dropped = max(self.dropped, lines)
+        return list(zip(families, self._plan, strict=True))
+
+    def _decide(self, snapshot: Snapshot, found: Iterable[str]) -> list[Sequence[int]]:
+        """Give the indexes to serve for each family: what has no module comes first, then whole modules."""
+        left = self._limits.max_series
+        plan: dict[int, Sequence[int]] = {}
+        for number, family in enumerate(snapshot.families):
+            if "module" not in family.labels:
+                room = len(family.first) if family.name in CORE else max(0, left) // _lines(family)
+                plan[number] = range(min(len(family.first), room))
+                left -= len(plan[number]) * _lines(family)
+        self._chosen = self._choose(snapshot, found, left)
+        for number, family in enumerate(snapshot.families):
+            if number not in plan:
+                at = family.labels.index("module")
+                plan[number] = [k for k, values in enumerate(family.values) if values[at] in self._chosen]
+        return [plan[number] for number in range(len(snapshot.families))]
+
+    def _choose(self, snapshot: Snapshot, found: Iterable[str], left: int) -> frozenset[str]:
+        """Take modules in order of importance until the lines that are `left` are used up."""
+        lines: dict[str, int] = {}
+        for family in snapshot.families:
+            for module in _modules(family):
+                lines[module] = lines.get(module, 0) + _lines(family)
+        cost = self._costs(snapshot.families)
+        costliest = sorted(cost, key=lambda name: -cost[name])[: self._limits.top_modules]
+        by_depth = sorted(lines, key=depth)
+        top = [name for name in by_depth if depth(name) <= 1]
+        rest = [name for name in by_depth if depth(name) <= self._limits.max_depth]
+        chosen = set()
+        for name in dict.fromkeys([*found, *top, *costliest, *rest]):
+            left -= lines.get(name, 0)
+            if left < 0:
+                break
+            chosen.add(name)
+        return frozenset(chosen)
+
+    def _costs(self, families: Iterable[Family]) -> dict[str, float]:
+        """Give what each module costs, in seconds since the attach, children included."""
+        cost: dict[str, float] = {}
+        for family in families:
+            if family.name in COSTS and family.labels == ("module",):
+                for (module,), first in zip(family.values, family.first, strict=True):
+                    cost[module] = cost.get(module, 0.0) + family.cells[first]
+        return {name: s * (INCUMBENT if name in self._chosen else 1.0) for name, s in cost.items() if s > 0}
+
+
+def depth(module: str) -> int:
+    """Give how far below its root a module is named: 0 for `(root)` and `#2.(root)`, 1 for `fc`, 2 for `blocks.0`."""
+    name = module.partition(".")[2] if module.startswith("#") else module
+    return 0 if name in ("(root)", "") else name.count(".") + 1
+
+
+def _lines(family: Family) -> int:
+    """Give how many lines one series makes: of a histogram every bucket, the sum and the count."""
+    return len(family.buckets) + 3 if family.kind == "histogram" else 1
+
+
+def _modules(family: Family) -> Iterator[str]:
+    if "module" in family.labels:
+        at = family.labels.index("module")
+        yield from (values[at] for values in family.values)
+
+
+def _findings(families: Iterable[Family]) -> set[str]:
+    return {
+        module
+        for family in families
+        if family.name in FINDINGS
+        for module, first in zip(_modules(family), family.first, strict=False)  # no label, no modules
+        if family.cells[first] > 0
+    }

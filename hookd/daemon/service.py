@@ -1,0 +1,319 @@
+"""The daemon itself: what runs when, from the first bind to the last close. asyncio, one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from hookd.config import default_control_path, default_state_dir
+from hookd.daemon import api, describe
+from hookd.daemon.actions import Actions, Order
+from hookd.daemon.collector import FleetCollector, Tally
+from hookd.daemon.fleet import Fleet
+from hookd.daemon.incidents import IncidentStore
+from hookd.daemon.selection import Limits
+from hookd.daemon.web import Web
+from hookd.errors import HookdError, PermissionDenied
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+    from hookd.config import ServeConfig
+    from hookd.daemon.targets import Target
+
+EMBEDDED_LEASE_S = 60.0
+"""How long an agent outlives a foreground attach that was killed."""
+ATTACH_THREADS = 16
+DAY_S = 86400.0
+_log = logging.getLogger(__name__)
+
+
+class Service:
+    """A daemon: binds, finds, looks, serves. Use as an async context manager; everything else from its event loop.
+
+    Args:
+        config: how to serve.
+        only: the pids that this daemon serves (embedded in a foreground attach); None for every process.
+        environ: decides the default places.
+
+    Attributes:
+        url: where it listens on TCP, with the port that the kernel chose.
+        control: its control socket.
+        is_ready: whether it has looked for targets once.
+    """
+
+    def __init__(
+        self, config: ServeConfig, *, only: Collection[int] | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
+        environ = os.environ if environ is None else environ
+        self.config = config
+        self.is_embedded = only is not None
+        self.control = config.control or self._default_control(environ)
+        self.url = ""
+        self.is_ready = False
+        self.fleet = Fleet(
+            IncidentStore.open(config.state_dir or default_state_dir(environ, os.geteuid())),
+            linger_s=config.linger_s,
+            only=only,
+        )
+        self._tally = Tally()
+        lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
+        self._actions = Actions(self.fleet, self._tally, config, lease_s)
+        limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
+        self._collector = FleetCollector(self.fleet, self._tally, limits)
+        self._started = time.time()
+        self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
+        self._watched: dict[int, Target] = {}
+        self._new: list[Target] = []
+        self._stack = contextlib.AsyncExitStack()
+
+    def _default_control(self, environ: Mapping[str, str]) -> Path:
+        """An embedded daemon has a socket of its own: the default one belongs to `hookd serve`."""
+        path = default_control_path(environ, os.geteuid())
+        return path.with_name(f"attach-{os.getpid()}.sock") if self.is_embedded else path
+
+    async def __aenter__(self) -> Self:
+        """Bind both sockets, look for targets once, and go on looking.
+
+        Raises:
+            HookdError: reason "already-running", "address-in-use" or "control-socket".
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.fleet.store.close)
+            stack.callback(self._attachers.shutdown)
+            stack.callback(self._close_targets)
+            stack.push_async_callback(asyncio.to_thread, self._let_go)
+            listener = self._bind_control(stack)
+            await self._bind_tcp(stack)
+            await self._serve_control(listener, stack)  # last: who gets an answer here may ask for everything
+            await self._scan()
+            self.is_ready = True
+            for work, interval_s in (
+                (self._poll, self.config.poll_s),
+                (self._scan, self.config.scan_s),
+                (self._adopt, self.config.scan_s),
+                (self._prune, DAY_S),
+            ):
+                task = asyncio.create_task(_repeat(work, interval_s))
+                stack.push_async_callback(_end, task)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def _bind_control(self, stack: contextlib.AsyncExitStack) -> socket.socket:
+        listener = api.bind(self.control)
+        stack.callback(listener.close)
+        stack.callback(self.control.unlink, missing_ok=True)
+        return listener
+
+    async def _serve_control(self, listener: socket.socket, stack: contextlib.AsyncExitStack) -> None:
+        runner = web.AppRunner(api.Api(self).app(), access_log=None, handle_signals=False, shutdown_timeout=2)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, listener).start()
+
+    async def _bind_tcp(self, stack: contextlib.AsyncExitStack) -> None:
+        listen = self.config.listen
+        runner = web.AppRunner(
+            Web(self, self._collector).app(), access_log=None, handle_signals=False, shutdown_timeout=2
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        try:
+            await web.TCPSite(runner, listen.host, listen.port).start()
+        except OSError as exc:
+            kind = PermissionDenied if isinstance(exc, PermissionError) else HookdError
+            raise kind(
+                f"cannot listen on {listen}: {exc.strerror or exc}",
+                reason="address-in-use",
+                hint="Another daemon may be there; choose another with --listen, port 0 for any.",
+            ) from exc
+        host, port = runner.addresses[0][:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def _let_go(self) -> None:
+        """Give up every lease; the agents stay for their lease time, or as long as another daemon holds them."""
+        for target in self.fleet.targets():
+            target.release()
+
+    def _close_targets(self) -> None:
+        for pidfd in self._watched:
+            asyncio.get_running_loop().remove_reader(pidfd)
+        self.fleet.close()
+
+    # ---- what is repeated
+
+    async def _scan(self) -> None:
+        new = await asyncio.to_thread(self.fleet.scan)
+        self._new += new
+        self._watch()
+
+    async def _adopt(self) -> None:
+        new, self._new = self._new, []
+        if not self.is_embedded:
+            await asyncio.to_thread(self._actions.adopt_orphans, new)
+
+    async def _poll(self) -> None:
+        await asyncio.to_thread(self.fleet.poll)
+        self._watch()
+
+    async def _prune(self) -> None:
+        await asyncio.to_thread(self.fleet.store.prune, time.time() - self.config.retention_days * DAY_S)
+
+    def _watch(self) -> None:
+        """Have the event loop tell of each target's death at once; forget those that are served no more."""
+        loop = asyncio.get_running_loop()
+        served = {target.pidfd: target for target in self.fleet.targets() if target.pidfd >= 0}
+        for pidfd, target in list(self._watched.items()):
+            if served.get(pidfd) is not target:
+                self._unwatch(pidfd, target)
+        for pidfd, target in served.items():
+            if pidfd not in self._watched:
+                self._watched[pidfd] = target
+                loop.add_reader(pidfd, self._died, pidfd, target)
+
+    def _unwatch(self, pidfd: int, target: Target) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        del self._watched[pidfd]
+        target.close()
+
+    def _died(self, pidfd: int, target: Target) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        asyncio.get_running_loop().run_in_executor(None, self.fleet.lose, target)
+
+    # ---- what is asked for
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Describe all targets in short."""
+        return [describe.target_row(target) for target in self.fleet.targets()]
+
+    def status(self) -> dict[str, Any]:
+        """Describe the daemon and its targets in short."""
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "url": self.url,
+            "control": str(self.control),
+            "started": self._started,
+            "is_embedded": self.is_embedded,
+            "targets": self.rows(),
+        }
+
+    async def attach(self, pid: int, order: Order) -> dict[str, Any]:
+        """Attach to a process; see `Actions.attach`."""
+        answer: dict[str, Any] = await self._run(self._actions.attach, pid, order)
+        return answer
+
+    async def attach_all(self, pids: Sequence[int], order: Order) -> list[dict[str, Any]]:
+        """Attach to several processes at once; give the result or the error of each."""
+        return list(await asyncio.gather(*(self._tried(self._actions.attach, pid, order) for pid in pids)))
+
+    async def detach(self, pid: int, timeout_s: float) -> dict[str, Any]:
+        """Detach from a process; see `Actions.detach`."""
+        answer: dict[str, Any] = await self._run(self._actions.detach, pid, timeout_s)
+        return answer
+
+    async def detach_all(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Detach from all targets at once; give the result or the error of each."""
+        pids = [target.pid for target in self.fleet.targets() if target.ended is None]
+        return list(await asyncio.gather(*(self._tried(self._actions.detach, pid, timeout_s) for pid in pids)))
+
+    async def detach_own(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+        """Detach what this daemon holds and nobody else does: the end of a foreground attach."""
+        held = [target for target in self.fleet.targets() if target.ended is None and target.lease is not None]
+        return list(await asyncio.gather(*(self._tried(self._leave, target, timeout_s) for target in held)))
+
+    def _leave(self, target: Target, timeout_s: float) -> dict[str, Any]:
+        if self._actions.is_held_by_others(target):
+            target.release()
+            return {"pid": target.pid, "restored": None, "residue": [], "left": "another daemon holds it"}
+        return self._actions.detach(target.pid, timeout_s)
+
+    async def change_plugins(self, pid: int, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Load, unload or configure a plugin; see `Actions.change_plugins`."""
+        answer: dict[str, Any] = await self._run(self._actions.change_plugins, pid, body)
+        return answer
+
+    async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._attachers, work, *arguments)
+        finally:
+            self._watch()
+
+    async def _tried(self, work: Callable[..., Any], target: Target | int, *arguments: Any) -> dict[str, Any]:
+        pid = target if isinstance(target, int) else target.pid
+        try:
+            answer: dict[str, Any] = await self._run(work, target, *arguments)
+        except HookdError as exc:
+            return {"pid": pid, **api.error_json(exc)}
+        return answer
+
+
+async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    """Do the work for ever; a round that fails is logged, and the next one comes."""
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001  whatever it is, the daemon goes on serving
+            _log.exception("%s", getattr(work, "__name__", work))
+        await asyncio.sleep(interval_s)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, and give the exit status 0. Agents stay for their lease. Logs go to stderr.
+
+    Raises:
+        HookdError: it could not start.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+    async def run() -> None:
+        async with Service(config, only=only) as service:
+            with signals() as stop:
+                _log.info("hookd %s serves %s/metrics, control %s", __version__, service.url, service.control)
+                _log.info("%s: shutting down; agents stay for %g s", (await stop).name, config.lease_s)
+
+    asyncio.run(run())
+    return 0
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[asyncio.Future[signal.Signals]]:
+    """Catch SIGTERM and SIGINT: the future holds the first. Main thread only."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def arrive(number: signal.Signals) -> None:
+        if not came.done():
+            came.set_result(number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, arrive, number)
+    try:
+        yield came
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

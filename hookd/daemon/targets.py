@@ -1,0 +1,377 @@
+"""One target as the daemon sees it: its page, its pulse, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import psutil
+
+from hookd import labels
+from hookd.attach import proc
+from hookd.errors import HookdError, PageError
+from hookd.page import PageReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hookd.attach import Control
+    from hookd.page import Heartbeat, Snapshot
+
+State = Literal["attached", "lost", "corrupt", "detached"]
+STATES: tuple[State, ...] = ("attached", "lost", "corrupt", "detached")
+"""Served and alive; the process is gone; the page cannot be trusted; the agent has left."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the target says of itself, every field checked: the page belongs to a process that is not ours."""
+
+    run: str
+    rank: str
+    local_rank: int = 0
+    world_size: int = 1
+    script: str = ""
+    python: str = ""
+    torch: str = ""
+    method: str = ""
+    agent_version: str = ""
+    uid: int = -1
+    ppid: int = 0
+    started: float = 0.0
+    attached: float = 0.0
+    step_offset: int | None = None
+    keep: bool = False
+
+    @classmethod
+    def of_page(cls, raw: Mapping[str, Any], *, pid: int) -> Identity:
+        """Read the identity of a page; what has another type than it should is as if it were not there."""
+        script = _text(raw, "script")
+        offset = raw.get("step_offset")
+        return cls(
+            run=_text(raw, "run")[: labels.MAX_RUN] or labels.script_name(script),
+            rank=_text(raw, "rank") or "0",
+            local_rank=_whole(raw, "local_rank"),
+            world_size=max(1, _whole(raw, "world_size")),
+            script=script,
+            python=_text(raw, "python"),
+            torch=_text(raw, "torch"),
+            method=_text(raw, "method"),
+            agent_version=_text(raw, "agent_version"),
+            uid=_owner(pid),
+            ppid=_parent(pid),
+            started=_real(raw, "started"),
+            attached=_real(raw, "attached"),
+            step_offset=offset if isinstance(offset, int) and not isinstance(offset, bool) else None,
+            keep=raw.get("keep") is True,
+        )
+
+    @classmethod
+    def of_process(cls, pid: int) -> Identity:
+        """Guess from outside what a process would say of itself: before its attach, or when its page is unreadable."""
+        try:
+            environ, script = proc.environ(pid), script_of(proc.words(pid, "cmdline"))
+        except (HookdError, OSError):
+            environ, script = {}, ""
+        return cls(
+            run=labels.run_label(environ, script),
+            rank=labels.rank_label(environ),
+            local_rank=labels.local_rank(environ),
+            world_size=labels.world_size(environ),
+            script=script,
+            uid=_owner(pid),
+            ppid=_parent(pid),
+        )
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether a person or a launcher named the run, and not merely its script."""
+        return self.run != labels.script_name(self.script)
+
+
+def script_of(cmdline: list[str]) -> str:
+    """Find the script, or the module after `-m`, in the command line of a Python process; "" when there is none."""
+    words = iter(cmdline[1:])
+    for word in words:
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(words, None)
+        elif word in ("-c", "-"):
+            return ""
+        elif word.startswith("-m"):
+            module = word[2:] or next(words, "")
+            return module.rpartition(".")[2] + ".py" if module else ""
+        elif not word.startswith("-"):
+            return word
+    return ""
+
+
+def _text(raw: Mapping[str, Any], key: str) -> str:
+    value = raw.get(key)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        return ""
+    return str(value)
+
+
+def _whole(raw: Mapping[str, Any], key: str) -> int:
+    value = raw.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _real(raw: Mapping[str, Any], key: str) -> float:
+    value = raw.get(key)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+
+
+def _owner(pid: int) -> int:
+    try:
+        return proc.status(pid).uid
+    except (HookdError, OSError, LookupError, ValueError):
+        return -1
+
+
+def _parent(pid: int) -> int:
+    try:
+        return proc.status(pid).ppid
+    except (HookdError, OSError, LookupError, ValueError):
+        return 0
+
+
+class Pulse:
+    """When a target last made an event, by the daemon's own clock: the hot path of the target reads none."""
+
+    def __init__(self, now: float) -> None:
+        self._seen: dict[int, int] = {}
+        self._changed = now
+
+    def see(self, beats: Iterable[Heartbeat], now: float) -> None:
+        """Compare with what was seen before; called about once a second, and at each scrape."""
+        events = {beat.tid: beat.events for beat in beats}
+        if any(self._seen.get(tid, 0) != count for tid, count in events.items()):
+            self._changed = now
+        self._seen = events
+
+    def age_s(self, now: float) -> float:
+        """Give the seconds since the last change that was seen."""
+        return max(0.0, now - self._changed)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the operating system counts for a process. None where it does not tell us."""
+
+    cpu_s: float | None = None
+    rss_bytes: int | None = None
+    threads: int | None = None
+    fds: int | None = None
+
+
+@dataclass
+class Ended:
+    """How a target ended.
+
+    Attributes:
+        reason: "exited" (Python came to its end), "died" (a signal, `os._exit`, or it became another program),
+            "detached", or why its page is not trusted.
+        at: by the monotonic clock.
+    """
+
+    reason: str
+    at: float
+    time: float = field(default_factory=time.time)
+
+
+class Target:
+    """A process that holds a page. Its methods may be called from any thread.
+
+    Attributes:
+        pid: as the daemon sees it.
+        start_ticks: field 22 of its /proc/PID/stat; with the pid it names the process.
+        page: device and inode of the page's memfd, which tell one attach from the next.
+        claim: the run and rank that it is served under.
+        state: one of STATES.
+        ended: how it ended, None while it is attached.
+        pidfd: readable once the process is gone; -1 where the kernel has none, and after the end.
+        lease: an open connection to the agent while this daemon holds it.
+    """
+
+    def __init__(self, pid: int, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take over the page's descriptor `fd`. A page that cannot be trusted makes a target in state "corrupt"."""
+        self.pid = pid
+        self.start_ticks = proc.start_ticks(pid)
+        self.page = page_id(fd)
+        self.state: State = "attached"
+        self.ended: Ended | None = None
+        self.incidents_stored = 0
+        self.lease: Control | None = None
+        self._process = psutil.Process(pid)
+        self.pidfd = _pidfd(pid)
+        self._clock = clock
+        self._pulse = Pulse(clock())
+        self._lock = threading.Lock()
+        self._snapshot: Snapshot | None = None
+        self._usage = Usage()
+        self._reader: PageReader | None = None
+        try:
+            self._reader = PageReader(fd)
+            self._snapshot = self._reader.read()
+            self.identity = Identity.of_page(self._snapshot.identity, pid=pid)
+        except PageError as exc:
+            self.identity = Identity.of_process(pid)
+            self._close("corrupt", exc.reason)
+        self.claim = labels.Claim(pid, pid, self.identity.rank, self.identity.run, self.identity.run)
+
+    def read(self) -> Snapshot | None:
+        """Copy the page; of a target that has ended, the last copy. None when there never was a good one."""
+        with self._lock:
+            self._refresh()
+            return self._snapshot
+
+    def last(self) -> Snapshot | None:
+        """Give the copy that was made last, without making one."""
+        return self._snapshot
+
+    def poll(self) -> None:
+        """Look at page and process; notices a detach, and a death where there is no pidfd."""
+        with self._lock:
+            self._refresh()
+            if self.ended is None:
+                self._usage = _usage(self._process, self._usage)
+        if self.ended is None and self.pidfd < 0 and not self.is_running():
+            self.lose()
+
+    def lose(self) -> None:
+        """Take the last copy of the page: the process is gone, or is another program now."""
+        with self._lock:
+            self._refresh()
+            state = self._snapshot.state if self._snapshot is not None else ""
+            self._close("lost", "exited" if state == "exited" else "died")
+
+    def detach(self) -> None:
+        """Take the last copy of the page: its agent has left."""
+        with self._lock:
+            self._refresh()
+            self._close("detached", "detached")
+
+    def spoil(self) -> None:
+        """Trust the page no more."""
+        with self._lock:
+            self._close("corrupt", "corrupt")
+
+    def still_holds_page(self) -> bool:
+        """Tell whether the process has the memory file of its page open, whatever is in it."""
+        try:
+            numbers = os.listdir(f"/proc/{self.pid}/fd")  # noqa: PTH208  names only, in one call
+        except OSError:
+            return False
+        return any(self._is_page(f"/proc/{self.pid}/fd/{number}") for number in numbers)
+
+    def _is_page(self, path: str) -> bool:
+        try:
+            status = os.stat(path)  # noqa: PTH116
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self.page
+
+    def _refresh(self) -> None:
+        if self._reader is None or self.ended is not None:
+            return
+        try:
+            self._snapshot = self._reader.read()
+        except PageError as exc:
+            self._close("corrupt", exc.reason)
+            return
+        self._pulse.see(self._snapshot.heartbeats, self._clock())
+        if self._snapshot.state == "detached":
+            self._close("detached", "detached")
+
+    def _close(self, state: State, reason: str) -> None:
+        if self.ended is None or self.state == "corrupt":
+            self.state = state
+            self.ended = Ended(reason, self._clock())
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def is_running(self) -> bool:
+        """Tell whether the very process still runs (a zombie does not)."""
+        try:
+            return proc.start_ticks(self.pid) == self.start_ticks and proc.status(self.pid).state not in "ZX"
+        except (HookdError, OSError, LookupError, ValueError):
+            return False
+
+    def heartbeat_age_s(self) -> float | None:
+        """Give the seconds since its last event, None once it has ended."""
+        return None if self.ended is not None else self._pulse.age_s(self._clock())
+
+    def usage(self) -> Usage:
+        """Give what the operating system counts for it; after its end, the last."""
+        with self._lock:
+            if self.ended is None:
+                self._usage = _usage(self._process, self._usage)
+            return self._usage
+
+    def take_lease(self, lease: Control) -> bool:
+        """Keep this open connection as our lease; False if there is one already, or nothing to hold any more."""
+        with self._lock:
+            if self.lease is not None or self.ended is not None:
+                return False
+            self.lease = lease
+            return True
+
+    def release(self) -> None:
+        """Give up the lease on the agent, if there is one."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            lease.close()
+
+    def close(self) -> None:
+        """Close what is open; the agent stays as it is. Nobody may watch the pidfd any more."""
+        self.release()
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def steps(snapshot: Snapshot) -> int:
+    """Give the optimizer steps that the agent has counted."""
+    family = next((family for family in snapshot.families if family.name == "hookd_steps"), None)
+    value = family.cells[family.first[0]] if family is not None and family.first else 0.0
+    return int(value) if 0 <= value < 2**53 else 0
+
+
+def page_id(fd: int) -> tuple[int, int]:
+    """Tell one page from another: device and inode of its memory file."""
+    status = os.fstat(fd)
+    return (status.st_dev, status.st_ino)
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):  # an old kernel, a sandbox; poll() then looks at /proc
+        return -1
+
+
+def _usage(process: psutil.Process, before: Usage) -> Usage:
+    """Ask for what may be known; keep the last CPU time of a process that is going."""
+    try:
+        with process.oneshot():
+            cpu = process.cpu_times()
+            usage = Usage(cpu.user + cpu.system, process.memory_info().rss, process.num_threads(), _fds(process))
+    except (psutil.Error, OSError):
+        return Usage(before.cpu_s)
+    return usage
+
+
+def _fds(process: psutil.Process) -> int | None:
+    try:
+        return int(process.num_fds())
+    except (psutil.Error, OSError):
+        return None

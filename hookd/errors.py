@@ -1,0 +1,108 @@
+"""What hookd raises, each with a machine-readable reason and what the reader can do. Runs on both sides.
+
+HookdError                    exit 1
++-- UsageError                exit 2   the caller's words are wrong
+|   +-- ConfigError                    an option, a file or an environment variable is wrong
+|   +-- PluginError                    a plugin cannot be loaded as it is
++-- DaemonNotRunning          exit 3   nothing answers on the control socket
++-- NoSuchTarget              exit 4   no such process, or it holds no agent
++-- PermissionDenied          exit 5   the kernel, the owner or a policy refuses
++-- TargetUnsupported         exit 6   this process cannot be served, whatever one does
++-- AttachError               exit 1   tried and failed: timeout, stopped, traced, zombie, died, blocked
++-- PageError                 exit 1   the page of a target cannot be created or trusted
++-- ControlError              exit 1   the agent refused a request, or stopped answering
+"""
+
+from __future__ import annotations
+
+
+class HookdError(Exception):
+    """The root of all that hookd raises on purpose.
+
+    Args:
+        message: what failed, for which pid or plugin.
+        reason: a stable word for scripts (`--json` prints it).
+        hint: what the reader can do; empty when nothing helps.
+    """
+
+    exit_code = 1
+    reason = "error"
+
+    def __init__(self, message: str, *, reason: str | None = None, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason if reason is not None else type(self).reason
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with reason and hint: the injector helper sends its error over a pipe."""
+        return (_rebuild, (type(self), self.message, self.reason, self.hint))
+
+
+def _rebuild(kind: type[HookdError], message: str, reason: str, hint: str) -> HookdError:
+    return kind(message, reason=reason, hint=hint)
+
+
+class UsageError(HookdError):
+    """The caller's words are wrong."""
+
+    exit_code = 2
+    reason = "usage"
+
+
+class ConfigError(UsageError):
+    """An option, a configuration file or an environment variable is wrong."""
+
+    reason = "config"
+
+
+class PluginError(UsageError):
+    """A plugin cannot be loaded or configured as it is."""
+
+    reason = "plugin"
+
+
+class DaemonNotRunning(HookdError):  # noqa: N818 - says what is so
+    """Nothing answers on the daemon's control socket."""
+
+    exit_code = 3
+    reason = "daemon-not-running"
+
+
+class NoSuchTarget(HookdError):  # noqa: N818
+    """There is no such process, or it holds no agent."""
+
+    exit_code = 4
+    reason = "no-such-process"
+
+
+class PermissionDenied(HookdError):  # noqa: N818
+    """The kernel, the owner or a policy refuses."""
+
+    exit_code = 5
+    reason = "permission-denied"
+
+
+class TargetUnsupported(HookdError):  # noqa: N818
+    """This process cannot be served, whatever one does."""
+
+    exit_code = 6
+    reason = "unsupported"
+
+
+class AttachError(HookdError):
+    """The attach was tried and failed; the reason says at what."""
+
+    reason = "attach-failed"
+
+
+class PageError(HookdError):
+    """The page of a target cannot be created, or must not be trusted."""
+
+    reason = "page"
+
+
+class ControlError(HookdError):
+    """The agent refused a request, or stopped answering."""
+
+    reason = "control"

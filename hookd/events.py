@@ -1,0 +1,46 @@
+"""What a hook is told about a module. Runs in the target, and never keeps a model alive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import weakref
+
+    from torch import nn
+
+
+class Module:
+    """A module of an observed model, as hooks see it: a name and a place in the tree, not the module itself.
+
+    Attributes:
+        name: as in `named_modules()`, without wrapper prefixes; the root is `(root)`, the names of a second root
+            begin with `#2.`. This is the value of the label `module`.
+        type: the name of its class.
+        id: a number that no other module of this process has had; a good key for a plugin's own dict.
+        depth: 0 for a root.
+        root: the ordinal of its root, from 1.
+        parent: the module that contains it, None for a root.
+        leaf: whether it contains no modules.
+    """
+
+    __slots__ = ("_ref", "depth", "id", "leaf", "name", "parent", "root", "type")
+
+    def __init__(  # noqa: PLR0913 - a record
+        self, name: str, kind: str, number: int, root: int, parent: Module | None, *, leaf: bool
+    ) -> None:
+        self.name = name
+        self.type = kind
+        self.id = number
+        self.root = root
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.leaf = leaf
+        self._ref: weakref.ref[nn.Module] | None = None
+
+    def torch(self) -> nn.Module | None:
+        """Give the module itself, or None when it is gone. Never keep it."""
+        return None if self._ref is None else self._ref()
+
+    def __repr__(self) -> str:
+        return f"<Module {self.name} ({self.type})>"

@@ -1,0 +1,270 @@
+"""Every hook that a plugin can implement: the reference for plugin authors. Runs in the target.
+
+A plugin implements any subset of the hooks, and each hook with any subset of its arguments, by name:
+
+    from hookd import Plugin, hookimpl
+
+    class Widths(Plugin):
+        name = "widths"
+
+        @hookimpl
+        def configure(self, context):
+            self.calls = context.counter("calls", "Calls of each linear layer.", ["module"])
+
+        @hookimpl
+        def select(self, module):
+            return module.type == "Linear"
+
+        @hookimpl
+        def forward(self, module):
+            self.calls.labels(module.name).inc()
+
+What holds for all of them:
+- Hot hooks (all but configure, unconfigure, select and tick) run inside the training code, in the thread that runs
+  it. Return at once: no I/O, no lock, no `.item()` on a device tensor, no random numbers.
+- What is passed is the training code's own: never keep a tensor, never change one in place.
+- A hook that asks for a tensor (inputs, kwargs, output, grad...) runs under `no_grad` and outside torch's dispatch
+  modes; one that does not is cheaper, because nothing has to be switched.
+- A hook that raises is counted; after `max_errors` its plugin is quarantined and training goes on.
+- Only a plugin with `mutates = True` that was enabled by name may return something from a hot hook. An observer that
+  does is counted as in error, and what it returned is ignored.
+- Arguments have no defaults (pluggy treats those as constants), and hook wrappers are refused.
+- A module call made again by activation checkpointing inside a backward is passed on only to hooks that ask for
+  `recompute`, so nothing is counted twice by accident; a mutating plugin gets it always, since a recompute must give
+  what the first pass gave.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd._pluggy import HookspecMarker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
+
+    from hookd.context import Context
+    from hookd.events import Module
+
+hookspec = HookspecMarker("hookd")
+
+
+@hookspec
+def configure(context: Context) -> None:
+    """Read the options and declare the metrics; once, before anything else, in hookd's own thread.
+
+    Raising here refuses the plugin and tells the person who asked for it why.
+
+        @hookimpl
+        def configure(self, context):
+            self.every = context.option("every", 10)
+            self.norm = context.gauge("norm", "L2 norm of the output.", ["module"])
+    """
+
+
+@hookspec
+def unconfigure() -> None:
+    """Let go of everything; once, at unload and at detach, in hookd's own thread, after the last event.
+
+    @hookimpl
+    def unconfigure(self):
+        self.file.close()
+    """
+
+
+@hookspec
+def select(module: Module) -> bool | None:
+    """Say whether this plugin wants the events of `module`; once per module, before its first event.
+
+    In the training thread, when a model is first called: be quick. Without this hook a plugin gets every module.
+    Return a true value to select.
+
+        @hookimpl
+        def select(self, module):
+            return module.depth <= 2 and module.type != "Dropout"
+    """
+
+
+@hookspec
+def forward_pre(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], recompute: bool) -> Any:
+    """Run before `forward` of a selected module; at every call, in the calling thread.
+
+    Mutating plugins: as torch's forward pre-hooks. A returned value replaces the positional inputs and is wrapped
+    into a tuple if it is none; a hook that asks for `kwargs` returns `(inputs, kwargs)` instead. The next hook sees
+    it. Source: torch/nn/modules/module.py `_call_impl`, 2.13.
+
+        @hookimpl
+        def forward_pre(self, module, inputs):
+            self.batch = len(inputs[0])
+    """
+
+
+@hookspec
+def forward(
+    module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, elapsed_ns: int, recompute: bool
+) -> Any:
+    """Run after `forward` of a selected module has returned; at every call, in the calling thread.
+
+    `elapsed_ns` is wall time, children included; on a GPU it is the time to launch, not to run. `inputs` may have
+    been modified in place by the module.
+
+    Mutating plugins: a returned value replaces the output, for the next hook as well.
+
+        @hookimpl
+        def forward(self, module, output):
+            if isinstance(output, torch.Tensor):
+                self.norm.labels(module.name).set(float(output.norm()))
+    """
+
+
+@hookspec
+def forward_error(module: Module, error: BaseException) -> None:
+    """Run when `forward` of a selected module raised; the error goes on to the training code whatever happens here.
+
+    Not called for the early stop of an activation checkpoint, which is no error.
+
+        @hookimpl
+        def forward_error(self, module, error):
+            self.context.incident("error", f"{module.name}: {error}", module=module.name)
+    """
+
+
+@hookspec
+def backward_pre(module: Module, grad_output: tuple[Any, ...]) -> Any:
+    """Run when the gradient of the module's output is known, before the module's own backward.
+
+    In the thread that runs the backward: the caller's on a CPU, autograd's device thread on a GPU. `grad_output` has
+    one entry for each tensor found in the output (dicts, tuples and dataclasses are searched), None where there is
+    no gradient. Mutating plugins: a returned value replaces `grad_output`; a single tensor is wrapped into a tuple.
+    They are called once for each autograd node that made outputs, as its gradients come: the others are None then.
+
+        @hookimpl
+        def backward_pre(self, module, grad_output):
+            self.seen.labels(module.name).inc()
+    """
+
+
+@hookspec
+def backward(module: Module, grad_input: tuple[Any, ...], grad_output: tuple[Any, ...], elapsed_ns: int) -> Any:
+    """Run when the module's backward is done.
+
+    `grad_input` has one entry for each positional input, None where it is no tensor or needs no gradient; it is the
+    gradient that flows out of this module alone, not the sum over all users of the input. `elapsed_ns` is the wall
+    time since `backward_pre`.
+
+    Mutating plugins: a returned value replaces `grad_input`, as torch's full backward hook would, without adding
+    nodes to the graph and with in-place operations allowed. They are called once for each group of inputs whose
+    gradients are complete at the same time: the others are None then. Of a tensor that was passed in twice they see
+    the sum, at its first place.
+
+        @hookimpl
+        def backward(self, module, elapsed_ns):
+            self.seconds.labels(module.name).inc(elapsed_ns / 1e9)
+    """
+
+
+@hookspec
+def param_grad(module: Module, name: str, param: Parameter, grad: Tensor) -> None:
+    """Run when the gradient of a parameter has been accumulated into `.grad`; once per parameter and backward.
+
+    The gradient is local (before DistributedDataParallel reduces it) and still scaled by a GradScaler. `module` owns
+    the parameter, `name` is the parameter's name in the whole model. Never mutates: use `step_pre`.
+
+        @hookimpl
+        def param_grad(self, name, grad):
+            self.norm.labels(name).set(float(grad.norm()))
+    """
+
+
+@hookspec
+def loss(tensors: tuple[Any, ...]) -> None:
+    """Run when `torch.autograd.backward` is called, before it does anything; `tensors` is what it was called on.
+
+    @hookimpl
+    def loss(self, tensors):
+        self.value.set(float(tensors[0]))
+    """
+
+
+@hookspec
+def loss_done(elapsed_ns: int) -> None:
+    """Run when that backward has returned or raised; `elapsed_ns` is the wall time of all of it.
+
+    A backward inside another one (reentrant checkpointing makes some) belongs to the outer one.
+
+        @hookimpl
+        def loss_done(self, elapsed_ns):
+            self.seconds.inc(elapsed_ns / 1e9)
+    """
+
+
+@hookspec
+def step_pre(optimizer: Optimizer, step: int) -> None:
+    """Run before `optimizer.step` does anything: gradients are reduced, accumulated and (if not fused) unscaled.
+
+    The place to look at, or with `mutates = True` to change, `.grad`.
+
+        @hookimpl
+        def step_pre(self, optimizer, step):
+            self.lr.set(optimizer.param_groups[0]["lr"])
+    """
+
+
+@hookspec
+def step_post(optimizer: Optimizer, step: int, elapsed_ns: int) -> None:
+    """Run after `optimizer.step`; `elapsed_ns` is the optimizer's own wall time.
+
+    @hookimpl
+    def step_post(self, elapsed_ns):
+        self.seconds.inc(elapsed_ns / 1e9)
+    """
+
+
+@hookspec
+def mode(module: Module, training: bool) -> None:
+    """Run when a model was switched by `train()` or `eval()`; once per outermost call, not for its children.
+
+    @hookimpl
+    def mode(self, module, training):
+        self.training.set(training)
+    """
+
+
+@hookspec
+def tick(now_s: float) -> None:
+    """Run about once a second in hookd's own thread, while training goes on: never touch a tensor here.
+
+    @hookimpl
+    def tick(self, now_s):
+        self.alive.set(now_s)
+    """
+
+
+HOT = frozenset(
+    [
+        "forward_pre",
+        "forward",
+        "forward_error",
+        "backward_pre",
+        "backward",
+        "param_grad",
+        "loss",
+        "loss_done",
+        "step_pre",
+        "step_post",
+        "mode",
+    ]
+)
+MODULE = frozenset(["forward_pre", "forward", "forward_error", "backward_pre", "backward"])
+"""The hooks that are called per selected module."""
+TENSORS = frozenset(["inputs", "kwargs", "output", "grad_input", "grad_output", "grad", "tensors", "param"])
+"""The arguments that make a hook run under no_grad, outside dispatch modes."""
+
+
+def arguments(hook: str) -> Mapping[str, Any]:
+    """Give the annotations of a hook by its name, for messages to plugin authors."""
+    return {k: v for k, v in globals()[hook].__annotations__.items() if k != "return"}

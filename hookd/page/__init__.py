@@ -1,0 +1,52 @@
+"""The page: the shared memory in which an agent publishes and a daemon reads. Runs on both sides, stdlib only.
+
+One process writes (`PageWriter`), through one memory map; any number read (`PageReader`), by `pread`. `layout` says what
+lies where. The reader outlives the writer: the last bytes of a killed process can still be read through an open descriptor.
+"""
+
+from __future__ import annotations
+
+from hookd.page.layout import (
+    DEPTH,
+    EVENTS,
+    HEARTBEATS,
+    KINDS,
+    MIN_SIZE,
+    MODULE,
+    NAME,
+    PHASE,
+    PHASES,
+    PROTOCOL,
+    SIZE,
+    STATES,
+    STEP,
+    TID,
+)
+from hookd.page.reader import PageReader
+from hookd.page.snapshot import Family, Heartbeat, ModuleEntry, Record, Series, Snapshot
+from hookd.page.writer import PageWriter
+
+__all__ = [
+    "DEPTH",
+    "EVENTS",
+    "HEARTBEATS",
+    "KINDS",
+    "MIN_SIZE",
+    "MODULE",
+    "NAME",
+    "PHASE",
+    "PHASES",
+    "PROTOCOL",
+    "SIZE",
+    "STATES",
+    "STEP",
+    "TID",
+    "Family",
+    "Heartbeat",
+    "ModuleEntry",
+    "PageReader",
+    "PageWriter",
+    "Record",
+    "Series",
+    "Snapshot",
+]

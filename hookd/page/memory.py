@@ -1,0 +1,132 @@
+"""Finding memory for a page in a process that may have little, without harm to it. Runs in the target."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import mmap
+import os
+import resource
+from fcntl import fcntl
+from pathlib import Path
+
+from hookd.errors import PageError
+from hookd.page.layout import F_ADD_SEALS, MIN_SIZE, NAME, SIZE
+
+_CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 1, 2, 8  # linux/memfd.h
+_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4  # linux/fcntl.h
+_MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360, "s390x": 350}  # asm/unistd.h
+_SMALLER_MAY_DO = (errno.ENOMEM, errno.EAGAIN, errno.EFBIG, errno.ENOSPC)
+
+
+def allocate(size: int = SIZE) -> tuple[int, mmap.mmap]:
+    """Create and map a memfd of `size` bytes or fewer, at least MIN_SIZE, all zeros and none of them taken yet.
+
+    Raises:
+        PageError: reason "no-memfd" or "no-memory".
+        ValueError: size is no power of two from MIN_SIZE to SIZE.
+    """
+    if not MIN_SIZE <= size <= SIZE or size & (size - 1):
+        raise ValueError(f"{size} is no power of two from {MIN_SIZE} to {SIZE}")
+    size = _allowed(size)
+    with contextlib.ExitStack() as low:
+        fd = _memfd()
+        while fd < 3:  # the target has closed a standard stream, and what it prints there would land in the page
+            low.callback(os.close, fd)
+            fd = _duplicate(fd)
+        try:
+            return fd, _map(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+
+def _allowed(size: int) -> int:
+    """Halve the size until the limits allow it; the training keeps three quarters of a scarce address space.
+
+    RLIMIT_FSIZE is asked beforehand because ftruncate kills with SIGXFSZ where it is exceeded.
+    """
+    file_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    address_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    allowed = math.inf if file_bytes == resource.RLIM_INFINITY else file_bytes
+    if address_bytes != resource.RLIM_INFINITY:
+        allowed = min(allowed, (address_bytes - _mapped_bytes()) // 4)
+    while size > allowed and size > MIN_SIZE:
+        size //= 2
+    if size > allowed:
+        raise _no_memory(f"its limits leave {max(allowed, 0) / 2**20:.1f} MiB")
+    return size
+
+
+def _mapped_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[0]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):  # no /proc here: the limit itself is the best we know
+        return 0
+
+
+def _memfd() -> int:
+    """Create the memfd, never executable where the kernel (6.3) can say so."""
+    try:
+        try:
+            return _memfd_create(_CLOEXEC | _ALLOW_SEALING | _NOEXEC_SEAL)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:
+                raise
+            return _memfd_create(_CLOEXEC | _ALLOW_SEALING)
+    except (OSError, LookupError) as exc:
+        raise _no_memfd(exc) from exc
+
+
+def _duplicate(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError as exc:
+        raise _no_memfd(exc) from exc
+
+
+def _memfd_create(flags: int) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(NAME, flags)
+    import ctypes  # noqa: PLC0415  only a Python that was built on an old libc needs it (conda, standalone builds)
+
+    fd = int(ctypes.CDLL(None, use_errno=True).syscall(_MEMFD_CREATE[os.uname().machine], NAME.encode(), flags))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return fd
+
+
+def _map(fd: int, size: int) -> mmap.mmap:
+    """Give the memfd its size and map it, halving the size while that is refused."""
+    while True:
+        try:
+            os.ftruncate(fd, size)
+            memory = mmap.mmap(fd, size)
+        except OSError as exc:  # noqa: PERF203  up to five times
+            if exc.errno in (errno.EMFILE, errno.ENFILE):  # the map keeps a descriptor of its own
+                raise _no_memfd(exc) from exc
+            if size // 2 < MIN_SIZE or exc.errno not in _SMALLER_MAY_DO:
+                raise _no_memory(str(exc)) from exc
+            size //= 2
+        else:
+            break
+    with contextlib.suppress(OSError):  # if another process could shrink it, our next store would raise SIGBUS
+        fcntl(fd, F_ADD_SEALS, _SEAL | _SEAL_SHRINK | _SEAL_GROW)
+    return memory
+
+
+def _no_memfd(why: Exception) -> PageError:
+    return PageError(
+        f"process {os.getpid()} cannot create a memfd: {why}",
+        reason="no-memfd",
+        hint="raise its RLIMIT_NOFILE (prlimit --pid PID --nofile=N), or allow memfd_create in its seccomp profile",
+    )
+
+
+def _no_memory(why: str) -> PageError:
+    return PageError(
+        f"process {os.getpid()} has no room for a page of {MIN_SIZE >> 20} MiB: {why}",
+        reason="no-memory",
+        hint="raise its RLIMIT_AS or RLIMIT_FSIZE: prlimit --pid PID --as=unlimited --fsize=unlimited",
+    )

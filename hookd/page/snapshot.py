@@ -1,0 +1,94 @@
+"""What a reader returns: a copy of a page. Runs on the tool side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from array import array
+
+Values = tuple[str, ...]
+
+
+class ModuleEntry(NamedTuple):
+    """A module: its name, its class' name, the ordinal of its root."""
+
+    name: str
+    type: str
+    root: int
+
+
+class Heartbeat(NamedTuple):
+    """Where a thread is. `module` is an id or 0, `phase` one of PHASES, `events` counts up with every event."""
+
+    tid: int
+    name: str
+    module: int
+    events: int
+    phase: str
+    step: int
+    depth: int
+
+
+class Record(NamedTuple):
+    """An event of the recorder; `when` in unix seconds."""
+
+    seq: int
+    when: float
+    kind: int
+    module: int
+    step: int
+    value: float
+
+
+class Series(NamedTuple):
+    """A series: its label values and its cells."""
+
+    values: Values
+    cells: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family in one snapshot.
+
+    A series has `width` cells (`PageWriter.series` says which). `values[k]` are the label values of series k, and `first[k]` is the index of its first cell in `cells`, which all
+    families of the snapshot share. In a later snapshot of the same reader, the family with the same `key` has the same
+    series at the same k, and perhaps more after them: what was made of the label values can be kept by key.
+    """
+
+    name: str
+    kind: str
+    help: str
+    labels: Values
+    buckets: tuple[float, ...]
+    width: int
+    key: tuple[int, int, int]
+    values: tuple[Values, ...]
+    first: tuple[int, ...]
+    cells: array[float]
+
+    @property
+    def series(self) -> list[Series]:
+        """Build every series, about 2 us each; for thousands of them take `values`, `first` and `cells`."""
+        cells, width = self.cells, self.width
+        return [
+            Series(values, tuple(cells[at : at + width])) for values, at in zip(self.values, self.first, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A consistent copy of a page. Its containers are shared with other snapshots: leave them as they are."""
+
+    identity: dict[str, Any]
+    state: str
+    generation: int
+    families: list[Family]
+    modules: dict[int, ModuleEntry]
+    heartbeats: list[Heartbeat]
+    incidents: list[dict[str, Any]]
+    logs: list[dict[str, Any]]
+    records: list[Record]
+    dropped: int

@@ -1,0 +1,465 @@
+"""The agent's end of a page. Runs in the target."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hookd.page.layout import (
+    BEAT_CELLS,
+    DROPPED_WORD,
+    END_OF_TIME,
+    HEAD_WORDS,
+    HEARTBEATS,
+    MAGIC,
+    MAGIC_WORD,
+    MAX_FAMILIES,
+    MAX_MODULES,
+    MAX_SERIES,
+    NAME_BYTES,
+    PROTOCOL,
+    PROTOCOL_WORD,
+    RECORD,
+    REGIONS,
+    SCRATCH_CELLS,
+    SIZE,
+    SIZE_WORD,
+    STATE_WORD,
+    STATES,
+    TABLE_WORD,
+    TID,
+    Declaration,
+    Region,
+    clean,
+    divide,
+    plain,
+)
+from hookd.page.log import Log, array_of, object_of
+from hookd.page.memory import allocate
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+T = TypeVar("T")
+Values = tuple[str, ...]
+
+LOCK_WAIT_S = 10.0
+
+
+class PageWriter:
+    """The page of this process. Any thread may call any method; a forked child may call `abandon` only.
+
+    Hot stores go straight to `cells`, with indexes that the methods hand out: `cells[i] = x`, or `cells[i] += x` in one
+    expression without a call inside (with one, increments of other threads are lost). Do not slice it.
+
+    Nothing here waits for long or raises for want of room. A series that finds none gets the index of scratch cells, which
+    nobody reads, and is counted in `dropped`; so does one that a signal handler asks for in the middle of a registration.
+
+    Attributes:
+        fd: the memfd; -1 once closed.
+        cells: float64 view of the whole page; released once closed: a store then raises ValueError.
+        dropped: how many series found no room.
+    """
+
+    def __init__(self, fd: int, memory: mmap.mmap, identity: dict[str, Any]) -> None:
+        """Lay out an empty page in memory of zeros; `create` finds the memory."""
+        self.fd = fd
+        self.dropped = 0
+        self._drops = itertools.count(1)
+        self._memory = memory
+        self._view = memoryview(memory)
+        self.cells = self._view.cast("d")
+        self._words = self._view.cast("Q")
+        self._lock = threading.RLock()
+        self._is_busy = self._is_closed = self._is_lock_lost = False
+        regions = divide(len(memory))
+        self._logs = {name: Log(memory, self._words, name, regions[name]) for name in HEAD_WORDS}
+        self._identity: dict[str, Any] = {}
+        self._told = {"incidents": 0, "logs": 0}
+        self._lay_out_schema(regions["values"])
+        self._lay_out_threads(regions["heartbeat"], regions["recorder"])
+        self._write_header(regions, identity)
+
+    @classmethod
+    def create(cls, identity: dict[str, Any], *, size: int = SIZE) -> PageWriter:
+        """Create the page of this process, smaller than `size` bytes (down to MIN_SIZE) where its limits ask for that.
+
+        Raises:
+            PageError: reason "no-memory" or "no-memfd", with a hint.
+        """
+        fd, memory = allocate(size)
+        return cls(fd, memory, identity)
+
+    def _lay_out_schema(self, values: Region) -> None:
+        self._families: dict[int, _Family] = {}
+        self._by_name: dict[str, _Family] = {}
+        self._modules: dict[int, tuple[str, str, int]] = {}
+        self._family_ids = itertools.count(1)
+        self._module_ids = itertools.count(1)
+        self._series_count = self._stale = 0  # live series; records in the schema that no longer hold
+        self._retired: list[tuple[int, int]] = []  # index and width: free after the next compact()
+        self._free: dict[int, list[int]] = {}  # by width
+        self._scratch = values.offset // 8
+        self._next = self._scratch + SCRATCH_CELLS
+        self._end = self._scratch + values.length // 8
+
+    def _lay_out_threads(self, heartbeat: Region, recorder: Region) -> None:
+        self._beats = heartbeat.offset // 8
+        self._shared_beat = self._beats + (HEARTBEATS - 1) * BEAT_CELLS
+        self._free_beats = list(range(HEARTBEATS - 2, -1, -1))
+        self._ring = recorder.offset // 8
+        self._ring_length = recorder.length // RECORD.size
+        self._next_seq = itertools.count(1).__next__
+
+    def _write_header(self, regions: dict[str, Region], identity: dict[str, Any]) -> None:
+        words = self._words
+        words[PROTOCOL_WORD], words[SIZE_WORD] = PROTOCOL, len(self._memory)
+        for number, name in enumerate(REGIONS):
+            words[TABLE_WORD + 2 * number], words[TABLE_WORD + 2 * number + 1] = regions[name]
+        self._write_identity(identity)
+        words[MAGIC_WORD] = MAGIC  # last: from here on it is a page
+
+    def _exclusive(self, work: Callable[..., T], *args: Any) -> T | None:
+        """Run `work` alone and return its result; None, and not run, when closed, re-entered, or the lock is not had.
+
+        Training must never hang on us. So the lock is re-entrant: a signal handler may run in the middle of `work` and
+        come here again. And the wait for it is bounded: a handler that raises at the wrong instant can leave it taken.
+        """
+        if not self._lock.acquire(timeout=0 if self._is_lock_lost else LOCK_WAIT_S):
+            self._is_lock_lost = True
+            return None
+        if self._is_busy:
+            self._lock.release()
+            return None
+        self._is_busy = True
+        try:
+            self._is_lock_lost = False
+            return None if self._is_closed else work(*args)
+        finally:
+            self._is_busy = False
+            self._unlock()
+
+    def _unlock(self) -> None:
+        """Release the lock as often as this thread has taken it, now or in calls that a raising handler cut short."""
+        try:  # noqa: SIM105  suppress() costs as much as the rest
+            while True:
+                self._lock.release()
+        except RuntimeError:  # it is another's now, or nobody's
+            pass
+
+    # -- identity and state
+
+    def set_state(self, state: str) -> None:
+        """Publish one of STATES."""
+        number = STATES.index(state)
+        with contextlib.suppress(ValueError):  # closed
+            self._words[STATE_WORD] = number
+
+    def update_identity(self, **changes: Any) -> None:
+        """Change some keys of the identity, a JSON object."""
+        self._exclusive(self._write_identity, changes)
+
+    def _write_identity(self, changes: dict[str, Any]) -> None:
+        self._identity.update(changes)
+        payload = object_of(self._identity)
+        if not self._logs["identity"].append(payload):
+            self._logs["identity"].replace([payload])
+
+    # -- families and series
+
+    def family(
+        self,
+        name: str,
+        kind: str,
+        help: str,  # noqa: A002  as in prometheus_client
+        labels: Sequence[str] = (),
+        buckets: Sequence[float] = (),
+    ) -> int:
+        """Declare a family and return its id; the same declaration again returns the same id.
+
+        Args:
+            name: without `_total`.
+            kind: one of KINDS.
+            help: a sentence.
+            labels: names of the labels, without run and rank.
+            buckets: upper bounds of a histogram, ascending, without +Inf.
+
+        Raises:
+            ValueError: Prometheus would refuse it, or the name is declared with another kind, labels or buckets.
+        """
+        declaration = Declaration(name, kind, clean(help), tuple(labels), tuple(map(float, buckets))).check()
+        family = self._by_name.get(name) or self._exclusive(self._add_family, declaration)
+        if family is None:
+            self._drop()
+            return 0  # whose series are scratch
+        if family.declaration._replace(help=declaration.help) != declaration:
+            raise ValueError(f"{name} is declared already, and otherwise: {family.declaration}")
+        return family.id
+
+    def _add_family(self, declaration: Declaration) -> _Family | None:
+        family = self._by_name.get(declaration.name)
+        if family is None:
+            family = _Family(next(self._family_ids), declaration)
+            if len(self._families) >= MAX_FAMILIES or not self._append(family.record()):
+                return None
+            self._families[family.id] = self._by_name[declaration.name] = family
+        return family
+
+    def series(self, family: int, values: Values = ()) -> int:
+        """Return the index of a series' first cell, which is 0.0 when the series is new.
+
+        A counter and a gauge have one cell (so has an info, and it is 1.0). A histogram has a cell for each bucket, *not*
+        cumulative, then one for +Inf, then one for the sum.
+
+        Raises:
+            ValueError: another number of values than the family has labels, or one that is no str.
+        """
+        known = self._families.get(family)
+        if known is None:
+            return self._scratch
+        index = known.cells.get(values)
+        if index is None:
+            if len(values) != len(known.declaration.labels) or not all(isinstance(value, str) for value in values):
+                raise ValueError(f"{values!r} are no label values for {known.declaration}")
+            index = self._exclusive(self._add_series, known, tuple(map(clean, values)))
+        return self._drop() if index is None else index
+
+    def _add_series(self, family: _Family, values: Values) -> int:
+        index = family.cells.get(values)
+        if index is not None:
+            return index
+        index = self._reserve(family.width) if self._series_count < MAX_SERIES else None
+        if index is None or not self._append(family.series_record(values, index)):
+            if index is not None:
+                self._free.setdefault(family.width, []).append(index)
+            index = self._drop()
+        else:
+            self._series_count += 1
+            if family.declaration.kind == "info":
+                self.cells[index] = 1.0
+        family.cells[values] = index
+        return index
+
+    def _reserve(self, width: int) -> int | None:
+        """Take `width` adjacent cells of 0.0."""
+        if self._free.get(width):
+            index = self._free[width].pop()
+            for cell in range(index, index + width):
+                self.cells[cell] = 0.0
+            return index
+        index = self._next
+        if index + width > self._end:
+            return None
+        self._next = index + width
+        return index
+
+    def _drop(self) -> int:
+        self.dropped = next(self._drops)
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            self._words[DROPPED_WORD] = self.dropped
+        return self._scratch
+
+    def retire(self, family: int, values: Values) -> None:
+        """Take a series away. After the next `compact` its cells belong to others: nobody may store to them by then."""
+        self._exclusive(self._retire, family, tuple(map(clean, values)))
+
+    def _retire(self, family: int, values: Values) -> None:
+        known = self._families.get(family)
+        index = known.cells.pop(values, None) if known else None
+        if known and index is not None:
+            self._forget([index], known.width)
+            self._append(array_of("-s", family, values))
+
+    def retire_family(self, family: int) -> None:
+        """Take a family and all its series away, as `retire` does."""
+        self._exclusive(self._retire_family, family)
+
+    def _retire_family(self, family: int) -> None:
+        known = self._families.pop(family, None)
+        if known:
+            del self._by_name[known.declaration.name]
+            self._forget(list(known.cells.values()), known.width)
+            self._append(array_of("-f", family))
+
+    def _forget(self, indexes: list[int], width: int) -> None:
+        retired = [(index, width) for index in indexes if index != self._scratch]
+        self._retired += retired
+        self._series_count -= len(retired)
+        self._stale += len(retired) + 1
+
+    def compact(self) -> None:
+        """Write the schema anew without what was retired, and free the retired cells: some 5 us for each live series."""
+        self._exclusive(self._compact)
+
+    def _compact(self) -> None:
+        if self._stale:
+            self._rewrite_schema()
+        while self._retired:
+            index, width = self._retired.pop()
+            self._free.setdefault(width, []).append(index)
+        for family in self._families.values():  # whoever was refused may ask again
+            for values in [values for values, index in family.cells.items() if index == self._scratch]:
+                del family.cells[values]
+
+    def _append(self, payload: bytes) -> bool:
+        """Append to the schema, rewriting it if it is full and an eighth of it or more is stale."""
+        if self._logs["schema"].append(payload):
+            return True
+        if self._stale * 8 <= self._series_count + len(self._modules):
+            return False  # not for every single one: a rewrite takes up to a second
+        self._rewrite_schema()
+        return self._logs["schema"].append(payload)
+
+    def _rewrite_schema(self) -> None:
+        self._logs["schema"].replace(self._live_records())
+        self._stale = 0
+
+    def _live_records(self) -> Iterator[bytes]:
+        for family in self._families.values():
+            yield family.record()
+            for values, index in family.cells.items():
+                if index != self._scratch:
+                    yield family.series_record(values, index)
+        for module, entry in self._modules.items():
+            yield array_of("m", module, *entry)
+
+    # -- modules, threads, events
+
+    def module(self, name: str, type: str, root: int) -> int:  # noqa: A002
+        """Name a module for the heartbeat and the recorder; return its id, from 1 up and never used again.
+
+        Args:
+            name: as in its root's `named_modules()`.
+            type: of which class it is.
+            root: ordinal of its root.
+        """
+        module = next(self._module_ids)
+        self._exclusive(self._add_module, module, (clean(name), clean(type), root))
+        return module
+
+    def _add_module(self, module: int, entry: tuple[str, str, int]) -> None:
+        if len(self._modules) < MAX_MODULES and self._append(array_of("m", module, *entry)):
+            self._modules[module] = entry
+
+    def retire_module(self, module: int) -> None:
+        """Take a module's name away."""
+        self._exclusive(self._retire_module, module)
+
+    def _retire_module(self, module: int) -> None:
+        if self._modules.pop(module, None):
+            self._stale += 1
+            self._append(array_of("-m", module))
+
+    def thread(self, tid: int, name: str) -> int:
+        """Return the base cell of a thread's heartbeat (TID to DEPTH); whoever comes too late shares the last one."""
+        base = self._exclusive(self._add_thread, tid, name)
+        return self._shared_beat if base is None else base
+
+    def _add_thread(self, tid: int, name: str) -> int:
+        slot = self._free_beats.pop() if self._free_beats else HEARTBEATS - 1
+        base = self._beats + slot * BEAT_CELLS
+        for cell in range(base, base + BEAT_CELLS):
+            self.cells[cell] = 0.0
+        start = (self._beats + HEARTBEATS * BEAT_CELLS) * 8 + slot * NAME_BYTES
+        text = "(others)" if base == self._shared_beat else clean(name)
+        raw = text.encode()[:NAME_BYTES].decode("utf-8", "ignore").encode()
+        self._memory[start : start + NAME_BYTES] = raw.ljust(NAME_BYTES, b"\0")
+        self.cells[base + TID] = tid  # last: it makes the heartbeat visible
+        return base
+
+    def release_thread(self, base: int) -> None:
+        """Give a heartbeat back; its thread must not store to it any more."""
+        self._exclusive(self._release_thread, base)
+
+    def _release_thread(self, base: int) -> None:
+        slot = (base - self._beats) // BEAT_CELLS
+        if base != self._shared_beat and slot not in self._free_beats:
+            self.cells[base + TID] = 0.0
+            self._free_beats.append(slot)
+
+    def record(self, kind: int, module: int, step: int, value: float = 0.0, when: float | None = None) -> None:
+        """Put an event over the oldest one in the recorder, without a lock.
+
+        Args:
+            kind: a number to which the agent gives the meaning.
+            module: its id, 0 for none.
+            step: number of the step.
+            value: any float.
+            when: unix seconds; None for now.
+
+        Raises:
+            ValueError: the page is closed.
+        """
+        seq = self._next_seq()
+        base = self._ring + (seq - 1) % self._ring_length * 6
+        cells = self.cells
+        cells[base] = 0.0  # no record until it is whole
+        cells[base + 1] = time.time() if when is None else when
+        cells[base + 2] = kind
+        cells[base + 3] = module
+        cells[base + 4] = step
+        cells[base + 5] = value
+        cells[base] = seq
+
+    def incident(self, incident: Mapping[str, Any]) -> int:
+        """Store something worth telling a person, with `seq` and, unless it has one, `time` added; the newest are kept.
+
+        Returns:
+            Its number, from 1 up; 0 when it could not be stored.
+        """
+        return self._exclusive(self._tell, "incidents", dict(incident)) or 0
+
+    def log(self, level: str, message: str) -> None:
+        """Add a line to the agent's log, of which the newest are kept."""
+        self._exclusive(self._tell, "logs", {"level": level, "message": message})
+
+    def _tell(self, name: str, fields: dict[str, Any]) -> int:
+        seq = self._told[name] = self._told[name] + 1
+        when = plain(fields.pop("time", None))
+        if not isinstance(when, (int, float)) or not 0 <= when < END_OF_TIME:
+            when = time.time()
+        fields.pop("seq", None)
+        payload = object_of({"seq": seq, "time": float(when), **fields})
+        if not self._logs[name].append(payload):
+            self._logs[name].drop_oldest()
+            self._logs[name].append(payload)
+        return seq
+
+    # -- the end
+
+    def close(self) -> None:
+        """Release memory and descriptor. Idempotent."""
+        if not self._exclusive(self.abandon):
+            self.abandon()
+
+    def abandon(self) -> bool:
+        """Do as `close` without the lock, which in a forked child may be held by a thread that is not there."""
+        self._is_closed = True
+        for view in (self.cells, self._words, self._view):
+            view.release()
+        self._memory.close()
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+        return True
+
+
+class _Family:
+    """A declaration and its live series: label values to index of the first cell."""
+
+    def __init__(self, number: int, declaration: Declaration) -> None:
+        self.id, self.declaration, self.width = number, declaration, declaration.width
+        self.cells: dict[Values, int] = {}
+
+    def record(self) -> bytes:
+        return array_of("f", self.id, *self.declaration)
+
+    def series_record(self, values: Values, index: int) -> bytes:
+        """Return what `array_of("s", id, index, values)` would, in a third of the time."""
+        return f'["s",{self.id},{index},[{",".join(map(encode_basestring, values))}]]'.encode()

@@ -1,0 +1,25 @@
+"""The base class of all plugins. Runs in the target."""
+
+from __future__ import annotations
+
+
+class Plugin:
+    """What a plugin says about itself; the hooks that it can implement are in `hookd.hookspecs`.
+
+    Attributes:
+        name: a short lower-case word, the middle of all its metrics' names.
+        mutates: whether it may change training. It must then be enabled by name, is never sampled, and an error in
+            it disarms it at once.
+        sampled: hooks that are called only on sampled steps: one step in `every`.
+        every: how many steps lie between two sampled steps; the option `every` overrides it, and the governor
+            stretches it when the budget is exceeded.
+        longest: the longest interval, in steps, to which the governor may stretch; what must not miss a step says 1.
+        max_errors: how many errors quarantine the plugin.
+    """
+
+    name: str = ""
+    mutates: bool = False
+    sampled: tuple[str, ...] = ()
+    every: int = 1
+    longest: int = 4096
+    max_errors: int = 10

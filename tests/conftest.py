@@ -1,0 +1,36 @@
+"""What holds for all tests: nothing of ours stays installed, and tests of whole processes are marked as such."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+E2E = Path(__file__).parent / "e2e"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(E2E):
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(autouse=True)
+def _module_call_is_torchs_own() -> Iterator[None]:
+    """No test may start or end with a patched `nn.Module.__call__` (only looked at where torch is loaded)."""
+    _assert_unpatched("before")
+    yield
+    _assert_unpatched("after")
+
+
+def _assert_unpatched(when: str) -> None:
+    module = getattr(sys.modules.get("torch.nn"), "Module", None)
+    if module is not None:
+        call = module.__dict__["__call__"]
+        home = module._call_impl.__code__.co_filename
+        assert call.__code__.co_filename == home, f"nn.Module.__call__ is patched {when} the test: {call}"

@@ -1,0 +1,400 @@
+"""The console script on real processes: exit codes, JSON, messages that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
+from tests.support.processes import Process, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TRAIN = REPOSITORY / "examples" / "train.py"
+CONSOLE = Path(sys.executable).with_name("hookd")
+NO_SUCH_PID = "4194305"  # above the kernel's largest
+
+pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not installed here")
+
+
+def hookd(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [CONSOLE, *map(str, words)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        env=tool_environment(**variables),
+        check=False,
+    )
+
+
+@pytest.fixture
+def training() -> Iterator[Process]:
+    with Process([bare_python(), TRAIN], env=target_environment()) as process:
+        process.expect(r"^step 3 ")
+        yield process
+
+
+@pytest.fixture
+def idle() -> Iterator[Process]:
+    """A Python without torch."""
+    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    with Process([bare_python(), "-c", code], env=target_environment(), stdin=True) as process:
+        process.expect("ready")
+        yield process
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[tuple[str, Process]]:
+    """`hookd serve` on a socket of its own, as the value of --host."""
+    control = tmp_path / "control.sock"
+    words = [CONSOLE, "serve", "--listen", "127.0.0.1:0", "--control", control, "--state-dir", tmp_path / "state"]
+    with Process(words, env=tool_environment()) as process:
+        process.expect(r"http://127\.0\.0\.1:[1-9]\d*")
+        yield f"unix://{control}", process
+
+
+# ---- wrong words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nonsense"],
+        ["ps", "--nonsense"],
+        ["attach"],
+        ["attach", "one"],
+        ["attach", "--tree"],
+        ["attach", "1", "-p", "NaN!"],
+        ["attach", "1", "-p", "nan", "-p", "nan:every=2"],
+        ["attach", "1", "--timeout", "0"],
+        ["attach", "1", "--listen", "nowhere"],
+        ["detach"],
+        ["detach", "1", "--all"],
+        ["report"],
+        ["ps", "--host", "unix:///x"],
+        ["status", "--host", "tcp://x:1"],
+        ["run"],
+        ["config", "check", "/nonexistent.toml"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_2_and_says_what_to_do(words):
+    done = hookd(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hookd: error: ")
+    assert not done.stdout
+
+
+def test_wrong_usage_with_json_is_an_object_on_stdout():
+    done = hookd("attach", "--json", "one")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["reason"] == "usage"
+
+
+def test_json_after_two_dashes_is_not_ours():
+    done = hookd("run", "--nonsense", "--", "true", "--json")
+    assert done.returncode == 2
+    assert not done.stdout
+
+
+def test_no_words_print_the_help_and_exit_2():
+    done = hookd()
+    assert done.returncode == 2
+    assert "hookd attach PID" in done.stdout + done.stderr
+
+
+def test_every_command_has_help():
+    from hookd.cli import COMMANDS
+
+    listed = hookd("--help")
+    assert listed.returncode == 0
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} +\S", listed.stdout, re.MULTILINE), f"{name} is not in the help"
+        assert hookd(name, "--help").returncode == 0
+
+
+def test_version():
+    from hookd import __version__
+
+    assert hookd("version").stdout.startswith(f"hookd {__version__} ")
+    assert json.loads(hookd("version", "--json").stdout)["hookd"] == __version__
+    assert __version__ in hookd("--version").stdout
+
+
+# ---- no daemon, no target
+
+
+@pytest.mark.parametrize("words", [["status"], ["attach", "1"], ["detach", "1"], ["report", "1"]], ids=" ".join)
+def test_a_named_daemon_that_does_not_answer_exits_3(words, tmp_path):
+    done = hookd(*words, "--json", "--host", f"unix://{tmp_path}/none.sock")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["reason"] == "daemon-not-running"
+    assert "hookd serve" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["attach", "detach", "report"])
+def test_a_process_that_does_not_exist_exits_4(command):
+    done = hookd(command, NO_SUCH_PID, "--json")
+    assert done.returncode == 4
+    assert json.loads(done.stdout)["reason"] == "no-such-process"
+
+
+@pytest.mark.parametrize("command", ["detach", "report"])
+def test_a_process_without_an_agent_exits_4(command, idle):
+    done = hookd(command, str(idle.pid), "--json")
+    assert done.returncode == 4
+    assert json.loads(done.stdout)["reason"] == "not-attached"
+
+
+def test_a_tree_without_a_training_process_exits_4(idle):
+    done = hookd("attach", "--tree", str(idle.pid), "--json")
+    assert done.returncode == 4
+    assert json.loads(done.stdout)["reason"] == "no-match"
+
+
+def test_a_process_without_torch_exits_6_and_lives_on(idle):
+    done = hookd("attach", str(idle.pid), "--listen", "127.0.0.1:0", "--json")
+    assert done.returncode == 6
+    answer = json.loads(done.stdout)
+    assert answer["reason"] == "no-torch"
+    assert answer["targets"][0]["pid"] == idle.pid
+    assert idle.popen.poll() is None
+
+
+def test_an_unknown_plugin_exits_2_and_names_those_that_exist(training):
+    done = hookd("attach", str(training.pid), "--listen", "127.0.0.1:0", "-p", "nam", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["reason"] == "unknown-plugin"
+    assert "timing" in done.stderr
+
+
+def test_another_users_process_exits_5(idle, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    nobody = 65534
+    words = [CONSOLE, "attach", str(idle.pid), "--listen", "127.0.0.1:0", "--json"]
+    try:
+        env = tool_environment(HOME=tmp_path, XDG_RUNTIME_DIR="", TMPDIR="/tmp")
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, user=nobody, env=env, check=False)
+    except PermissionError:
+        pytest.skip("another user cannot run this interpreter")
+    if done.returncode == 126 or "Permission denied" in done.stderr:
+        pytest.skip("another user cannot run this interpreter")
+    assert done.returncode == 5, done.stderr
+    assert json.loads(done.stdout)["reason"] == "other-user"
+
+
+# ---- the foreground
+
+
+def attach(*words: str | int) -> Process:
+    command = [str(word) for word in (CONSOLE, "attach", *words, "--listen", "127.0.0.1:0", "--json")]
+    return Process(command, env=tool_environment())
+
+
+def answer_of(process: Process) -> dict:
+    """Wait for the JSON object that a running `attach` prints."""
+
+    def parse() -> dict | None:
+        try:
+            return json.loads("\n".join(process.out))
+        except json.JSONDecodeError:
+            assert process.popen.poll() is None, process.describe()
+            return None
+
+    return wait_until(parse, what="the answer of attach")
+
+
+def test_the_whole_way_in_the_foreground(training):
+    with attach(training.pid) as watching:
+        answer = answer_of(watching)
+        target = answer["targets"][0]
+        assert (target["pid"], target["rank"], target["run"]) == (training.pid, "0", "train.py")
+        with urllib.request.urlopen(answer["metrics"], timeout=10) as metrics:
+            assert 'hookd_target_up{rank="0",run="train.py"} 1.0' in metrics.read().decode()
+
+        listed = {row["pid"]: row["state"] for row in json.loads(hookd("ps", "--json").stdout)["processes"]}
+        assert listed[training.pid] == "attached"
+        assert str(training.pid) in hookd("ps").stdout
+
+        def seen() -> dict | None:
+            report = json.loads(hookd("report", str(training.pid), "--json").stdout)
+            return report if report["step"]["counted"] > 2 else None
+
+        report = wait_until(seen, what="counted steps")
+        assert report["pid"] == training.pid
+        assert "blocks.1.attention.qkv" in {module["name"] for module in report["modules"]}
+        told = hookd("report", str(training.pid)).stdout
+        assert "incidents: none" in told
+        assert re.search(r"qkv +Linear +\d+ +[\d.]+ [mµ]s", told)
+
+        rows = json.loads(hookd("status", "--json").stdout)["targets"]
+        row = next(row for row in rows if row["pid"] == training.pid)
+        assert row["state"] == "running"
+        assert row["step_seconds"] > 0
+        assert "train.py" in hookd("status").stdout
+
+        watching.signal(signal.SIGINT)
+        assert watching.wait() == 0, watching.describe()
+        assert "nn.Module.__call__ is the original again" in "\n".join(watching.err)
+    assert hookd("report", str(training.pid)).returncode == 4
+    training.expect(r"^step ", after=len(training.out))
+
+
+def test_detach_ends_what_a_foreground_attach_holds(training):
+    with attach(training.pid) as watching:
+        answer_of(watching)
+        done = hookd("detach", str(training.pid), "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["targets"][0]["restored"] == "identity"
+        watching.expect("was detached")
+        watching.signal(signal.SIGINT)
+        assert watching.wait() == 0, watching.describe()
+    training.expect(r"^step ", after=len(training.out))
+
+
+def test_keep_leaves_the_agent_and_detach_all_finds_it(training):
+    with attach(training.pid, "--keep") as watching:
+        answer_of(watching)
+        watching.signal(signal.SIGINT)
+        assert watching.wait() == 0, watching.describe()
+    assert hookd("report", str(training.pid), "--json").returncode == 0
+    assert hookd("detach", str(training.pid)).returncode == 0
+    assert hookd("detach", str(training.pid)).returncode == 4
+
+
+def test_of_several_processes_the_worst_decides_the_exit_code(training, idle):
+    with attach(training.pid, idle.pid) as watching:
+        answer = answer_of(watching)
+        assert [target["pid"] for target in answer["targets"]] == [training.pid, idle.pid]
+        assert "error" not in answer["targets"][0]
+        assert answer["reason"] == answer["targets"][1]["reason"] == "no-torch"
+        watching.signal(signal.SIGINT)
+        assert watching.wait() == 6, watching.describe()
+    assert hookd("report", str(training.pid)).returncode == 4
+
+
+def test_tree_finds_the_children_that_train():
+    # One word of shell in between: the shell is no training process, what it started is.
+    with Process(["sh", "-c", f"'{bare_python()}' '{TRAIN}' & wait"], env=target_environment()) as launcher:
+        launcher.expect(r"^step 3 ")
+        with attach("--tree", launcher.pid) as watching:
+            targets = answer_of(watching)["targets"]
+            assert [target["run"] for target in targets] == ["train.py"]
+            watching.signal(signal.SIGINT)
+            assert watching.wait() == 0, watching.describe()
+        os.kill(targets[0]["pid"], signal.SIGTERM)
+        launcher.wait()
+
+
+def test_match_picks_by_the_command_line(training):
+    mark = str(training.command[1])
+    with attach("--match", mark) as watching:
+        assert training.pid in [target["pid"] for target in answer_of(watching)["targets"]]
+        watching.signal(signal.SIGINT)
+        assert watching.wait() == 0, watching.describe()
+    assert hookd("attach", "--match", "no such words", "--json").returncode == 4
+
+
+# ---- the daemon
+
+
+def test_the_whole_way_through_a_daemon(training, daemon):
+    host, process = daemon
+    done = hookd("attach", str(training.pid), "--host", host, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["targets"][0]["run"] == "train.py"
+
+    status = json.loads(hookd("status", "--json", "--host", host).stdout)
+    assert status["daemon"]["pid"] == process.pid
+    assert [row["pid"] for row in status["targets"] if row["run"] == "train.py"] == [training.pid]
+    assert "train.py" in hookd("status", HOOKD_HOST=host).stdout
+    assert json.loads(hookd("report", str(training.pid), "--json", "--host", host).stdout)["pid"] == training.pid
+
+    done = hookd("detach", str(training.pid), "--host", host)
+    assert done.returncode == 0, done.stderr
+    assert "the original again" in done.stderr
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0, process.describe()
+
+
+def test_the_daemons_refusal_keeps_its_exit_code_and_reason(idle, daemon):
+    done = hookd("attach", str(idle.pid), "--host", daemon[0], "--json")
+    assert done.returncode == 6
+    assert json.loads(done.stdout)["reason"] == "no-torch"
+
+
+def test_a_second_daemon_on_the_same_socket_says_so(daemon):
+    control = daemon[0].removeprefix("unix://")
+    done = hookd("serve", "--listen", "127.0.0.1:0", "--control", control)
+    assert done.returncode == 1
+    assert "another daemon answers" in done.stderr
+
+
+# ---- the rest
+
+
+def test_plugin_list_names_ours_and_those_of_a_directory(tmp_path):
+    (tmp_path / "widths.py").write_text(
+        "from hookd import Plugin\nclass Widths(Plugin):\n    '''Counts.'''\n    name = 'widths'\n    mutates = True\n"
+    )
+    rows = json.loads(hookd("plugin", "list", "--plugin-dir", tmp_path, "--json").stdout)["plugins"]
+    found = {row["name"]: row for row in rows}
+    assert {"nan", "timing", "activations", "gradclip", "widths"} <= set(found)
+    assert found["nan"]["is_default"]
+    assert not found["nan"]["mutates"]
+    assert found["gradclip"]["mutates"]
+    assert found["widths"] == {
+        "name": "widths", "entry": "widths:Widths", "summary": "Counts.", "mutates": True, "is_default": False,
+    }  # fmt: skip
+    assert "gradclip" in hookd("plugin", "list").stdout
+
+
+def test_config_check_names_every_mistake(tmp_path):
+    good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
+    good.write_text('[serve]\nlisten = "127.0.0.1:0"\n')
+    bad.write_text('[serve]\nlisten = "nowhere"\nlingering = 3\n')
+    assert hookd("config", "check", good).returncode == 0
+    assert json.loads(hookd("config", "check", good, "--json").stdout)["settings"]["listen"] == "127.0.0.1:0"
+    done = hookd("config", "check", bad)
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+    assert "lingering" in done.stderr
+
+
+def test_doctor_finds_nothing_in_the_way_of_a_training_process(training):
+    done = hookd("doctor", str(training.pid))
+    assert done.returncode == 0, done.stdout
+    assert "Nothing is in the way" in done.stdout
+    checks = json.loads(hookd("doctor", str(training.pid), "--json").stdout)["checks"]
+    assert {check["state"] for check in checks} <= {"ok", "note"}
+    assert any(check["name"] == f"process {training.pid}" for check in checks)
+
+
+def test_doctor_says_what_is_wrong_with_a_process(idle):
+    done = hookd("doctor", str(idle.pid))
+    assert done.returncode == 1
+    assert "no torch" in done.stdout
+
+
+def test_a_reader_that_leaves_gets_no_traceback():
+    words = [CONSOLE, "--help"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=tool_environment()) as process:
+        process.stdout.close()
+        assert not process.stderr.read()
+
+
+def test_no_colour_leaves_a_pipe(training):
+    assert "\x1b" not in hookd("ps").stdout

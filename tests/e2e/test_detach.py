@@ -1,0 +1,187 @@
+"""Detach leaves the process as it was: checked from inside by a target that knows all that a guest could change."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support import tool, training
+from tests.support.processes import Process, wait_until
+from tests.support.tool import Attachment, Page, plugin_options
+from tests.support.training import Job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+
+OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything")
+PLUGIN_DIR = Path(__file__).parent / "plugins"
+PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", PLUGIN_DIR]
+PUPPET = Job("puppet.py")
+CYCLES = 50
+RESIDUE = ("hookd.agent.fork.",)  # the trampoline of os.register_at_fork, which cannot be undone
+GUEST = ("hookd", "_pluggy", "pluggy")
+
+
+@pytest.fixture
+def puppet(tmp_path):
+    """Give a target that trains and answers questions about itself; its temporary files would be in tmp_path."""
+    environment = training.environment(TMPDIR=tmp_path)
+    with Process(PUPPET.command(), env=environment, cwd=PUPPET.path.parent, stdin=True) as process:
+        process.expect("^ready$")
+        process.ask("cost", "^cost ")  # whatever a first call imports or allocates
+        probe(process)
+        yield process
+
+
+def probe(process: Process) -> dict[str, Any]:
+    return json.loads(process.ask("probe", "^probe (.*)").group(1))
+
+
+def cost(process: Process) -> float:
+    return float(process.ask("cost", r"^cost ([\d.]+)").group(1))
+
+
+def steps(process: Process) -> int:
+    return int(process.ask("step", r"^stepped (\d+)").group(1))
+
+
+def assert_as_before(now: dict[str, Any], before: dict[str, Any]) -> None:
+    """Compare two probes; new modules of the standard library change no import, one function is the fork residue."""
+    added, residue = set(now.pop("modules")) - set(before["modules"]), now.pop("objects")
+    assert not [name for name in added if name.partition(".")[0].startswith(GUEST)]
+    cached = set(now.pop("path importer cache")) - set(before["path importer cache"])
+    assert not [path for path in cached if not Path(path).is_dir()], "an import of the target would look there"
+    kept = {key: value for key, value in before.items() if key in now}
+    changed = {key: (kept[key], now[key]) for key in now if now[key] != kept[key]}
+    assert not changed, f"(before, now) of what is not as it was: {changed}"
+    alive = [name for name in residue if name.startswith("hookd.agent") and not name.startswith(RESIDUE)]
+    assert not alive, f"more than the fork trampoline is still alive: {alive}"
+
+
+def files_of_ours(pid: int) -> set[str]:
+    """Name everything that could be a trace of hookd outside of the process, for any user of this machine."""
+    shared = {str(path) for home in ("/tmp", "/dev/shm", "/var/tmp", "/run") for path in Path(home).glob("*hookd*")}
+    sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "hookd" in line}
+    return {name for name in shared | sockets if str(pid) in name} | {f for f in shared if "payload" in f}
+
+
+def attach_in_process(pid: int) -> None:
+    """Attach through the Python interface, with no lease to hold."""
+    from hookd.attach import AttachRequest, attach
+    from hookd.config import PluginSpec
+
+    specs = tuple(PluginSpec.parse(text) for text in OBSERVERS)
+    attach(pid, AttachRequest(plugins=specs, lease_s=None, plugin_dirs=(PLUGIN_DIR,), timeout_s=30))
+
+
+def detach_in_process(pid: int) -> dict[str, Any]:
+    from hookd.attach import detach
+
+    return detach(pid)
+
+
+def observed_steps(pid: int, more: int = 2) -> None:
+    """Wait until the page of a target says that some steps were seen."""
+    page = Page.of(pid)
+    assert page is not None
+    with page:
+        wait_until(lambda: page.values()["hookd_steps"].get((), 0) >= more, what="observed steps")
+
+
+def test_after_ctrl_c_everything_in_the_target_is_as_it_was(puppet, tmp_path):
+    before, files = probe(puppet), files_of_ours(puppet.pid)
+    with Attachment([puppet.pid], *PLUGINS) as attachment:
+        wait_until(lambda: attachment.metrics().total("hookd_steps_total") >= 3, what="three steps")
+        during = probe(puppet)
+        assert during["replaced"], "nothing was patched: the test proves nothing"
+        assert during["sys.path"] == before["sys.path"]
+        assert during["sys.meta_path"] == before["sys.meta_path"]
+        assert during["environment"] == before["environment"]
+        assert during["module state"] == before["module state"], "nothing is ever stored on a module"
+        attachment.detach()
+    assert_as_before(probe(puppet), before)
+    assert files_of_ours(puppet.pid) <= files
+    assert list(tmp_path.iterdir()) == []
+    assert steps(puppet) > 0
+    assert Page.of(puppet.pid) is None
+
+
+def test_hookd_detach_restores_everything(puppet):
+    before = probe(puppet)
+    attach_in_process(puppet.pid)
+    observed_steps(puppet.pid)
+    tool.hookd("detach", str(puppet.pid))
+    assert_as_before(probe(puppet), before)
+
+
+def test_attach_again_works_and_counts_anew(puppet):
+    before = probe(puppet)
+    for _ in range(2):
+        with Attachment([puppet.pid], *PLUGINS) as attachment:
+            wait_until(lambda: attachment.metrics().total("hookd_steps_total") >= 3, what="three steps")
+            assert attachment.metrics().total("hookd_timing_forward_calls_total", module="(root)") >= 3
+            attachment.detach()
+        assert_as_before(probe(puppet), before)
+
+
+def test_a_second_attach_finds_the_first_agent_and_one_detach_is_enough(puppet):
+    before = probe(puppet)
+    attach_in_process(puppet.pid)
+    observed_steps(puppet.pid)
+    attach_in_process(puppet.pid)  # of the existing agent
+    observed_steps(puppet.pid)
+    detach_in_process(puppet.pid)
+    assert_as_before(probe(puppet), before)
+
+
+def test_a_killed_tool_leaves_no_agent_behind(puppet):
+    """The agent of a foreground attach detaches itself when its lease has run out."""
+    before = probe(puppet)
+    from hookd.attach import AttachRequest, attach
+    from hookd.config import PluginSpec
+
+    specs = tuple(PluginSpec.parse(text) for text in OBSERVERS)
+    attach(puppet.pid, AttachRequest(plugins=specs, lease_s=1, plugin_dirs=(PLUGIN_DIR,), timeout_s=30))
+    wait_until(lambda: Page.of(puppet.pid) is None, what="the agent to leave by itself")
+    wait_until(lambda: "hookd" not in " ".join(probe(puppet)["threads"]), what="its thread to end")
+    assert_as_before(probe(puppet), before)
+
+
+@pytest.mark.timeout(600)
+def test_fifty_cycles_leak_nothing(puppet):
+    before, cheap = probe(puppet), statistics.median(cost(puppet) for _ in range(3))
+    process, rss = psutil.Process(puppet.pid), []
+    for cycle in range(CYCLES):
+        attach_in_process(puppet.pid)
+        observed_steps(puppet.pid, 1)
+        detach_in_process(puppet.pid)
+        if cycle in (9, CYCLES - 1):
+            assert_as_before(probe(puppet), before)
+            rss.append(process.memory_info().rss)
+    assert rss[1] - rss[0] < 8 << 20, f"resident memory grew in {CYCLES - 10} cycles: {rss}"
+    now = statistics.median(cost(puppet) for _ in range(3))
+    assert now < 1.25 * cheap, f"an unpatched call costs {now / cheap:.2f} times what it did"
+    assert steps(puppet) > CYCLES
+
+
+def test_detach_under_a_patch_that_somebody_put_on_top_of_ours(puppet):
+    """We cannot restore what is not ours to remove: the call goes through, and hookd says so."""
+    before = probe(puppet)
+    attach_in_process(puppet.pid)
+    observed_steps(puppet.pid)
+    puppet.ask("cover", "^covered$")
+    answer = detach_in_process(puppet.pid)
+    assert answer["restored"] in {"pass-through", "pending"}
+    trained = steps(puppet)
+    wait_until(lambda: steps(puppet) > trained, what="training to go on")
+    puppet.ask("uncover", "^uncovered$")
+    attach_in_process(puppet.pid)
+    observed_steps(puppet.pid)
+    detach_in_process(puppet.pid)
+    now = probe(puppet)
+    assert now["threads"] == before["threads"]
+    assert now["fds"] == before["fds"]

@@ -1,0 +1,70 @@
+"""Clipping put into a job from outside gives the weights, bit for bit, of clipping written into the script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import tool, training
+from tests.support.processes import Process
+from tests.support.tool import Attachment, Page, family_of
+from tests.support.training import Job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("workloads"), pytest.mark.timeout(200)]
+
+SMALL = "--steps 12 --width 32 --length 32 --batch 4"
+LIMIT = "0.4"
+CLIP = f"gradclip:mode=norm,max_norm={LIMIT}"
+
+
+@pytest.mark.parametrize("arguments", ["", "--groups", "--accumulate 3", "--scaler", "--amp --groups --accumulate 2"])
+def test_clipping_by_norm_is_clip_grad_norm_bit_for_bit(arguments):
+    unclipped = Job("workloads/charlm.py", f"{SMALL} {arguments}")
+    clipped = Job("workloads/charlm.py", f"{SMALL} {arguments} --clip {LIMIT}")
+    expected = training.plain_result(clipped)
+    assert expected != training.plain_result(unclipped), "nothing is clipped: the test proves nothing"
+    with tool.run("-p", CLIP, program=unclipped.command("--pause", "0.05")) as process, Page.below(process) as page:
+        assert training.result(process.finish()) == expected
+        assert page.values()["hookd_gradclip_clipped"][("norm",)] > 0
+
+
+def test_clipping_with_every_observer_on_gives_the_same_weights():
+    job = Job("workloads/charlm.py", SMALL)
+    expected = training.plain_result(Job("workloads/charlm.py", f"{SMALL} --clip {LIMIT}"))
+    plugins = tool.plugin_options(["nan:every=1", "timing", "activations:every=1", CLIP])
+    with tool.run(*plugins, program=job.command()) as process:
+        assert training.result(process.finish()) == expected
+
+
+def test_a_dry_run_measures_and_changes_nothing():
+    job = Job("workloads/charlm.py", SMALL)
+    options = ("-p", f"{CLIP},dry_run=true")
+    with tool.run(*options, program=job.command("--pause", "0.05")) as process, Page.below(process) as page:
+        assert training.result(process.finish()) == training.plain_result(job)
+        assert page.values()["hookd_gradclip_norm"][()] > float(LIMIT)
+
+
+def test_one_of_several_ranks_refuses_to_be_clipped(attachable):
+    """Clipping that begins on two ranks at different steps would make their weights differ."""
+    job = Job("workloads/ddp.py", "--steps 60 --width 32 --length 32", ranks=2)
+    expected = training.plain_result(job)
+    with training.start(job, "--pause", "0.15") as process:
+        process.expect("^step 5 ")
+        rank = str(next(pid for pid in family_of(process.pid) if is_rank(pid)))
+        with Process([*tool.HOOKD, "attach", rank, "-p", CLIP, "--json"], env=tool.tool_environment()) as attach:
+            assert attach.wait() not in {0, 3, 4}, attach.describe()
+            assert "rank" in "\n".join(attach.out + attach.err)
+        with Attachment([int(rank)], "-p", f"{CLIP},dry_run=true") as attachment:
+            attachment.detach()
+        assert training.result(process.finish()) == expected
+
+
+def is_rank(pid: int) -> bool:
+    return b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_a_job_of_several_ranks_started_under_run_is_not_clipped():
+    job = Job("workloads/ddp.py", "--steps 10 --width 32 --length 32", ranks=2)
+    with tool.run("-p", CLIP, program=job.command()) as process:
+        assert training.result(process.finish()) == training.plain_result(job)

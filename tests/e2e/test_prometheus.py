@@ -1,0 +1,173 @@
+"""A real Prometheus scrapes a real daemon that watches a real training process, from its first step to its death."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+
+from tests.support import tool, training
+from tests.support.environment import target_environment, tool_environment
+from tests.support.processes import Process, wait_until
+from tests.support.tool import HOOKD
+from tests.support.training import Job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+
+PUPPET = Job("puppet.py")
+LINGER_S = 6
+CONFIG = """
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+scrape_configs:
+  - job_name: hookd
+    static_configs: [{{targets: ["{address}"]}}]
+"""
+
+
+class Prometheus:
+    """A server of its own: data, port and configuration."""
+
+    def __init__(self, directory, address):
+        directory.mkdir()
+        (directory / "prometheus.yml").write_text(CONFIG.format(address=address))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        command = [
+            "prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
+            f"--web.listen-address={self.address}", "--log.level=warn",
+        ]  # fmt: skip
+        self.process = Process(command, env=target_environment())
+
+    def is_ready(self):
+        assert self.process.popen.poll() is None, self.process.describe()
+        with contextlib.suppress(urllib.error.URLError):
+            return self._get("/-/ready")
+        return ""
+
+    def _get(self, path, **parameters):
+        url = f"http://{self.address}{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.read().decode()
+
+    def query(self, expression):
+        """Give the labels and the value of each series of an instant query."""
+        answer = json.loads(self._get("/api/v1/query", query=expression))
+        assert answer["status"] == "success", answer
+        return [(one["metric"], float(one["value"][1])) for one in answer["data"]["result"]]
+
+    def value(self, expression):
+        """Give the value of a query that has one result, else None."""
+        found = self.query(expression)
+        return found[0][1] if len(found) == 1 else None
+
+
+@pytest.fixture
+def stack():
+    with contextlib.ExitStack() as held:
+        yield held
+
+
+@pytest.fixture
+def daemon(stack, tmp_path):
+    """Give (url, host) of a running `hookd serve`."""
+    control = tmp_path / "control.sock"
+    options = (
+        "--state-dir",
+        tmp_path / "state",
+        "--linger-s",
+        str(LINGER_S),
+        "--listen",
+        "127.0.0.1:0",
+        "--control",
+        control,
+    )
+    process = stack.enter_context(Process([*HOOKD, "serve", *options], env=tool_environment(HOOKD_POLL_S="0.2")))
+    url = process.expect(r"http://127\.0\.0\.1:[1-9]\d*").group()
+    return url, f"unix://{control}"
+
+
+@pytest.fixture
+def prometheus(stack, tmp_path, daemon):
+    if shutil.which("prometheus") is None or shutil.which("promtool") is None:
+        pytest.skip("Prometheus is not installed here (Debian: apt install prometheus)")
+    server = Prometheus(tmp_path / "prometheus", daemon[0].removeprefix("http://"))
+    stack.callback(server.process.close)
+    wait_until(server.is_ready, what="Prometheus")
+    return server
+
+
+def page_of(url, run):
+    """Give the lines of a scrape that are ours: other tests may run on this machine, with plugins that are worse."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    kept, comments = [], []
+    for line in lines:
+        if line.startswith("#"):
+            comments = [*comments[-1:], line] if line.split()[1] == "TYPE" else [line]
+        elif f'run="{run}"' in line or 'run="' not in line:
+            kept += [*comments, line]
+            comments = []
+    return "\n".join(kept) + "\n"
+
+
+def test_prometheus_follows_a_target_from_its_attach_to_its_death(stack, daemon, prometheus):
+    url, host = daemon
+    run = f"prom-{os.getpid()}"
+    target = stack.enter_context(Process(PUPPET.command(), env=training.environment(HOOKD_RUN=run), stdin=True))
+    target.expect("^ready$")
+    wait_until(lambda: prometheus.value('up{job="hookd"}') == 1, what="the first scrape")
+
+    # given a training process that runs, when somebody attaches, then queries by run, rank and module answer
+    tool.hookd("attach", str(target.pid), "--host", host)
+    mine = f'run="{run}",rank="0"'
+    wait_until(lambda: prometheus.value(f"hookd_target_up{{{mine}}}") == 1, what="the target in Prometheus")
+    wait_until(lambda: prometheus.query(f"rate(hookd_steps_total{{{mine}}}[5s]) > 0"), what="steps that count up")
+    forward = f'hookd_timing_forward_seconds_total{{{mine},module="0"}}'
+    wait_until(lambda: (prometheus.value(forward) or 0) > 0, what="the first layer's time")
+    modules = {labels["module"] for labels, _ in prometheus.query(f"hookd_timing_forward_calls_total{{{mine}}}")}
+    assert modules == {"(root)", "0", "1", "2"}
+    joined = f"hookd_steps_total{{{mine}}} * on(run, rank) group_left(pid, script) hookd_target_info"
+    ((labels, _),) = prometheus.query(joined)
+    assert (labels["pid"], labels["script"].rpartition("/")[2]) == (str(target.pid), "puppet.py")
+    assert prometheus.query(f"histogram_quantile(0.5, rate(hookd_step_seconds_bucket{{{mine}}}[5s])) > 0")
+
+    # and promtool has nothing to say about the page
+    lint = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=page_of(url, run),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
+
+    # when the process is killed, then its last counters stay for a while, with the reason, and its gauges are gone
+    assert prometheus.query(f"hookd_activations_mean{{{mine}}}")
+    target.signal(signal.SIGKILL)
+    target.wait()
+    wait_until(lambda: prometheus.value(f"hookd_target_up{{{mine}}}") == 0, what="the death in Prometheus")
+    assert prometheus.query(f'hookd_target_info{{{mine},reason="died"}}')
+    final = prometheus.value(f"hookd_steps_total{{{mine}}}")
+    assert final is not None
+    assert final > 0
+    assert prometheus.value(forward) is not None
+    assert not prometheus.query(f"hookd_activations_mean{{{mine}}}")
+    assert not prometheus.query(f"hookd_heartbeat_age_seconds{{{mine}}}")
+    assert prometheus.value(f"hookd_steps_total{{{mine}}}") == final
+
+    # and then every series is gone, while the daemon itself stays up
+    wait_until(lambda: not prometheus.query(f'{{run="{run}"}}'), what="the end of all series")
+    assert run not in page_of(url, run)
+    assert prometheus.value('up{job="hookd"}') == 1
+    assert prometheus.query("hookd_build_info")

@@ -1,0 +1,50 @@
+"""What a signal handler of the training code raises belongs to the training code, whoever's frames it interrupts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support import tool, training
+from tests.support.processes import Process, wait_until
+from tests.support.training import Job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SIGNALS = 500
+OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything")
+PLUGINS = [*tool.plugin_options(OBSERVERS), "--plugin-dir", Path(__file__).parent / "plugins"]
+NUMBERS = {"custom": signal.SIGTERM, "exit": signal.SIGTERM, "interrupt": signal.SIGINT}
+
+
+def send_all(process: Process, pid: int, number: int) -> dict[str, int]:
+    """Send the signals, each after the loop has answered the one before, and give the loop's own count."""
+    for count in range(1, SIGNALS + 1):
+        os.kill(pid, number)
+        answer = process.expect(rf"^(caught|lost) {count}$", after=max(0, len(process.out) - 3))
+        assert answer.group(1) == "caught", f"signal {count} never reached the training code: {process.describe()}"
+    os.kill(pid, signal.SIGUSR1)
+    process.finish()
+    words = process.out[-1].split()
+    return dict(zip(words[2::2], map(int, words[3::2]), strict=True))
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_every_signal_reaches_the_training_code_plainly(kind):
+    with training.start(Job("preempted.py", f"--kind {kind}")) as process:
+        process.expect("^ready$")
+        counts = send_all(process, process.pid, NUMBERS[kind])
+    assert counts == {"raised": SIGNALS, "caught": SIGNALS, "unexpected": 0}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_every_signal_reaches_the_training_code_under_observation(kind, attachable):
+    with training.start(Job("preempted.py", f"--kind {kind}")) as process:
+        process.expect("^ready$")
+        with tool.Attachment([process.pid], *PLUGINS) as attachment:
+            wait_until(lambda: attachment.metrics().total("hookd_steps_total") > 0, what="an observed step")
+            counts = send_all(process, process.pid, NUMBERS[kind])
+    assert counts == {"raised": SIGNALS, "caught": SIGNALS, "unexpected": 0}

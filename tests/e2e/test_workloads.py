@@ -1,0 +1,143 @@
+"""`hookd attach` on running training jobs of every kind, in mid-training and in an environment without hookd.
+
+Each job runs once plainly and once with all observers attached after some steps and detached before the end: every
+module that it calls has metrics within 5 s, and all losses and the closing checksum are the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import training
+from tests.support.processes import wait_until
+from tests.support.tool import Attachment, Metrics, family_of, plugin_options
+from tests.support.training import Job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+
+OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything")
+PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", Path(__file__).parent / "plugins"]
+ROOT = frozenset(["(root)"])
+SMALL = "--width 32 --batch 4 --length 32"
+
+OWN = [
+    Job("mlp.py", "--steps 40"),
+    Job("mlp.py", "--steps 40 --accumulate 3"),
+    Job("transformer.py", "--steps 40"),
+    Job("convnet.py", "--steps 40"),
+    Job("checkpointed.py", "--steps 40 --kind reentrant"),
+    Job("checkpointed.py", "--steps 40 --kind nonreentrant"),
+    Job("checkpointed.py", "--steps 40 --kind selective"),
+    Job("amp.py", "--steps 40"),
+    Job("workers.py", "--steps 40"),
+    Job("threads.py", "--steps 40"),
+]
+SHARED = [
+    Job("workloads/charlm.py", f"--steps 40 {SMALL}"),
+    Job("workloads/charlm.py", f"--steps 40 {SMALL} --amp"),
+    Job("workloads/charlm.py", f"--steps 40 {SMALL} --scaler"),
+    Job("workloads/charlm.py", f"--steps 40 {SMALL} --compile --layers 1"),
+    Job("workloads/charlm.py", f"--steps 40 {SMALL} --checkpoint reentrant"),
+    Job("workloads/charlm.py", f"--steps 40 {SMALL} --checkpoint nonreentrant"),
+    Job("workloads/charlm.py", f"--steps 40 {SMALL} --accumulate 4"),
+    Job("workloads/charlm.py", f"--steps 40 {SMALL} --clip 0.5"),
+    Job("workloads/convnet.py", "--steps 40 --batch 8"),
+    Job("workloads/faults.py", "--steps 40 --fault none"),
+    Job("workloads/loader.py", "--steps 80 --start fork"),
+    Job("workloads/loader.py", "--steps 80 --start spawn"),
+    Job("workloads/loader.py", "--steps 80 --start forkserver"),
+    Job("workloads/loader.py", "--steps 80 --start fork --ema"),
+]
+DDP = Job("workloads/ddp.py", f"--steps 40 {SMALL}", ranks=2)
+
+
+@pytest.mark.parametrize("job", OWN, ids=str)
+def test_attach_and_detach_leave_a_job_of_ours_bit_identical(job):
+    attach_in_mid_training(job)
+
+
+@pytest.mark.parametrize("job", SHARED, ids=str)
+def test_attach_and_detach_leave_a_workload_bit_identical(job, workloads):
+    attach_in_mid_training(job)
+
+
+def test_attach_and_detach_leave_both_ranks_of_a_distributed_job_bit_identical(workloads):
+    expected = training.plain_result(DDP)
+    names = training.called_modules("workloads/charlm.py", SMALL)
+    with training.start(DDP, "--pause", "0.2") as process:
+        process.expect("^step 5 ")
+        ranks = [pid for pid in family_of(process.pid) if is_worker(pid)]
+        assert len(ranks) == 2
+        with Attachment(ranks, *PLUGINS) as attachment:
+            metrics = everything_within_5_seconds(attachment, names)
+            assert metrics.labels("hookd_steps_total", "rank") == {"0", "1"}
+            for rank in ("0", "1"):
+                assert modules_of(metrics, rank=rank) >= names
+            attachment.detach()
+        assert training.result(process.finish()) == expected
+
+
+def is_worker(pid: int) -> bool:
+    """Say whether this is the script itself, not the torchrun that started it."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return not any(b"torch.distributed.run" in word for word in command) and any(b"ddp.py" in word for word in command)
+
+
+def attach_in_mid_training(job: Job) -> None:
+    expected = training.plain_result(job)
+    names = training.called_modules(job.script, SMALL * ("charlm" in job.script))
+    if "--compile" in job.arguments:
+        names = ROOT
+    with training.start(job, "--pause", "0.1" if "loader" in job.script else "0.15") as process:
+        process.expect("^step 5 ")
+        with Attachment([process.pid], *PLUGINS) as attachment:
+            metrics = everything_within_5_seconds(attachment, names)
+            assert metrics.total("hookd_target_up") == 1
+            if "--compile" in job.arguments:
+                assert metrics.total("hookd_modules", state="compiled") >= 1, "what is not seen must be said"
+            if ("charlm" not in job.arguments and "workers" in job.script) or "loader" in job.script:
+                observe_a_new_epoch(process, attachment)
+            attachment.detach()
+        observed_until = len(process.out)
+        lines = process.finish()
+        assert training.result(lines) == expected
+        assert len(lines) > observed_until, "the job had ended before the detach: the test proves too little"
+
+
+def everything_within_5_seconds(attachment: Attachment, names: frozenset[str]) -> Metrics:
+    """Wait for the metrics of every module, of some steps, and for no error of any plugin."""
+    end = time.monotonic() + 5
+    wait_until(lambda: modules_of(attachment.metrics()) >= names, end - time.monotonic(), f"metrics of {names}")
+    metrics = wait_until(lambda: enough(attachment.metrics()), what="an activation and two steps")
+    assert metrics.total("hookd_plugin_errors_total") == 0, attachment.process.describe()
+    assert metrics.total("hookd_nan_nonfinite_total", where="param") == 0
+    assert {s.labels["state"] for s in metrics.select("hookd_plugin_state") if s.value} <= {"active", "running"}
+    return metrics
+
+
+def enough(metrics: Metrics) -> Metrics | None:
+    seen = [
+        metrics.total("hookd_steps_total") >= 2,
+        metrics.select("hookd_activations_mean"),
+        metrics.total("hookd_timing_backward_seconds_total") > 0,
+        metrics.total("hookd_everything_events_total", event="param_grad") > 0,
+    ]
+    return metrics if all(seen) else None
+
+
+def modules_of(metrics: Metrics, **labels: str) -> set[str]:
+    """Give the names of the modules that were called, those of a second root as those of the first."""
+    called = [s for s in metrics.select("hookd_timing_forward_calls_total", **labels) if s.value]
+    return {re.sub(r"^#\d+\.", "", re.sub(r"^#\d+$", "(root)", s.labels["module"])) for s in called}
+
+
+def observe_a_new_epoch(process: training.Process, attachment: Attachment) -> None:
+    """Wait until new DataLoader workers were started from the observed process, and look that they are silent."""
+    step = int(process.out[-1].split()[1])
+    every = 10 if "workers.py" in " ".join(process.command) else 50
+    process.expect(f"^step {(step // every + 1) * every + 2} ")
+    assert attachment.metrics().total("hookd_target_up") == 1

@@ -1,0 +1,239 @@
+"""Every hook of hookd.hookspecs, called by a real model in this process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.agent import running
+from torch import nn
+
+from hookd import Plugin, hookimpl, hookspecs
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def train(net: nn.Module, steps: int = 1) -> list[float]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        loss = net(torch.ones(3, 4)).pow(2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+class Recorder(Plugin):
+    """Writes down what it is told; subclasses say which hooks."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.seen: list = []
+
+
+def seen_by(plugin: type[Recorder], steps: int = 1, net: nn.Module | None = None) -> list:
+    with running(plugin) as agent:
+        train(net if net is not None else model(), steps)
+        assert agent.state("recorder") == "active", agent.session.registry.named("recorder").last_error
+        return agent.plugin("recorder").seen
+
+
+def test_every_hook_has_a_test_of_its_name() -> None:
+    hooks = {name for name, value in vars(hookspecs).items() if hasattr(value, "hookd_spec")}
+    tests = {name[len("test_hook_") :] for name in globals() if name.startswith("test_hook_")}
+    assert hooks == tests
+
+
+def test_every_hook_is_documented_with_an_example() -> None:
+    for name, value in vars(hookspecs).items():
+        if hasattr(value, "hookd_spec"):
+            assert "@hookimpl" in value.__doc__, name
+            assert f"def {name}(self" in value.__doc__, name
+
+
+def test_hook_configure() -> None:
+    class Configured(Recorder):
+        @hookimpl
+        def configure(self, context):
+            self.seen += [context.option("every", 3), context.rank, context.world_size, context.step]
+
+    assert seen_by(Configured) == [3, 0, 1, 1]
+
+
+def test_hook_unconfigure() -> None:
+    class Unconfigured(Recorder):
+        @hookimpl
+        def unconfigure(self):
+            self.seen.append("gone")
+
+    assert seen_by(Unconfigured) == ["gone"]
+
+
+def test_hook_select() -> None:
+    class Selecting(Recorder):
+        @hookimpl
+        def select(self, module):
+            self.seen.append(module.name)
+            return module.type == "Linear"
+
+        @hookimpl
+        def forward(self, module):
+            self.seen.append(f"forward {module.name}")
+
+    seen = seen_by(Selecting, steps=2)
+    assert sorted(seen[:4]) == ["(root)", "0", "1", "2"]
+    assert seen[4:] == ["forward 0", "forward 2"] * 2
+
+
+def test_hook_forward_pre() -> None:
+    class Before(Recorder):
+        @hookimpl
+        def forward_pre(self, module, inputs, kwargs, recompute):
+            self.seen.append((module.name, tuple(inputs[0].shape), kwargs, recompute))
+
+    assert seen_by(Before) == [
+        ("(root)", (3, 4), {}, False),
+        ("0", (3, 4), {}, False),
+        ("1", (3, 8), {}, False),
+        ("2", (3, 8), {}, False),
+    ]
+
+
+def test_hook_forward() -> None:
+    class After(Recorder):
+        @hookimpl
+        def forward(self, module, inputs, output, elapsed_ns):
+            self.seen.append((module.name, len(inputs), tuple(output.shape), torch.is_grad_enabled()))
+            assert elapsed_ns > 0
+
+    assert seen_by(After) == [
+        ("0", 1, (3, 8), False),
+        ("1", 1, (3, 8), False),
+        ("2", 1, (3, 2), False),
+        ("(root)", 1, (3, 2), False),
+    ]
+
+
+def test_hook_forward_error() -> None:
+    class Failing(Recorder):
+        @hookimpl
+        def forward_error(self, module, error):
+            self.seen.append((module.name, str(error)))
+
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise ValueError("planted")
+
+    net = nn.Sequential(nn.Identity(), Broken())
+    with running(Failing) as agent:
+        with pytest.raises(ValueError, match="planted"):
+            net(torch.ones(1))
+        assert agent.plugin("recorder").seen == [("1", "planted"), ("(root)", "planted")]
+        assert agent.session.local.thread.top is None
+
+
+def test_hook_backward_pre() -> None:
+    class GradOut(Recorder):
+        @hookimpl
+        def backward_pre(self, module, grad_output):
+            self.seen.append((module.name, [tuple(g.shape) for g in grad_output]))
+
+    seen = seen_by(GradOut)
+    assert sorted(seen) == [("(root)", [(3, 2)]), ("0", [(3, 8)]), ("1", [(3, 8)]), ("2", [(3, 2)])]
+    assert [name for name, _ in seen if name != "(root)"] == ["2", "1", "0"]
+
+
+def test_hook_backward() -> None:
+    class GradIn(Recorder):
+        @hookimpl
+        def backward(self, module, grad_input, grad_output, elapsed_ns):
+            self.seen.append((module.name, [None if g is None else tuple(g.shape) for g in grad_input]))
+            assert elapsed_ns > 0
+            assert grad_output[0] is not None
+
+    seen = seen_by(GradIn)
+    assert sorted(seen) == [("(root)", [None]), ("0", [None]), ("1", [(3, 8)]), ("2", [(3, 8)])]
+
+
+def test_hook_param_grad() -> None:
+    class ParamGrad(Recorder):
+        @hookimpl
+        def param_grad(self, module, name, param, grad):
+            self.seen.append((module.name, name, grad.shape == param.shape))
+
+    assert sorted(seen_by(ParamGrad)) == [
+        ("0", "0.bias", True),
+        ("0", "0.weight", True),
+        ("2", "2.bias", True),
+        ("2", "2.weight", True),
+    ]
+
+
+def test_hook_loss() -> None:
+    class Loss(Recorder):
+        @hookimpl
+        def loss(self, tensors):
+            self.seen.append(float(tensors[0]))
+
+    net = model()
+    plain = train(model(), 2)
+    assert seen_by(Loss, steps=2, net=net) == plain
+
+
+def test_hook_loss_done() -> None:
+    class Done(Recorder):
+        @hookimpl
+        def loss_done(self, elapsed_ns):
+            self.seen.append(elapsed_ns > 0)
+
+    assert seen_by(Done, steps=2) == [True, True]
+
+
+def test_hook_step_pre() -> None:
+    class Before(Recorder):
+        @hookimpl
+        def step_pre(self, optimizer, step):
+            self.seen.append((type(optimizer).__name__, step))
+
+    assert seen_by(Before, steps=3) == [("SGD", 1), ("SGD", 2), ("SGD", 3)]
+
+
+def test_hook_step_post() -> None:
+    class After(Recorder):
+        @hookimpl
+        def step_post(self, step, elapsed_ns):
+            self.seen.append((step, elapsed_ns > 0))
+
+    assert seen_by(After, steps=2) == [(1, True), (2, True)]
+
+
+def test_hook_mode() -> None:
+    class Mode(Recorder):
+        @hookimpl
+        def mode(self, module, training):
+            self.seen.append((module.name, training))
+
+    net = model()
+    with running(Mode) as agent:
+        net(torch.ones(1, 4))
+        net.eval()
+        net.train()
+        net[1].eval()
+        assert agent.plugin("recorder").seen == [("(root)", False), ("(root)", True), ("1", False)]
+        assert not net[1].training
+
+
+def test_hook_tick() -> None:
+    class Tick(Recorder):
+        @hookimpl
+        def tick(self, now_s):
+            self.seen.append(now_s)
+
+    with running(Tick) as agent:
+        agent.session.tick(1234.5)
+        assert 1234.5 in agent.plugin("recorder").seen

@@ -1,0 +1,261 @@
+"""Which modules are observed, under which names, and what happens to threads, forks and models that come and go."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import threading
+import weakref
+from pathlib import Path
+
+import torch
+from support.agent import running
+from torch import nn
+from torch.nn.parallel import DataParallel
+
+from hookd import Plugin, hookimpl
+
+X = torch.ones(2, 4)
+
+
+class Names(Plugin):
+    name = "names"
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    @hookimpl
+    def forward(self, module):
+        self.seen.append(module.name)
+
+
+class Only(Names):
+    @hookimpl
+    def select(self, module):
+        return module.type == "ReLU"
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU()))
+
+
+def test_a_module_that_nobody_wants_has_no_plan() -> None:
+    from hookd.agent.patch import SKIP
+
+    model = net()
+    with running(Only) as agent:
+        model(X)
+        plans = agent.session.models.plans
+        assert plans[id(model[0])] is SKIP
+        assert plans[id(model[1])] is SKIP
+        assert plans[id(model[1][0])] is not SKIP
+        assert agent.plugin("names").seen == ["1.0"]
+
+
+def test_a_second_root_and_a_copy_are_told_apart() -> None:
+    model = net()
+    ema = copy.deepcopy(model)
+    with running(Names) as agent:
+        model(X)
+        ema(X)
+        seen = agent.plugin("names").seen
+    assert seen == ["0", "1.0", "1", "(root)", "#2.0", "#2.1.0", "#2.1", "#2.(root)"]
+
+
+def test_a_shared_module_keeps_its_first_name() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    with running(Names) as agent:
+        model(X)
+        assert agent.plugin("names").seen == ["0", "1", "0", "(root)"]
+
+
+def test_a_wrapper_and_what_it_wraps_are_one_module() -> None:
+    model = net()
+    wrapped = DataParallel(model)
+    with running(Names) as agent:
+        wrapped(X)
+        assert agent.plugin("names").seen == ["0", "1.0", "1", "(root)"]
+        agent.plugin("names").seen.clear()
+        model(X)
+        assert agent.plugin("names").seen == ["0", "1.0", "1", "(root)"]
+
+
+def test_a_model_called_before_it_is_wrapped_is_the_same_model() -> None:
+    model = net()
+    with running(Names) as agent:
+        model(X)
+        agent.plugin("names").seen.clear()
+        DataParallel(model)(X)
+        assert agent.plugin("names").seen == ["0", "1.0", "1", "(root)"]
+
+
+def test_a_replica_has_the_names_of_its_original() -> None:
+    model = net()
+    wrapped = DataParallel(model)
+    with running(Names) as agent:
+        wrapped(X)
+        agent.plugin("names").seen.clear()
+        replica = model._replicate_for_data_parallel()
+        replica._is_replica = True
+        replica(X)
+        assert agent.plugin("names").seen[-1] == "(root)"
+        assert len(agent.session.models.names.models) == 1
+
+
+def test_a_module_added_later_is_found() -> None:
+    model = net()
+    with running(Names) as agent:
+        model(X)
+        model.append(nn.Tanh())
+        agent.session.steps.done += 1
+        model(X)
+        assert agent.plugin("names").seen[-2:] == ["2", "(root)"]
+
+
+def test_modules_made_inside_forward_do_not_pile_up() -> None:
+    class Making(nn.Module):
+        def forward(self, x):
+            return nn.ReLU()(x)
+
+    model = Making()
+    with running(Names) as agent:
+        for _ in range(5):
+            model(X)
+        gc.collect()
+        assert agent.plugin("names").seen == ["(root)"] * 5
+        assert agent.session.models._ignored == {}
+
+
+def test_a_root_made_anew_for_every_step_is_one_series() -> None:
+    with running("timing") as agent:
+        net()(X)
+        for _ in range(10):
+            nn.CrossEntropyLoss()(X, X.softmax(1))
+            gc.collect()
+        modules = {values[0] for values in agent.values("hookd_timing_forward_calls")}
+        assert modules == {"(root)", "0", "1", "1.0"} | ({"#2.(root)"} & modules)
+        assert len(agent.session.models.names.models) <= 2
+
+
+def test_observing_keeps_no_model_alive_and_stores_nothing_on_it() -> None:
+    model = net()
+    before = {name: sorted(vars(module)) for name, module in model.named_modules()}
+    ref = weakref.ref(model)
+    with running("timing", "nan", "activations") as agent:
+        model(X).sum().backward()
+        assert {name: sorted(vars(module)) for name, module in model.named_modules()} == before
+        copy.deepcopy(model)
+        del model
+        gc.collect()
+        assert ref() is None
+        assert agent.session.models.plans == {}
+
+
+def test_a_module_that_compares_by_value_is_observed() -> None:
+    class Equal(nn.Module):
+        __hash__ = None
+
+        def __eq__(self, other):
+            raise AssertionError("compared")
+
+        def __bool__(self):
+            raise AssertionError("truth-tested")
+
+        def __len__(self):
+            raise AssertionError("measured")
+
+        def forward(self, x):
+            return x
+
+    with running(Names) as agent:
+        nn.Sequential(Equal())(X)
+        assert agent.plugin("names").seen == ["0", "(root)"]
+
+
+def test_threads_have_stacks_of_their_own() -> None:
+    class Stacks(Plugin):
+        name = "stacks"
+
+        def __init__(self) -> None:
+            self.seen: set = set()
+
+        @hookimpl
+        def configure(self, context):
+            self.context = context
+
+        @hookimpl
+        def forward_pre(self, module):
+            self.seen.add(tuple(m.name for m in self.context.stack()))
+
+    models = [net() for _ in range(4)]
+    with running(Stacks) as agent:
+        for model in models:
+            model(X)
+
+        def work(model: nn.Module) -> None:
+            for _ in range(50):
+                model(X)
+
+        threads = [threading.Thread(target=work, args=(m,)) for m in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        seen = agent.plugin("stacks").seen
+        assert agent.state("stacks") == "active"
+    assert {len(stack) for stack in seen} == {1, 2, 3}
+    assert all(len({name.split(".")[0] for name in stack if name.startswith("#")}) <= 1 for stack in seen)
+
+
+def test_a_call_in_flight_at_the_attach_is_passed_through() -> None:
+    order: list[str] = []
+
+    class Attaching(nn.Module):
+        def forward(self, x):
+            order.append("in")
+            return x
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Attaching()
+
+        def forward(self, x):
+            with running(Names) as agent:
+                self.inner(x)
+                assert agent.plugin("names").seen == []
+                threading.Thread(target=lambda: None).start()
+            return self.inner(x)
+
+    Outer()(X)
+    assert order == ["in", "in"]
+
+
+def test_a_forked_child_is_silent_and_unpatched() -> None:
+    model = net()
+    original = nn.Module.__dict__["__call__"]
+    with running(Names, "timing") as agent:
+        model(X)
+        fd = agent.agent._page.fd
+        ours = nn.Module.__dict__["__call__"]
+        assert ours is not original
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                seen = list(agent.plugin("names").seen)
+                model(X)
+                is_silent = agent.plugin("names").seen == seen
+                is_restored = nn.Module.__dict__["__call__"] is original
+                is_closed = not any(p.name == str(fd) for p in Path("/proc/self/fd").iterdir())
+                alone = threading.active_count() == 1
+                code = 0 if is_silent and is_restored and is_closed and alone else 2
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        model(X)
+        assert len(agent.plugin("names").seen) == 8
+    assert nn.Module.__dict__["__call__"] is original

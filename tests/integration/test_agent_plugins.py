@@ -1,0 +1,203 @@
+"""How plugins are taken in, ordered, guarded and thrown out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.agent import running
+from torch import nn
+
+from hookd import Plugin, PluginError, hookimpl
+
+CALLS: list[str] = []
+
+
+class First(Plugin):
+    name = "first"
+
+    @hookimpl
+    def forward(self, module):
+        CALLS.append("first")
+
+
+class Second(Plugin):
+    name = "second"
+
+    @hookimpl(tryfirst=True)
+    def forward(self, module):
+        CALLS.append("second")
+
+
+class Last(Plugin):
+    name = "last"
+
+    @hookimpl(trylast=True)
+    def forward(self, module):
+        CALLS.append("last")
+
+
+def test_order_is_pluggys() -> None:
+    CALLS.clear()
+    with running(Second, First, Last):
+        nn.Identity()(torch.ones(1))
+    assert CALLS == ["second", "first", "last"]
+
+
+class Misspelt(Plugin):
+    name = "misspelt"
+
+    @hookimpl
+    def foward(self, module):
+        pass
+
+
+class WrongArgument(Plugin):
+    name = "wrong"
+
+    @hookimpl
+    def forward(self, modul):
+        pass
+
+
+class WithDefault(Plugin):
+    name = "defaulting"
+
+    @hookimpl
+    def forward(self, module=None):
+        pass
+
+
+class Wrapping(Plugin):
+    name = "wrapping"
+
+    @hookimpl(wrapper=True)
+    def forward(self, module):
+        return (yield)
+
+
+class CoreName(Plugin):
+    name = "steps"
+
+
+class Configuring(Plugin):
+    name = "configuring"
+
+    @hookimpl
+    def configure(self, context):
+        context.option("norm", 1.0)
+        context.counter("calls", "Calls.", ["module"])
+
+
+@pytest.mark.parametrize(
+    ("plugin", "text", "hint"),
+    [
+        (Misspelt, "no hook 'foward'", "'forward'"),
+        (WrongArgument, "no argument 'modul'", "module"),
+        (WithDefault, "a default", ""),
+        (Wrapping, "wrapper", ""),
+        (CoreName, "cannot be a plugin's name", ""),
+    ],
+)
+def test_a_plugin_that_breaks_a_rule_is_refused_with_the_reason(plugin: type[Plugin], text: str, hint: str) -> None:
+    original = nn.Module.__call__
+    with pytest.raises(PluginError, match=text) as caught, running(plugin):
+        pass
+    assert hint in caught.value.hint
+    assert nn.Module.__call__ is original
+
+
+@pytest.mark.parametrize(("key", "value", "text"), [("norm", "x", "a number"), ("nrom", "1", "no such option")])
+def test_wrong_options_are_refused(key: str, value: str, text: str) -> None:
+    with pytest.raises(PluginError, match=text), running(Configuring, options={key: value}):
+        pass
+
+
+class Raising(Plugin):
+    name = "raising"
+
+    @hookimpl
+    def forward(self, module):
+        raise KeyError("planted")
+
+
+def test_a_plugin_that_raises_is_counted_logged_once_and_quarantined() -> None:
+    net = nn.Identity()
+    with running(Raising, First) as agent:
+        CALLS.clear()
+        for _ in range(15):
+            net(torch.ones(1))
+        assert agent.state("raising") == "quarantined"
+        assert agent.values("hookd_plugin_errors")[("raising",)] == Raising.max_errors
+        assert agent.values("hookd_plugin_state")[("raising", "quarantined")] == 1
+        assert len([log for log in agent.read().logs if "planted" in log["message"]]) == 1
+        assert [i["kind"] for i in agent.read().incidents] == ["quarantine"]
+        assert CALLS == ["first"] * 15
+
+
+class Returning(Plugin):
+    name = "returning"
+
+    @hookimpl
+    def forward(self, output):
+        return output * 2
+
+
+def test_what_an_observer_returns_is_ignored_and_counted() -> None:
+    with running(Returning) as agent:
+        assert nn.Identity()(torch.ones(1)).item() == 1.0
+        assert agent.values("hookd_plugin_errors")[("returning",)] == 1
+
+
+class CallingModules(Plugin):
+    name = "calling"
+
+    @hookimpl
+    def forward(self, module, inputs):
+        module.torch()(*inputs)
+
+
+def test_modules_that_a_plugin_calls_are_not_observed() -> None:
+    net = nn.Identity()
+    with running(First, CallingModules) as agent:
+        CALLS.clear()
+        net(torch.ones(1))
+        assert CALLS == ["first"]
+        assert agent.state("calling") == "active"
+
+
+class Doubling(Plugin):
+    name = "doubling"
+    mutates = True
+
+    @hookimpl
+    def forward(self, output):
+        if output.sum() < 0:
+            raise ValueError("planted")
+        return output * 2
+
+
+def test_a_mutating_plugin_is_disarmed_by_its_first_error() -> None:
+    net = nn.Identity()
+    with running(Doubling) as agent:
+        assert net(torch.ones(1)).item() == 2.0
+        assert net(-torch.ones(1)).item() == -1.0
+        assert agent.state("doubling") == "quarantined"
+        assert net(torch.ones(1)).item() == 1.0
+
+
+def test_a_mutating_plugin_must_be_enabled_by_name() -> None:
+    with running(First) as agent, pytest.raises(PluginError, match="by name"):
+        agent.session.load(Doubling(), {}, by_name=False)
+
+
+def test_a_plugin_can_be_unloaded_and_its_series_end() -> None:
+    net = nn.Identity()
+    with running(First, Configuring) as agent:
+        net(torch.ones(1))
+        assert "hookd_configuring_calls" in [f.name for f in agent.read().families]
+        agent.session.unload("configuring")
+        assert "hookd_configuring_calls" not in [f.name for f in agent.read().families]
+        agent.session.unload("first")
+        CALLS.clear()
+        net(torch.ones(1))
+        assert CALLS == []

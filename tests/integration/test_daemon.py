@@ -1,0 +1,350 @@
+"""A real `hookd serve` over real processes that hold real pages: they come, go, die, lie."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from hookd.daemon.client import DaemonClient
+from hookd.errors import DaemonNotRunning, HookdError, NoSuchTarget, UsageError
+from tests.support.environment import tool_environment
+from tests.support.processes import Process, wait_until
+from tests.support.tool import HOOKD, Metrics
+
+HOLDER = Path(__file__).parents[1] / "support" / "page_holder.py"
+
+
+class Daemon:
+    """`hookd serve` with everything in a directory of its own."""
+
+    def __init__(self, directory, *arguments):
+        self.client = DaemonClient(directory / "control.sock")
+        state = ("--state-dir", directory / "state", "--control", self.client.path)
+        command = [*HOOKD, "serve", "--listen", "127.0.0.1:0", *state, *arguments]
+        self.process = Process(command, env=tool_environment(HOOKD_POLL_S="0.1", HOOKD_SCAN_S="0.1"))
+        wait_until(self.answers, what="the daemon")
+        self.url = self.client.status()["url"]
+        wait_until(self.is_ready, what="its first look for targets")
+
+    def answers(self):
+        assert self.process.popen.poll() is None, self.process.describe()
+        try:
+            return self.client.version()
+        except DaemonNotRunning:
+            return None
+
+    def is_ready(self):
+        with contextlib.suppress(urllib.error.HTTPError):
+            return "is ready" in self.get("/-/ready")
+        return False
+
+    def get(self, path, **headers):
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=10) as answer:
+            return answer.read().decode()
+
+    def metrics(self):
+        return Metrics(self.get("/metrics"))
+
+    def rows(self, run):
+        return [row for row in self.client.targets() if row["run"].partition("~")[0] == run]
+
+
+@pytest.fixture
+def stack():
+    with contextlib.ExitStack() as held:
+        yield held
+
+
+@pytest.fixture
+def serve(stack, tmp_path):
+    def start(*arguments, directory=tmp_path):
+        daemon = Daemon(directory, *arguments)
+        stack.callback(daemon.process.close)
+        return daemon
+
+    return start
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's name that no other process of this machine has: a daemon sees them all."""
+    return f"run-{tmp_path.parent.name}-{tmp_path.name}-{os.getpid()}"
+
+
+@pytest.fixture
+def hold(stack, run):
+    def start(**identity):
+        command = [sys.executable, HOLDER, json.dumps({"run": run, **identity})]
+        holder = stack.enter_context(
+            Process(command, env=tool_environment(PYTHONPATH=os.pathsep.join(sys.path)), stdin=True)
+        )
+        holder.expect("ready")
+        return holder
+
+    return start
+
+
+def tell(holder, **verb):
+    holder.ask(json.dumps(verb), "done")
+
+
+def test_a_target_is_found_served_and_after_its_death_lingers_then_goes(serve, hold, run):
+    holder = hold()
+    tell(holder, put={"name": "hookd_steps", "kind": "counter", "value": 5})
+    tell(holder, put={"name": "hookd_x_mean", "kind": "gauge", "value": 1, "labels": {"module": 'a"b\\c\nd'}})
+    daemon = serve("--linger-s", "3")
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    metrics = daemon.metrics()
+    assert metrics.total("hookd_target_up", run=run) == 1
+    assert metrics.labels("hookd_x_mean", "module", run=run) == {'a"b\\c\nd'}
+
+    tell(holder, put={"name": "hookd_steps", "kind": "counter", "value": 6})
+    holder.signal(signal.SIGKILL)
+    wait_until(lambda: daemon.rows(run)[0]["state"] == "lost", what="the death is noticed")
+    metrics = daemon.metrics()
+    assert [s.value for s in metrics.select("hookd_target_up", run=run)] == [0]
+    assert metrics.total("hookd_steps_total", run=run) == 6
+    assert not metrics.select("hookd_x_mean", run=run)
+    assert metrics.labels("hookd_target_info", "reason", run=run) == {"died"}
+
+    wait_until(lambda: not daemon.rows(run), what="the end of the linger time")
+    assert run not in daemon.get("/metrics")
+    kinds = [row["kind"] for row in json.loads(daemon.get(f"/api/v1/incidents?run={run}"))["incidents"]]
+    assert kinds == ["lost"]
+
+
+def test_a_clean_exit_and_a_detach_are_told_from_a_death(serve, hold, run):
+    leaving, ending = hold(run=run + "a"), hold(run=run + "b")
+    daemon = serve()
+    wait_until(lambda: daemon.rows(run + "a") and daemon.rows(run + "b"), what="discovery")
+    tell(leaving, leave={})
+    tell(ending, state=["exited"])
+    ending.signal(signal.SIGKILL)
+    wait_until(lambda: daemon.rows(run + "a")[0]["state"] == "detached", what="the detach")
+    wait_until(lambda: daemon.rows(run + "b")[0]["reason"] == "exited", what="the exit")
+    assert not json.loads(daemon.get(f"/api/v1/incidents?run={run}b"))["incidents"]
+
+
+def test_a_process_that_becomes_another_program_is_lost(serve, hold, run):
+    holder = hold()
+    daemon = serve()
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    holder.send(json.dumps({"become": ["/bin/cat"]}))  # ends with its stdin, which is ours
+    wait_until(lambda: daemon.rows(run)[0]["state"] == "lost", what="the exec is noticed")
+
+
+def test_a_restarted_daemon_finds_everything_again_and_incidents_are_kept_once(serve, hold, run):
+    holder = hold()
+    tell(holder, incident={"kind": "nan", "message": "first NaN", "module": "fc1", "step": 3})
+    for _ in range(2):
+        daemon = serve()
+        wait_until(lambda: daemon.rows(run), what="discovery")  # noqa: B023
+        assert [row["message"] for row in daemon.client.request("GET", f"/v1/incidents?run={run}")["incidents"]] == [
+            "first NaN"
+        ]
+        daemon.process.signal(signal.SIGTERM)
+        assert daemon.process.wait() == 0, daemon.process.describe()
+        assert not daemon.client.path.exists()
+
+
+def test_a_killed_daemons_socket_does_not_hinder_the_next_one(serve):
+    first = serve()
+    first.process.signal(signal.SIGKILL)
+    first.process.wait()
+    assert first.client.path.is_socket()
+    assert serve().client.version()["pid"] != first.process.pid
+
+
+def test_a_second_daemon_is_told_of_the_first(serve, tmp_path):
+    daemon = serve()
+    command = [*HOOKD, "serve", "--listen", "127.0.0.1:0", "--control", daemon.client.path, "--state-dir", tmp_path]
+    with Process(command, env=tool_environment()) as second:
+        assert second.wait() == 1
+        assert any("another daemon answers" in line for line in second.err), second.describe()
+    port = daemon.url.rpartition(":")[2]
+    command = [
+        *HOOKD,
+        "serve",
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--control",
+        tmp_path / "x.sock",
+        "--state-dir",
+        tmp_path,
+    ]
+    with Process(command, env=tool_environment()) as second:
+        assert second.wait() == 1
+        assert any("cannot listen on" in line for line in second.err), second.describe()
+    assert not (tmp_path / "x.sock").exists()
+    assert daemon.client.version()
+
+
+def test_a_page_that_turns_hostile_marks_its_target_alone(serve, hold, run):
+    bad = hold(run=run + "bad")
+    hold(run=run + "good")
+    daemon = serve()
+    wait_until(lambda: daemon.rows(run + "bad") and daemon.rows(run + "good"), what="discovery")
+    tell(bad, spoil={})
+    wait_until(lambda: daemon.rows(run + "bad")[0]["state"] == "corrupt", what="the damage is noticed")
+    metrics = daemon.metrics()
+    assert metrics.total("hookd_target_up", run=run + "bad") == 0
+    assert metrics.total("hookd_target_state", run=run + "bad", state="corrupt") == 1
+    assert metrics.total("hookd_target_up", run=run + "good") == 1
+    bad.signal(signal.SIGKILL)
+    wait_until(lambda: daemon.rows(run + "bad")[0]["state"] == "lost", what="the death of the corrupt one")
+
+
+def test_a_forked_child_that_inherited_the_page_is_no_target(serve, hold, run):
+    holder = hold()
+    tell(holder, fork={})
+    daemon = serve()
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    assert [row["pid"] for row in daemon.rows(run)] == [holder.pid]
+
+
+def test_another_attach_of_the_same_process_takes_over_from_the_first(serve, hold, run):
+    holder = hold()
+    tell(holder, put={"name": "hookd_steps", "kind": "counter", "value": 5})
+    daemon = serve()
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    tell(holder, leave={})
+    tell(holder, open={})
+    wait_until(lambda: not daemon.metrics().select("hookd_steps_total", run=run), what="the new page")
+    assert [(row["pid"], row["state"]) for row in daemon.rows(run)] == [(holder.pid, "attached")]
+
+
+def test_two_jobs_of_one_name_are_told_apart(serve, hold, run):
+    first = hold(script=run)
+    second = hold(script=run)
+    daemon = serve()
+    wait_until(lambda: len(daemon.rows(run)) == 2, what="discovery")
+    assert {row["pid"]: row["run"] for row in daemon.rows(run)} == {first.pid: run, second.pid: f"{run}~{second.pid}"}
+
+
+def test_the_heartbeats_age_grows_until_the_next_event(serve, hold, run):
+    holder = hold()
+    daemon = serve()
+    wait_until(lambda: daemon.rows(run) and daemon.rows(run)[0]["heartbeat_age_s"] > 0.5, what="silence")
+    tell(holder, event={})
+    wait_until(lambda: daemon.rows(run)[0]["heartbeat_age_s"] < 0.5, what="the event is seen")
+
+
+def test_the_control_socket_is_the_owners_alone(serve):
+    daemon = serve()
+    assert stat.S_IMODE(daemon.client.path.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_gets_no_answer_even_where_the_mode_would_let_them(serve, tmp_path):
+    daemon = serve()
+    for path in (tmp_path, *tmp_path.parents[:3]):
+        path.chmod(path.stat().st_mode | 0o011)
+    daemon.client.path.chmod(0o666)
+    ask = (
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+        "s.sendall(b'GET /v1/status HTTP/1.0\\r\\n\\r\\n'); print(s.recv(4096).decode())"
+    )
+    command = [sys.executable, "-c", f"import os, socket, sys; os.setuid(65534); {ask}", daemon.client.path]
+    with Process(command, env=tool_environment()) as other:
+        other.wait()
+        assert any("403" in line for line in other.out), other.describe()
+        assert not any("targets" in line for line in other.out)
+
+
+def test_what_the_control_api_refuses_it_refuses_with_reason_and_exit_code(serve):
+    client = serve().client
+    with pytest.raises(NoSuchTarget) as caught:
+        client.report(2**22 + 1)
+    assert (caught.value.reason, caught.value.exit_code) == ("not-attached", 4)
+    for method, path, body in (
+        ("POST", "/v1/attach", {}), ("POST", "/v1/attach", {"pid": "x"}), ("POST", "/v1/attach", {"pid": 1, "nope": 1}),
+        ("POST", "/v1/attach", {"pid": 1, "plugins": ["No"]}), ("POST", "/v1/detach", [1]), ("GET", "/v1/nothing", None),
+        ("GET", "/v1/incidents?limit=x", None), ("POST", "/v1/targets/1/plugins", {"op": "eat", "plugin": "nan"}),
+    ):  # fmt: skip
+        with pytest.raises(UsageError) as refused:
+            client.request(method, path, body)
+        assert refused.value.exit_code == 2, path
+    with pytest.raises(NoSuchTarget):
+        client.attach(2**22 + 1)
+    with pytest.raises(HookdError):
+        client.detach(os.getpid())
+
+
+def test_a_failed_attach_is_counted_by_its_reason(serve):
+    daemon = serve()
+    with pytest.raises(NoSuchTarget) as caught:
+        daemon.client.attach(2**22 + 1)
+    assert daemon.metrics().total("hookd_attach_total", result=caught.value.reason) == 1
+
+
+def test_nothing_on_tcp_changes_anything(serve):
+    daemon = serve()
+    host = daemon.url.removeprefix("http://")
+    for path in ("/v1/attach", "/v1/detach", "/api/v1/targets", "/metrics", "/"):
+        connection = http.client.HTTPConnection(host, timeout=10)
+        connection.request("POST", path, "{}", {"Content-Type": "application/json"})
+        assert connection.getresponse().status in (404, 405), path
+        connection.close()
+
+
+def test_the_status_page_escapes_what_targets_say(serve, hold, run):
+    hold(run=f"{run}<script>alert(1)</script>", script='"><img src=x onerror=alert(1)>')
+    daemon = serve()
+    wait_until(lambda: run in daemon.get("/"), what="the target on the status page")
+    text = daemon.get("/")
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "&lt;script&gt;" in text
+    with urllib.request.urlopen(daemon.url, timeout=10) as answer:
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+
+
+def test_health_discovery_and_the_read_only_api(serve, hold, run):
+    hold()
+    daemon = serve()
+    assert "healthy" in daemon.get("/-/healthy")
+    host = daemon.url.removeprefix("http://")
+    assert json.loads(daemon.get("/sd"))[0]["targets"] == [host]
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    assert run in daemon.get("/api/v1/targets")
+    with pytest.raises(urllib.error.HTTPError):
+        daemon.get("/api/v1/incidents?nope=1")
+
+
+def test_openmetrics_is_served_to_who_asks(serve):
+    daemon = serve()
+    assert daemon.get("/metrics", Accept="application/openmetrics-text; version=1.0.0").endswith("# EOF\n")
+    assert "# EOF" not in daemon.get("/metrics")
+
+
+def test_nobody_on_the_socket_is_a_daemon_that_does_not_run(tmp_path):
+    with pytest.raises(DaemonNotRunning) as caught:
+        DaemonClient(tmp_path / "none.sock").version()
+    assert caught.value.exit_code == 3
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead.sock"))
+    with pytest.raises(DaemonNotRunning):
+        DaemonClient(tmp_path / "dead.sock").version()
+
+
+def test_the_report_of_a_target_is_what_its_page_says(serve, hold, run):
+    holder = hold()
+    tell(
+        holder, put={"name": "hookd_timing_forward_seconds", "kind": "counter", "value": 2, "labels": {"module": "fc1"}}
+    )
+    daemon = serve()
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    report = daemon.client.report(holder.pid)
+    assert report["target"]["run"] == run
+    assert report["modules"] == [{"name": "fc1", "type": "", "root": 0, "metrics": {"timing": {"forward_seconds": 2}}}]

@@ -1,0 +1,73 @@
+"""An agent in the test's own process: plugin classes made in the test, and what the page says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import types
+from typing import TYPE_CHECKING
+
+from hookd.agent import bootstrap
+from hookd.page import PageReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hookd.page import Snapshot
+
+
+class Running:
+    """The agent that runs, as a test sees it."""
+
+    def __init__(self) -> None:
+        self.agent = bootstrap._agent
+        self.session = self.agent._session
+        self._reader = PageReader(os.dup(self.agent._page.fd))
+
+    def plugin(self, name: str) -> object:
+        return self.session.registry.named(name).plugin
+
+    def state(self, name: str) -> str:
+        return self.session.registry.named(name).state
+
+    def read(self) -> Snapshot:
+        return self._reader.read()
+
+    def values(self, family: str) -> dict[tuple[str, ...], float]:
+        """The first cell of each series of a family."""
+        return {
+            series.values: series.cells[0]
+            for found in self.read().families
+            if found.name == family
+            for series in found.series
+        }
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+@contextlib.contextmanager
+def running(*plugins: type | str, options: dict[str, str] | None = None) -> Iterator[Running]:
+    """Start an agent with these plugin classes (or names of installed ones), and stop it at the end."""
+    module = types.ModuleType("hookd_of_the_test")
+    specs = []
+    for plugin in plugins:
+        if isinstance(plugin, str):
+            specs.append({"name": plugin, "options": options or {}, "by_name": True})
+        else:
+            setattr(module, plugin.__name__, plugin)
+            entry = f"hookd_of_the_test:{plugin.__name__}"
+            specs.append({"name": plugin.name, "entry": entry, "options": options or {}, "by_name": True})
+    sys.modules["hookd_of_the_test"] = module
+    try:
+        bootstrap.start({"method": "start", "plugins": specs, "lease_s": None})
+        seen = Running()
+        try:
+            yield seen
+        finally:
+            seen.close()
+            if bootstrap._agent is not None:
+                bootstrap.stop()
+    finally:
+        del sys.modules["hookd_of_the_test"]

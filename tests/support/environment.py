@@ -1,0 +1,87 @@
+"""A virtual environment that has this one's torch and nothing of hookd: where the targets of the tests live."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TARGETS = REPOSITORY / "tests" / "targets"
+WORKLOADS = REPOSITORY.parent / "shared" / "workloads"
+
+
+@functools.cache
+def bare_python() -> Path:
+    """Give the interpreter of a new environment that holds torch, numpy and what they need, as links.
+
+    It lives as long as the test run. hookd, pluggy and pytest cannot be imported there, which is checked.
+    """
+    home = Path(_keep(tempfile.TemporaryDirectory(prefix="bare-env-")).name)
+    venv.EnvBuilder(symlinks=True).create(home)
+    site = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    for source in _files_of({"torch", "numpy"}):
+        (site / source.name).symlink_to(source)
+    python = home / "bin" / "python"
+    absent = "import importlib.util as u, torch, numpy; assert not [m for m in ('hookd', 'pluggy') if u.find_spec(m)]"
+    subprocess.run([python, "-c", absent], check=True, timeout=120, env=target_environment(), cwd=home)
+    return python
+
+
+def target_environment(**extra: str | Path) -> dict[str, str]:
+    """Give the environment variables of a process that knows nothing of hookd."""
+    return _without_python_and_hookd() | {k: str(v) for k, v in extra.items()}
+
+
+def tool_environment(**extra: str | Path) -> dict[str, str]:
+    """Give those of a `hookd` command: PYTHONPATH stays only where hookd is not installed but run from its tree."""
+    try:
+        importlib.metadata.distribution("hookd")
+        path = {}
+    except importlib.metadata.PackageNotFoundError:
+        path = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "plugins")])}
+    return _without_python_and_hookd() | path | {k: str(v) for k, v in extra.items()}
+
+
+def _without_python_and_hookd() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HOOKD_", "TORCH", "COV_"))}
+    return kept | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def _files_of(names: set[str]) -> Iterator[Path]:
+    """Give the top-level entries in site-packages of some distributions and of all that they need."""
+    for name in _closure(names):
+        distribution = importlib.metadata.distribution(name)
+        tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in {"..", "__pycache__"}}
+        for top in sorted(tops):
+            yield Path(str(distribution.locate_file(top)))
+
+
+def _closure(names: set[str]) -> set[str]:
+    found: set[str] = set()
+    waiting = set(names)
+    while waiting:
+        found.add(name := waiting.pop())
+        needs = map(Requirement, importlib.metadata.requires(name) or ())
+        waiting |= {need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})} - found
+    return found
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _keep(directory: tempfile.TemporaryDirectory[str]) -> tempfile.TemporaryDirectory[str]:
+    """Hold a temporary directory until the interpreter ends, which removes it."""
+    _kept.append(directory)
+    return directory

@@ -1,0 +1,93 @@
+"""A process that holds a real page and does as its stdin says: a target without torch and without an agent.
+
+`python page_holder.py IDENTITY` takes a JSON object over the default identity and prints "ready"; each further line
+is a JSON object with one key, the name of a function below, and its arguments; it answers "done".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from hookd.page import EVENTS, PHASE, PHASES, PageWriter
+
+
+class Holder:
+    def __init__(self, changes):
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        identity = {
+            "agent_version": "0", "protocol": 1, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": ticks,
+            "started": time.time(), "attached": time.time(), "python": "3.11.9", "torch": "2.13.0",
+            "script": "/jobs/train.py", "run": "train.py", "rank": 0, "local_rank": 0, "world_size": 1, "control": "",
+            "method": "start", "uid": os.getuid(), "step_offset": None, "keep": False,
+        }  # fmt: skip
+        self.identity = {**identity, **changes}
+        self.page = None
+        self.open()
+
+    def open(self):
+        """Hold a new page, as after another attach."""
+        self.page = PageWriter.create(self.identity)
+        self.page.set_state("running")
+        self.beat = self.page.thread(os.getpid(), "main")
+
+    def put(self, name, kind, value, labels=None, buckets=()):
+        """Set the cells of a series, declared if need be; `value` is a list for a histogram."""
+        labels = labels or {}
+        family = self.page.family(name, kind, "A test's family.", tuple(labels), tuple(buckets))
+        first = self.page.series(family, tuple(labels.values()))
+        for n, cell in enumerate(value if isinstance(value, list) else [value]):
+            self.page.cells[first + n] = float(cell)
+
+    def modules(self, count):
+        """Give timing of `count` modules named like a deep model's."""
+        for family, kind in (("hookd_timing_forward_seconds", "counter"), ("hookd_activations_mean", "gauge")):
+            for n in range(count):
+                self.put(family, kind, n + 1, {"module": f"model.layers.{n}.mlp"})
+
+    def event(self):
+        self.page.cells[self.beat + EVENTS] += 1
+        self.page.cells[self.beat + PHASE] = PHASES.index("forward")
+
+    def incident(self, **fields):
+        self.page.incident(fields)
+
+    def state(self, name):
+        self.page.set_state(name)
+
+    def spoil(self):
+        """Write nonsense over the header's table and the schema's head, as a hostile process would."""
+        os.pwrite(self.page.fd, b"\xff" * 4000, 0)
+
+    def leave(self):
+        """Go as an agent does."""
+        self.page.set_state("detached")
+        self.page.close()
+
+    def fork(self):
+        """Leave a child that has inherited the page and outlives us until its stdin ends."""
+        if os.fork() == 0:
+            sys.stdin.read()
+            os._exit(0)
+
+    def become(self, *command):
+        os.execv(command[0], command)
+
+
+def main():
+    holder = Holder(json.loads(sys.argv[1]) if len(sys.argv) > 1 else {})
+    print("ready", flush=True)
+    for line in sys.stdin:
+        ((verb, arguments),) = json.loads(line).items()
+        if isinstance(arguments, dict):
+            getattr(holder, verb)(**arguments)
+        else:
+            getattr(holder, verb)(*arguments)
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

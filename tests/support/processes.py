@@ -1,0 +1,154 @@
+"""Start a process, follow what it prints, wait for conditions, end it by its handle."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import threading
+import time
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+    from typing import TypeVar
+
+    from typing_extensions import Self
+
+    T = TypeVar("T")
+
+PATIENCE_S = 60.0
+"""How long a test waits for something that takes a second on an idle machine."""
+
+
+def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: str = "") -> T:
+    """Poll until `condition` gives something true, and give that.
+
+    Raises:
+        AssertionError: it did not in time; names `what` and the last value.
+    """
+    end = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {timeout_s} s: {what or condition}; last: {value!r}"
+        time.sleep(0.01)
+    return value
+
+
+class Process:
+    """A child process whose lines are collected as they come.
+
+    Attributes:
+        out: the lines of its stdout so far.
+        err: the lines of its stderr so far.
+    """
+
+    def __init__(
+        self, command: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path | None = None, stdin: bool = False
+    ) -> None:
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self.command = [str(part) for part in command]
+        self._news = threading.Condition()
+        self._open = 2
+        self.popen = subprocess.Popen(
+            self.command,
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self._readers = [
+            threading.Thread(target=self._collect, args=pair, daemon=True)
+            for pair in ((self.popen.stdout, self.out), (self.popen.stderr, self.err))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def _collect(self, stream: IO[str], lines: list[str]) -> None:
+        for line in stream:
+            with self._news:
+                lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self._open -= 1
+            self._news.notify_all()
+
+    def expect(self, pattern: str, *, after: int = 0, timeout_s: float = PATIENCE_S) -> re.Match[str]:
+        """Wait for a line of stdout or stderr, from the line number `after` of stdout on, that matches."""
+        end = time.monotonic() + timeout_s
+        with self._news:
+            while (match := self._search(pattern, after)) is None:
+                left = end - time.monotonic()
+                assert left > 0, f"no line like {pattern!r} within {timeout_s} s from {self.describe()}"
+                assert self._open, f"ended without a line like {pattern!r}: {self.describe()}"
+                self._news.wait(left)
+        return match
+
+    def _search(self, pattern: str, after: int) -> re.Match[str] | None:
+        return next(filter(None, (re.search(pattern, line) for line in [*self.out[after:], *self.err])), None)
+
+    def send(self, line: str) -> None:
+        """Write one line to its stdin."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(line + "\n")
+        self.popen.stdin.flush()
+
+    def ask(self, line: str, answer: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
+        """Write one line, and wait for a later line of stdout that matches `answer`."""
+        before = len(self.out)
+        self.send(line)
+        return self.expect(answer, after=before, timeout_s=timeout_s)
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def wait(self, timeout_s: float = 2 * PATIENCE_S) -> int:
+        """Wait for its end and its last line, and give the exit status."""
+        try:
+            status = self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s} s: {self.describe()}") from None
+        for reader in self._readers:
+            reader.join(timeout_s)
+        return status
+
+    def finish(self, timeout_s: float = 2 * PATIENCE_S) -> list[str]:
+        """Wait for an end without error, and give the lines of its stdout."""
+        status = self.wait(timeout_s)
+        assert status == 0, f"exit status {status}: {self.describe()}"
+        return self.out
+
+    def describe(self) -> str:
+        tail = [*self.out[-15:], "-- stderr:", *self.err[-40:]]
+        return "\n".join([" ".join(self.command), f"pid {self.pid}, status {self.popen.poll()}", *tail])
+
+    def close(self) -> None:
+        """End it if it still runs, and release the pipes."""
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait(PATIENCE_S)
+        if self.popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.popen.stdin.close()
+        for reader in self._readers:
+            reader.join(1)  # a grandchild may hold the pipe open
+        for reader, stream in zip(self._readers, (self.popen.stdout, self.popen.stderr), strict=True):
+            if stream is not None and not reader.is_alive():
+                stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,106 @@
+"""Targets that start in a moment: Python with a package called torch that has what an attach looks for, no more."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from hookd.attach import live, payload, proc, target
+from hookd.attach.payload import Payload
+from hookd.attach.request import AttachRequest
+from tests.support.environment import target_environment
+from tests.support.processes import Process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hookd.attach.delivery import Delivery
+
+TORCH = """
+import mmap, os
+file = os.open(os.path.join(os.path.dirname(__file__), "libtorch_stub.so"), os.O_RDONLY)
+library = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+from torch import nn
+"""
+TRAIN = """
+import ctypes, hashlib, os, signal, sys, threading, time
+import torch
+def done(value):
+    print("done", hashlib.sha256(repr(value).encode()).hexdigest(), flush=True)
+def until_told(step):
+    '''Work until a line arrives on stdin, then close with the checksum of a fixed amount of work.'''
+    told = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
+    print("ready", flush=True)
+    while not told.is_set():
+        step()
+    done([i * i / 3.7 for i in range(1000)])
+"""
+COUNTS = b"""
+import sys
+def start(config, loader=None):
+    sys.hookd_starts = getattr(sys, "hookd_starts", 0) + 1
+"""
+
+
+def torch_directory(directory: Path) -> Path:
+    """Write the package; give what belongs on PYTHONPATH."""
+    home = directory / "stub"
+    modules = home / "torch" / "nn" / "modules"
+    modules.mkdir(parents=True)
+    (home / "torch" / "__init__.py").write_text(TORCH)
+    (home / "torch" / "libtorch_stub.so").write_bytes(bytes(4096))
+    (home / "torch" / "nn" / "__init__.py").write_text("from torch.nn.modules.module import Module\n")
+    (modules / "__init__.py").write_text("")
+    (modules / "module.py").write_text("class Module:\n    def __call__(self):\n        return None\n")
+    return home
+
+
+def start(directory: Path, body: str, **extra: str) -> Process:
+    """Start a target and wait until it works."""
+    home = directory / "stub" if (directory / "stub").exists() else torch_directory(directory)
+    env = target_environment(PYTHONPATH=str(home), **extra)
+    process = Process([sys.executable, "-c", TRAIN + body], env=env, cwd=directory, stdin=True)
+    process.expect("^ready$")
+    return process
+
+
+def finish(process: Process) -> None:
+    """Tell a target to end, and check that it ends as if nothing had been."""
+    process.send("end")
+    assert process.finish()[-1] == checksum(), process.describe()
+    assert process.err == [], process.describe()
+
+
+def checksum() -> str:
+    """Give the closing line of a target that was not harmed."""
+    return "done " + hashlib.sha256(repr([i * i / 3.7 for i in range(1000)]).encode()).hexdigest()
+
+
+def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
+    """Give a payload whose agent is `bootstrap` alone."""
+    files = {"hookd/__init__.py": b"", "hookd/agent/__init__.py": b"", "hookd/agent/bootstrap.py": bootstrap}
+    return Payload(payload._pack(files), "", (), ())
+
+
+def inject(pid: int, bootstrap: bytes = COUNTS, request: AttachRequest | None = None) -> Delivery:
+    """Do what `attach` does, up to the agent's answer, with a stub for the agent."""
+    request = request or AttachRequest(plugins=(), timeout_s=30)
+    found = target.look(pid)
+    delivery, data = live._prepare(found, request, stub_payload(bootstrap))
+    try:
+        live._deliver(found, request, delivery, data, time.monotonic() + request.timeout_s)
+    finally:
+        delivery.finish()
+    return delivery
+
+
+def size(pid: int) -> int:
+    """Give the size of a process's address space, in pages: a mailbox makes it larger."""
+    return int(proc.read(pid, "statm").split()[0])
+
+
+def threads(pid: int) -> int:
+    return proc.status(pid).threads

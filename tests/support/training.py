@@ -1,0 +1,81 @@
+"""Training processes that know nothing of hookd, and what is read from their lines."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.support.environment import TARGETS, WORKLOADS, bare_python, target_environment
+from tests.support.processes import PATIENCE_S, Process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training script with its arguments.
+
+    Attributes:
+        script: a file of tests/targets, or of the shared workloads with `workloads/` before its name.
+        arguments: what decides the result; not --pause, which only gives time to attach.
+        ranks: processes that torchrun starts; 0 for a plain process.
+    """
+
+    script: str
+    arguments: str = ""
+    ranks: int = 0
+
+    def __str__(self) -> str:
+        return re.sub(r"\W+", "-", f"{self.script.removesuffix('.py')} {self.arguments}").strip("-")
+
+    @property
+    def path(self) -> Path:
+        kind, _, name = self.script.rpartition("/")
+        return (WORKLOADS if kind else TARGETS) / name
+
+    def command(self, *more: str) -> list[str | Path]:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
+        return [bare_python(), *(launcher if self.ranks else []), self.path, *self.arguments.split(), *more]
+
+
+def environment(**extra: str | Path) -> dict[str, str]:
+    """Give the environment of a training process; what inductor compiled once serves the whole test run."""
+    return target_environment(TORCHINDUCTOR_CACHE_DIR=_compiled().name, **extra)
+
+
+@functools.cache
+def _compiled() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="inductor-")
+
+
+def start(job: Job, *more: str, **extra: str | Path) -> Process:
+    return Process(job.command(*more), env=environment(**extra), cwd=job.path.parent)
+
+
+@functools.cache
+def plain_result(job: Job) -> tuple[str, ...]:
+    """Run a job without hookd, once per test run, and give its step lines and its checksum."""
+    with start(job) as process:
+        return result(process.finish(4 * PATIENCE_S))
+
+
+def result(lines: list[str]) -> tuple[str, ...]:
+    """Pick what must be the same with and without hookd: every loss and the closing checksum."""
+    kept = tuple(line for line in lines if re.match(r"step \d+ loss|done [0-9a-f]{64}$", line))
+    assert kept, f"no result in {lines}"
+    assert kept[-1].startswith("done "), f"no checksum in {kept[-3:]}"
+    return kept
+
+
+@functools.cache
+def called_modules(script: str, arguments: str = "") -> frozenset[str]:
+    """Give the names of all modules that a script calls, found with torch's own hooks in a run of a few steps."""
+    job = Job(script, f"{arguments} --steps 2")
+    command = [bare_python(), TARGETS / "who_is_called.py", job.path, *job.arguments.split()]
+    with Process(command, env=environment()) as process:
+        return frozenset(json.loads(process.finish()[-1]))

@@ -1,0 +1,83 @@
+"""A training loop that counts the signals that reach it: `--kind custom`, `exit` or `interrupt`.
+
+A handler raises into whatever code runs. The loop prints `caught N` when that exception arrived in it, `lost N` when
+the handler ran and a whole step later nothing had arrived, `ready` when it trains. It ends with `done` on SIGUSR1.
+"""
+
+import os
+import signal
+
+import torch
+from _steps import checksum, parse
+from torch import nn
+
+
+class PreemptedError(Exception):
+    """What a cluster's SIGTERM handler may raise."""
+
+
+class Leaving(SystemExit):
+    """Or this."""
+
+
+arguments = parse(kind="custom")
+number, kind = {
+    "custom": (signal.SIGTERM, PreemptedError),
+    "exit": (signal.SIGTERM, Leaving),
+    "interrupt": (signal.SIGINT, KeyboardInterrupt),
+}[arguments.kind]
+raised = caught = reported = unexpected = 0
+is_over = False
+
+
+def on_signal(*_):
+    global raised
+    raised += 1
+    raise kind(raised)
+
+
+def on_end(*_):
+    global is_over
+    is_over = True
+
+
+def tell(*words):
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def report():
+    """Acknowledge a signal, once, inside of the `try` in which the next one is to arrive."""
+    global reported
+    if raised > reported:
+        reported = raised
+        tell("caught" if caught == raised else "lost", reported)
+
+
+model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8)) for _ in range(6)), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+x = torch.randn(4, 8)
+
+
+def train():
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    assert loss.requires_grad
+    loss.backward()
+    optimizer.step()
+
+
+for _ in range(5):
+    train()  # torch's own first-time imports swallow what a handler raises
+signal.signal(number, on_signal)
+signal.signal(signal.SIGUSR1, on_end)
+tell("ready")
+while not is_over:
+    try:
+        report()
+        train()
+    except kind:  # noqa: PERF203
+        caught += 1
+    except Exception as error:  # noqa: BLE001, PERF203
+        unexpected += 1
+        tell("unexpected", repr(error))
+tell("done", checksum(model), "raised", raised, "caught", caught, "unexpected", unexpected)

@@ -1,0 +1,109 @@
+"""The loader that brings modules in from memory and takes them out again."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+import traceback
+import types
+
+import pytest
+
+from hookd.agent.loader import Loader
+
+FILES = {
+    "carried/__init__.py": b"from carried.part import value\n",
+    "carried/part.py": b"value = 7\ndef fail():\n    raise ValueError('carried')\n",
+    "single.py": b"import carried\nvalue = carried.value + 1\n",
+}
+
+
+@pytest.fixture
+def loader():
+    made = Loader(FILES)
+    yield made
+    made.purge()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays():
+    before = dict(sys.modules), list(sys.meta_path), list(sys.path)
+    yield
+    assert list(sys.meta_path) == before[1]
+    assert list(sys.path) == before[2]
+    assert not {name for name in sys.modules if name.partition(".")[0] in ("carried", "single")}
+
+
+def test_modules_are_imported_from_the_payload_inside_only(loader):
+    with pytest.raises(ModuleNotFoundError):
+        __import__("carried")
+    with loader.importing():
+        import single
+    assert single.value == 8
+    assert single.__file__ == "/hookd-payload/single.py"
+    loader.purge()
+    with pytest.raises(ModuleNotFoundError):
+        __import__("carried")
+
+
+def test_what_is_not_in_the_payload_is_not_sought_elsewhere(loader):
+    with loader.importing(), pytest.raises(ModuleNotFoundError, match="payload"):
+        __import__("carried.absent")
+
+
+def test_other_imports_are_not_touched(loader):
+    with loader.importing():
+        import json
+    assert json.__spec__.loader is not loader
+
+
+def test_modules_that_were_there_before_come_back(loader):
+    theirs = {"carried": types.ModuleType("carried"), "carried.theirs": types.ModuleType("carried.theirs")}
+    sys.modules.update(theirs)
+    try:
+        with loader.importing():
+            import carried
+
+            assert carried is not theirs["carried"]
+            assert "carried.theirs" not in sys.modules
+        loader.purge()
+        assert all(sys.modules[name] is module for name, module in theirs.items())
+    finally:
+        for name in theirs:
+            del sys.modules[name]
+
+
+def test_a_module_that_somebody_replaced_is_not_removed(loader):
+    with loader.importing():
+        __import__("single")
+    replaced = sys.modules["single"] = types.ModuleType("single")
+    loader.purge()
+    assert sys.modules.pop("single") is replaced
+
+
+def test_sources_can_be_added_later(loader):
+    loader.add({"later.py": "value = 9\n"})
+    with loader.importing():
+        import later
+    assert later.value == 9
+    loader.purge()
+    assert "later" not in sys.modules
+
+
+def test_importing_may_be_entered_again(loader):
+    with loader.importing(), loader.importing():
+        import single
+    assert single.value == 8
+
+
+def test_tracebacks_show_the_source_and_nothing_of_it_stays(loader):
+    with loader.importing():
+        from carried.part import fail
+    try:
+        fail()
+    except ValueError:
+        assert "raise ValueError('carried')" in traceback.format_exc()
+    assert "raise ValueError" in inspect.getsource(fail)
+    loader.purge()
+    assert not [name for name in linecache.cache if "hookd-payload" in name]

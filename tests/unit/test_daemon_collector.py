@@ -1,0 +1,312 @@
+"""What one scrape gives, over real pages of this very process."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+
+import pytest
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from hookd import labels
+from hookd.daemon.collector import FleetCollector, Tally
+from hookd.daemon.families import PageFamily, encode
+from hookd.daemon.selection import Limits
+from hookd.daemon.targets import Target
+from hookd.daemon.web import render
+from hookd.page import EVENTS, PageWriter
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+class Fleet:
+    """Targets as the collector asks for them."""
+
+    def __init__(self):
+        self.held = []
+
+    def targets(self):
+        return self.held
+
+
+@pytest.fixture
+def fleet():
+    fleet = Fleet()
+    yield fleet
+    for target in fleet.held:
+        target.close()
+
+
+@pytest.fixture
+def join(fleet):
+    """Give a new page whose target, under its own run, is in the fleet."""
+    pages = []
+
+    def make(run="train.py", rank="0", **identity):
+        page = PageWriter.create({"pid": os.getpid(), "run": run, "rank": rank, "script": "train.py", **identity})
+        page.set_state("running")
+        target = Target(os.getpid(), os.dup(page.fd))
+        target.claim = labels.Claim(os.getpid(), os.getpid(), rank, run, run)
+        fleet.held.append(target)
+        pages.append(page)
+        return page
+
+    yield make
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture
+def scrape(fleet):
+    """Scrape, and check that both formats hold the same samples for strict parsers."""
+    collector = FleetCollector(fleet, Tally(), Limits())
+
+    def read():
+        assert_as_prometheus_client(collector)
+        text, kind = render(collector, "", frozenset(), is_gzip=False)
+        assert kind.startswith("text/plain")
+        strict, kind = render(collector, OPENMETRICS, frozenset(), is_gzip=False)
+        assert kind.startswith("application/openmetrics-text")
+        samples = samples_of(parse_text(text.decode()))
+        assert set(samples) == set(samples_of(parse_openmetrics(strict.decode())))
+        return samples
+
+    return read
+
+
+def assert_as_prometheus_client(collector):
+    """Our text is byte for byte that of prometheus_client's own encoders, in each format that can be asked for."""
+    families = collector.families()
+    for accept in ("", OPENMETRICS, "application/openmetrics-text; version=2.0.0", "text/plain; version=1.0.0"):
+        encoder, _ = choose_encoder(accept)
+        metrics = [family.metric() if isinstance(family, PageFamily) else family for family in families]
+        assert encode(families, encoder) == encoder(Given(metrics)), accept
+
+
+class Given:
+    """A registry of these families."""
+
+    def __init__(self, metrics):
+        self.metrics = metrics
+
+    def collect(self):
+        return iter(self.metrics)
+
+
+def samples_of(families):
+    """Give the values by name and sorted labels; a series that comes twice is an error."""
+    found = {}
+    for family in families:
+        for sample in family.samples:
+            key = (sample.name, *sorted(sample.labels.items()))
+            assert key not in found, f"twice: {key}"
+            found[key] = sample.value
+    return found
+
+
+def key(name, run="train.py", rank="0", **more):
+    return (name, *sorted({"run": run, "rank": rank, **more}.items()))
+
+
+def put(page, name, kind, cells, labels_=None, *, buckets=(), text="Help."):
+    labels_ = labels_ or {}
+    first = page.series(page.family(name, kind, text, tuple(labels_), buckets), tuple(labels_.values()))
+    for n, cell in enumerate(cells if isinstance(cells, list) else [cells]):
+        page.cells[first + n] = cell
+
+
+def test_every_series_of_a_target_has_its_run_and_rank(join, scrape):
+    page = join(rank="3")
+    put(page, "hookd_steps", "counter", 5)
+    put(page, "hookd_x_mean", "gauge", -1.5, {"module": "fc"})
+    found = scrape()
+    assert found[key("hookd_steps_total", rank="3")] == 5
+    assert found[key("hookd_x_mean", rank="3", module="fc")] == -1.5
+
+
+def test_buckets_are_cumulative_and_the_count_is_derived(join, scrape):
+    put(join(), "hookd_step_seconds", "histogram", [3, 2, 1, 9.5], buckets=(0.5, 1.0))
+    found = scrape()
+    assert [found[key("hookd_step_seconds_bucket", le=le)] for le in ("0.5", "1.0", "+Inf")] == [3, 5, 6]
+    assert found[key("hookd_step_seconds_count")] == 6
+    assert found[key("hookd_step_seconds_sum")] == 9.5
+
+
+def test_families_of_one_name_are_merged_over_targets(join, scrape):
+    for rank in "01":
+        put(join(rank=rank), "hookd_steps", "counter", int(rank))
+    found = scrape()
+    assert [found[key("hookd_steps_total", rank=rank)] for rank in "01"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ['we"ird', "back\\slash", "new\nline", "tab\tand\rreturn", "ünïcödé 模块 🧠", "\x00\x1b[31m", "", "\u2028", "{},="],
+)
+def test_hostile_label_values_come_back_as_they_are(join, scrape, name):
+    put(join(run="a" + name.replace("\0", "")), "hookd_x_mean", "gauge", 1, {"module": name})
+    value = next(k for k in scrape() if k[0] == "hookd_x_mean")
+    assert dict(value[1:])["module"] == name
+
+
+def test_help_with_newlines_and_backslashes_does_not_break_the_page(join, scrape):
+    put(join(), "hookd_x_mean", "gauge", 1, text='a\nhookd_evil 1\n# "\\ EOF')
+    assert scrape()[key("hookd_x_mean")] == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_counters_that_are_no_counts_are_left_out(join, scrape, value):
+    page = join()
+    put(page, "hookd_x_calls", "counter", value)
+    put(page, "hookd_x_seconds", "histogram", [1, value, 0], buckets=(1.0,))
+    put(page, "hookd_y_seconds", "histogram", [1, 2, value], buckets=(1.0,))
+    found = scrape()
+    assert key("hookd_x_calls_total") not in found
+    assert key("hookd_x_seconds_count") not in found
+    assert found[key("hookd_y_seconds_bucket", le="+Inf")] == 3
+    assert (key("hookd_y_seconds_sum") in found) == (key("hookd_y_seconds_count") in found) == (value > 0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e-320, -0.0])
+def test_gauges_may_be_any_float(join, scrape, value):
+    put(join(), "hookd_x_mean", "gauge", value)
+    assert repr(scrape()[key("hookd_x_mean")]) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("up", "gauge"), ("hookd_target_up", "gauge"), ("hookd_attach", "counter"), ("process_cpu_seconds", "counter"),
+     ("hookd_attach_pause_seconds_sum", "gauge"), ("hookd_target", "info"), ("hookd_build_info", "gauge")],
+)  # fmt: skip
+def test_a_page_cannot_use_the_names_of_others(join, scrape, name, kind):
+    put(join(), name, kind, 7, {"evil": "yes"})
+    found = scrape()
+    assert not [k for k in found if ("evil", "yes") in k]
+    assert found[key("hookd_series_dropped_total")] == 1
+
+
+def test_a_page_cannot_claim_another_run(join, scrape):
+    put(join(), "hookd_x_mean", "gauge", 1, {"run": "other", "rank": "9"})
+    assert not [k for k in scrape() if ("run", "other") in k]
+
+
+def test_targets_that_disagree_on_a_family_do_not_break_the_page(join, scrape):
+    put(join(rank="0"), "hookd_x_a", "counter", 1)
+    other = join(rank="1")
+    put(other, "hookd_x_a", "gauge", 2)
+    put(other, "hookd_x_a_total", "gauge", 3)
+    put(other, "hookd_x_b", "gauge", 4)
+    found = scrape()
+    assert found[key("hookd_x_a_total", rank="0")] == 1
+    assert found[key("hookd_x_b", rank="1")] == 4
+    assert found[key("hookd_series_dropped_total", rank="1")] == 2
+
+
+def test_a_retired_series_is_gone_at_the_next_scrape(join, scrape):
+    page = join()
+    put(page, "hookd_x_mean", "gauge", 1, {"module": "a"})
+    put(page, "hookd_x_mean", "gauge", 2, {"module": "b"})
+    scrape()
+    page.retire(page.family("hookd_x_mean", "gauge", "Help.", ("module",)), ("a",))
+    found = scrape()
+    assert key("hookd_x_mean", module="a") not in found
+    assert found[key("hookd_x_mean", module="b")] == 2
+
+
+def test_a_living_target_is_up_with_its_info_state_and_process(join, scrape):
+    join(python="3.12.1", torch="2.13.0", method="attach", world_size=1)
+    found = scrape()
+    assert found[key("hookd_target_up")] == 1
+    assert [found[key("hookd_target_state", state=s)] for s in ("attached", "lost", "corrupt", "detached")] == [
+        1,
+        0,
+        0,
+        0,
+    ]
+    (info,) = [dict(k[1:]) for k in found if k[0] == "hookd_target_info"]
+    assert (info["pid"], info["python"], info["method"], info["reason"]) == (str(os.getpid()), "3.12.1", "attach", "")
+    assert found[key("hookd_process_resident_memory_bytes")] > 1e6
+    assert found[key("hookd_process_cpu_seconds_total")] > 0
+    assert found[key("hookd_process_open_fds")] > 3
+    assert found[key("hookd_process_threads")] >= 1
+
+
+def test_of_an_ended_target_the_counters_stay_and_the_gauges_go(fleet, join, scrape):
+    page = join()
+    put(page, "hookd_steps", "counter", 5)
+    put(page, "hookd_step_seconds", "histogram", [5, 0, 1.0], buckets=(1.0,))
+    put(page, "hookd_x_mean", "gauge", 1)
+    scrape()
+    put(page, "hookd_steps", "counter", 6)
+    fleet.held[0].lose()
+    found = scrape()
+    assert found[key("hookd_target_up")] == 0
+    assert found[key("hookd_target_state", state="lost")] == 1
+    assert found[key("hookd_steps_total")] == 6
+    assert found[key("hookd_step_seconds_count")] == 5
+    gone = (
+        "hookd_x_mean",
+        "hookd_heartbeat_age_seconds",
+        "hookd_process_threads",
+        "hookd_process_resident_memory_bytes",
+    )
+    assert not [k for k in found if k[0] in gone]
+    assert next(dict(k[1:]) for k in found if k[0] == "hookd_target_info")["reason"] == "died"
+
+
+def test_a_corrupt_page_marks_its_target_and_harms_no_other(fleet, join, scrape):
+    bad, good = join(rank="0"), join(rank="1")
+    put(bad, "hookd_steps", "counter", 1)
+    put(good, "hookd_steps", "counter", 2)
+    os.pwrite(bad.fd, b"\xff" * 256, 0)
+    found = scrape()
+    assert found[key("hookd_target_up", rank="0")] == 0
+    assert found[key("hookd_target_state", rank="0", state="corrupt")] == 1
+    assert key("hookd_steps_total", rank="0") not in found
+    assert found[key("hookd_steps_total", rank="1")] == 2
+
+
+def test_the_heartbeats_age_is_the_daemons_own_time_since_the_last_event(join, fleet):
+    now = [100.0]
+    page = join()
+    fleet.held[0].close()
+    target = fleet.held[0] = Target(os.getpid(), os.dup(page.fd), clock=lambda: now[0])
+    base = page.thread(1, "main")
+    for events, clock in ((1, 101.0), (2, 105.0)):
+        page.cells[base + EVENTS] = events
+        now[0] = clock
+        target.poll()
+    now[0] = 112.0
+    target.poll()
+    assert target.heartbeat_age_s() == 7.0
+
+
+def test_name_parameters_restrict_the_page(join, fleet):
+    put(join(), "hookd_steps", "counter", 5)
+    collector = FleetCollector(fleet, Tally(), Limits())
+    body, _ = render(collector, "", frozenset({"hookd_steps_total", "hookd_target_up"}), is_gzip=False)
+    assert {name for name, *_ in samples_of(parse_text(body.decode()))} == {"hookd_steps_total", "hookd_target_up"}
+
+
+def test_a_compressed_page_is_the_same_page(join, fleet):
+    put(join(), "hookd_steps", "counter", 5)
+    collector = FleetCollector(fleet, Tally(), Limits())
+    body, _ = render(collector, "", frozenset({"hookd_steps"}), is_gzip=True)
+    assert gzip.decompress(body) == render(collector, "", frozenset({"hookd_steps"}), is_gzip=False)[0]
+
+
+def test_attaches_are_counted_by_result_with_their_pauses(fleet):
+    tally = Tally()
+    tally.count("ok", 0.00015)
+    tally.count("ok", 20.0)
+    tally.count("timeout")
+    found = samples_of(
+        parse_text(render(FleetCollector(fleet, tally, Limits()), "", frozenset(), is_gzip=False)[0].decode())
+    )
+    assert found["hookd_attach_total", ("result", "ok")] == 2
+    assert found["hookd_attach_total", ("result", "timeout")] == 1
+    assert found["hookd_attach_pause_seconds_bucket", ("le", "0.0002")] == 1
+    assert found["hookd_attach_pause_seconds_bucket", ("le", "+Inf")] == 2

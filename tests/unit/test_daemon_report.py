@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from hookd.daemon.report import build_report
+from hookd.page import DEPTH, EVENTS, MODULE, PHASE, STEP, PageReader, PageWriter
+
+
+@pytest.fixture
+def page():
+    writer = PageWriter.create({"pid": os.getpid(), "step_offset": None})
+    writer.set_state("running")
+    yield writer
+    writer.close()
+
+
+def put(page, name, kind, cells, labels=None, *, buckets=()):
+    labels = labels or {}
+    first = page.series(page.family(name, kind, "Help.", tuple(labels), buckets), tuple(labels.values()))
+    for n, cell in enumerate(cells):
+        page.cells[first + n] = cell
+
+
+def report(page):
+    reader = PageReader(os.dup(page.fd))
+    try:
+        found = build_report(reader.read())
+    finally:
+        reader.close()
+    return json.loads(json.dumps(found, allow_nan=False))
+
+
+def test_families_of_all_plugins_are_merged_by_module_in_the_models_order(page):
+    page.module("(root)", "MLP", 1)
+    page.module("fc1", "Linear", 1)
+    put(page, "hookd_activations_mean", "gauge", [0.5], {"module": "fc1"})
+    put(page, "hookd_timing_forward_seconds", "counter", [2.0], {"module": "fc1"})
+    put(page, "hookd_timing_forward_seconds", "counter", [3.0], {"module": "(root)"})
+    put(page, "hookd_nan_nonfinite", "counter", [4.0], {"module": "fc1", "where": "output", "kind": "nan"})
+    root, fc1 = report(page)["modules"]
+    assert root == {"name": "(root)", "type": "MLP", "root": 1, "metrics": {"timing": {"forward_seconds": 3}}}
+    assert fc1["metrics"] == {
+        "activations": {"mean": 0.5},
+        "timing": {"forward_seconds": 2},
+        "nan": {"nonfinite": [{"where": "output", "kind": "nan", "value": 4}]},
+    }
+
+
+def test_a_module_that_only_has_series_is_there_too(page):
+    put(page, "hookd_x_y", "gauge", [1.0], {"module": "gone"})
+    assert report(page)["modules"] == [{"name": "gone", "type": "", "root": 0, "metrics": {"x": {"y": 1}}}]
+
+
+def test_numbers_that_json_does_not_have_are_none(page):
+    put(page, "hookd_x_mean", "gauge", [float("nan")], {"module": "a"})
+    put(page, "hookd_x_max", "gauge", [float("inf")])
+    found = report(page)
+    assert found["modules"][0]["metrics"]["x"]["mean"] is None
+    assert found["metrics"]["x"]["max"] is None
+
+
+def test_a_histogram_is_count_sum_and_mean(page):
+    put(page, "hookd_step_seconds", "histogram", [3, 1, 0, 2.0], buckets=(0.1, 1.0))
+    assert report(page)["metrics"]["step"]["seconds"] == {"count": 4, "sum": 2, "mean": 0.5}
+
+
+def test_steps_say_where_they_are_counted_from(page):
+    put(page, "hookd_steps", "counter", [7.0])
+    assert report(page)["step"]["text"] == "step 7 (counted from the attach)"
+    page.update_identity(step_offset=100)
+    assert report(page)["step"] == {
+        "counted": 7,
+        "offset": 100,
+        "current": 107,
+        "is_absolute": True,
+        "text": "step 107",
+    }
+
+
+def test_plugins_overhead_and_what_is_observed(page):
+    put(page, "hookd_plugin_state", "gauge", [0], {"plugin": "nan", "state": "quarantined"})
+    put(page, "hookd_plugin_state", "gauge", [1], {"plugin": "nan", "state": "active"})
+    put(page, "hookd_plugin_errors", "counter", [2], {"plugin": "nan"})
+    put(page, "hookd_overhead_seconds", "counter", [0.25], {"plugin": "nan"})
+    put(page, "hookd_overhead_ratio", "gauge", [0.004])
+    put(page, "hookd_modules", "gauge", [12], {"state": "observed"})
+    found = report(page)
+    assert found["plugins"] == [
+        {"name": "nan", "state": "active", "errors": 2, "interval_steps": None, "overhead_seconds": 0.25}
+    ]
+    assert found["overhead"] == {"ratio": 0.004, "seconds": 0.25}
+    assert found["observed"] == {"observed": 12}
+
+
+def test_threads_say_where_they_are(page):
+    fc1 = page.module("fc1", "Linear", 1)
+    base = page.thread(7, "main")
+    for cell, value in ((MODULE, fc1), (EVENTS, 9), (PHASE, 1), (STEP, 3), (DEPTH, 2)):
+        page.cells[base + cell] = value
+    expected = {"tid": 7, "name": "main", "phase": "forward", "module": "fc1", "step": 3, "depth": 2, "events": 9}
+    assert report(page)["threads"] == [expected]
+
+
+def test_incidents_and_the_agents_log_are_there(page):
+    page.incident({"kind": "nan", "message": "first NaN in fc1", "module": "fc1", "step": 3})
+    page.log("error", "plugin x failed")
+    found = report(page)
+    assert found["incidents"][0]["message"] == "first NaN in fc1"
+    assert found["logs"][0]["message"] == "plugin x failed"

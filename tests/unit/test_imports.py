@@ -1,0 +1,76 @@
+"""What importing does: the tool side loads no torch, the target half needs no site-packages, help is quick."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pluggy
+import pytest
+
+import hookd
+
+PACKAGE = Path(hookd.__file__).parent
+HEAVY = ("torch", "aiohttp", "prometheus_client", "psutil", "rich", "yaml", "sqlite3")
+INJECTED = "context errors events hookspecs metrics nested page plugin version".split()
+
+
+def loaded_by(code: str, *flags: str, env: dict[str, str] | None = None) -> set[str]:
+    """Run code in a fresh interpreter and give the top-level names of what it had loaded at the end."""
+    report = f"{code}\nimport sys\nprint(' '.join({{name.partition('.')[0] for name in sys.modules}}))"
+    words = [sys.executable, *flags, "-c", report]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("module", ["hookd", "hookd.cli", "hookd.attach", "hookd.daemon.service", "hookd.config"])
+def test_the_tool_side_does_not_load_torch(module):
+    assert "torch" not in loaded_by(f"import {module}")
+
+
+def test_importing_hookd_loads_nothing_of_the_daemon():
+    assert not loaded_by("import hookd") & set(HEAVY)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["attach", "--help"], ["run", "--help"], ["nonsense"]])
+def test_the_help_pages_load_nothing_heavy(words):
+    code = (
+        f"import contextlib, io, hookd.cli\nwith contextlib.redirect_stdout(io.StringIO()): hookd.cli.main({words!r})"
+    )
+    assert not loaded_by(code) & set(HEAVY)
+
+
+@pytest.mark.parametrize("module", INJECTED)
+def test_what_is_injected_imports_without_site_packages(module, tmp_path):
+    # As in a payload: our files and pluggy's under our name, nothing else to be found (-I: no environment, -S: no site).
+    shutil.copytree(
+        PACKAGE, tmp_path / "hookd", ignore=shutil.ignore_patterns("__pycache__", "cli", "daemon", "attach")
+    )
+    (tmp_path / "hookd" / "_pluggy.py").unlink()
+    shutil.copytree(Path(pluggy.__file__).parent, tmp_path / "hookd" / "_pluggy")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport hookd.{module}"
+    loaded = loaded_by(code, "-I", "-S", env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert "hookd" in loaded
+    assert not loaded & {"pluggy", "site", "torch", *HEAVY}
+
+
+@pytest.mark.parametrize("module", ["hookd", "hookd.cli", "hookd.daemon.service", "hookd.page"])
+def test_importing_starts_no_thread_and_reads_no_environment(module):
+    code = f"""
+import os, threading
+class Environment(dict):
+    def __getitem__(self, key):
+        if key.startswith("HOOKD"): raise AssertionError("read " + key)
+        return dict.__getitem__(self, key)
+    def get(self, key, default=None):
+        if key.startswith("HOOKD"): raise AssertionError("read " + key)
+        return dict.get(self, key, default)
+os.environ = Environment(os.environ)
+import {module}
+assert threading.active_count() == 1, threading.enumerate()
+"""
+    assert "hookd" in loaded_by(code)

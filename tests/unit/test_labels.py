@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+from hookd import labels
+
+RUN_ID = "4f0a5a5e-6f0b-4e0e-9d3c-2f1f0c9a7b11"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"HOOKD_RUN": "llama", "SLURM_JOB_ID": "77"}, "llama"),
+        ({"HOOKD_RUN": "  ", "SLURM_JOB_ID": "77"}, "77"),
+        ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}, "77.0"),
+        ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "4294967291", "TORCHELASTIC_RUN_ID": "big"}, "77"),
+        ({"TORCHELASTIC_RUN_ID": "big"}, "big"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, "train.py"),
+        ({"TORCHELASTIC_RUN_ID": RUN_ID}, "train.py"),
+        ({}, "train.py"),
+    ],
+)
+def test_the_run_is_what_a_person_or_scheduler_named_else_the_script(environ, expected):
+    assert labels.run_label(environ, "/jobs/a/train.py") == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("/jobs/train.py", "train.py"),
+        ("train.py", "train.py"),
+        ("/site/torchtitan/__main__.py", "torchtitan"),
+        ("-c", "python"),
+        ("", "python"),
+    ],
+)
+def test_a_script_is_named_by_its_last_part(script, expected):
+    assert labels.script_name(script) == expected
+
+
+def test_what_no_terminal_should_see_is_replaced_and_long_names_are_cut():
+    assert labels.run_label({"HOOKD_RUN": "a\nb\x1b[31m\u202eü"}, "") == "a_b_[31m\u202eü"
+    assert len(labels.run_label({"HOOKD_RUN": "x" * 1000}, "")) == labels.MAX_RUN
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ("0", 0, 1)),
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, ("3", 1, 8)),
+        ({"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "9"}, ("3", 0, 8)),
+        ({"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "4"}, ("2", 0, 4)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ("0", 0, 1)),  # an sbatch script itself is no task of a step
+        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, ("5", 0, 6)),
+        ({"RANK": "x", "WORLD_SIZE": "-1"}, ("0", 0, 1)),
+    ],
+)
+def test_rank_local_rank_and_world_size_come_from_one_launcher(environ, expected):
+    assert (labels.rank_label(environ), labels.local_rank(environ), labels.world_size(environ)) == expected
+
+
+def settle(*jobs, chosen=False):
+    """Claim for (pid, launcher, rank) in this order, all wanting the run "train.py", and give the runs they got."""
+    claims = []
+    for pid, job, rank in jobs:
+        claims.append(labels.claim(pid, job, rank, "train.py", chosen=chosen, others=claims))
+    return [claim.run for claim in claims]
+
+
+def test_two_jobs_of_one_script_are_told_apart_by_the_younger_ones_pid():
+    assert settle((10, 10, "0"), (20, 20, "0")) == ["train.py", "train.py~20"]
+
+
+def test_all_ranks_of_the_younger_job_get_its_launchers_pid():
+    runs = settle((11, 10, "0"), (12, 10, "1"), (21, 20, "1"), (22, 20, "0"))
+    assert runs == ["train.py", "train.py", "train.py~20", "train.py~20"]
+
+
+def test_a_younger_job_with_other_ranks_is_still_another_job():
+    assert settle((11, 10, "0"), (21, 20, "1")) == ["train.py", "train.py~20"]
+
+
+def test_ranks_of_several_launchers_form_one_run_when_somebody_named_it():
+    assert settle((11, 10, "0"), (21, 20, "1"), chosen=True) == ["train.py", "train.py"]
+    assert settle((11, 10, "0"), (21, 20, "0"), chosen=True) == ["train.py", "train.py~20"]
+
+
+def test_even_two_processes_of_one_launcher_with_one_rank_never_share_their_labels():
+    runs = settle((11, 10, "0"), (12, 10, "0"), (13, 10, "0"))
+    assert runs == ["train.py", "train.py~10", "train.py~13"]

@@ -1,0 +1,38 @@
+"""The public API is what `hookd.__all__` says, and all of it is documented."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+import hookd
+from hookd.version import __version__
+
+ROOT = Path(hookd.__file__).parent.parent
+
+
+def test_all_names_exactly_what_is_exported():
+    public = {name for name, value in vars(hookd).items() if not isinstance(value, types.ModuleType)}
+    mine = {"annotations", "HookimplMarker"}  # what hookd.__init__ itself needs
+    assert {name for name in public if not name.startswith("_")} - mine == set(hookd.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("name", sorted(set(hookd.__all__) - {"__version__", "hookimpl"}))
+def test_every_public_name_says_what_it_is(name):
+    text = inspect.getdoc(getattr(hookd, name))
+    assert text, f"hookd.{name} has no docstring"
+    assert text.splitlines()[0].endswith((".", ":")), "the first line is a sentence"
+
+
+def test_the_version_is_one():
+    assert hookd.__version__ == __version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?", __version__)
+
+
+def test_the_changelog_knows_this_version_or_what_is_unreleased():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert f"## [{__version__}]" in text or "## [Unreleased]" in text
