@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _sequence = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 _will_run = getattr(torch._C, "_will_engine_execute_node", lambda _node: True)
 _is_grad_enabled = torch.is_grad_enabled
+_node = getattr(torch._C, "_current_autograd_node", lambda: None)
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
 _WALK_LIMIT = 20_000
 _ACCUMULATE = 1 << 63
@@ -48,24 +49,18 @@ class Emit(Protocol):
 class Entered:
     """What is known when a module is entered: where the graph stands, and the edges of the positional inputs."""
 
-    __slots__ = ("edges", "leaves", "sequence")
+    __slots__ = ("edges", "sequence")
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.sequence = _sequence()
         self.edges = [_edge(x) for x in args]
-        self.leaves = [id(x) for x in args]
-
-    def index(self, node: Any, nr: int) -> int | None:
-        """Give which input is this very output of this node, if one is."""
-        return next((i for i, e in enumerate(self.edges) if e is not None and e[0] is node and e[1] == nr), None)
 
 
 class Slot(NamedTuple):
-    """One tensor of the output: its place, which output of its node it is, and which input it is, if it is one."""
+    """One tensor of the output: its place, and which output of its node it is."""
 
     at: int
     nr: int
-    passed: int | None
 
 
 def _edge(x: Any) -> tuple[Any, int] | None:
@@ -86,23 +81,23 @@ class Flow:
     """The gradients of one call of one module, while a backward runs through it. Holds no node of the module."""
 
     __slots__ = (
-        "due", "due_in", "due_out", "emit", "given", "grads_in", "grads_out", "is_open", "module", "mutates", "started",
+        "due", "due_in", "due_out", "emit", "grads_in", "grads_out", "is_open", "module", "mutates", "started",
+        "was_used",
     )  # fmt: skip
 
     def __init__(self, module: Module, emit: Emit, inputs: int, outputs: int, *, mutates: bool) -> None:
         self.module = module
         self.emit = emit
         self.mutates = mutates
-        self.is_open = False
+        self.is_open = self.was_used = False
         self.started = self.due_out = self.due_in = 0
         self.grads_in: list[Any] = [None] * inputs
         self.grads_out: list[Any] = [None] * outputs
-        self.given: list[Any] = [None] * outputs  # what is handed on in place of grads_out
         self.due: list[int] = [0] * inputs
 
     def open(self, due_out: int, ends: list[Entry]) -> None:
         """Begin a backward in which `ends` are the entries that will run."""
-        self.is_open = True
+        self.is_open = self.was_used = True
         self.started = time.perf_counter_ns()
         self.due_out, self.due_in = due_out, len(ends)
         for end_ in ends:
@@ -114,7 +109,6 @@ class Flow:
         self.is_open = False
         self.grads_in = [None] * len(self.grads_in)
         self.grads_out = [None] * len(self.grads_out)
-        self.given = [None] * len(self.given)
         self.due = [0] * len(self.due)
 
 
@@ -134,51 +128,86 @@ def begin(args: tuple[Any, ...]) -> Entered | None:
     return Entered(args) if _is_grad_enabled() else None
 
 
-def end(module: Module, output: Any, entered: Entered, emit: Emit, *, mutates: bool) -> bool:
+def is_reentrant() -> bool:
+    """Whether a module called inside a backward builds a graph that will be used.
+
+    It does in the backward of a Python function (reentrant checkpointing: torch/utils/checkpoint.py
+    `CheckpointFunction.backward`, 2.13); in a non-reentrant recompute the graph of the first pass is the one in use.
+    """
+    return isinstance(_node(), torch.autograd.function.BackwardCFunction)
+
+
+def end(module: Module, args: tuple[Any, ...], output: Any, entered: Entered, emit: Emit, *, mutates: bool) -> Any:
     """Hook the nodes that a call of `module` made.
 
     Args:
         module: whose call it was.
+        args: its positional inputs.
         output: what it returned, possibly nested.
         entered: what `begin` gave.
         emit: see `Emit`.
         mutates: whether gradients may be replaced.
 
     Returns:
-        Whether the output hangs on a graph at all.
+        The output. For a mutator, an input that was given back as it is (Identity, Dropout in eval) is replaced by a
+        view: only so has it a node, whose gradient can be told from that of the input's other users.
     """
     outputs = tensors(output)
-    flow = Flow(module, emit, len(entered.edges), len(outputs), mutates=mutates)
+    flow = Flow(module, emit, len(args), len(outputs), mutates=mutates)
     if mutates:
-        _hook_leaves(flow, outputs, entered)
+        places = {id(x): i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad}
+        passed = [(slot, places[id(t)]) for slot, t in enumerate(outputs) if id(t) in places]
+        if passed:
+            output = _viewed(output, places)
+            outputs = tensors(output)
+            _hook_passed(flow, passed, entered)
     slots = [(t.grad_fn, t.output_nr) for t in outputs]
     # The highest sequence number runs first, so a hook may hold the nodes that come after its own.
     nodes = sorted({id(n): n for n, _ in slots if n is not None}.values(), key=lambda n: -n._sequence_nr())
     entries = _entries(nodes, entered)
     for at, node in enumerate(nodes):
-        mine = [Slot(slot, nr, entered.index(node, nr)) for slot, (n, nr) in enumerate(slots) if n is node]
+        mine = [Slot(slot, nr) for slot, (n, nr) in enumerate(slots) if n is node]
         own = [Entry(None, e.places) for e in entries if e.node is node]
         later = [e for e in entries if e.node is not node and e.node._sequence_nr() < node._sequence_nr()]
         node.register_prehook(_before(flow, mine, nodes[at + 1 :], own, later))
     for entry in entries:
         node = entry.node
         node.register_hook(_after(flow, entry.places, entry.inputs))
-    return bool(nodes)
+    return output
 
 
-def _hook_leaves(flow: Flow, outputs: list[Any], entered: Entered) -> None:
-    """Hook the leaves that a module passed through (an Identity of a parameter): there is no node, and so one-shot."""
-    for slot, t in enumerate(outputs):
-        if t.grad_fn is None and t.requires_grad:
-            mine = [Slot(slot, 0, next((i for i, leaf in enumerate(entered.leaves) if leaf == id(t)), None))]
-            handle: list[Any] = []
+def _hook_passed(flow: Flow, passed: list[tuple[int, int]], entered: Entered) -> None:
+    """Replace at the input's own node, should the view's have gone: an in-place operation on a view drops its node."""
+    for slot, i in passed:
+        edge = entered.edges[i]
+        if edge is not None and edge[0]._sequence_nr() < _ACCUMULATE:
+            edge[0].register_prehook(_instead(flow, slot, i, edge[1]))
 
-            def hook(grad: Any, mine: list[Slot] = mine, handle: list[Any] = handle) -> Any:
-                handle.pop().remove()
-                replaced = _before(flow, mine, [], [], [])((grad,))
-                return None if replaced is None else replaced[0]
 
-            handle.append(t.register_hook(hook))
+def _instead(flow: Flow, slot: int, i: int, nr: int) -> Any:
+    def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if flow.was_used:
+            flow.was_used = False
+            return None
+        flow.grads_out[slot] = grads[nr]
+        _replace(flow, "backward_pre", flow.grads_out, [slot])
+        flow.grads_in[i] = flow.grads_out[slot]
+        _replace(flow, "backward", flow.grads_in, [i])
+        new = _with(grads, {nr: flow.grads_in[i]})
+        flow.close()
+        return new
+
+    return prehook
+
+
+def _viewed(output: Any, passed: dict[int, int]) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.view_as(output) if id(output) in passed else output
+    if type(output) in (tuple, list):
+        return type(output)(_viewed(item, passed) for item in output)
+    if type(output) is dict:
+        return {key: _viewed(item, passed) for key, item in output.items()}
+    return output
 
 
 def _entries(outputs: list[Any], entered: Entered) -> list[Entry]:
@@ -218,29 +247,17 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
             flow.open(1 + sum(1 for n in outputs if _will_run(n)), own + [e for e in later if _will_run(e.node)])
         for slot in mine:
             flow.grads_out[slot.at] = grads[slot.nr]
-        if flow.mutates:
-            _replace_outputs(flow, mine)
+        if flow.mutates:  # what this node does not make is None to them
+            _replace(flow, "backward_pre", flow.grads_out, [slot.at for slot in mine])
+        new = _with(grads, {slot.nr: flow.grads_out[slot.at] for slot in mine}) if flow.mutates else None
         flow.due_out -= 1
         if not flow.due_out:
             flow.emit("backward_pre", flow, tuple(flow.grads_out), mutators=False)
             if not flow.due_in:
                 _finish(flow, tuple(flow.grads_in))
-        return _with(grads, {slot.nr: flow.given[slot.at] for slot in mine}) if flow.mutates else None
+        return new
 
     return prehook
-
-
-def _replace_outputs(flow: Flow, mine: list[Slot]) -> None:
-    """Let mutators replace the gradients of one node's outputs; what the node does not make is None to them."""
-    places = [slot.at for slot in mine]
-    _replace(flow, "backward_pre", flow.grads_out, places)
-    for slot in mine:
-        if slot.passed is not None:  # an input given back as it is: its gradient leaves the module here
-            flow.grads_in[slot.passed] = flow.grads_out[slot.at]
-            _replace(flow, "backward", flow.grads_in, [slot.passed])
-            flow.given[slot.at] = flow.grads_in[slot.passed]
-        else:
-            flow.given[slot.at] = flow.grads_out[slot.at]
 
 
 def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None:

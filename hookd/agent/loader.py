@@ -60,10 +60,16 @@ class Loader:
 
     def purge(self) -> None:
         """Remove from sys.modules exactly what was loaded, and put back what had been displaced."""
+        overloads = getattr(sys.modules.get("typing"), "_overload_registry", {})
         for name, module in list(self._loaded.items()):
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+            # Caches of typing's keep some of our functions; what those can reach must not be the whole payload.
+            overloads.pop(name, None)
+            for attribute in ("__loader__", "__spec__"):
+                module.__dict__.pop(attribute, None)
         self._loaded.clear()
+        self._files.clear()
         for name, module in self._displaced.items():
             sys.modules.setdefault(name, module)
         self._displaced.clear()

@@ -40,7 +40,6 @@ class Models:
         self.plans: dict[int, Any] = {}
         self.names = Names(session.page.module, self._forget)
         self.patch = ClassPatch(self.plans, self._make_missing())
-        self.had_graph: dict[int, bool] = {}
         self._makers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         self._heard: dict[tuple[str, int], list[Listener]] = {}
         self._wanted: dict[tuple[int, int], bool] = {}
@@ -297,7 +296,6 @@ class Models:
                     metric.remove_module(module.name)
                 self._wanted.pop((entry.number, module.id), None)
             self._session.page.retire_module(module.id)
-            self.had_graph.pop(module.id, None)
         self._heard.clear()
         self._session.page.compact()
         self._publish()

@@ -99,7 +99,7 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str,
     after = _section(post, recompute=recompute)
     if any(one.hook in ("backward_pre", "backward") for one in listeners):
         before += "flow = begin(args) if backward_on else None\n"
-        after += f"if flow is not None:\n    end(module, output, flow, {recompute})\n"
+        after += f"if flow is not None:\n    output = end(module, args, output, flow, {recompute})\n"
     if any("elapsed_ns" in one.arguments for one in post):
         before += "started = clock()\n"
         after = "elapsed_ns = clock() - started\n" + after

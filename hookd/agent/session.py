@@ -278,17 +278,19 @@ class Session:
         self.spent[number] = self.spent.get(number, 0) + now - mark
         return now
 
-    def _end_forward(self, module: Module, output: Any, entered: backward.Entered, recompute: bool) -> None:  # noqa: FBT001
-        """Hook the graph that a call has made; in a recompute only if the first pass has made none (reentrant)."""
-        if recompute and self.models.had_graph.get(module.id, False):
-            return
+    def _end_forward(
+        self, module: Module, args: tuple[Any, ...], output: Any, entered: backward.Entered, recompute: bool
+    ) -> Any:
+        """Hook the graph that a call has made; in a recompute only where that graph will be used (reentrant)."""
+        if recompute and not backward.is_reentrant():
+            return output
         try:
-            mutates = any(one.mutates for one in self.models.listeners("backward", module))
-            has_graph = backward.end(module, output, entered, self._flow, mutates=mutates)
-            if not recompute:
-                self.models.had_graph[module.id] = has_graph
+            heard = self.models.listeners("backward_pre", module) + self.models.listeners("backward", module)
+            mutates = any(one.mutates for one in heard)
+            return backward.end(module, args, output, entered, self._flow, mutates=mutates)
         except Failure as failure:
             self.own_failure(f"backward of {module.name}", failure)
+            return output
 
     # -- steps
 

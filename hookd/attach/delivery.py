@@ -129,7 +129,10 @@ class ScriptDelivery(Delivery):
 
     def again(self) -> None:
         """See `Delivery`."""
-        self._remote.run_script(self._folder.path(".py"))
+        if not mailbox.word(
+            self.box, mailbox.CLAIMED
+        ):  # else the script is gone, and its absence would be complained of
+            self._remote.run_script(self._folder.path(".py"))
 
     def withdraw(self) -> None:
         """See `Delivery`."""

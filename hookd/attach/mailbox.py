@@ -40,14 +40,16 @@ _MAX_ANSWER = 65536
 # and returns; nothing is imported that is not there from the interpreter's start. If ctypes is not loaded, the
 # mailbox is reached as a file.
 #
-# An exception that comes out of a signal handler of the program while these lines run is the program's: it is
-# raised again in the training thread through a second queued call.
+# An exception that comes out of a signal handler of the program while these lines run is the program's (a preemption
+# signal, say): it is raised in the training thread by a second queued call, PyObject_IsTrue of an object whose
+# `__bool__` raises it. One of ours ends in a frame of these lines, which have their globals for themselves.
 _CODE = """
 try:
- import sys,posix,_thread
+ import sys
+ C=sys.modules.get('ctypes')
+ import posix,_thread
  if posix.getpid()==@PID@:
   B=@BOX@
-  C=sys.modules.get('ctypes')
   U=getattr(C,'c_uint64',None)
   F=@FILE@
   if F is None and not U:F=posix.open('/proc/self/mem',posix.O_RDWR|posix.O_CLOEXEC)
@@ -60,7 +62,7 @@ try:
     import time
     t=time.monotonic()+@WAIT@
     while not g(16):
-     if g(32) or time.monotonic()>t:return
+     if g(32) or time.monotonic()>t:return F is None or posix.close(F)
      time.sleep(.001)
     d=C.string_at(B+4096,g(16)) if F is None else posix.pread(F,g(16),B+4096)
     n=int.from_bytes(d[:8],'little')
@@ -72,7 +74,18 @@ try:
   if g(0)==@TOKEN@ and not g(72):
    p(72,1)
    _thread.start_new_thread(r,())
-except BaseException:pass
+  elif F is not None:posix.close(F)
+except BaseException as x:
+ try:
+  t=x.__traceback__
+  while t.tb_next:t=t.tb_next
+  if isinstance(x,KeyboardInterrupt) or t.tb_frame.f_globals is not globals():
+   class Z:
+    def __bool__(s,x=x):raise x
+   z=Z()
+   C.pythonapi['Py_IncRef'](C.py_object(z))
+   C.pythonapi['Py_AddPendingCall'](C.pythonapi['PyObject_IsTrue'],C.c_void_p(id(z)))
+ except BaseException:pass
 """
 
 

@@ -101,7 +101,7 @@ def is_real(tensor: Tensor) -> bool:
         tensor.is_floating_point()
         and type(tensor) in PLAIN
         and tensor.layout == torch.strided
-        and not (tensor.is_nested or tensor.is_meta)
+        and not (getattr(tensor, "is_nested", False) or tensor.is_meta)
         and tensor.numel() > 0
     )
 
@@ -157,15 +157,14 @@ def moments(flat: Tensor, peak: float) -> tuple[float, float]:
 def device_stats(tensor: Tensor) -> Tensor:
     """Give [5] float32 on the tensor's device: what `stats` gives, without waiting for the device."""
     wide = flatten(tensor).float()
-    finite = wide.isfinite()
-    n = finite.sum()
-    mean = torch.where(finite, wide, 0.0).sum() / n
-    variance = torch.where(finite, wide - mean, 0.0).square().sum() / n
-    low, high = torch.where(finite, wide, math.inf).amin(), torch.where(finite, wide, -math.inf).amax()
-    nothing = torch.full_like(low, math.nan)
-    ends = torch.where(n > 0, low, nothing), torch.where(n > 0, high, nothing)
+    bad = ~wide.isfinite()
+    n = wide.numel() - bad.sum()
+    mean = wide.masked_fill(bad, 0.0).sum() / n
+    variance = (wide - mean).masked_fill(bad, 0.0).square().sum() / n
+    low = wide.masked_fill(bad, math.inf).amin().masked_fill(n == 0, math.nan)
+    high = wide.masked_fill(bad, -math.inf).amax().masked_fill(n == 0, math.nan)
     zeros = 1 - wide.count_nonzero() / wide.numel()
-    return torch.stack((mean, variance.sqrt(), *ends, zeros))
+    return torch.stack((mean, variance.sqrt(), low, high, zeros))
 
 
 class Later:

@@ -47,7 +47,7 @@ INF = math.inf
 STRIDED = torch.strided
 REAL = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
-SPARSE = frozenset((torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc, torch.jagged))
+SPARSE = frozenset(getattr(torch, name, None) for name in ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"))
 QUEUE_LIMIT = 1024
 
 
@@ -90,14 +90,20 @@ class NaN(Plugin):
         if module.depth == 0 and self.context.step != self.checked[1]:
             self.checked = (self.checked[1], self.context.step)
         found = self._scan(tensors_in(output), masks=True)
-        if found or self.judge.pending:
+        if self.found:
+            self._spread(module, found)
+        elif found or self.judge.pending:
             self._returned(module, found, tensors_in(output), tensors_in((inputs, kwargs)))
+
+    def _spread(self, module: Module, found: Found) -> None:
+        """Count what follows from the origin."""
+        if found and isinstance(found, str):
+            self.nonfinite.labels(module.name, "output", found).inc()
+        elif found:
+            self._submit(self._count, self._event("output", module.name), found)
 
     def _returned(self, module: Module, found: Found, outputs: list[Tensor], inputs: list[Tensor]) -> None:
         event = self._event("output", module.name)
-        if self.found:
-            self._submit(self._count, event, found)
-            return
         own = own_tensors(module.torch())
         own_found = self._scan(own.values(), masks=True)
         if isinstance(found, str) and isinstance(own_found, str):
@@ -129,6 +135,8 @@ class NaN(Plugin):
     @hookimpl
     def backward(self, module: Module, grad_input: tuple[Any, ...], grad_output: tuple[Any, ...]) -> None:
         """Look at the gradient that leaves the module; if none does, or if it is bad, at the one that reached it."""
+        if self.found:
+            return  # whatever is bad now follows from the origin, and the outputs show how far it has spread
         found = self._scan(tensors_in(grad_input) or tensors_in(grad_output))
         if found:
             event = self._event("grad", module.name)
@@ -297,15 +305,20 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.is_cpu
 
 
+def is_nested(tensor: Tensor) -> bool:
+    """Whether it is a nested tensor; torch 1.11 has none."""
+    return getattr(tensor, "is_nested", False)
+
+
 def plain(tensor: Tensor) -> Tensor | None:
     """Give the real floating-point numbers of any tensor, as a view where that is possible.
 
     Returns:
         None where there are none: integers, empty, meta, quantized and unknown kinds of tensors.
     """
-    if type(tensor) in PLAIN and tensor.dtype in REAL and tensor.layout is STRIDED and not tensor.is_nested:
+    if type(tensor) in PLAIN and tensor.dtype in REAL and tensor.layout is STRIDED and not is_nested(tensor):
         return tensor if tensor.numel() and not tensor.is_meta else None  # nearly all there are, quickly
-    if tensor.is_nested or tensor.layout in SPARSE:
+    if is_nested(tensor) or tensor.layout in SPARSE:
         tensor = tensor.values()
     if type(tensor) not in PLAIN:
         if hasattr(tensor, "to_local"):

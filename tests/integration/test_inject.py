@@ -267,6 +267,33 @@ def test_an_attach_during_the_import_of_torch_waits_for_its_end(tmp_path):
         stub.finish(target)
 
 
+INTERRUPTED = """
+import posix
+class Preempted(Exception):
+    pass
+class Posix:
+    def getpid(self):
+        raise Preempted  # as a signal handler of the program would, called in the middle of the injected code
+seen = 0
+def step():
+    global seen
+    try:
+        sum(range(500))
+    except Preempted:
+        seen += 1
+        sys.modules['posix'] = posix
+sys.modules['posix'] = Posix()
+until_told(step)
+assert seen == 1
+"""
+
+
+def test_an_exception_of_the_programs_own_signal_handler_reaches_the_program(tmp_path):
+    with stub.start(tmp_path, INTERRUPTED) as target:
+        stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=3))  # the second queueing is answered
+        stub.finish(target)
+
+
 FAILS = b"""
 def start(config, loader=None):
     from hookd.agent import missing

@@ -13,11 +13,13 @@ ORACLE = "torch" in sys.argv
 
 
 class ChosenTimes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        if ORACLE:  # torch's own module hook: it runs after the hooks of the output tensor
+            self.register_full_backward_pre_hook(lambda m, grads: tuple(g * 3 for g in grads))
+
     def forward(self, x):
-        y = x * 4
-        if ORACLE:
-            y.register_hook(lambda g: g * 3)
-        return y
+        return x * 4
 
 
 class ChosenPair(nn.Module):
