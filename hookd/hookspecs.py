@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 from hookd._pluggy import HookspecMarker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from torch import Tensor
     from torch.nn import Parameter
@@ -77,11 +77,12 @@ def unconfigure() -> None:
 
 
 @hookspec
-def select(module: Module) -> bool | None:
+def select(module: Module) -> bool | Collection[str] | None:
     """Say whether this plugin wants the events of `module`; once per module, before its first event.
 
     In the training thread, when a model is first called: be quick. Without this hook a plugin gets every module.
-    Return a true value to select.
+    Return True to select, or the names of the hooks wanted there: `{"forward", "backward_pre"}`. `backward` is the
+    dearest, and dearer the more the module contains.
 
         @hookimpl
         def select(self, module):
@@ -141,6 +142,7 @@ def backward_pre(module: Module, grad_output: tuple[Any, ...]) -> Any:
     one entry for each tensor found in the output (dicts, tuples and dataclasses are searched), None where there is
     no gradient. Mutating plugins: a returned value replaces `grad_output`; a single tensor is wrapped into a tuple.
     They are called once for each autograd node that made outputs, as its gradients come: the others are None then.
+    Observers are called once for each part of the output that shares no node with another part.
 
         @hookimpl
         def backward_pre(self, module, grad_output):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from hookd.agent.quiet import is_unreal
 from hookd.nested import tensors
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ _sequence = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 _will_run = getattr(torch._C, "_will_engine_execute_node", lambda _node: True)
 _is_grad_enabled = torch.is_grad_enabled
 _node = getattr(torch._C, "_current_autograd_node", lambda: None)
-_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
 _WALK_LIMIT = 20_000
 _ACCUMULATE = 1 << 63
 """AccumulateGrad has the highest number there is (UINT64_MAX): it leads nowhere."""
@@ -68,13 +68,17 @@ def _edge(x: Any) -> tuple[Any, int] | None:
         return None
     if x.grad_fn is not None:
         return (x.grad_fn, x.output_nr)
-    # A leaf's AccumulateGrad node is reached through a view; no dispatch mode of the user may see that view.
-    if _dispatch_modes():
-        with torch._C._DisableTorchDispatch():
-            view: Any = x.view_as(x)
-    else:
-        view = x.view_as(x)
-    return (view.grad_fn.next_functions[0][0], 0)
+    # A leaf's AccumulateGrad node is reached through a view, which no mode and no subclass of the user may see.
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        view: Any = _view_of_leaf(x)
+    return None if view is None else (view.grad_fn.next_functions[0][0], 0)
+
+
+def _view_of_leaf(x: torch.Tensor) -> torch.Tensor | None:
+    try:
+        return x.view_as(x)
+    except (RuntimeError, NotImplementedError):  # sparse and nested tensors have no views
+        return None
 
 
 class Flow:
@@ -124,8 +128,8 @@ class Entry:
 
 
 def begin(args: tuple[Any, ...]) -> Entered | None:
-    """Note where the graph stands before a module runs; None where no graph is being built."""
-    return Entered(args) if _is_grad_enabled() else None
+    """Note where the graph stands before a module runs; None where no graph is being built, or none of training's."""
+    return Entered(args) if _is_grad_enabled() and not is_unreal() else None
 
 
 def is_reentrant() -> bool:
@@ -137,7 +141,10 @@ def is_reentrant() -> bool:
     return isinstance(_node(), torch.autograd.function.BackwardCFunction)
 
 
-def end(module: Module, args: tuple[Any, ...], output: Any, entered: Entered, emit: Emit, *, mutates: bool) -> Any:
+def end(  # noqa: PLR0917 - what a call consists of
+    module: Module, args: tuple[Any, ...], output: Any, entered: Entered, emit: Emit, *, mutates: bool,
+    heard_backward: bool,
+) -> Any:  # fmt: skip
     """Hook the nodes that a call of `module` made.
 
     Args:
@@ -147,6 +154,7 @@ def end(module: Module, args: tuple[Any, ...], output: Any, entered: Entered, em
         entered: what `begin` gave.
         emit: see `Emit`.
         mutates: whether gradients may be replaced.
+        heard_backward: whether anybody listens to `backward`, which needs a walk through the module's nodes.
 
     Returns:
         The output. For a mutator, an input that was given back as it is (Identity, Dropout in eval) is replaced by a
@@ -164,13 +172,20 @@ def end(module: Module, args: tuple[Any, ...], output: Any, entered: Entered, em
     slots = [(t.grad_fn, t.output_nr) for t in outputs]
     # The highest sequence number runs first, so a hook may hold the nodes that come after its own.
     nodes = sorted({id(n): n for n, _ in slots if n is not None}.values(), key=lambda n: -n._sequence_nr())
-    entries = _entries(nodes, entered)
+    walk = _Walk(nodes, entered) if heard_backward else None
     for at, node in enumerate(nodes):
         mine = [Slot(slot, nr) for slot, (n, nr) in enumerate(slots) if n is node]
+        later = nodes[at + 1 :]
+        entries = [] if walk is None else walk.entries
+        if len(nodes) > 1 and not mutates:
+            # An output may be dropped while another lives on: hold nothing that this node does not lead to.
+            below = _Walk([node], entered)
+            later = [n for n in later if id(n) in below.seen]
+            entries = below.entries if walk is not None else []
         own = [Entry(None, e.places) for e in entries if e.node is node]
-        later = [e for e in entries if e.node is not node and e.node._sequence_nr() < node._sequence_nr()]
-        node.register_prehook(_before(flow, mine, nodes[at + 1 :], own, later))
-    for entry in entries:
+        under = [e for e in entries if e.node is not node and e.node._sequence_nr() < node._sequence_nr()]
+        node.register_prehook(_before(flow, mine, later, own, under))
+    for entry in walk.entries if walk is not None else ():
         node = entry.node
         node.register_hook(_after(flow, entry.places, entry.inputs))
     return output
@@ -210,33 +225,38 @@ def _viewed(output: Any, passed: dict[int, int]) -> Any:
     return output
 
 
-def _entries(outputs: list[Any], entered: Entered) -> list[Entry]:
-    """Find the module's nodes that lead to an input.
+class _Walk:
+    """The nodes that a module made, from some of its outputs down to its inputs.
 
-    Where no input needs a gradient there is none: the module's last node to run, the one with the lowest sequence
-    number, stands for the end of its backward.
+    Attributes:
+        seen: the nodes by id; holding them keeps their Python wrappers alive, and so their ids apart.
+        entries: those that lead to an input. Where no input needs a gradient there is none: the last node to run, the
+            one with the lowest sequence number, then stands for the end of the module's backward.
     """
-    wanted = [(*edge, at) for at, edge in enumerate(entered.edges) if edge is not None]
-    found: list[Entry] = []
-    seen: dict[int, Any] = {}  # holding the nodes keeps their Python wrappers alive, and so their ids apart
-    todo = [n for n in outputs if n._sequence_nr() >= entered.sequence]
-    while todo and len(seen) < _WALK_LIMIT:
-        node = todo.pop()
-        if id(node) in seen:
-            continue
-        seen[id(node)] = node
+
+    def __init__(self, outputs: list[Any], entered: Entered) -> None:
+        self.seen: dict[int, Any] = {}
+        self.entries: list[Entry] = []
+        wanted = [(*edge, at) for at, edge in enumerate(entered.edges) if edge is not None]
+        todo = [n for n in outputs if n._sequence_nr() >= entered.sequence]
+        while todo and len(self.seen) < _WALK_LIMIT:
+            node = todo.pop()
+            if id(node) not in self.seen:
+                self.seen[id(node)] = node
+                self._look(node, wanted, entered.sequence, todo)
+        if not self.entries and self.seen:
+            self.entries.append(Entry(min(self.seen.values(), key=lambda n: n._sequence_nr()), []))
+
+    def _look(self, node: Any, wanted: list[Any], sequence: int, todo: list[Any]) -> None:
         places = []
         for at, (following, nr) in enumerate(node.next_functions):
             inputs = [i for n, k, i in wanted if n is following and k == nr]
             if inputs:
                 places.append((at, inputs[0]))
-            elif following is not None and entered.sequence <= following._sequence_nr() < _ACCUMULATE:
+            elif following is not None and sequence <= following._sequence_nr() < _ACCUMULATE:
                 todo.append(following)
         if places:
-            found.append(Entry(node, places))
-    if not found and seen:
-        found.append(Entry(min(seen.values(), key=lambda n: n._sequence_nr()), []))
-    return found
+            self.entries.append(Entry(node, places))
 
 
 def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], later: list[Entry]) -> Any:

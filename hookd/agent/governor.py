@@ -3,7 +3,7 @@
 One step in `ACCOUNTED_EVERY` is measured call by call and stands for all of them, so that the clock is not read at
 every event. Sampled hooks are on in one step of `interval`; where all plugins together exceed the budget, the costliest
 sampled one gets a longer interval, and a shorter one again when there is room. A plugin that cannot be sampled and
-takes most of a step is quarantined.
+takes most of a step is quarantined, unless the person who enabled it fixed its interval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ACCOUNTED_EVERY = 4
 WINDOW_STEPS = 16
 RUNAWAY_RATIO = 0.5
 """The share of step time above which a plugin that cannot be sampled is quarantined."""
-RUNAWAY_STEPS = 2
+RUNAWAY_STEPS = 3
 """How many accounted steps in a row it takes."""
 
 
@@ -92,7 +92,7 @@ class Governor:
         entry.spent_ns += scaled
         self._window_spent[entry.number] = self._window_spent.get(entry.number, 0) + scaled
         self._session.core.overhead.labels(entry.name).inc(scaled / 1e9)
-        is_runaway = ns > RUNAWAY_RATIO * elapsed and not entry.plugin.mutates
+        is_runaway = ns > RUNAWAY_RATIO * elapsed and not (entry.plugin.mutates or entry.is_exempt)
         self._runaway[entry.number] = self._runaway.get(entry.number, 0) + 1 if is_runaway else 0
         if self._runaway[entry.number] >= RUNAWAY_STEPS and not self._stretch(entry, 8):
             share = f"{100 * ns / elapsed:.0f} % of a step"
@@ -102,18 +102,24 @@ class Governor:
         self.ratio = sum(self._window_spent.values()) / self._window_ns
         self._session.core.overhead_ratio.set(self.ratio)
         costly = sorted(self._entries(), key=lambda e: -self._window_spent.get(e.number, 0))
-        if self.ratio > self.budget:
+        # What cannot be stretched must not starve what can: the budget is for those that look as often as it allows.
+        bendable = sum(self._window_spent.get(e.number, 0) for e in costly if self._can_stretch(e)) / self._window_ns
+        if bendable > self.budget:
             any(self._stretch(entry, 2) for entry in costly)
-        elif self.ratio < self.budget / 4:
+        elif bendable < self.budget / 4:
             for entry in costly:
                 self._relax(entry)
         self._window_ns = self._window_steps = 0
         self._window_spent.clear()
 
+    @staticmethod
+    def _can_stretch(entry: Entry) -> bool:
+        is_sampled = any(entry.is_sampled(one.hook) for one in entry.listeners)
+        return is_sampled and not entry.is_exempt and entry.plugin.longest > 1
+
     def _stretch(self, entry: Entry, factor: int) -> bool:
         """Lengthen a plugin's interval; whether that was possible."""
-        can = any(entry.is_sampled(one.hook) for one in entry.listeners) and not entry.is_exempt
-        if not can or entry.interval >= entry.plugin.longest:
+        if not self._can_stretch(entry) or entry.interval >= entry.plugin.longest:
             return False
         self._set(entry, min(entry.interval * factor, entry.plugin.longest))
         return True

@@ -167,11 +167,11 @@ class Agent:
             time.sleep(0.05)
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")
-        self._page.close()
         self._session.namespace.clear()
         self._on_left()
         if self._loader is not None:
             self._loader.purge()
+        self._page.close()  # the last: to a tool that waits, we are gone when the page is
 
     def _exiting(self) -> None:
         """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
@@ -185,8 +185,12 @@ class Agent:
         """In a forked child: unpatched, no page, no socket, no thread; it takes no lock."""
         self._session.is_live = False
         self._session.steps.restore()
-        self._session.models.restore()
-        self._page.abandon()
+        self._session.models.restore_in_child()
+        # Forked inside a module's forward: frames of ours go on in this child, and store to the page when they end.
+        if self._session.is_inside():
+            self._page.sever()
+        else:
+            self._page.abandon()
         if self._control is not None:
             self._control.abandon()
         atexit.unregister(self._exiting)

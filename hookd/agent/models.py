@@ -42,7 +42,7 @@ class Models:
         self.patch = ClassPatch(self.plans, self._make_missing())
         self._makers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         self._heard: dict[tuple[str, int], list[Listener]] = {}
-        self._wanted: dict[tuple[int, int], bool] = {}
+        self._wanted: dict[tuple[int, int], Any] = {}
         self._ignored: dict[int, Ref] = {}
         self._died_at: dict[int, float] = {}
         self._parameters: dict[int, tuple[Any, Any]] = {}
@@ -66,15 +66,21 @@ class Models:
         residue = [] if restored else ["nn.Module.__call__: somebody has patched on top of us; ours passes through"]
         if self._train is not None and not self._train.restore():
             residue.append("nn.Module.train: somebody has patched on top of us")
-        # Dynamo guards on the plan of a compiled module that has hooks of its own: what it has traced must not change.
-        compiled = {key for model in self.names.models for key in model.compiled}
-        for key in [key for key in self.plans if key not in compiled]:
-            self.plans.pop(key, None)
-        self._ignored.clear()
-        for _, handle in self._parameters.values():
-            handle.remove()
-        self._parameters.clear()
+        with self._lock:  # a training thread that is learning a model right now must not hook what was unhooked
+            # Dynamo guards on the plan of a compiled module that has hooks of its own: what it has traced must not change.
+            compiled = {key for model in self.names.models for key in model.compiled}
+            for key in [key for key in self.plans if key not in compiled]:
+                self.plans.pop(key, None)
+            self._ignored.clear()
+            for _, handle in self._parameters.values():
+                handle.remove()
+            self._parameters.clear()
         return restored, residue
+
+    def restore_in_child(self) -> None:
+        """Undo `install` in a forked child, where another thread of the parent's may have held the lock."""
+        self._lock = threading.RLock()
+        self.restore()
 
     # -- what the patched __call__ asks
 
@@ -105,6 +111,8 @@ class Models:
             if thread.busy or _graph_task() != -1 or getattr(_compiler, "_is_compiling_flag", False):
                 return None
             with self._lock:
+                if not self._session.is_live:
+                    return None
                 if thread.top is not None:
                     self._learn_inside(module, thread)
                 elif not _is_in_flight():
@@ -196,24 +204,31 @@ class Models:
         if heard is None:
             heard = self._session.registry.ordered(hook)
             if module is not None:
-                heard = [one for one in heard if self._wants(one.plugin, module)]
+                heard = [one for one in heard if self._wants(one, module)]
             self._heard[key] = heard
         return heard
 
-    def _wants(self, number: int, module: Module) -> bool:
-        wanted = self._wanted.get((number, module.id))
-        if wanted is None:
-            entry = self._session.registry.entries[number]
-            plugin: Any = entry.plugin
-            if entry.state != "active":
-                return False
-            try:
-                wanted = not hasattr(plugin, "select") or bool(plugin.select(module))
-            except Failure as failure:
-                self._session._fault(number, "select", failure)
-                wanted = False
-            self._wanted[(number, module.id)] = wanted
-        return wanted
+    def _wants(self, one: Listener, module: Module) -> bool:
+        key = (one.plugin, module.id)
+        if key not in self._wanted:
+            self._wanted[key] = self._select(one.plugin, module)
+        wanted = self._wanted[key]
+        return one.hook in wanted if isinstance(wanted, frozenset) else wanted
+
+    def _select(self, number: int, module: Module) -> bool | frozenset[str]:
+        """Ask a plugin whether it wants a module: all hooks of it, none, or those named."""
+        entry = self._session.registry.entries[number]
+        plugin: Any = entry.plugin
+        if not hasattr(plugin, "select"):
+            return True
+        if entry.state != "active":
+            return False
+        try:
+            wanted = plugin.select(module)
+            return frozenset(wanted) if isinstance(wanted, (set, frozenset, tuple, list)) else bool(wanted)
+        except Failure as failure:
+            self._session._fault(number, "select", failure)
+            return False
 
     # -- parameters
 

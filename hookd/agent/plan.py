@@ -115,8 +115,19 @@ def _section(listeners: list[Listener], *, recompute: bool) -> str:
         calls = [line for one in group for line in _call(one, recompute=recompute)]
         if quiet:
             switches = " or ".join(one.switch for one in group)
-            calls = [f"if {switches}:", "    undo = enter()", "    if undo is not None:", "        try:",
-                     *("            " + c for c in calls), "        finally:", "            leave(undo)"]  # fmt: skip
+            calls = [
+                f"if {switches}:",
+                "    was, undo = is_grad_enabled(), None",
+                "    try:",
+                "        set_grad_enabled(False)",
+                "        undo = enter()",
+                "        if undo is not None:",
+                *("            " + c for c in calls),
+                "    finally:",
+                "        set_grad_enabled(was)",
+                "        if undo:",
+                "            leave(undo)",
+            ]
         lines += calls
     return "\n".join([*lines, "thread.busy = False", "no_frame(frame)"]) + "\n"
 

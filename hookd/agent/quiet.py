@@ -13,8 +13,6 @@ from typing import Any
 import torch
 
 _C = torch._C
-_is_grad_enabled = torch.is_grad_enabled
-_set_grad_enabled = _C._set_grad_enabled
 _tracing = _C._get_tracing_state
 _no_count = int  # int() is 0: stands in for a counter that this torch does not have
 _dispatch_modes = getattr(_C, "_len_torch_dispatch_stack", _no_count)
@@ -26,16 +24,22 @@ _cuda_is_initialized: Any = torch.cuda.is_initialized
 _UNREAL = ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode", "PreDispatchTorchFunctionMode")
 
 
+is_grad_enabled = torch.is_grad_enabled
+set_grad_enabled = _C._set_grad_enabled
+"""For the caller, who must save and restore the grad mode in its own frame, in try and finally: a signal handler of the
+user may raise after any call, also before this module's functions have returned, and the mode must not stay off."""
+
+
 def enter() -> list[Any] | None:
-    """Make torch quiet for this thread, or say that tensors must not be looked at now.
+    """Take modes and autocast away from this thread, or say that tensors must not be looked at now.
 
     Returns:
-        What `leave` needs; None while tracing, exporting, under vmap, with fake tensors or in a CUDA graph's capture.
+        What `leave` needs, mostly nothing; None while tracing, exporting, under vmap, with fake tensors or in a CUDA
+        graph's capture.
     """
     if is_unreal():
         return None
-    undo: list[Any] = [_is_grad_enabled()]
-    _set_grad_enabled(False)
+    undo: list[Any] = []
     if _dispatch_modes():
         undo.append(_entered(_C._DisableTorchDispatch()))
     if _function_modes():
@@ -46,10 +50,9 @@ def enter() -> list[Any] | None:
 
 
 def leave(undo: list[Any]) -> None:
-    """Undo `enter`."""
-    while len(undo) > 1:
+    """Undo `enter`. What a signal keeps from being undone here is undone when the guards are dropped."""
+    while undo:
         undo.pop().__exit__(None, None, None)
-    _set_grad_enabled(undo[0])
 
 
 def _entered(guard: Any) -> Any:
@@ -90,5 +93,9 @@ class _AutocastOff:
             torch.set_autocast_enabled(device, False)
 
     def __exit__(self, *_: object) -> None:
-        for device in self.devices:
-            torch.set_autocast_enabled(device, True)
+        while self.devices:
+            torch.set_autocast_enabled(self.devices[-1], True)
+            self.devices.pop()
+
+    def __del__(self) -> None:
+        self.__exit__()

@@ -69,7 +69,8 @@ class Session:
         return {
             "cells": self.cells, "local": self.local, "clock": time.perf_counter_ns, "Failure": Failure,
             "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
-            "pair": pair, "is_unreal": quiet.is_unreal, "begin": backward.begin, "end": self._end_forward, "unwind": self._unwind,
+            "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
+            "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
             "begins": self.steps.forward_begins, "fault": self._fault, "stray": self._stray, "charge": self._charge,
             "accounting": False, "backward_on": False,
         }  # fmt: skip
@@ -256,10 +257,13 @@ class Session:
 
     def _call(self, one: Any, arguments: list[Any]) -> Any:
         mark = time.perf_counter_ns() if self.namespace["accounting"] else 0
-        undo = None if one.mutates else quiet.enter()
+        was, undo = quiet.is_grad_enabled(), None
         try:
-            if undo is None and not one.mutates:
-                return None
+            if not one.mutates:
+                quiet.set_grad_enabled(False)
+                undo = quiet.enter()
+                if undo is None:
+                    return None
             result = one.call(*arguments)
             if result is not None and not one.mutates:
                 self._stray(one.plugin, one.hook)
@@ -268,7 +272,9 @@ class Session:
             self._fault(one.plugin, one.hook, failure)
             return None
         finally:
-            if undo is not None:
+            if not one.mutates:
+                quiet.set_grad_enabled(was)
+            if undo:
                 quiet.leave(undo)
             if mark:
                 self._charge(one.plugin, mark)
@@ -284,13 +290,29 @@ class Session:
         """Hook the graph that a call has made; in a recompute only where that graph will be used (reentrant)."""
         if recompute and not backward.is_reentrant():
             return output
+        mark = time.perf_counter_ns() if self.namespace["accounting"] else 0
+        before, after = (self._switched_on(hook, module) for hook in ("backward_pre", "backward"))
+        if not before and not after:
+            return output
         try:
-            heard = self.models.listeners("backward_pre", module) + self.models.listeners("backward", module)
-            mutates = any(one.mutates for one in heard)
-            return backward.end(module, args, output, entered, self._flow, mutates=mutates)
+            mutates = any(one.mutates for one in before + after)
+            return backward.end(module, args, output, entered, self._flow, mutates=mutates, heard_backward=bool(after))
         except Failure as failure:
             self.own_failure(f"backward of {module.name}", failure)
             return output
+        finally:
+            if mark:  # who listens pays for the hooks on the graph as well
+                self._charge((after or before)[0].plugin, mark)
+
+    def _begin_forward(self, args: tuple[Any, ...]) -> backward.Entered | None:
+        try:
+            return backward.begin(args)
+        except Failure as failure:
+            self.own_failure("backward", failure)
+            return None
+
+    def _switched_on(self, hook: str, module: Module) -> list[Listener]:
+        return [one for one in self.models.listeners(hook, module) if self.namespace.get(one.switch)]
 
     # -- steps
 
@@ -359,6 +381,10 @@ class Session:
         self.page.log(level, message)
 
     # -- the end
+
+    def is_inside(self) -> bool:
+        """Whether this thread is inside a call that stores to the page when it ends."""
+        return self.local.thread.top is not None
 
     def frames_inside(self) -> list[str]:
         """Name the threads that have a frame of ours on their stack, other than this one and hookd's own."""

@@ -6,7 +6,9 @@ for subclasses. Where torch has none, the first forward after a backward begins 
 
 from __future__ import annotations
 
+import sys
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,8 +46,9 @@ class Steps:
         self.offset: int | None = 0 if from_beginning else None
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._session = session
-        self._counts: dict[int, int] = {}
         self._started_ns = 0
+        self._stepped: list[weakref.ref[Any]] = []  # the optimizers that have stepped since the last boundary
+        self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
         self._is_stepped_by_backward = False
@@ -72,51 +75,52 @@ class Steps:
     def _before(self) -> Callable[..., None]:
         def step_pre(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             session = self._session
-            if is_dynamo_compiling() or not session.is_live:
+            if is_dynamo_compiling() or not session.is_live or _is_nested(sys._getframe(1)):
                 return
             thread = session.local.thread
-            thread.stepping += 1
-            if thread.stepping == 1:  # a subclass that calls super().step() arrives twice
-                session.cells[thread.beat + PHASE] = OPTIMIZER
-                session.emit("step_pre", {"optimizer": optimizer, "step": session.step_number()})
-                self._started_ns = time.perf_counter_ns()
+            session.cells[thread.beat + PHASE] = OPTIMIZER
+            session.emit("step_pre", {"optimizer": optimizer, "step": session.step_number()})
+            self._started_ns = time.perf_counter_ns()
 
         return step_pre
 
     def _after(self) -> Callable[..., None]:
         def step_post(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             session = self._session
-            if is_dynamo_compiling() or not session.is_live:
+            if is_dynamo_compiling() or not session.is_live or _is_nested(sys._getframe(1)):
                 return
-            thread = session.local.thread
-            if thread.stepping:  # 0 for a step that was under way when we arrived
-                thread.stepping -= 1
-            if not thread.stepping:
-                elapsed_ns = time.perf_counter_ns() - self._started_ns if self._started_ns else 0
-                self._step_done(optimizer, elapsed_ns)
-                session.cells[thread.beat + PHASE] = OTHER
+            elapsed_ns = time.perf_counter_ns() - self._started_ns if self._started_ns else 0
+            self._step_done(optimizer, elapsed_ns)
+            session.cells[session.local.thread.beat + PHASE] = OTHER
 
         return step_post
 
     def _step_done(self, optimizer: Any, elapsed_ns: int) -> None:
         session = self._session
-        number = session.step_number()
-        session.emit("step_post", {"optimizer": optimizer, "step": number, "elapsed_ns": elapsed_ns})
-        count = self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
-        self._find_offset(optimizer, count)
-        if count > self.done:
-            self.done = count
+        values = {"optimizer": optimizer, "step": session.step_number(), "elapsed_ns": elapsed_ns}
+        session.emit("step_post", values)
+        self._find_offset(optimizer)
+        if self._begins_a_step(optimizer):
+            self.done += 1
             session.step_boundary()
 
-    def _find_offset(self, optimizer: Any, count: int) -> None:
+    def _begins_a_step(self, optimizer: Any) -> bool:
+        """Whether this is the first optimizer of a new step: two that take turns (a GAN's) make one step together."""
+        stepped = [other for other in (ref() for ref in self._stepped) if other is not None]
+        is_new = not stepped or any(other is optimizer for other in stepped)
+        self._stepped = ([] if is_new else self._stepped) + [weakref.ref(optimizer)]
+        return is_new
+
+    def _find_offset(self, optimizer: Any) -> None:
         """Read the absolute number from the optimizer's state, once per optimizer, where that costs no device sync."""
-        if count != 1:
+        if optimizer in self._asked:
             return
+        self._asked.add(optimizer)
         for state in list(optimizer.state.values())[:1]:
             step = state.get("step") if isinstance(state, dict) else None
             if isinstance(step, torch.Tensor) and (step.device.type != "cpu" or step.numel() != 1):
                 return
-            if step is not None:
+            if step is not None and int(step) > self.done + (self.offset or 0):
                 self.offset = max(0, int(step) - self.done - 1)
                 self._session.page.update_identity(step_offset=self.offset)
 
@@ -164,3 +168,17 @@ class Steps:
             self._is_stepped_by_backward = False
             self.done += 1
             self._session.step_boundary()
+
+
+def _is_nested(wrapper: Any) -> bool:
+    """Whether a `step` runs inside another one: a subclass calls super().step(), SAM calls the optimizer it wraps.
+
+    Asked of the stack, because a step that raised (a closure's error, an interrupt) never tells that it is over. All
+    steps run in frames of one code object: torch/optim/optimizer.py `profile_hook_step`, 2.0 to 2.14.
+    """
+    frame = wrapper.f_back
+    while frame is not None:
+        if frame.f_code is wrapper.f_code:
+            return True
+        frame = frame.f_back
+    return False

@@ -28,18 +28,16 @@ class ThreadState:
         busy: a plugin is running in it; modules that the plugin calls are none of the training's.
         backwards: not 0 while it is inside a backward: how many `torch.autograd.backward` (reentrant checkpointing
             nests them), and 1 for ever in a thread of autograd's own, which does nothing else.
-        stepping: how many `Optimizer.step` it is inside of.
         switching: how many `Module.train` it is inside of.
     """
 
-    __slots__ = ("backwards", "beat", "busy", "stepping", "switching", "top")
+    __slots__ = ("backwards", "beat", "busy", "switching", "top")
 
     def __init__(self, beat: int, *, is_engine: bool) -> None:
         self.top: Top | None = None
         self.beat = beat
         self.busy = False
         self.backwards = int(is_engine)
-        self.stepping = 0
         self.switching = 0
 
     def stack(self) -> tuple[Module, ...]:

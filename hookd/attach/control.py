@@ -155,4 +155,6 @@ def detach(pid: int, timeout_s: float = 10.0) -> dict[str, Any]:
     with Control.connect(pid, timeout_s) as control:
         answer = control.request("detach", timeout=timeout_s, timeout_s=timeout_s + 5)
         control.wait_closed()
+    if answer.get("restored") != "pending":
+        discover.wait_left(pid, timeout_s)
     return answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,6 +48,9 @@ class Candidate:
     why: str = ""
 
 
+_POLL_S = 0.005
+
+
 def find_page(pid: int) -> int | None:
     """Open the page of the agent in process `pid` for reading; None without an agent. The caller closes it.
 
@@ -81,6 +85,28 @@ def identity(pid: int) -> dict[str, Any] | None:
         return reader.identity()
     finally:
         reader.close()
+
+
+def wait_left(pid: int, timeout_s: float) -> bool:
+    """Wait until an agent that is leaving process `pid` has gone; its page is the last that it lets go of.
+
+    Returns:
+        False where an agent stays: one that is not leaving, or one whose time is over (a call that began under it runs).
+
+    Raises:
+        NoSuchTarget: the process ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (fd := find_page(pid)) is not None:
+        reader = page.PageReader(fd)
+        try:
+            is_leaving = reader.state() in ("detaching", "detached")
+        finally:
+            reader.close()
+        if not is_leaving or time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def _is_own(pid: int, fd: int) -> bool:

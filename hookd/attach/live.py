@@ -37,6 +37,8 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
     target.require_awake(pid)
     with _explaining(pid):
         there = discover.identity(pid)
+        if there is not None and discover.wait_left(pid, request.timeout_s):
+            there = None
     if there is not None:
         return _join(pid, request, there, started)
     found = target.look(pid)

@@ -98,7 +98,7 @@ def _cells(row: dict[str, Any], whole: float) -> tuple[str, ...]:
         row["type"],
         f"{calls:.0f}" if calls else "-",
         output.seconds(timing["forward_seconds"] / calls) if calls else "-",
-        output.seconds(timing["backward_seconds"] / calls) if calls and timing.get("backward_seconds") else "-",
+        output.seconds(timing["backward_seconds"] / timing["backward_calls"]) if timing.get("backward_calls") else "-",
         output.percent(_seconds(row) / whole) if whole and calls else "-",
         *(output.number(statistics.get(name)) for name in STATISTICS),
         output.percent(zeros) if zeros is not None else "-",

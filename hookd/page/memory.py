@@ -130,3 +130,16 @@ def _no_memory(why: str) -> PageError:
         reason="no-memory",
         hint="raise its RLIMIT_AS or RLIMIT_FSIZE: prlimit --pid PID --as=unlimited --fsize=unlimited",
     )
+
+
+def unshare(memory: mmap.mmap) -> None:
+    """Put private, empty memory in the place of a map, at the same addresses. Without ctypes the map stays shared."""
+    with contextlib.suppress(ImportError):
+        import ctypes  # noqa: PLC0415 - for the rare child that is forked inside a call
+
+        place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED, which Python's mmap does not name
+        call = ctypes.CDLL(None)["mmap"]
+        call.restype = ctypes.c_void_p
+        call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+        call(place, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)

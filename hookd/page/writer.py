@@ -40,7 +40,7 @@ from hookd.page.layout import (
     plain,
 )
 from hookd.page.log import Log, array_of, object_of
-from hookd.page.memory import allocate
+from hookd.page.memory import allocate, unshare
 
 if TYPE_CHECKING:
     import mmap
@@ -448,6 +448,14 @@ class PageWriter:
         if fd >= 0:
             os.close(fd)
         return True
+
+    def sever(self) -> None:
+        """Let go of the page, but not of `cells`: in a forked child whose frames still store to them, to no effect."""
+        self._is_closed = True
+        unshare(self._memory)
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class _Family:

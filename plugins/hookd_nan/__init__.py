@@ -127,21 +127,31 @@ class NaN(Plugin):
         self.judge.pending.pop(get_ident(), None)
 
     @hookimpl
-    def backward_pre(self, module: Module) -> None:
-        """Note in which order the gradients reached the modules."""
+    def select(self, module: Module) -> set[str]:
+        """Want every module; what leaves a container is seen when it leaves the first module in it, at less cost."""
+        hooks = {"forward", "forward_error", "backward_pre", "backward"}
+        return hooks if module.leaf else hooks - {"backward"}
+
+    @hookimpl
+    def backward_pre(self, module: Module, grad_output: tuple[Any, ...]) -> None:
+        """Note in which order the gradients reached the modules; of a container, look at what reached it."""
         self.order += 1
         self.reached[module.id] = self.order
+        if not module.leaf and not self.found:
+            self._look_at_gradient(module, grad_output, grad_output)
 
     @hookimpl
     def backward(self, module: Module, grad_input: tuple[Any, ...], grad_output: tuple[Any, ...]) -> None:
         """Look at the gradient that leaves the module; if none does, or if it is bad, at the one that reached it."""
-        if self.found:
-            return  # whatever is bad now follows from the origin, and the outputs show how far it has spread
-        found = self._scan(tensors_in(grad_input) or tensors_in(grad_output))
+        if not self.found:  # whatever is bad later follows from the origin, and the outputs show how far it has spread
+            self._look_at_gradient(module, grad_input, grad_output)
+
+    def _look_at_gradient(self, module: Module, leaves: tuple[Any, ...], reached: tuple[Any, ...]) -> None:
+        found = self._scan(tensors_in(leaves) or tensors_in(reached))
         if found:
             event = self._event("grad", module.name)
             event.reached = self.reached.get(module.id, 0)
-            self._submit(self._judge_gradient, event, found, self._scan(tensors_in(grad_output)))
+            self._submit(self._judge_gradient, event, found, self._scan(tensors_in(reached)))
 
     def _judge_gradient(self, event: Event) -> None:
         """Order a module that a bad gradient reached by its arrival, and one that made it by when it was noticed.

@@ -3,6 +3,7 @@
     hookd_timing_forward_seconds_total{module}     wall time of the module's calls, children included
     hookd_timing_forward_calls_total{module}
     hookd_timing_backward_seconds_total{module}    estimated: one step in `every` is timed, and counted `every` times
+    hookd_timing_backward_calls_total{module}      estimated likewise: divide by it for the mean
     hookd_timing_phase_seconds_total{phase}        forward, backward, optimizer, other; together the step's wall time
 
 On a GPU these are the times in which the work is launched, not those in which it runs. A forward that activation
@@ -50,10 +51,15 @@ class Timing(Plugin):
             "Wall time of the module's backward, estimated: sampled steps are counted once for each step they stand for.",
             per_module,
         )
+        self.backward_calls = context.counter(
+            "backward_calls",
+            "Backward calls of the module, estimated likewise: for the mean of backward_seconds.",
+            per_module,
+        )
         phase: Counter = context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"])
         self.phases = {name: phase.labels(name).inc for name in PHASES}
         self.forwards: dict[int, tuple[Any, int, int]] = {}
-        self.backwards: dict[int, Inc] = {}
+        self.backwards: dict[int, tuple[Inc, Inc]] = {}
         self.thread: int | None = None  # the one that steps, once that is known
         self.spans: list[tuple[int, int]] = []  # (middle, length) of what ended in this step and lies in no other
         self.busy_ns = 0  # what `phases` were given since `last_ns`
@@ -75,10 +81,12 @@ class Timing(Plugin):
     @hookimpl
     def backward(self, module: Module, elapsed_ns: int) -> None:
         """Count one backward of a sampled step for all the steps that it stands for."""
-        seconds = self.backwards.get(module.id)
-        if seconds is None:
-            seconds = self.backwards[module.id] = self.backward_seconds.labels(module.name).inc
+        if module.id not in self.backwards:
+            first, second = self.backward_seconds.labels(module.name), self.backward_calls.labels(module.name)
+            self.backwards[module.id] = (first.inc, second.inc)
+        seconds, calls = self.backwards[module.id]
         seconds(elapsed_ns * 1e-9 * self.context.interval)
+        calls(self.context.interval)
 
     @hookimpl
     def loss_done(self, elapsed_ns: int) -> None:

@@ -78,8 +78,8 @@ def test_a_plugin_in_error_beside_the_events_is_counted(plugin):
 def test_a_plugin_that_cannot_be_configured_is_refused_with_its_reason(attachable):
     with training.start(Job("mlp.py", "--steps 0 --pause 0.01")) as process:
         process.expect("^step 3 ")
-        command = [*tool.HOOKD, "attach", str(process.pid), "-p", "configure_raises", "--plugin-dir", str(PLUGIN_DIR)]
-        with Process(command, env=tool.tool_environment()) as attach:
+        options = ["--listen", "127.0.0.1:0", "-p", "configure_raises", "--plugin-dir", str(PLUGIN_DIR)]
+        with Process([*tool.HOOKD, "attach", str(process.pid), *options], env=tool.tool_environment()) as attach:
             assert attach.wait() == 2, attach.describe()
             assert "no way to begin" in "\n".join(attach.err)
         assert Page.of(process.pid) is None, "nothing is left of an attach that was refused"

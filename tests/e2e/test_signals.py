@@ -28,6 +28,8 @@ def send_all(process: Process, pid: int, number: int) -> dict[str, int]:
         assert answer.group(1) == "caught", f"signal {count} never reached the training code: {process.describe()}"
     os.kill(pid, signal.SIGUSR1)
     process.finish()
+    unexpected = [line for line in process.err if line.startswith("unexpected")]
+    assert not unexpected, "the training code got an error that it would not have had without us"
     words = process.out[-1].split()
     return dict(zip(words[2::2], map(int, words[3::2]), strict=True))
 

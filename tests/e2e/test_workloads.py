@@ -7,7 +7,6 @@ module that it calls has metrics within 5 s, and all losses and the closing chec
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -110,23 +109,25 @@ def attach_in_mid_training(job: Job) -> None:
 
 def everything_within_5_seconds(attachment: Attachment, names: frozenset[str]) -> Metrics:
     """Wait for the metrics of every module, of some steps, and for no error of any plugin."""
-    end = time.monotonic() + 5
-    wait_until(lambda: modules_of(attachment.metrics()) >= names, end - time.monotonic(), f"metrics of {names}")
-    metrics = wait_until(lambda: enough(attachment.metrics()), what="an activation and two steps")
+    wait_until(
+        lambda: modules_of(attachment.metrics()) >= names, 5, lambda: f"{names - modules_of(attachment.metrics())}"
+    )
+    wait_until(lambda: not missing(attachment.metrics()), 30, lambda: f"of everything: {missing(attachment.metrics())}")
+    metrics = attachment.metrics()
     assert metrics.total("hookd_plugin_errors_total") == 0, attachment.process.describe()
-    assert metrics.total("hookd_nan_nonfinite_total", where="param") == 0
-    assert {s.labels["state"] for s in metrics.select("hookd_plugin_state") if s.value} <= {"active", "running"}
+    assert {s.labels["state"] for s in metrics.select("hookd_plugin_state") if s.value} == {"active"}
     return metrics
 
 
-def enough(metrics: Metrics) -> Metrics | None:
-    seen = [
-        metrics.total("hookd_steps_total") >= 2,
-        metrics.select("hookd_activations_mean"),
-        metrics.total("hookd_timing_backward_seconds_total") > 0,
-        metrics.total("hookd_everything_events_total", event="param_grad") > 0,
-    ]
-    return metrics if all(seen) else None
+def missing(metrics: Metrics) -> list[str]:
+    """Name what all observers together should have shown after a few steps."""
+    seen = {
+        "steps": metrics.total("hookd_steps_total") >= 2,
+        "activations": metrics.select("hookd_activations_mean"),
+        "backward times": metrics.total("hookd_timing_backward_seconds_total") > 0,
+        "gradients": metrics.total("hookd_everything_events_total", event="param_grad") > 0,
+    }
+    return [what for what, is_seen in seen.items() if not is_seen]
 
 
 def modules_of(metrics: Metrics, **labels: str) -> set[str]:

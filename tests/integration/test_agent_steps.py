@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import time
+import weakref
 
+import pytest
 import torch
 from support.agent import running
 from torch import nn
@@ -98,6 +101,72 @@ def test_lbfgs_is_one_step_however_often_it_evaluates() -> None:
         optimizer.step(closure)
         optimizer.step(closure)
         assert agent.plugin("counting").seen == [1, 2]
+
+
+def test_a_step_that_raised_does_not_stop_the_counting() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure():
+        raise KeyError("planted")
+
+    with running(Steps) as agent:
+        step(model, optimizer)
+        with pytest.raises(KeyError):
+            optimizer.step(closure)
+        step(model, optimizer)
+        assert agent.plugin("counting").seen == [1, 2, 2]
+        assert agent.values("hookd_steps")[()] == 2
+
+
+def test_an_optimizer_made_anew_goes_on_counting() -> None:
+    model = nn.Linear(4, 1)
+    with running(Steps) as agent:
+        for _ in range(3):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(5):
+                step(model, optimizer)
+            del optimizer
+            gc.collect()
+        assert agent.values("hookd_steps")[()] == 15
+
+
+class Gradients(Plugin):
+    name = "gradients"
+
+    def __init__(self) -> None:
+        self.seen: list = []
+
+    @hookimpl
+    def backward(self, module, grad_input, grad_output):
+        self.seen.append(module.name)
+
+
+def test_a_sparse_leaf_as_an_input_is_no_trouble() -> None:
+    class Taking(nn.Module):
+        def forward(self, x):
+            return x.to_dense().sum()
+
+    with running(Gradients) as agent:
+        Taking()(torch.eye(3).to_sparse().requires_grad_()).backward()
+        assert agent.plugin("gradients").seen == ["(root)"]
+        assert agent.read().logs == []
+
+
+def test_an_output_that_is_dropped_is_not_kept_alive_by_its_sister() -> None:
+    class Two(nn.Module):
+        def forward(self, x):
+            return {"loss": x.sum(), "picture": (x * 2).exp()}
+
+    x = torch.ones(1000, requires_grad=True)
+    with running(Gradients):
+        out = Two()(x)
+        saved = weakref.ref(out["picture"].grad_fn._saved_result)
+        kept = out["loss"]
+        del out
+        gc.collect()
+        assert saved() is None
+        kept.backward()
 
 
 class Calls(Plugin):

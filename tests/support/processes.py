@@ -23,15 +23,15 @@ PATIENCE_S = 60.0
 """How long a test waits for something that takes a second on an idle machine."""
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: str = "") -> T:
+def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: str | Callable[[], str] = "") -> T:
     """Poll until `condition` gives something true, and give that.
 
     Raises:
-        AssertionError: it did not in time; names `what` and the last value.
+        AssertionError: it did not in time; says `what` is missing.
     """
     end = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < end, f"not within {timeout_s} s: {what or condition}; last: {value!r}"
+        assert time.monotonic() < end, f"not within {timeout_s} s: {what if isinstance(what, str) else what()}"
         time.sleep(0.01)
     return value
 

@@ -107,9 +107,9 @@ class Page:
         """Wait for the page of a process or of one of its descendants, and give it."""
 
         def search() -> Page | None:
+            assert process.popen.poll() is None, f"ended without a page: {process.describe()}"
             return next(filter(None, map(cls.of, family_of(process.pid))), None)
 
-        assert process.popen.poll() is None, process.describe()
         return wait_until(search, timeout_s, f"the page of {process.describe()}")
 
     def read(self) -> Snapshot:

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import itertools
 import time
 
 import torch
@@ -10,7 +11,7 @@ import torch
 def parse(**flags):
     """Give the arguments; `flags` are further ones with their defaults."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=30, help="0: for ever")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep after each step")
     for name, default in flags.items():
         parser.add_argument("--" + name, type=type(default), default=default)
@@ -23,7 +24,7 @@ def parse(**flags):
 def train(arguments, model, loss_of, optimizer=None):
     """Take the steps, print a line for each, and at last the checksum of all parameters and buffers."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step in range(1, arguments.steps + 1):
+    for step in itertools.count(1) if arguments.steps == 0 else range(1, arguments.steps + 1):
         optimizer.zero_grad()
         loss = loss_of(step)
         loss.backward()

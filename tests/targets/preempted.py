@@ -66,6 +66,13 @@ def train():
     optimizer.step()
 
 
+def train_until_the_end():
+    """The loop is in here, so that no instruction between two steps is outside of the `try`."""
+    while not is_over:
+        report()
+        train()
+
+
 for _ in range(5):
     train()  # torch's own first-time imports swallow what a handler raises
 signal.signal(number, on_signal)
@@ -73,11 +80,10 @@ signal.signal(signal.SIGUSR1, on_end)
 tell("ready")
 while not is_over:
     try:
-        report()
-        train()
+        train_until_the_end()
     except kind:  # noqa: PERF203
         caught += 1
-    except Exception as error:  # noqa: BLE001, PERF203
+    except Exception as error:  # noqa: BLE001
         unexpected += 1
-        tell("unexpected", repr(error))
+        os.write(2, f"unexpected {error!r}\n".encode())
 tell("done", checksum(model), "raised", raised, "caught", caught, "unexpected", unexpected)
