@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from hookd.agent.listeners import wanted_interval
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -125,7 +127,7 @@ class Governor:
         return True
 
     def _relax(self, entry: Entry) -> None:
-        wanted = max(1, int(entry.context.options.get("every", entry.plugin.every)))
+        wanted = wanted_interval(entry.plugin, entry.context)
         if entry.interval > wanted:
             self._set(entry, max(wanted, entry.interval // 2))
 

@@ -111,7 +111,7 @@ class Registry:
         entry = Entry(self._next, plugin.name, plugin, context, by_name)
         self._next += 1
         entry.listeners = tuple(self._frozen(entry))
-        entry.interval = max(1, int(context.options.get("every", plugin.every)))
+        entry.interval = wanted_interval(plugin, context)
         entry.is_exempt = "every" in context.options
         self.entries[entry.number] = entry
         return entry
@@ -143,6 +143,18 @@ class Registry:
                     names = tuple(impl.argnames)
                     listeners.append(Listener(entry.number, hook, names, entry.plugin.mutates, impl.function))
         return listeners
+
+
+def wanted_interval(plugin: Plugin, context: Context) -> int:
+    """Give the steps between two sampled steps that the person asked for, or else the plugin.
+
+    Raises:
+        PluginError: the option `every` is no positive whole number.
+    """
+    every = context.option("every", plugin.every)
+    if every < 1:
+        raise PluginError(f"{plugin.name}: every must be at least 1, not {every}")
+    return every
 
 
 def check(plugin: Plugin, *, by_name: bool) -> None:

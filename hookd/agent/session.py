@@ -16,7 +16,7 @@ from hookd.agent import backward, quiet
 from hookd.agent.core import CoreMetrics
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.agent.governor import Governor
-from hookd.agent.listeners import Registry, check
+from hookd.agent.listeners import Registry, check, wanted_interval
 from hookd.agent.models import Models
 from hookd.agent.patch import no_frame
 from hookd.agent.plan import pair
@@ -110,6 +110,7 @@ class Session:
         try:
             if hasattr(plugin, "configure"):
                 plugin.configure(context)
+            wanted_interval(plugin, context)
             context.check_options()
             entry = self.registry.add(plugin, context, by_name=by_name)
         except BaseException as exc:

@@ -26,6 +26,7 @@ def attach(pids: Sequence[int], watch: Watch, *, as_json: bool) -> int:
     from hookd.daemon.actions import Order
     from hookd.daemon.embedded import attach_and_serve
 
+    _check(pids, watch)
     logging.basicConfig(level=logging.WARNING, format="hookd: %(message)s")
     config = load({"listen": watch.listen}, os.environ)
     order = Order(
@@ -38,6 +39,20 @@ def attach(pids: Sequence[int], watch: Watch, *, as_json: bool) -> int:
     teller = Teller(len(pids), linger_s=config.linger_s, keep=watch.keep, as_json=as_json)
     attach_and_serve(config, pids, order, teller.tell)
     return teller.status
+
+
+def _check(pids: Sequence[int], watch: Watch) -> None:
+    """Refuse what cannot work before any address is bound: a taken port must not hide a wrong pid or plugin.
+
+    Raises:
+        HookdError: of a lone process that cannot be attached to, or of a plugin that is unknown.
+    """
+    from hookd.attach import payload, target
+
+    payload.build(watch.plugins, watch.plugin_dirs)
+    if len(pids) == 1:
+        target.require_awake(pids[0])
+        target.look(pids[0])
 
 
 class Teller:

@@ -106,7 +106,15 @@ def test_a_plugin_that_breaks_a_rule_is_refused_with_the_reason(plugin: type[Plu
     assert nn.Module.__call__ is original
 
 
-@pytest.mark.parametrize(("key", "value", "text"), [("norm", "x", "a number"), ("nrom", "1", "no such option")])
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("norm", "x", "a number"),
+        ("nrom", "1", "no such option"),
+        ("every", "x", "a whole number"),
+        ("every", "0", "at least 1"),
+    ],
+)
 def test_wrong_options_are_refused(key: str, value: str, text: str) -> None:
     with pytest.raises(PluginError, match=text), running(Configuring, options={key: value}):
         pass
