@@ -7,7 +7,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.support import tool, training
@@ -43,6 +42,10 @@ def probe(process: Process) -> dict[str, Any]:
 
 def cost(process: Process) -> float:
     return float(process.ask("cost", r"^cost ([\d.]+)").group(1))
+
+
+def memory(process: Process) -> int:
+    return int(process.ask("memory", r"^memory (\d+)").group(1))
 
 
 def steps(process: Process) -> int:
@@ -154,18 +157,30 @@ def test_a_killed_tool_leaves_no_agent_behind(puppet):
 @pytest.mark.timeout(600)
 def test_fifty_cycles_leak_nothing(puppet):
     before, cheap = probe(puppet), statistics.median(cost(puppet) for _ in range(3))
-    process, rss = psutil.Process(puppet.pid), []
+    resident = []
     for cycle in range(CYCLES):
         attach_in_process(puppet.pid)
         observed_steps(puppet.pid, 1)
         detach_in_process(puppet.pid)
         if cycle in (9, CYCLES - 1):
             assert_as_before(probe(puppet), before)
-            rss.append(process.memory_info().rss)
-    assert rss[1] - rss[0] < 8 << 20, f"resident memory grew in {CYCLES - 10} cycles: {rss}"
+            resident.append(memory(puppet))
+    assert resident[1] - resident[0] < 8 << 20, f"memory in use grew in {CYCLES - 10} cycles: {resident}"
     now = statistics.median(cost(puppet) for _ in range(3))
     assert now < 1.25 * cheap, f"an unpatched call costs {now / cheap:.2f} times what it did"
     assert steps(puppet) > CYCLES
+
+
+def test_attach_on_top_of_somebodys_patch_and_detach_to_it(puppet):
+    puppet.ask("cover", "^covered$")
+    before = probe(puppet)
+    assert before["replaced"] == ["nn.Module.__call__"]
+    attach_in_process(puppet.pid)
+    observed_steps(puppet.pid)
+    assert detach_in_process(puppet.pid)["restored"] == "identity"
+    puppet.ask("uncover", "^uncovered$")
+    assert probe(puppet)["replaced"] == []
+    assert steps(puppet) > 0
 
 
 def test_detach_under_a_patch_that_somebody_put_on_top_of_ours(puppet):

@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 import torch
-from support.agent import running
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from tests.support.agent import running
 
 
 def policy(_context, operation, *_args, **_kwargs):

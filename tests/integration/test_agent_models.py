@@ -10,11 +10,11 @@ import weakref
 from pathlib import Path
 
 import torch
-from support.agent import running
 from torch import nn
 from torch.nn.parallel import DataParallel
 
 from hookd import Plugin, hookimpl
+from tests.support.agent import running
 
 X = torch.ones(2, 4)
 

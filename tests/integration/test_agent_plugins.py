@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.agent import running
 from torch import nn
 
 from hookd import Plugin, PluginError, hookimpl
+from tests.support.agent import running
 
 CALLS: list[str] = []
 

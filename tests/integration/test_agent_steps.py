@@ -10,12 +10,12 @@ import weakref
 
 import pytest
 import torch
-from support.agent import running
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hookd import Plugin, hookimpl
 from hookd.agent import bootstrap
+from tests.support.agent import running
 
 X = torch.ones(2, 4)
 

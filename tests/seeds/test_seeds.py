@@ -142,7 +142,7 @@ def test_s7_a_result_of_any_shape_is_observed_and_left_as_it_is():
     del told["(root)"]
     # Outputs of nodes that do not lead to each other may be told one by one: "g -", then "- g".
     whole = {
-        module: ["g" if "g" in place else "-" for place in zip(*parts, strict=True)] for module, parts in told.items()
+        k: "".join("g" if "g" in place else "-" for place in zip(*parts, strict=True)) for k, parts in told.items()
     }
     one, two = ("tensor", "list", "nested", "itself"), ("tuple", "dict", "namedtuple", "dataclass")
     assert whole == {key: ["g"] for key in one} | {key: ["g", "g"] for key in two} | {"some": ["-", "g"]}
