@@ -125,7 +125,7 @@ class Agent:
         try:
             with importing:
                 kind = getattr(importlib.import_module(module), name)
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             text = f"{spec['name']}: cannot be imported in the target: {type(exc).__name__}: {exc}"
             raise PluginError(text) from exc
         if not (isinstance(kind, type) and issubclass(kind, Plugin)):

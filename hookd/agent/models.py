@@ -132,17 +132,26 @@ class Models:
             self.plans[id(root)] = self._plan(id(root))
 
     def _learn_inside(self, module: nn.Module, thread: ThreadState) -> None:
-        """Learn a module that was added to its model after the model was learnt, or that belongs to none."""
+        """Learn a module that was added to its model after the model was learnt, or that belongs to none.
+
+        Looking through a model is dear, and a module made inside a `forward` is not in it: the less often there was
+        something new, the rarer the look.
+        """
         for model, root in self.names.live_roots():
-            if model.ordinal == thread.stack()[0].root and model.rescanned != self._session.steps.done:
-                model.rescanned = self._session.steps.done
-                self.names.extend(model, root)
-                self._plan_model(model)
-        if id(module) not in self.names.known:
-            ref = Ref(module, self._ignored_died)
-            ref.key = id(module)
-            self._ignored[id(module)] = ref
-            self.plans[id(module)] = SKIP
+            if model.ordinal == thread.stack()[0].root and model.rescan_at <= self._session.steps.done:
+                new = self.names.extend(model, root)
+                model.rescan_wait = 1 if new else min(2 * model.rescan_wait, 1024)
+                model.rescan_at = self._session.steps.done + model.rescan_wait
+                if new:
+                    self._plan_model(model)
+                if id(module) not in self.names.known:
+                    self._ignore(module)
+
+    def _ignore(self, module: nn.Module) -> None:
+        ref = Ref(module, self._ignored_died)
+        ref.key = id(module)
+        self._ignored[id(module)] = ref
+        self.plans[id(module)] = SKIP
 
     def _ignored_died(self, ref: Ref) -> None:
         if self._ignored.get(ref.key) is ref:

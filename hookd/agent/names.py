@@ -48,7 +48,8 @@ class Model:
         self.wrapped: set[int] = set()  # ids of nn.Modules that stand inside a wrapper of the same name
         self.compiled: set[int] = set()  # ids of those inside a compiled one, whose calls nobody sees
         self.alive = 0
-        self.rescanned = -1  # the step at which it was last looked through for new modules
+        self.rescan_at = 0  # the step from which it may be looked through for new modules again
+        self.rescan_wait = 1  # steps until then; doubled whenever there was nothing new
         self.ref: Ref | None = None
 
     @property
@@ -100,12 +101,15 @@ class Names:
         known = self.known.get(id(_innermost(root)))
         return known[1] if known is not None and known[2] is known[1].root else None
 
-    def extend(self, model: Model, root: nn.Module, *, is_replica: bool = False) -> None:
-        """Name what is new below a root since the last time."""
+    def extend(self, model: Model, root: nn.Module, *, is_replica: bool = False) -> list[int]:
+        """Name what is new below a root since the last time; give the ids of that, or of what was compiled since."""
+        new = []
         for path, module, wrapped, compiled in _walk(root):
             if id(module) in self.known:
-                if compiled:  # it was called before it was compiled
-                    self.known[id(module)][1].compiled.add(id(module))
+                owner = self.known[id(module)][1]
+                if compiled and id(module) not in owner.compiled:  # it was called before it was compiled
+                    owner.compiled.add(id(module))
+                    new.append(id(module))
                 continue
             named = model.names.get(path)
             if named is None:
@@ -120,6 +124,8 @@ class Names:
                 model.compiled.add(id(module))
             model.alive += 1
             self.known[id(module)] = (ref, model, named)
+            new.append(id(module))
+        return new
 
     def _name(self, model: Model, path: str, module: nn.Module) -> Module:
         label = path or ROOT

@@ -55,7 +55,8 @@ class Session:
         self.rank: int = identity["rank"]
         self.world_size: int = identity["world_size"]
         self.is_live = False
-        self.local = Threads(page)
+        self._heartbeats: dict[int, int] = {}
+        self.local = Threads(page, self._heartbeats)
         self.registry = Registry()
         self.spent: dict[int, int] = {}
         self.core = CoreMetrics(page)
@@ -239,9 +240,9 @@ class Session:
         if thread.busy:
             return None
         frame = self.namespace["no_frame"](None)
-        thread.busy = True
         replaced = None
         try:
+            thread.busy = True
             for one in heard:
                 if self.namespace.get(one.switch):
                     result = self._call(one, [values[a] for a in one.arguments])
@@ -338,6 +339,9 @@ class Session:
     def tick(self, now_s: float) -> None:
         """Do what is to be done about once a second, in hookd's own thread."""
         self.models.tick(now_s)
+        alive = {int(task) for task in os.listdir("/proc/self/task")}
+        for ident in [ident for ident in self._heartbeats if ident not in alive]:
+            self.page.release_thread(self._heartbeats.pop(ident))
         for one in self.registry.ordered("tick"):
             if self.namespace.get(one.switch):
                 self._call(one, [now_s] if one.arguments else [])

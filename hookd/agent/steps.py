@@ -139,15 +139,15 @@ class Steps:
     def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
         session, beat = self._session, thread.beat + PHASE
         phase = session.cells[beat]
-        thread.backwards += 1
         started = time.perf_counter_ns()
         try:
+            thread.backwards += 1  # inside: a signal handler may raise after any call
             self._announce(args, kwargs)
             session.cells[beat] = BACKWARD
             started = time.perf_counter_ns()
             return original(*args, **kwargs)
         finally:
-            thread.backwards -= 1
+            thread.backwards = 0
             if session.is_live:
                 session.cells[beat] = phase
                 session.emit("loss_done", {"elapsed_ns": time.perf_counter_ns() - started})

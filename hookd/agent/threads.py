@@ -51,12 +51,17 @@ class ThreadState:
 
 
 class Threads(threading.local):
-    """The state of the calling thread as `local.thread`, made when the thread is first seen."""
+    """The state of the calling thread as `local.thread`, made when the thread is first seen.
 
-    def __init__(self, page: PageWriter) -> None:
+    Args:
+        page: where heartbeats are.
+        seen: shared by all threads: native id to the heartbeat's first cell.
+    """
+
+    def __init__(self, page: PageWriter, seen: dict[int, int]) -> None:
         # threading.local runs this once in every thread that touches the object.
         ident = threading.get_native_id()
-        base = page.thread(ident, _name())
+        base = seen[ident] = page.thread(ident, _name())
         self.thread = ThreadState(base + MODULE, is_engine=_graph_task() != -1 and ident not in _python_threads())
 
 

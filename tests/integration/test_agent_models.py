@@ -126,6 +126,18 @@ def test_modules_made_inside_forward_do_not_pile_up() -> None:
         gc.collect()
         assert agent.plugin("names").seen == ["(root)"] * 5
         assert agent.session.models._ignored == {}
+        assert set(agent.session.models.plans) == {id(model)}
+
+
+def test_the_heartbeat_of_a_thread_that_ended_is_given_back() -> None:
+    model = net()
+    with running(Names) as agent:
+        for _ in range(3):
+            thread = threading.Thread(target=model, args=(X,))
+            thread.start()
+            thread.join(60)
+        agent.session.tick(0.0)
+        assert len(agent.read().heartbeats) <= 2  # this thread's and hookd's own
 
 
 def test_a_root_made_anew_for_every_step_is_one_series() -> None:
