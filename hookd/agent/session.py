@@ -64,6 +64,7 @@ class Session:
         self.steps = Steps(self, from_beginning=identity["method"] == "run")
         self.namespace = self._namespace()
         self.models = Models(self)
+        self.namespace["original"] = self.models.patch.original
         self.residue: list[str] = []
 
     def _namespace(self) -> dict[str, Any]:
