@@ -20,15 +20,22 @@ def attach(pids: Sequence[int], watch: Watch, *, as_json: bool) -> int:
     """Attach, serve until Ctrl-C or until all targets have ended, detach; give the worst exit code of the attaches.
 
     Raises:
-        HookdError: the addresses cannot be bound (nothing has been touched then).
+        HookdError: a plugin is unknown, or the addresses cannot be bound (nothing has been touched then).
     """
+    from hookd.attach import payload, target
     from hookd.config import load
     from hookd.daemon.actions import Order
     from hookd.daemon.embedded import attach_and_serve
 
-    _check(pids, watch)
     logging.basicConfig(level=logging.WARNING, format="hookd: %(message)s")
     config = load({"listen": watch.listen}, os.environ)
+    payload.build(watch.plugins, watch.plugin_dirs)
+    if len(pids) == 1:  # a taken port must not hide that this process cannot be attached to
+        try:
+            target.look(pids[0])
+        except HookdError as error:
+            entry = {"pid": pids[0], **output.describe(error)}
+            return words.finish([entry], as_json=as_json, say=words.told_attached)
     order = Order(
         plugins=watch.plugins,
         timeout_s=watch.timeout_s,
@@ -39,20 +46,6 @@ def attach(pids: Sequence[int], watch: Watch, *, as_json: bool) -> int:
     teller = Teller(len(pids), linger_s=config.linger_s, keep=watch.keep, as_json=as_json)
     attach_and_serve(config, pids, order, teller.tell)
     return teller.status
-
-
-def _check(pids: Sequence[int], watch: Watch) -> None:
-    """Refuse what cannot work before any address is bound: a taken port must not hide a wrong pid or plugin.
-
-    Raises:
-        HookdError: of a lone process that cannot be attached to, or of a plugin that is unknown.
-    """
-    from hookd.attach import payload, target
-
-    payload.build(watch.plugins, watch.plugin_dirs)
-    if len(pids) == 1:
-        target.require_awake(pids[0])
-        target.look(pids[0])
 
 
 class Teller:

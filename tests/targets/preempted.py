@@ -27,7 +27,7 @@ number, kind = {
     "interrupt": (signal.SIGINT, KeyboardInterrupt),
 }[arguments.kind]
 raised = caught = reported = unexpected = 0
-is_over = False
+is_over = has_begun = False
 
 
 def on_signal(*_):
@@ -47,7 +47,10 @@ def tell(*words):
 
 def report():
     """Acknowledge a signal, once, inside of the `try` in which the next one is to arrive."""
-    global reported
+    global reported, has_begun
+    if not has_begun:
+        has_begun = True
+        tell("ready")
     if raised > reported:
         reported = raised
         tell("caught" if caught == raised else "lost", reported)
@@ -77,7 +80,6 @@ for _ in range(5):
     train()  # torch's own first-time imports swallow what a handler raises
 signal.signal(number, on_signal)
 signal.signal(signal.SIGUSR1, on_end)
-tell("ready")
 while not is_over:
     try:
         train_until_the_end()

@@ -8,7 +8,7 @@ import torch
 from hookd import Plugin, hookimpl
 
 
-class Hostile(Plugin):
+class Hostile:
     """Does the same thing at every event."""
 
     def act(self):
@@ -59,28 +59,28 @@ class Hostile(Plugin):
         return self.act()
 
 
-class Raises(Hostile):
+class Raises(Hostile, Plugin):
     name = "raises"
 
     def act(self):
         raise ValueError("of the plugin's own making")
 
 
-class Exits(Hostile):
+class Exits(Hostile, Plugin):
     name = "exits"
 
     def act(self):
         sys.exit(3)
 
 
-class Recurses(Hostile):
+class Recurses(Hostile, Plugin):
     name = "recurses"
 
     def act(self):
         self.act()
 
 
-class Returns(Hostile):
+class Returns(Hostile, Plugin):
     """An observer has nothing to return."""
 
     name = "returns"
@@ -126,7 +126,7 @@ class Calls(Plugin):
         self.calls.inc()
 
 
-class Sleeps(Hostile):
+class Sleeps(Hostile, Plugin):
     name = "sleeps"
 
     def act(self):
