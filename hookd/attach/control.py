@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
+import stat
 import struct
 import threading
 from pathlib import Path
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MAX_ANSWER = 16 << 20
+_SOCKET_NAME = re.compile(r"hookd-\d+-[0-9a-f]{12}\.sock")
 
 
 class Control:
@@ -109,6 +112,29 @@ class Control:
 def path(pid: int, control: str) -> Path:
     """Give the agent's socket as a path of ours; an abstract one as `@name`."""
     return Path(control) if control.startswith("@") else Path(f"/proc/{pid}/root{control}")
+
+
+def remove_dead(control: str, uid: int) -> bool:
+    """Remove the socket file that a killed target has left behind, if it is that and nothing else.
+
+    The path is the target's own word, so it is believed only where it cannot do harm: a socket with a name that an
+    agent gives, that belongs to the target's user and that nobody listens on.
+    """
+    path = Path(control)
+    if not _SOCKET_NAME.fullmatch(path.name) or ".." in path.parts or not path.is_absolute():
+        return False
+    try:
+        status = path.lstat()
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != uid:
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            probe.connect(str(path))
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _open(pid: int, control: str, timeout_s: float) -> socket.socket:

@@ -153,8 +153,10 @@ def _plugin_classes(path: Path) -> Iterator[tuple[str, str]]:
         tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as exc:
         raise PluginError(f"{path} cannot be read as Python: {exc}") from exc
+    derived = {"Plugin"}  # and what derives from it in this file, in whatever number of steps
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any(_last_name(base) == "Plugin" for base in node.bases):
+        if isinstance(node, ast.ClassDef) and any(_last_name(base) in derived for base in node.bases):
+            derived.add(node.name)
             for statement in node.body:
                 if (plugin := _assigned_name(statement)) is not None:
                     yield node.name, plugin

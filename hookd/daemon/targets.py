@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from hookd import labels
-from hookd.attach import proc
+from hookd.attach import control, proc
 from hookd.errors import HookdError, PageError
 from hookd.page import PageReader
 
@@ -248,6 +248,8 @@ class Target:
             self._refresh()
             state = self._snapshot.state if self._snapshot is not None else ""
             self._close("lost", "exited" if state == "exited" else "died")
+            if self._snapshot is not None:
+                control.remove_dead(_text(self._snapshot.identity, "control"), self.identity.uid)
 
     def detach(self) -> None:
         """Take the last copy of the page: its agent has left."""

@@ -34,6 +34,7 @@ OWN = [
     Job("amp.py", "--steps 40"),
     Job("workers.py", "--steps 40"),
     Job("threads.py", "--steps 40"),
+    Job("compiled.py", "--steps 40"),
 ]
 SHARED = [
     Job("workloads/charlm.py", f"--steps 40 {SMALL}"),
@@ -89,14 +90,15 @@ def is_worker(pid: int) -> bool:
 def attach_in_mid_training(job: Job) -> None:
     expected = training.plain_result(job)
     names = training.called_modules(job.script, SMALL * ("charlm" in job.script))
-    if "--compile" in job.arguments:
+    is_compiled = "compile" in str(job)
+    if is_compiled:
         names = ROOT
     with training.start(job, "--pause", "0.1" if "loader" in job.script else "0.15") as process:
         process.expect("^step 5 ")
         with Attachment([process.pid], *PLUGINS) as attachment:
             metrics = everything_within_5_seconds(attachment, names)
             assert metrics.total("hookd_target_up") == 1
-            if "--compile" in job.arguments:
+            if is_compiled:
                 assert metrics.total("hookd_modules", state="compiled") >= 1, "what is not seen must be said"
             if ("charlm" not in job.arguments and "workers" in job.script) or "loader" in job.script:
                 observe_a_new_epoch(process, attachment)

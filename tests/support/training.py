@@ -65,8 +65,8 @@ def plain_result(job: Job) -> tuple[str, ...]:
 
 
 def result(lines: list[str]) -> tuple[str, ...]:
-    """Pick what must be the same with and without hookd: every loss and the closing checksum."""
-    kept = tuple(line for line in lines if re.match(r"step \d+ loss|done [0-9a-f]{64}$", line))
+    """Pick what must be the same with and without hookd: every loss, every compiled graph and the closing checksum."""
+    kept = tuple(line for line in lines if re.match(r"step \d+ loss|graphs \d+|done [0-9a-f]{64}$", line))
     assert kept, f"no result in {lines}"
     assert kept[-1].startswith("done "), f"no checksum in {kept[-3:]}"
     return kept
