@@ -23,6 +23,8 @@ ACCOUNTED_EVERY = 4
 WINDOW_STEPS = 16
 RUNAWAY_RATIO = 0.5
 """The share of step time above which a plugin that cannot be sampled is quarantined."""
+DEAR_RATIO = 0.9
+"""The same for a plugin with `longest = 1`."""
 RUNAWAY_STEPS = 3
 """How many accounted steps in a row it takes."""
 
@@ -94,7 +96,9 @@ class Governor:
         entry.spent_ns += scaled
         self._window_spent[entry.number] = self._window_spent.get(entry.number, 0) + scaled
         self._session.core.overhead.labels(entry.name).inc(scaled / 1e9)
-        is_runaway = ns > RUNAWAY_RATIO * elapsed and not (entry.plugin.mutates or entry.is_exempt)
+        # One that says it must not miss a step has said that it is dear; still, it must leave the training some time.
+        limit = RUNAWAY_RATIO if entry.plugin.longest > 1 else DEAR_RATIO
+        is_runaway = ns > limit * elapsed and not (entry.plugin.mutates or entry.is_exempt)
         self._runaway[entry.number] = self._runaway.get(entry.number, 0) + 1 if is_runaway else 0
         if self._runaway[entry.number] >= RUNAWAY_STEPS and not self._stretch(entry, 8):
             share = f"{100 * ns / elapsed:.0f} % of a step"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import training
+from tests.support import tool, training
 from tests.support.processes import wait_until
 from tests.support.tool import Attachment, Metrics, family_of, plugin_options
 from tests.support.training import Job
@@ -60,6 +60,12 @@ def test_attach_and_detach_leave_a_job_of_ours_bit_identical(job):
     attach_in_mid_training(job)
 
 
+@pytest.mark.parametrize("job", OWN, ids=str)
+def test_a_job_of_ours_started_under_run_is_bit_identical(job):
+    with tool.run(*PLUGINS, program=job.command()) as process:
+        assert training.result(process.finish()) == training.plain_result(job)
+
+
 @pytest.mark.parametrize("job", SHARED, ids=str)
 def test_attach_and_detach_leave_a_workload_bit_identical(job, workloads):
     attach_in_mid_training(job)
@@ -89,10 +95,8 @@ def is_worker(pid: int) -> bool:
 
 def attach_in_mid_training(job: Job) -> None:
     expected = training.plain_result(job)
-    names = training.called_modules(job.script, SMALL * ("charlm" in job.script))
     is_compiled = "compile" in str(job)
-    if is_compiled:
-        names = ROOT
+    names = ROOT if is_compiled else training.called_modules(job.script, SMALL * ("charlm" in job.script))
     with training.start(job, "--pause", "0.1" if "loader" in job.script else "0.15") as process:
         process.expect("^step 5 ")
         with Attachment([process.pid], *PLUGINS) as attachment:
