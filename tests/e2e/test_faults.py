@@ -17,22 +17,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("workloads")]
 AT = 6
 PLANTED = [
     ("forward-nan", "embed", "output", "nan"),
-    ("forward-nan", "layers.0.norm", "output", "nan"),
     ("forward-nan", "layers.2.fc", "output", "nan"),
     ("forward-nan", "layers.3", "output", "nan"),
-    ("forward-nan", "layers.5.act", "output", "nan"),
     ("forward-nan", "head", "output", "nan"),
     ("forward-inf", "layers.0.norm", "output", "inf"),
     ("forward-inf", "layers.4.fc", "output", "inf"),
-    ("forward-inf", "layers", "output", "inf"),
     ("grad-nan", "embed", "grad", "nan"),
-    ("grad-nan", "layers.2.fc", "grad", "nan"),
     ("grad-nan", "layers.3", "grad", "nan"),
-    ("grad-nan", "layers.5.act", "grad", "nan"),
     ("grad-nan", "head", "grad", "nan"),
     ("weight-nan", "embed", "param", "nan"),
     ("weight-nan", "layers.1.norm", "param", "nan"),
-    ("weight-nan", "layers.2.fc", "param", "nan"),
     ("weight-nan", "head", "param", "nan"),
     ("loss-nan", "layers.2.fc", "loss", "nan"),
 ]
@@ -69,6 +63,7 @@ def test_a_healthy_job_has_no_finding():
 @pytest.mark.parametrize("arguments", ["--scaler", "--amp", "--checkpoint nonreentrant", "--checkpoint reentrant"])
 def test_overflow_of_a_scaler_and_masks_of_infinity_are_no_finding(arguments):
     job = Job("workloads/charlm.py", f"--steps 12 --width 32 --length 32 {arguments}")
+    training.plain_run(job)
     with tool.run("-p", "nan", program=job.command("--pause", "0.02")) as process, Page.below(process) as page:
         assert training.result(process.finish()) == training.plain_result(job)
         assert found(page) == []

@@ -278,7 +278,8 @@ seen = 0
 def step():
     global seen
     try:
-        sum(range(500))
+        while not seen:  # like any handler's, the exception may come between any two instructions: wait for it in here
+            sum(range(500))
     except Preempted:
         seen += 1
         sys.modules['posix'] = posix

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,22 @@ def start(job: Job, *more: str, **extra: str | Path) -> Process:
 
 
 @functools.cache
+def plain_run(job: Job) -> Future[tuple[str, ...]]:
+    """Begin to run a job without hookd, once per test run, beside whatever the test does meanwhile."""
+    return _beside.submit(_run_plainly, job)
+
+
 def plain_result(job: Job) -> tuple[str, ...]:
-    """Run a job without hookd, once per test run, and give its step lines and its checksum."""
+    """Give the lines of a job without hookd, see `result`."""
+    return plain_run(job).result()
+
+
+def _run_plainly(job: Job) -> tuple[str, ...]:
     with start(job) as process:
         return result(process.finish(4 * PATIENCE_S))
+
+
+_beside = ThreadPoolExecutor(1)
 
 
 def result(lines: list[str]) -> tuple[str, ...]:

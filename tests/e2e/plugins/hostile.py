@@ -8,7 +8,7 @@ import torch
 from hookd import Plugin, hookimpl
 
 
-class Hostile:
+class Hostile(Plugin):
     """Does the same thing at every event."""
 
     def act(self):
@@ -59,28 +59,28 @@ class Hostile:
         return self.act()
 
 
-class Raises(Hostile, Plugin):
+class Raises(Hostile):
     name = "raises"
 
     def act(self):
         raise ValueError("of the plugin's own making")
 
 
-class Exits(Hostile, Plugin):
+class Exits(Hostile):
     name = "exits"
 
     def act(self):
         sys.exit(3)
 
 
-class Recurses(Hostile, Plugin):
+class Recurses(Hostile):
     name = "recurses"
 
     def act(self):
         self.act()
 
 
-class Returns(Hostile, Plugin):
+class Returns(Hostile):
     """An observer has nothing to return."""
 
     name = "returns"
@@ -126,7 +126,7 @@ class Calls(Plugin):
         self.calls.inc()
 
 
-class Sleeps(Hostile, Plugin):
+class Sleeps(Hostile):
     name = "sleeps"
 
     def act(self):
