@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-READ_ATTEMPTS = 5
+READ_ATTEMPTS = 50  # a copy of a small page takes 0.1 ms; five in a row have met a compaction each under load
 READ_PATIENCE_S = 1.0
 
 

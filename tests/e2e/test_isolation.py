@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +13,9 @@ from tests.support.processes import Process, wait_until
 from tests.support.tool import Attachment, Page
 from tests.support.training import Job
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 pytestmark = [pytest.mark.e2e]
 
 PLUGIN_DIR = Path(__file__).parent / "plugins"
@@ -18,15 +23,15 @@ JOB = Job("mlp.py", "--steps 40")
 TRANSFORMER = Job("transformer.py", "--steps 25")
 
 
-def observed(job: Job, *plugins: str) -> Page:
+@contextlib.contextmanager
+def observed(job: Job, *plugins: str) -> Iterator[Page]:
     """Run a job under hookd with plugins, compare it with the plain run, and give its last page."""
     options = [*tool.plugin_options(plugins), "--plugin-dir", PLUGIN_DIR]
     training.plain_run(job)
-    with tool.run(*options, program=job.command("--pause", "0.02")) as process:
-        page = Page.below(process)
+    with tool.run(*options, program=job.command("--pause", "0.02")) as process, Page.below(process) as page:
         assert training.result(process.finish()) == training.plain_result(job), process.describe()
         assert not [line for line in process.err if "Traceback" in line], process.describe()
-    return page
+        yield page
 
 
 def states(page: Page, plugin: str) -> set[str]:

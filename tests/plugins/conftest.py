@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import hookd
+from hookd.agent import bootstrap
 from hookd.page import PageReader
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class Observation:
         """Start with one plugin and its options, or with several that have none."""
         plugins = [(names[0], options)] if options else list(names)
         hookd.start(plugins, run="test", budget=100.0)  # nothing is slowed down: these tests are about numbers
-        self.reader = PageReader(_open_page())
+        self.reader = PageReader(os.dup(bootstrap._agent._page.fd))
         return self
 
     def stop(self) -> None:
@@ -63,14 +62,6 @@ class Observation:
         return [entry["message"] for entry in self.reader.read().logs]
 
 
-def _open_page() -> int:
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if str(entry.readlink()).startswith("/memfd:hookd-page"):
-                return os.open(entry, os.O_RDONLY)
-    raise FileNotFoundError("hookd-page")
-
-
 @pytest.fixture
 def hook() -> Iterator[Observation]:
     """hookd, not started yet; after the test no plugin may have raised anything."""
@@ -86,6 +77,4 @@ def hook() -> Iterator[Observation]:
 
 
 def hookd_runs() -> bool:
-    from hookd.agent import bootstrap
-
     return bootstrap._agent is not None
