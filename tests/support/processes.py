@@ -9,6 +9,8 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
@@ -132,9 +134,13 @@ class Process:
         return "\n".join([" ".join(self.command), f"pid {self.pid}, status {self.popen.poll()}", *tail])
 
     def close(self) -> None:
-        """End it if it still runs, and release the pipes."""
+        """End it if it still runs, with all that it started, and release the pipes."""
         if self.popen.poll() is None:
+            below = _descendants(self.pid)
             self.popen.kill()
+            for child in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
         self.popen.wait(PATIENCE_S)
         if self.popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -152,3 +158,10 @@ class Process:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
