@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.agent.control import Control
 from hookd.agent.fork import set_after_fork
 from hookd.agent.identity import identity
+from hookd.agent.loader import release
 from hookd.agent.session import Session
 from hookd.errors import ControlError, PluginError
 from hookd.page import PageWriter
@@ -74,6 +75,7 @@ class Agent:
             "version": __version__, "state": "running" if session.is_live else "detaching", "pid": self._pid,
             "step": session.steps.done, "step_offset": session.steps.offset, "plugins": plugins,
             "modules": len(session.models.names.known), "leases": self._control.leases,
+            "holders": self._control.holders, "age_s": self._control.age_s,
         }  # fmt: skip
 
     def _keep(self, _request: dict[str, Any]) -> dict[str, Any]:
@@ -171,6 +173,7 @@ class Agent:
         self._on_left()
         if self._loader is not None:
             self._loader.purge()
+        release()
         self._page.close()  # the last: to a tool that waits, we are gone when the page is
 
     def _exiting(self) -> None:
