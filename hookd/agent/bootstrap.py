@@ -60,6 +60,13 @@ def _left() -> None:
     _agent = None
 
 
+def orphan() -> None:
+    """Who attached has died before it saw the agent: do not keep it for ever, even where that was asked for."""
+    agent = _agent
+    if agent is not None:
+        agent.orphan()
+
+
 def stop(timeout_s: float = 10.0) -> dict[str, Any]:
     """Detach the agent of this process.
 

@@ -102,6 +102,10 @@ class Control:
         """Do without a lease from now on."""
         self._stay_until = None
 
+    def stay(self, seconds: float) -> None:
+        """Stay for this long from now on, and while there is a lease."""
+        self._stay_until = time.monotonic() + seconds
+
     def abandon(self) -> None:
         """Close what a forked child inherited, without a lock and without touching the parent's socket file."""
         for connection in self._connections.values():

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+ORPHAN_S = 60.0
+"""How long an agent stays that was to be kept, when who attached it has died before it could tell of it."""
+
+
 class Agent:
     """A session with its page, its control socket and its end."""
 
@@ -35,6 +39,7 @@ class Agent:
         self._page = PageWriter.create(who)
         self._session = Session(self._page, who, budget=float(config.get("budget", 0.01)))
         self._control: Any = None
+        self._is_kept = False
         self._detached: dict[str, Any] | None = None
 
     def begin(self) -> None:
@@ -79,6 +84,7 @@ class Agent:
         }  # fmt: skip
 
     def _keep(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self._is_kept = True
         self._control.keep()
         self._page.update_identity(keep=True)
         return {}
@@ -118,6 +124,12 @@ class Agent:
         self.detach(10.0)
         self._control.end()
         threading.Thread(target=self.leave, name="hookd", daemon=True).start()
+
+    def orphan(self) -> None:
+        """Stay only while somebody holds the agent, unless somebody who is there has asked to keep it."""
+        if self._config.get("lease_s") is None and not self._is_kept:
+            self._page.update_identity(keep=False)
+            self._control.stay(ORPHAN_S)
 
     # -- plugins
 

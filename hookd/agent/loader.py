@@ -294,18 +294,21 @@ def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
     try:
         start(request["config"], archive)
     except BaseException as exc:  # noqa: BLE001  told to the tool
-        answer = _failure(exc)
+        _finish(box, request, _failure(exc))
     else:
-        answer = {"ok": True}
-    _finish(box, request, answer)
+        _finish(box, request, {"ok": True}, sys.modules["hookd.agent.bootstrap"])
 
 
-def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any]) -> None:
+def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any], agent: Any = None) -> None:
     try:
         box.answer(answer)
         is_seen = box.wait_until_seen(request["wait_s"])
-        if answer["ok"] and not is_seen:  # the tool has died, or has told its user that the attach failed
-            sys.modules["hookd.agent.bootstrap"].stop()
+        if agent is not None and box.is_cancelled():  # the tool has told its user that the attach failed
+            agent.stop()
+        elif agent is not None and not is_seen:
+            agent.orphan()
+    except Exception:  # noqa: BLE001, S110  the agent has left already; nobody listens, and stderr is the program's
+        pass
     finally:
         box.close()
 

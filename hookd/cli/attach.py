@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hookd.cli.options import Watch
     from hookd.daemon.client import DaemonClient
 
-PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=click.IntRange(min=1))
+PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=options.Pid())
 
 
 @click.command()

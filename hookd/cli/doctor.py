@@ -10,7 +10,7 @@ MARKS = {"ok": "✓", "note": "·", "bad": "✗"}
 
 
 @click.command()
-@click.argument("pid", type=click.IntRange(min=1), required=False)
+@click.argument("pid", type=options.Pid(), required=False)
 @options.host
 @options.json
 def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:

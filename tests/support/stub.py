@@ -48,6 +48,10 @@ def start(config, loader=None, begin=start):
     begin(config, loader)
     from hookd.agent import loader as claims
     claims.release()
+def stop():
+    pass
+def orphan():
+    pass
 """
 
 
