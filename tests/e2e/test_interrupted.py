@@ -43,7 +43,7 @@ def test_whoever_is_killed_at_whatever_stage_the_next_attach_succeeds_and_nothin
 
 
 def test_a_training_whose_attaches_are_killed_ends_with_the_same_weights_and_without_an_agent(tmp_path):
-    job = Job("mlp.py", "--steps 1200")
+    job = Job("mlp.py", "--steps 1000")
     training.plain_run(job)
     with training.start(job, "--pause", "0.03", TMPDIR=tmp_path) as target:
         target.expect("^step 1 ")

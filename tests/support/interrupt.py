@@ -31,7 +31,7 @@ HOME = str(Path(helper.__file__).parent)
 OF_TOOL = ("delivery.py", "helper.py", "live.py", "remote_debug.py")
 OF_HELPER = ("injector.py", "ptrace.py")
 OF_AGENT = ("live.py",)
-LINES = ("_deliver",)
+LINES = ("_deliver",)  # where the words of the mailbox are written one after the other
 REQUEST = AttachRequest((PluginSpec("timing"),), timeout_s=2, lease_s=2)
 PATIENT = AttachRequest((PluginSpec("timing"),), timeout_s=60, lease_s=2)
 
@@ -41,6 +41,7 @@ class Stages:
 
     def __init__(self, last: int, files: Collection[str], told: int) -> None:
         self._last, self._files, self._told = last, files, told
+        self._lines = LINES if files is OF_TOOL else ()
         self._seen: set[tuple[str, str, object]] = set()
 
     def follow(self, frame: Any, event: str, _: object) -> Any:
@@ -50,7 +51,7 @@ class Stages:
         function = frame.f_code.co_name
         is_line = event == "line"
         stage = (file, function, frame.f_lineno if is_line else event)
-        if (not is_line or function in LINES) and stage not in self._seen:
+        if (not is_line or function in self._lines) and stage not in self._seen:
             self._seen.add(stage)
             if len(self._seen) == self._last:
                 os.write(self._told, " ".join(map(str, stage)).encode())
