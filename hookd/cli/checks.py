@@ -41,7 +41,10 @@ class Check:
 def of_machine(host: str | None) -> Iterator[Check]:
     """Check this machine, this user and this installation."""
     yield Check("hookd", "ok", f"{__version__} on Python {platform.python_version()} ({sys.executable})")
+    from hookd.cli import untested
+
     yield machine(platform.system(), platform.machine())
+    yield from untested.of_machine(platform.machine())
     yield rights(Path("/proc/self/status").read_text())
     yield from sandbox(Path("/proc/self/status").read_text())
     yield yama(YAMA.read_text() if YAMA.exists() else None, may_trace_all=has_capability())
@@ -54,8 +57,6 @@ def of_machine(host: str | None) -> Iterator[Check]:
 
 def machine(system: str, architecture: str) -> Check:
     """Attaching needs Linux and one of two architectures."""
-    if system == "Linux" and architecture == "aarch64":
-        return Check("machine", "note", "Linux on aarch64: untested on real hardware, please report how it goes")
     if system == "Linux" and architecture in MACHINES:
         return Check("machine", "ok", f"Linux on {architecture}")
     cure = "Only `hookd run` and `hookd.start()` can work here."

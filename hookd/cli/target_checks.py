@@ -8,7 +8,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from hookd.cli import output, targets
+from hookd.cli import output, targets, untested
 from hookd.cli.checks import Check
 from hookd.errors import HookdError
 
@@ -16,16 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hookd.attach.interpreter import Interpreter
-    from hookd.attach.proc import Mapping, Status
+    from hookd.attach.proc import Status
 
 NAMESPACES = {"mnt": "mount", "pid": "pid", "user": "user", "net": "network"}
-UNTRIED = (
-    ("musl", re.compile(r"/ld-musl|/libc\.musl")),
-    ("conda's Python", re.compile(r"conda|/mamba|/envs/[^/]+/(?:bin|lib)/")),
-    ("uv's Python", re.compile(r"/uv/python/|python-build-standalone")),
-    ("a free-threaded Python", re.compile(r"python3\.\d+t(?:\.so|$)")),
-)
-"""Builds on which hookd has never been tried, by what is mapped in the process."""
 WATCH_S = 0.5
 """For how long the main thread is watched."""
 
@@ -120,17 +113,8 @@ def _inside(status: Status) -> Iterator[Check]:
         yield Check(
             "torch", "bad", "no torch is loaded in it", "Attach when it has imported torch; hookd ps lists who has."
         )
-    yield from _untried(maps)
+    yield from untested.of_build({mapping.path for mapping in maps})
     yield from _way_in(status, python)
-
-
-def _untried(maps: Sequence[Mapping]) -> Iterator[Check]:
-    paths = "\n".join(
-        dict.fromkeys(m.path for m in maps if ("x" in m.access and "python" in m.path) or "musl" in m.path)
-    )
-    for what, pattern in UNTRIED:
-        if pattern.search(paths):
-            yield Check("build", "note", f"{what}: untested, please report how it goes")
 
 
 def _way_in(status: Status, python: Interpreter) -> Iterator[Check]:

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from hookd.attach import AttachRequest, Control, attach, detach
-from hookd.cli import checks, target_checks
+from hookd.cli import target_checks
 from hookd.config import PluginSpec
 from tests.e2e.test_upgrade import Other, keep
 from tests.support import stub, tool, training
@@ -151,18 +151,3 @@ os.setgroups([]); os.setgid(65534); os.setuid(65534)  # after the imports: this 
 for check in target_checks.of_target(int(sys.argv[1])):
     print(check)
 """
-
-
-def test_builds_that_were_never_tried_are_said_to_be():
-    from hookd.attach.proc import Mapping
-
-    def told(path: str) -> list[str]:
-        return [check.found for check in target_checks._untried([Mapping(0, 4096, "r-xp", 0, path)])]
-
-    assert "untested" in told("/opt/conda/lib/libpython3.12.so.1.0")[0]
-    assert "untested" in told("/root/.local/share/uv/python/cpython-3.12.3-linux-x86_64-gnu/bin/python3.12")[0]
-    assert "untested" in told("/lib/ld-musl-x86_64.so.1")[0]
-    assert "untested" in told("/usr/lib/libpython3.13t.so.1.0")[0]
-    assert told("/usr/lib/x86_64-linux-gnu/libpython3.11.so.1.0") == []
-    assert "untested" in checks.machine("Linux", "aarch64").found
-    assert checks.machine("Linux", "riscv64").state == "bad"
