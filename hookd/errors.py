@@ -39,6 +39,13 @@ class HookdError(Exception):
         return (_rebuild, (type(self), self.message, self.reason, self.hint))
 
 
+def rebuild(kind: object, message: object, reason: object, hint: object, default: type[HookdError]) -> HookdError:
+    """Make an error again that the other side has written down; `default` where it names none of ours."""
+    found = globals().get(str(kind))
+    made = found if isinstance(found, type) and issubclass(found, HookdError) else default
+    return made(str(message), reason=str(reason), hint=str(hint))
+
+
 def _rebuild(kind: type[HookdError], message: str, reason: str, hint: str) -> HookdError:
     return kind(message, reason=reason, hint=hint)
 

@@ -6,6 +6,7 @@ import sys
 import threading
 from typing import Any
 
+from hookd.agent import loader as claims
 from hookd.errors import AttachError, ControlError, TargetUnsupported
 
 _lock = threading.Lock()
@@ -24,26 +25,46 @@ def start(config: dict[str, Any], loader: Any = None) -> None:
     """
     global _agent
     with _lock:
-        if _agent is not None:
-            raise AttachError("an agent runs in this process already", reason="already-attached")
-        torch = sys.modules.get("torch")
-        if torch is None or not hasattr(getattr(torch, "nn", None), "Module"):
-            raise TargetUnsupported("torch is not imported in this process", reason="no-torch")
-        # Not before: it imports torch, and everything else that will ever be needed, for the payload may be gone later.
-        from hookd.agent.lifecycle import Agent  # noqa: PLC0415
-
-        agent = Agent(config, loader, _left)
+        if loader is not None:  # it has claimed this process before it imported us
+            _agent = _begin(config, loader)
+            return
         try:
-            agent.begin()
+            claims.claim()
+        except claims.RefusalError as exc:
+            raise AttachError(str(exc), reason=exc.reason) from None
+        try:
+            _agent = _begin(config, None)
         except BaseException:
-            agent.leave()
+            claims.release()
             raise
-        _agent = agent
+
+
+def _begin(config: dict[str, Any], loader: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(getattr(torch, "nn", None), "Module"):
+        raise TargetUnsupported("torch is not imported in this process", reason="no-torch")
+    # Not before: it imports torch, and everything else that will ever be needed, for the payload may be gone later.
+    from hookd.agent.lifecycle import Agent  # noqa: PLC0415
+
+    agent = Agent(config, loader, _left)
+    try:
+        agent.begin()
+    except BaseException:
+        agent.leave()
+        raise
+    return agent
 
 
 def _left() -> None:
     global _agent
     _agent = None
+
+
+def orphan() -> None:
+    """Who attached has died before it saw the agent: do not keep it for ever, even where that was asked for."""
+    agent = _agent
+    if agent is not None:
+        agent.orphan()
 
 
 def stop(timeout_s: float = 10.0) -> dict[str, Any]:

@@ -2,6 +2,11 @@
 
 One JSON object per line in each direction, answered in order. Only the target's own user and root are answered. The
 thread blocks all signals, so that the training's handlers go on running where they did.
+
+What stays as it is in every version, so that any hookd can send any other's agent away: the socket's place stands in
+the page's identity as `control`; `{"op": "detach", "timeout": S}` is answered by an object with `ok`, and the
+connection and then the page are closed; `{"op": "status"}` is answered by an object with `ok`, `version`, `leases` and
+`plugins`, a list of objects with `name`, `options`, `by_name` and `mutates`. All else may change with the version.
 """
 
 from __future__ import annotations
@@ -26,14 +31,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_LINE = 16 << 20
+MAX_LEASE_S = 1e9
 TICK_S = 1.0
 
 
 class Connection:
-    """One client."""
+    """One client, and its pid as the target sees it."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, pid: int) -> None:
         self.socket = sock
+        self.pid = pid
         self.buffer = bytearray()
         self.lease_s: float | None = None
 
@@ -44,7 +51,8 @@ class Control:
     Args:
         handle: called with each request; gives the fields of the answer, or raises HookdError.
         tick: called about once a second with the unix time.
-        lease_s: how long the agent stays without a lease; None: for ever.
+        lease_s: how long the agent stays before the first lease; None: for ever. Each lease says for how long the
+            agent stays after it; of several the one that ends last counts.
         expire: called when that time is over.
     """
 
@@ -56,8 +64,8 @@ class Control:
         expire: Callable[[], None],
     ) -> None:
         self._handle, self._tick, self._expire = handle, tick, expire
-        self._lease_s = lease_s
-        self._left_at = time.monotonic()
+        self._started = time.monotonic()
+        self._stay_until = None if lease_s is None else self._started + lease_s
         self._connections: dict[int, Connection] = {}
         self._selector = selectors.DefaultSelector()
         self._is_ending = False
@@ -69,6 +77,16 @@ class Control:
     def leases(self) -> int:
         """How many connections are leases."""
         return sum(1 for c in self._connections.values() if c.lease_s is not None)
+
+    @property
+    def holders(self) -> list[int]:
+        """The pids of those who hold a lease, as the target sees them; 0 for one in another pid namespace."""
+        return [c.pid for c in self._connections.values() if c.lease_s is not None]
+
+    @property
+    def age_s(self) -> float:
+        """For how long it has listened, in seconds."""
+        return time.monotonic() - self._started
 
     def start(self) -> None:
         """Start the thread."""
@@ -82,7 +100,11 @@ class Control:
 
     def keep(self) -> None:
         """Do without a lease from now on."""
-        self._lease_s = None
+        self._stay_until = None
+
+    def stay(self, seconds: float) -> None:
+        """Stay for this long from now on, and while there is a lease."""
+        self._stay_until = time.monotonic() + seconds
 
     def abandon(self) -> None:
         """Close what a forked child inherited, without a lock and without touching the parent's socket file."""
@@ -118,9 +140,7 @@ class Control:
                 os.unlink(self.path)
 
     def _check_lease(self) -> None:
-        if self.leases:
-            self._left_at = time.monotonic()
-        elif self._lease_s is not None and time.monotonic() - self._left_at > self._lease_s:
+        if self._stay_until is not None and not self.leases and time.monotonic() > self._stay_until:
             self._expire()
 
     def _ready(self, sock: Any) -> None:
@@ -150,11 +170,12 @@ class Control:
             sock.close()
             return
         sock.settimeout(5.0)
-        self._connections[sock.fileno()] = Connection(sock)
+        self._connections[sock.fileno()] = Connection(sock, peer[0])
         self._selector.register(sock, selectors.EVENT_READ)
 
     def _drop(self, connection: Connection) -> None:
-        self._left_at = time.monotonic() if connection.lease_s is not None else self._left_at
+        if connection.lease_s is not None and self._stay_until is not None:  # each lease lasts its own time
+            self._stay_until = max(self._stay_until, time.monotonic() + connection.lease_s)
         self._selector.unregister(connection.socket)
         self._connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
@@ -167,7 +188,8 @@ class Control:
                 raise ControlError("a request is a JSON object with an op", reason="bad-request")
             answer = {"ok": True, **self._dispatch(connection, request)}
         except HookdError as exc:
-            answer = {"ok": False, "reason": exc.reason, "error": exc.message, "hint": exc.hint}
+            kind = type(exc).__name__
+            answer = {"ok": False, "kind": kind, "reason": exc.reason, "error": exc.message, "hint": exc.hint}
         except (ValueError, RecursionError) as exc:
             answer = {"ok": False, "reason": "bad-request", "error": str(exc), "hint": ""}
         except Failure as exc:
@@ -177,8 +199,10 @@ class Control:
 
     def _dispatch(self, connection: Connection, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("op") == "lease":
-            connection.lease_s = float(request.get("seconds", 60.0))
-            self._lease_s = None if self._lease_s is None else max(connection.lease_s, 0.0)
+            seconds = float(request.get("seconds", 60.0))
+            if not 0 <= seconds <= MAX_LEASE_S:
+                raise ControlError(f"a lease of {seconds} s is none", reason="bad-request")
+            connection.lease_s = seconds
             return {"leases": self.leases}
         return self._handle(request)
 

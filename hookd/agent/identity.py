@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from hookd import labels
+from hookd.page import PROTOCOL
 from hookd.version import __version__
 
 
@@ -19,7 +20,7 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     script = sys.argv[0] if sys.argv else ""
     environ = dict(os.environ)
     return {
-        "agent_version": __version__, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": _start_ticks(),
+        "agent_version": __version__, "protocol": PROTOCOL, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": _start_ticks(),
         "started": _started(), "attached": time.time(), "python": platform.python_version(),
         "torch": str(torch.__version__), "script": script,
         "run": config.get("run") or labels.run_label(environ, script),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.agent.control import Control
 from hookd.agent.fork import set_after_fork
 from hookd.agent.identity import identity
+from hookd.agent.loader import release
 from hookd.agent.session import Session
 from hookd.errors import ControlError, PluginError
 from hookd.page import PageWriter
@@ -22,6 +23,10 @@ from hookd.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+ORPHAN_S = 60.0
+"""How long an agent stays that was to be kept, when who attached it has died before it could tell of it."""
 
 
 class Agent:
@@ -34,6 +39,7 @@ class Agent:
         self._page = PageWriter.create(who)
         self._session = Session(self._page, who, budget=float(config.get("budget", 0.01)))
         self._control: Any = None
+        self._is_kept = False
         self._detached: dict[str, Any] | None = None
 
     def begin(self) -> None:
@@ -74,9 +80,11 @@ class Agent:
             "version": __version__, "state": "running" if session.is_live else "detaching", "pid": self._pid,
             "step": session.steps.done, "step_offset": session.steps.offset, "plugins": plugins,
             "modules": len(session.models.names.known), "leases": self._control.leases,
+            "holders": self._control.holders, "age_s": self._control.age_s,
         }  # fmt: skip
 
     def _keep(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self._is_kept = True
         self._control.keep()
         self._page.update_identity(keep=True)
         return {}
@@ -116,6 +124,12 @@ class Agent:
         self.detach(10.0)
         self._control.end()
         threading.Thread(target=self.leave, name="hookd", daemon=True).start()
+
+    def orphan(self) -> None:
+        """Stay only while somebody holds the agent, unless somebody who is there has asked to keep it."""
+        if self._config.get("lease_s") is None and not self._is_kept:
+            self._page.update_identity(keep=False)
+            self._control.stay(ORPHAN_S)
 
     # -- plugins
 
@@ -171,6 +185,7 @@ class Agent:
         self._on_left()
         if self._loader is not None:
             self._loader.purge()
+        release()
         self._page.close()  # the last: to a tool that waits, we are gone when the page is
 
     def _exiting(self) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import CodeType, ModuleType
 
+CLAIM = "_hookd_claim"
+"""The attribute of `sys` that the one agent of a process has from before its first import until it has left."""
 _SOURCE_ROOT = "/hookd-payload/"
 _POLL_S = 0.002
 
@@ -162,20 +164,44 @@ def unpack(archive: bytes) -> dict[str, bytes]:
         return {name: opened.read(name) for name in opened.namelist()}
 
 
+def claim() -> None:
+    """Keep every other agent out of this process. Each brings modules of its own: only the interpreter is in common.
+
+    Raises:
+        RefusalError: reason "already-attached".
+    """
+    import os  # noqa: PLC0415
+
+    mine = (os.getpid(), object())
+    there = sys.__dict__.setdefault(CLAIM, mine)
+    if there is not mine and there[0] == mine[0]:  # one that a fork has inherited is nobody's
+        raise RefusalError("AttachError", "already-attached", "an agent runs in this process already")
+    sys.__dict__[CLAIM] = mine
+
+
+def release() -> None:
+    """Let the next agent in."""
+    sys.__dict__.pop(CLAIM, None)
+
+
 def start(config: dict[str, Any], archive: bytes) -> Loader:
     """Import the agent from the payload and start it; leave nothing behind if it cannot.
 
     Raises:
-        HookdError: the agent's own, when it refuses.
+        HookdError: the agent's own, when it refuses; RefusalError when another is there.
     """
-    loader = Loader(unpack(archive))
+    claim()
+    loader = None
     try:
+        loader = Loader(unpack(archive))
         with loader.importing():
             from hookd.agent import bootstrap  # noqa: PLC0415
 
             bootstrap.start(config, loader)
     except BaseException:
-        loader.purge()
+        if loader is not None:
+            loader.purge()
+        release()
         raise
     return loader
 
@@ -213,10 +239,11 @@ class _Mailbox:
         self.write(4096, data)
         self.write(80, len(data).to_bytes(8, "little"))
 
-    def wait_until_seen(self, timeout_s: float) -> None:
+    def wait_until_seen(self, timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
         while not self.word(24) and not self.is_cancelled() and time.monotonic() < end:
             time.sleep(_POLL_S)
+        return self.word(24) != 0
 
     def is_cancelled(self) -> bool:
         return self.word(32) != 0
@@ -250,10 +277,9 @@ def run(data: bytes, fd: int | None, base: int) -> None:
     box = _Mailbox(fd, base)
     length = int.from_bytes(data[:8], "little")
     request = json.loads(data[8 : 8 + length])
-    _remove(request["files"])
     try:
         _wait_for_torch(box, time.monotonic() + request["timeout_s"])
-    except _RefusalError as exc:
+    except RefusalError as exc:
         _finish(box, request, _failure(exc))
         return
     # A thread that `threading` did not start appears in its list of threads for ever, once somebody asks for its name.
@@ -268,18 +294,21 @@ def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
     try:
         start(request["config"], archive)
     except BaseException as exc:  # noqa: BLE001  told to the tool
-        answer = _failure(exc)
+        _finish(box, request, _failure(exc))
     else:
-        answer = {"ok": True}
-    _finish(box, request, answer)
+        _finish(box, request, {"ok": True}, sys.modules["hookd.agent.bootstrap"])
 
 
-def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any]) -> None:
+def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any], agent: Any = None) -> None:
     try:
         box.answer(answer)
-        box.wait_until_seen(request["timeout_s"])
-        if answer["ok"] and box.is_cancelled():  # too late: the tool has told its user that the attach failed
-            sys.modules["hookd.agent.bootstrap"].stop()
+        is_seen = box.wait_until_seen(request["wait_s"])
+        if agent is not None and box.is_cancelled():  # the tool has told its user that the attach failed
+            agent.stop()
+        elif agent is not None and not is_seen:
+            agent.orphan()
+    except Exception:  # noqa: BLE001, S110  the agent has left already; nobody listens, and stderr is the program's
+        pass
     finally:
         box.close()
 
@@ -288,7 +317,7 @@ def _wait_for_torch(box: _Mailbox, deadline: float) -> None:
     """Wait until `import torch` is over: the patch needs nn.Module, and must not be the one to import it."""
     while not torch_is_imported():
         if box.is_cancelled() or time.monotonic() > deadline:
-            raise _RefusalError("TargetUnsupported", "no-torch", "torch is not imported in this process")
+            raise RefusalError("TargetUnsupported", "no-torch", "torch is not imported in this process")
         time.sleep(_POLL_S)
 
 
@@ -302,7 +331,9 @@ def _is_imported(name: str) -> bool:
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
-class _RefusalError(Exception):
+class RefusalError(Exception):
+    """A refusal that is told as the tool's error `kind`: hookd.errors may not be there yet."""
+
     def __init__(self, kind: str, reason: str, message: str) -> None:
         super().__init__(message)
         self.kind, self.reason = kind, reason
@@ -320,11 +351,3 @@ def _traceback(exc: BaseException) -> str:
     import traceback  # noqa: PLC0415
 
     return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))[-4000:]
-
-
-def _remove(files: list[str]) -> None:
-    import os  # noqa: PLC0415
-
-    for path in files:
-        with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108  pathlib may not be loaded here

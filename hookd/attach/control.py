@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookd.attach import discover, permission, proc
-from hookd.errors import ControlError, NoSuchTarget
+from hookd.errors import ControlError, NoSuchTarget, rebuild
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,7 +60,7 @@ class Control:
         """Send one request and give its answer.
 
         Raises:
-            ControlError: the agent refuses (its own reason), or is gone (reason "gone").
+            HookdError: the agent refuses, with its own kind and reason; ControlError, reason "gone": it is gone.
         """
         with self._lock:
             try:
@@ -97,7 +97,7 @@ class Control:
             raise ControlError(f"the agent in process {self.pid} does not speak our protocol", reason="protocol")
         if not answer.get("ok"):
             message, reason = str(answer.get("error", "refused")), str(answer.get("reason", "control"))
-            raise ControlError(message, reason=reason, hint=str(answer.get("hint", "")))
+            raise rebuild(answer.get("kind"), message, reason, answer.get("hint", ""), ControlError)
         return answer
 
     def __enter__(self) -> Self:

@@ -23,7 +23,6 @@ class Delivery(ABC):
     method: Literal["ptrace", "remote-debug"]
     box: mailbox.Box
     pause_s = 0.0
-    files: tuple[str, ...] = ()
 
     @abstractmethod
     def queue(self) -> None:
@@ -36,7 +35,6 @@ class Delivery(ABC):
     def withdraw(self) -> None:
         """Make code that is still queued do nothing when it runs."""
         with contextlib.suppress(OSError):
-            mailbox.set_word(self.box, mailbox.TOKEN, 0)
             mailbox.set_word(self.box, mailbox.CANCELLED, 1)
 
     def finish(self) -> None:  # noqa: B027  most have nothing to close
@@ -116,8 +114,7 @@ class ScriptDelivery(Delivery):
         self.box = self._box
         self._box.write(0, mailbox.opening(token, size))
         self._box.write(size - 1, b"\0")
-        code = mailbox.file_code(target.status.nspid, token, wait_s, folder.path(".box"))
-        self.files = (folder.path(".box"), folder.path(".py"))
+        code = mailbox.file_code(target.status.nspid, token, wait_s, folder.path(".box"), folder.path(".py"))
         script = mailbox.FileBox(folder.create(".py"))
         script.write(0, code.encode())
         script.close()

@@ -54,7 +54,7 @@ _POLL_S = 0.005
 def find_page(pid: int) -> int | None:
     """Open the page of the agent in process `pid` for reading; None without an agent. The caller closes it.
 
-    A page that the process has inherited by a fork is not its own and is passed over.
+    A page that the process has inherited by a fork is not its own and is passed over. Those of all protocols are found.
 
     Raises:
         NoSuchTarget: there is no such process.
@@ -80,11 +80,31 @@ def identity(pid: int) -> dict[str, Any] | None:
     fd = find_page(pid)
     if fd is None:
         return None
-    reader = page.PageReader(fd)
+    reader = page.PageReader(fd, any_protocol=True)
     try:
         return reader.identity()
     finally:
         reader.close()
+
+
+def settled(pid: int, timeout_s: float) -> dict[str, Any] | None:
+    """Wait until an agent in process `pid` is neither coming nor going; give its identity, None without an agent.
+
+    After `timeout_s` it is taken as it is: one in which a call runs that began under it, say.
+
+    Raises:
+        NoSuchTarget: the process ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (fd := find_page(pid)) is not None:
+        reader = page.PageReader(fd, any_protocol=True)
+        try:
+            if reader.state() in ("running", "exited") or time.monotonic() > deadline:
+                return reader.identity()
+        finally:
+            reader.close()
+        time.sleep(_POLL_S)
+    return None
 
 
 def wait_left(pid: int, timeout_s: float) -> bool:
@@ -98,7 +118,7 @@ def wait_left(pid: int, timeout_s: float) -> bool:
     """
     deadline = time.monotonic() + timeout_s
     while (fd := find_page(pid)) is not None:
-        reader = page.PageReader(fd)
+        reader = page.PageReader(fd, any_protocol=True)
         try:
             is_leaving = reader.state() in ("detaching", "detached")
         finally:
@@ -111,7 +131,7 @@ def wait_left(pid: int, timeout_s: float) -> bool:
 
 def _is_own(pid: int, fd: int) -> bool:
     try:
-        reader = page.PageReader(os.dup(fd))
+        reader = page.PageReader(os.dup(fd), any_protocol=True)
     except PageError:
         return False
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookd import errors
-from hookd.errors import AttachError, HookdError
+from hookd.errors import AttachError
 
 if TYPE_CHECKING:
     from hookd.attach.injector import Job
@@ -74,6 +74,4 @@ class Injector:
 def _error(told: dict[str, Any]) -> Exception:
     if told["kind"] == "OSError":
         return OSError(told["errno"], told["message"])
-    kind = getattr(errors, told["kind"], AttachError)
-    assert issubclass(kind, HookdError)
-    return kind(told["message"], reason=told["reason"], hint=told["hint"])
+    return errors.rebuild(told["kind"], told["message"], told["reason"], told["hint"], AttachError)

@@ -7,13 +7,13 @@ mailbox; hand the payload over; the agent's answer; its page.
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-import hookd
 from hookd import errors
-from hookd.attach import control, discover, mailbox, payload, permission, proc, remote_debug, target
+from hookd.attach import control, discover, mailbox, payload, permission, proc, remote_debug, target, upgrade
 from hookd.attach.delivery import Delivery, ScriptDelivery, StopDelivery
 from hookd.attach.request import AttachRequest, AttachResult
 from hookd.errors import AttachError, HookdError, PermissionDenied
@@ -34,55 +34,65 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
             a `hint`. Whatever is raised, the process goes on as before.
     """
     started = time.monotonic()
+    deadline = started + request.timeout_s
     target.require_awake(pid)
     with _explaining(pid):
-        there = discover.identity(pid)
-        if there is not None and discover.wait_left(pid, request.timeout_s):
-            there = None
-    if there is not None:
+        there = discover.settled(pid, request.timeout_s)
+    if there is not None and upgrade.is_ours(there):
         return _join(pid, request, there, started)
+    if there is not None:
+        request = upgrade.plan(pid, request, there)
     found = target.look(pid)
     built = payload.build(request.plugins, request.plugin_dirs)
     with _explaining(pid):
         delivery, data = _prepare(found, request, built)
         try:
-            _deliver(found, request, delivery, data, started + request.timeout_s)
+            if there is not None:
+                upgrade.send_away(pid, request.timeout_s)
+            _deliver(found, request, delivery, data, deadline)
         except AttachError as exc:
-            there = discover.identity(pid) if exc.reason == "already-attached" else None
-            if there is None:
+            rival = _await_rival(pid, deadline) if exc.reason == "already-attached" else None
+            if rival is None:
                 raise
-            return _join(pid, request, there, started)  # another tool was quicker
+            return _join(pid, request, rival, started)  # another tool was quicker
         finally:
             delivery.finish()
-        there = discover.identity(pid)
-    if there is None:
+        here = discover.identity(pid)
+    if here is None:
         raise AttachError(f"the agent in process {pid} ended at once", reason="died")
-    wall_s = time.monotonic() - started
-    return AttachResult(pid, delivery.method, delivery.pause_s, wall_s, control.path(pid, str(there["control"])), there)
+    return AttachResult(
+        pid, delivery.method, delivery.pause_s, time.monotonic() - started, control.path(pid, str(here["control"])), here,
+        loaded=tuple(spec.name for spec in request.plugins), replaced=str(there["agent_version"]) if there else "",
+    )  # fmt: skip
+
+
+def _await_rival(pid: int, deadline: float) -> dict[str, Any] | None:
+    """Wait for the agent that another tool is bringing in; None if it does not come."""
+    while (there := discover.settled(pid, deadline - time.monotonic())) is None and time.monotonic() < deadline:
+        time.sleep(_QUICK_S)
+    return there
 
 
 def _join(pid: int, request: AttachRequest, there: dict[str, Any], started: float) -> AttachResult:
     """Use the agent that is there: enable the plugins that it has not."""
-    version = there.get("agent_version")
-    if version != hookd.__version__:
-        raise AttachError(
-            f"process {pid} holds an agent of hookd {version}, this is hookd {hookd.__version__}",
-            reason="agent-version", hint=f"Detach it with `hookd detach {pid}`, then attach again.",
-        )  # fmt: skip
+    added = []
     with control.Control.connect(pid, request.timeout_s) as connection:
-        loaded = {plugin["name"] for plugin in connection.request("status").get("plugins", ())}
+        had = [str(plugin["name"]) for plugin in connection.request("status").get("plugins", ())]
         for spec in request.plugins:
-            if spec.name in loaded:
+            if spec.name in had:
                 if spec.options:
                     connection.request("configure", name=spec.name, options=dict(spec.options))
                 continue
             source = payload.find(spec.name, request.plugin_dirs)
             texts = {path: text.decode() for path, text in source.files.items()}
             connection.request("load", plugin=payload.describe(spec, source), sources=texts)
+            added.append(spec.name)
         if request.lease_s is None:
             connection.request("keep")
-    path = control.path(pid, str(there["control"]))
-    return AttachResult(pid, "existing", 0.0, time.monotonic() - started, path, there)
+    return AttachResult(
+        pid, "existing", 0.0, time.monotonic() - started, control.path(pid, str(there["control"])), there,
+        loaded=(*had, *added), added=tuple(added),
+    )  # fmt: skip
 
 
 def _prepare(found: target.Target, request: AttachRequest, built: payload.Payload) -> tuple[Delivery, bytes]:
@@ -101,11 +111,9 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
         "token": f"{token:016x}",
     }
 
-    def pack(files: tuple[str, ...]) -> bytes:
-        message = {"config": config, "timeout_s": request.timeout_s, "files": list(files)}
-        return mailbox.data(payload.loader_source(), message, built.archive)
-
-    size = mailbox.DATA + len(pack(())) + 4096
+    message = {"config": config, "timeout_s": request.timeout_s, "wait_s": wait_s}
+    data = mailbox.data(payload.loader_source(), message, built.archive)
+    size = mailbox.DATA + len(data) + 4096
     if remote is not None and not request.force:
         if not remote.is_enabled:
             raise PermissionDenied(
@@ -114,33 +122,50 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
             )  # fmt: skip
         with contextlib.suppress(OSError):  # no directory for a script: through memory then
             folder = remote_debug.ScriptFolder(found.status)
-            script = ScriptDelivery(found, remote, folder, token=token, size=size, wait_s=wait_s)
-            return script, pack(script.files)
-    return StopDelivery(found, token, size, wait_s), pack(())
+            return ScriptDelivery(found, remote, folder, token=token, size=size, wait_s=wait_s), data
+    return StopDelivery(found, token, size, wait_s), data
 
 
 def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, data: bytes, deadline: float) -> None:
     """Queue the code, hand the data over, wait for the answer; undo what can be undone if there is none."""
+    queued = time.monotonic()
     delivery.queue()
-    box = delivery.box
+    box, wait_s = delivery.box, request.timeout_s + _MARGIN_S
+    box.expect(queued + wait_s)
+
+    def answer() -> dict[str, Any] | None:
+        asked = time.monotonic()
+        if (found := mailbox.answer(box)) is None:
+            box.expect(asked + wait_s)
+        return found
+
     try:
         deadline = _await_claim(found, request, delivery, deadline)
         box.write(mailbox.DATA, data)
         mailbox.set_word(box, mailbox.LENGTH, len(data))
-        answer = _poll(found, lambda: mailbox.answer(box), deadline)
-    except BaseException:
+        told = _poll(found, answer, deadline)
+        if told is not None:
+            mailbox.set_word(box, mailbox.SEEN, 1)
+    except BaseException as exc:
         delivery.withdraw()
+        if isinstance(exc, OSError) and exc.errno in (errno.EFAULT, errno.ETIMEDOUT):
+            raise _held_up(found) from exc
         raise
-    if answer is None:
+    if told is None:
         delivery.withdraw()
         where = proc.whereabouts(found.pid)
         raise AttachError(
             f"the agent did not start in process {found.pid} within {request.timeout_s:g} s ({where})", reason="timeout",
             hint="The machine may be busy, or torch still being imported: try again with a larger --timeout.",
         )  # fmt: skip
-    mailbox.set_word(box, mailbox.SEEN, 1)
-    if not answer.get("ok"):
-        raise _refusal(answer)
+    if not told.get("ok"):
+        raise _refusal(told)
+
+
+def _held_up(found: target.Target) -> AttachError:
+    return AttachError(
+        f"hookd itself was stopped, and process {found.pid} has not waited for it", reason="timeout", hint="Try again."
+    )
 
 
 def _await_claim(found: target.Target, request: AttachRequest, delivery: Delivery, deadline: float) -> float:
@@ -154,7 +179,11 @@ def _await_claim(found: target.Target, request: AttachRequest, delivery: Deliver
     """
 
     def is_claimed() -> bool:
-        return mailbox.word(delivery.box, mailbox.CLAIMED) != 0
+        asked = time.monotonic()
+        if mailbox.word(delivery.box, mailbox.CLAIMED):
+            return True
+        delivery.box.expect(asked + request.timeout_s + _MARGIN_S)  # whose thread begins to wait when it is claimed
+        return False
 
     now = time.monotonic()
     if _poll(found, is_claimed, now + (deadline - now) / 3):
@@ -204,6 +233,8 @@ def _poll(found: target.Target, question: Callable[[], Any], deadline: float) ->
             answer = question()
         except OSError as exc:
             proc.require_alive(found.pid, found.ticks)
+            if exc.errno == errno.EFAULT:  # the mailbox has been given back
+                raise
             raise permission.explain(found.pid, exc) from exc
         if answer or time.monotonic() > deadline:
             return answer
@@ -216,11 +247,8 @@ def _poll(found: target.Target, question: Callable[[], Any], deadline: float) ->
 
 def _refusal(answer: dict[str, Any]) -> HookdError:
     """Turn the target's words back into an error; they are checked like everything that it says."""
-    kind = getattr(errors, str(answer.get("kind")), None)
-    if not (isinstance(kind, type) and issubclass(kind, HookdError)):
-        kind = AttachError
-    message, reason = str(answer.get("message", "refused")), str(answer.get("reason", "agent-failed"))
-    return kind(message, reason=reason, hint=str(answer.get("hint", "")))
+    message, reason, hint = (answer.get(key, "") for key in ("message", "reason", "hint"))
+    return errors.rebuild(answer.get("kind"), message or "refused", reason or "agent-failed", hint, AttachError)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ where nothing may be stopped (CPython 3.14), a file that both sides read and wri
     8    sent       tool    how often the code was queued
     16   length     tool    bytes of data, written after them
     24   seen       tool    the answer was read
-    32   cancelled  tool    nobody waits any more
+    32   cancelled  tool    nobody waits any more: the tool's last word, for the target may now give the mailbox back
     40   size       tool    of all of it
     64   ran        target  how often the code ran, token or not
     72   claimed    target  the thread was started
@@ -20,9 +20,12 @@ The data are the length and the source of `hookd/agent/loader.py`, the length an
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import struct
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hookd.attach.proc import read_memory, write_memory
@@ -38,7 +41,8 @@ _MAX_ANSWER = 65536
 # What the training thread runs, at a moment that the interpreter chooses. It must not raise: the interpreter would
 # end the process. It compares the pid because a forked child inherits the queue, claims the mailbox, starts a thread
 # and returns; nothing is imported that is not there from the interpreter's start. If ctypes is not loaded, the
-# mailbox is reached as a file.
+# mailbox is reached as a file. Where the tool has given up or died, the mailbox is given back: by the thread, which
+# waits for its time, or at once by code that runs only after the tool's word (once nothing is queued there any more).
 #
 # An exception that comes out of a signal handler of the program while these lines run is the program's (a preemption
 # signal, say): it is raised in the training thread by a second queued call, PyObject_IsTrue of an object whose
@@ -57,12 +61,21 @@ try:
   def p(o,v):
    if F is None:U.from_address(B+o).value=v
    else:posix.pwrite(F,v.to_bytes(8,'little'),B+o)
+  def q():
+   if F is not None:return posix.close(F)
+   k=4096*(g(8)!=g(64))
+   m=C.pythonapi['munmap']
+   m.argtypes=C.c_void_p,C.c_size_t
+   m(B+k,g(40)-k)
   def r():
    try:
     import time
     t=time.monotonic()+@WAIT@
+    for f in @NAMES@:
+     try:posix.unlink(f)
+     except OSError:pass
     while not g(16):
-     if g(32) or time.monotonic()>t:return F is None or posix.close(F)
+     if g(32) or time.monotonic()>t:return q()
      time.sleep(.001)
     d=C.string_at(B+4096,g(16)) if F is None else posix.pread(F,g(16),B+4096)
     n=int.from_bytes(d[:8],'little')
@@ -71,7 +84,8 @@ try:
     e['run'](d[8+n:],F,B)
    except BaseException:pass
   p(64,g(64)+1)
-  if g(0)==@TOKEN@ and not g(72):
+  if g(32) and not g(72) and g(8)==g(64):q()
+  elif g(0)==@TOKEN@ and not g(72) and not g(32):
    p(72,1)
    _thread.start_new_thread(r,())
   elif F is not None:posix.close(F)
@@ -98,20 +112,30 @@ class Box(Protocol):
     def write(self, offset: int, data: bytes) -> None:
         """Write `data` at `offset`."""
 
+    def expect(self, until: float) -> None:
+        """Take the mailbox to be there until this moment of the monotonic clock, and no longer."""
+
 
 class MemoryBox:
-    """A mailbox in the memory of a process."""
+    """A mailbox in the memory of a process. A tool that was held up must not write where other things may lie by now."""
 
     def __init__(self, pid: int, address: int) -> None:
         self._pid, self.address = pid, address
+        self._until = math.inf
 
     def read(self, offset: int, size: int) -> bytes:
         """Read `size` bytes at `offset`; OSError when they are gone."""
         return read_memory(self._pid, self.address + offset, size)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write `data` at `offset`; OSError when there is no such memory."""
+        """Write `data` at `offset`; OSError when there is no such memory, or its time is over (ETIMEDOUT)."""
+        if time.monotonic() > self._until:
+            raise OSError(errno.ETIMEDOUT, f"the mailbox in process {self._pid} is not waited at any more")
         write_memory(self._pid, self.address + offset, data)
+
+    def expect(self, until: float) -> None:
+        """See `Box`."""
+        self._until = until
 
 
 class FileBox:
@@ -130,6 +154,9 @@ class FileBox:
             done = os.pwrite(self._fd, data, offset)
             data, offset = data[done:], offset + done
 
+    def expect(self, until: float) -> None:
+        """See `Box`: our descriptor is good for ever."""
+
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self._fd)
@@ -147,13 +174,14 @@ def set_word(box: Box, offset: int, value: int) -> None:
 
 def code(nspid: int, token: int, wait_s: float) -> str:
     """Write the code for a mailbox in memory; `at_address` completes it."""
-    return _fill(nspid, token, wait_s).replace("@FILE@", "None")
+    return _fill(nspid, token, wait_s).replace("@FILE@", "None").replace("@NAMES@", "()")
 
 
-def file_code(nspid: int, token: int, wait_s: float, path: str) -> str:
-    """Write the code for a mailbox in the file `path`, as the target names it."""
+def file_code(nspid: int, token: int, wait_s: float, path: str, script: str) -> str:
+    """Write the code for a mailbox in the file `path`; it removes that name and its own, `script`, both the target's."""
     opening = f"posix.open({path!r},posix.O_RDWR|posix.O_CLOEXEC|posix.O_NOFOLLOW)"
-    return _fill(nspid, token, wait_s).replace("@FILE@", opening).replace("@BOX@", "0")
+    filled = _fill(nspid, token, wait_s).replace("@FILE@", opening).replace("@NAMES@", repr((path, script)))
+    return filled.replace("@BOX@", "0")
 
 
 def _fill(nspid: int, token: int, wait_s: float) -> str:

@@ -83,14 +83,16 @@ def find(name: str, plugin_dirs: Sequence[Path] = ()) -> Source:
         PluginError: there is none of this name, or its source cannot be read.
     """
     for directory in plugin_dirs:
-        for source in _in_directory(directory):
-            if source.name == name:
+        for source in in_directory(directory):
+            if isinstance(source, Source) and source.name == name:
                 return source
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.name == name:
             return Source(name, entry.value, _module_files(name, entry.value.partition(":")[0].partition(".")[0]))
     raise PluginError(
-        f"there is no plugin '{name}'", reason="unknown-plugin", hint=f"There are {', '.join(names(plugin_dirs))}."
+        "; ".join([f"there is no plugin '{name}'", *(broken.message for broken in _broken(plugin_dirs))]),
+        reason="unknown-plugin",
+        hint=f"There are {', '.join(names(plugin_dirs))}.",
     )
 
 
@@ -98,8 +100,12 @@ def names(plugin_dirs: Sequence[Path] = ()) -> list[str]:
     """Name every plugin that `find` finds."""
     found = {entry.name for entry in importlib.metadata.entry_points(group=GROUP)}
     for directory in plugin_dirs:
-        found.update(source.name for source in _in_directory(directory))
+        found.update(source.name for source in in_directory(directory) if isinstance(source, Source))
     return sorted(found)
+
+
+def _broken(plugin_dirs: Sequence[Path]) -> list[PluginError]:
+    return [one for directory in plugin_dirs for one in in_directory(directory) if isinstance(one, PluginError)]
 
 
 def loader_source() -> bytes:
@@ -136,13 +142,21 @@ def _package(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root.parent).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.py"))}
 
 
-def _in_directory(directory: Path) -> Iterator[Source]:
-    """Find the plugins of a directory: modules and packages with a class that sets `name` and derives from Plugin."""
+def in_directory(directory: Path) -> Iterator[Source | PluginError]:
+    """Find the plugins of a directory: modules and packages with a class that sets `name` and derives from Plugin.
+
+    For a file that is no Python the error comes in its place: it must not hide the others.
+    """
     if not directory.is_dir():
         raise PluginError(f"there is no plugin directory {directory}")
     for path in sorted([*directory.glob("*.py"), *directory.glob("*/__init__.py")]):
         module = path.parent.name if path.name == "__init__.py" else path.stem
-        for class_name, plugin in _plugin_classes(path):
+        try:
+            classes = list(_plugin_classes(path))
+        except PluginError as broken:
+            yield broken
+            continue
+        for class_name, plugin in classes:
             files = _package(path.parent) if path.name == "__init__.py" else {path.name: path.read_bytes()}
             yield Source(plugin, f"{module}:{class_name}", files)
 
@@ -152,7 +166,8 @@ def _plugin_classes(path: Path) -> Iterator[tuple[str, str]]:
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as exc:
-        raise PluginError(f"{path} cannot be read as Python: {exc}") from exc
+        where, why = f"{path}:{getattr(exc, 'lineno', None) or 1}", getattr(exc, "msg", None) or exc
+        raise PluginError(f"{where}: not valid Python: {why}") from exc
     derived = {"Plugin"}  # and what derives from it in this file, in whatever number of steps
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and any(_last_name(base) in derived for base in node.bases):

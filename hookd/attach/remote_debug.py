@@ -9,10 +9,13 @@ Source: Include/internal/pycore_debug_offsets.h, Python/remote_debugging.c and P
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import stat
 import struct
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 _COOKIE = b"xdebugpy"
 _FINAL = 0xF0
+_NAME = re.compile(r"hookd-[0-9a-f]{16}\.(?:box|py|try)")
+_YOUNG_S = 60.0
 _PLEASE_STOP = 1 << 5
 # struct _Py_DebugOffsets of 3.14: 64-bit fields after the cookie, the version and `free_threaded`.
 _LAYOUT = {
@@ -159,11 +164,12 @@ class ScriptFolder:
     """
 
     def __init__(self, status: Status) -> None:
+        remove_stale(status)
         self._status = status
         self._name = f"hookd-{secrets.token_hex(8)}"
         self._made: list[str] = []
         self._files: list[int] = []
-        for parts in (("dev", "shm"), ("tmp",), ("var", "tmp"), ("run", "user", str(status.uid))):
+        for parts in _folders(status):
             with contextlib.suppress(OSError):
                 self._fd = _open_below_root(status.pid, parts)
                 self._path = "/" + "/".join(parts)
@@ -180,6 +186,7 @@ class ScriptFolder:
         """Make a file that nobody else can open yet; give its descriptor, to be closed by the caller."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._name + suffix, flags, 0o600, dir_fd=self._fd)
+        fcntl.flock(fd, fcntl.LOCK_EX)  # tells `remove_stale` that we live
         self._made.append(self._name + suffix)
         self._files.append(os.dup(fd))
         return fd
@@ -209,6 +216,53 @@ class ScriptFolder:
         os.close(os.open(name, flags, 0o600, dir_fd=self._fd))
         os.unlink(name, dir_fd=self._fd)
         return True
+
+
+def remove_stale(status: Status) -> list[str]:
+    """Remove the files that killed tools have left for a process, and name them.
+
+    A file is stale when nobody holds the lock on its mailbox that its tool has taken, and it is not quite new; only
+    plain files that are the target's user's or our own are touched.
+    """
+    removed = []
+    for parts in _folders(status):
+        with contextlib.suppress(OSError):
+            folder = _open_below_root(status.pid, parts)
+            try:
+                stale = [name for name in os.listdir(folder) if _is_stale(name, folder, status)]  # noqa: PTH208
+                for name in stale:
+                    os.unlink(name, dir_fd=folder)
+                    removed.append(f"/{'/'.join(parts)}/{name}")
+            finally:
+                os.close(folder)
+    return removed
+
+
+def _is_stale(name: str, folder: int, status: Status) -> bool:
+    if not _NAME.fullmatch(name):
+        return False
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (status.uid, os.geteuid()):
+        return False
+    if time.time() - found.st_mtime < _YOUNG_S:
+        return False
+    try:
+        box = os.open(
+            name.rpartition(".")[0] + ".box", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+        )
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(box, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(box)
+    return True
+
+
+def _folders(status: Status) -> tuple[tuple[str, ...], ...]:
+    return (("dev", "shm"), ("tmp",), ("var", "tmp"), ("run", "user", str(status.uid)))
 
 
 def _open_below_root(pid: int, parts: tuple[str, ...]) -> int:

@@ -47,6 +47,9 @@ class AttachResult:
         wall_s: how long it took in all.
         control: the agent's control socket, as a path for this process.
         identity: the agent's, from its page.
+        loaded: the plugins that are there now.
+        added: those that an agent had not that was there.
+        replaced: the version of the older agent that had to go, else "".
     """
 
     pid: int
@@ -55,3 +58,6 @@ class AttachResult:
     wall_s: float
     control: Path
     identity: dict[str, Any]
+    loaded: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    replaced: str = ""

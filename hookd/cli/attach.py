@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hookd.cli.options import Watch
     from hookd.daemon.client import DaemonClient
 
-PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=click.IntRange(min=1))
+PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=options.Pid())
 
 
 @click.command()
@@ -115,10 +115,13 @@ def finish(
 def told_attached(entry: dict[str, Any]) -> str:
     """Say how an attach went."""
     who = f"{entry['pid']} (run {entry['run']}, rank {entry['rank']})"
+    plugins = ", ".join(entry["plugins"]) or "no plugin"
     if entry["method"] == "existing":
-        return f"joined the agent that is in {who}"
+        added = f"added {', '.join(entry['added'])}" if entry["added"] else "nothing to add"
+        return f"joined the agent that is in {who}: {added}; loaded are {plugins}"
     pause = f"stopped for {output.seconds(entry['pause_s'])}" if entry["pause_s"] else "never stopped"
-    return f"attached to {who}: {pause}, ready after {output.seconds(entry['wall_s'])}"
+    replaced = f" in place of the agent of hookd {entry['replaced']}" if entry["replaced"] else ""
+    return f"attached to {who} with {plugins}{replaced}: {pause}, ready after {output.seconds(entry['wall_s'])}"
 
 
 def told_detached(entry: dict[str, Any]) -> str:

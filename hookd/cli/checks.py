@@ -41,36 +41,18 @@ class Check:
 def of_machine(host: str | None) -> Iterator[Check]:
     """Check this machine, this user and this installation."""
     yield Check("hookd", "ok", f"{__version__} on Python {platform.python_version()} ({sys.executable})")
+    from hookd.cli import untested
+
     yield machine(platform.system(), platform.machine())
+    yield from untested.of_machine(platform.machine())
     yield rights(Path("/proc/self/status").read_text())
+    yield from sandbox(Path("/proc/self/status").read_text())
     yield yama(YAMA.read_text() if YAMA.exists() else None, may_trace_all=has_capability())
     yield self_test()
     yield daemon(host)
     yield plugins()
+    yield from foregrounds()
     yield prometheus()
-
-
-def of_target(pid: int) -> Iterator[Check]:
-    """Check one process, as an attach would, without touching it."""
-    from hookd.attach import discover, permission, proc, target
-
-    name = f"process {pid}"
-    try:
-        found = target.look(pid)
-        there = discover.identity(pid)
-    except HookdError as error:
-        yield Check(name, "bad", f"{error.message} ({error.reason})", error.hint)
-        return
-    except PermissionError as exc:
-        denied = permission.explain(pid, exc)
-        yield Check(name, "bad", f"{denied.message} ({denied.reason})", denied.hint)
-        return
-    major, minor = found.python.version
-    yield Check(name, "ok", f"CPython {major}.{minor} with torch, user {found.status.uid}")
-    if there is not None:
-        yield Check("agent", "ok", f"there already, of hookd {there.get('agent_version')}, since {there.get('method')}")
-    elif where := proc.whereabouts(pid):
-        yield Check("main thread", "note", where)
 
 
 def machine(system: str, architecture: str) -> Check:
@@ -113,6 +95,12 @@ def yama(scope: str | None, *, may_trace_all: bool) -> Check:
     return Check("Yama", "bad", f"ptrace_scope {level}: only descendants may be traced", cure)
 
 
+def sandbox(status: str) -> Iterator[Check]:
+    """Whether a seccomp filter is on ourselves, as in most containers: the test with ptrace shows what it lets through."""
+    if "Seccomp:\t2" in status:
+        yield Check("seccomp", "note", "a filter is on this shell (a container's profile, usually)")
+
+
 def self_test() -> Check:
     """Trace a child of ours, as an attach would: some sandboxes only pretend."""
     from hookd.attach import selftest
@@ -132,6 +120,15 @@ def daemon(host: str | None) -> Check:
     if client is None:
         return Check("daemon", "note", "none runs: `hookd attach` serves by itself, in the foreground")
     return Check("daemon", "ok", f"answers on {client.path}")
+
+
+def foregrounds() -> Iterator[Check]:
+    """The foreground attaches of this user, each with its own metrics."""
+    from hookd.cli import targets
+
+    for one in targets.foregrounds():
+        pids = ", ".join(str(target["pid"]) for target in one["targets"])
+        yield Check("attach", "note", f"process {one['pid']} serves {pids or 'nothing yet'} on {one['url']}/metrics")
 
 
 def plugins() -> Check:

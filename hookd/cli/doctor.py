@@ -10,7 +10,7 @@ MARKS = {"ok": "✓", "note": "·", "bad": "✗"}
 
 
 @click.command()
-@click.argument("pid", type=click.IntRange(min=1), required=False)
+@click.argument("pid", type=options.Pid(), required=False)
 @options.host
 @options.json
 def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:
@@ -18,19 +18,21 @@ def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:
 
     Exit code 1 if something is in the way.
     """
-    from hookd.cli import checks
+    from hookd.cli import checks, target_checks
 
-    found = [*checks.of_machine(host), *(checks.of_target(pid) if pid else ())]
+    of_machine = list(checks.of_machine(host))
+    found = [*of_machine, *(target_checks.of_target(pid) if pid else ())]
     bad = [check for check in found if check.state == "bad"]
     if as_json:
         output.emit({"ok": not bad, "checks": [check.__dict__ for check in found]})
         return int(bool(bad))
-    table = output.fill(
-        output.table("", "CHECK", "FOUND"), [(MARKS[check.state], check.name, check.found) for check in found]
-    )
-    output.show(table)
-    for check in found:
-        if check.cure:
-            click.echo(f"\n{check.name}: {check.cure}")
-    click.echo("\nSomething is in the way." if bad else "\nNothing is in the way.")
+    # With a process to look at, what is fine with the machine takes one line: all has to go on one screen.
+    fine = [check for check in of_machine if check.state == "ok"] if pid else []
+    if fine:
+        names = ", ".join(check.name for check in fine)
+        summary = checks.Check("this machine", "ok", f"nothing is wrong with {names}")
+        found = [summary, *(check for check in found if check not in fine)]
+    for line in target_checks.shown(found, MARKS):
+        click.echo(line)
+    click.echo("Something is in the way." if bad else "Nothing is in the way.")
     return int(bool(bad))

@@ -43,7 +43,7 @@ def attach(pids: Sequence[int], watch: Watch, *, as_json: bool) -> int:
         force=watch.force,
         plugin_dirs=watch.plugin_dirs,
     )
-    teller = Teller(len(pids), linger_s=config.linger_s, keep=watch.keep, as_json=as_json)
+    teller = Teller(len(pids), linger_s=config.linger_s, as_json=as_json)
     attach_and_serve(config, pids, order, teller.tell)
     return teller.status
 
@@ -54,18 +54,16 @@ class Teller:
     Args:
         count: of the processes that were asked for.
         linger_s: for how long an ended target is served.
-        keep: whether the agents stay.
         as_json: print the results of the attaches on stdout, once all are there.
 
     Attributes:
         status: the worst exit code of the attaches.
     """
 
-    def __init__(self, count: int, *, linger_s: float, keep: bool, as_json: bool) -> None:
+    def __init__(self, count: int, *, linger_s: float, as_json: bool) -> None:
         self.status = 0
         self._count = count
         self._linger_s = linger_s
-        self._keep = keep
         self._as_json = as_json
         self._url = ""
         self._entries: list[dict[str, Any]] = []
@@ -88,8 +86,10 @@ class Teller:
     def _tell_attached(self) -> None:
         metrics = f"{self._url}/metrics"
         self.status = words.finish(self._entries, as_json=self._as_json, say=words.told_attached, metrics=metrics)
-        if any("error" not in entry for entry in self._entries):
-            output.say(f"metrics on {metrics}; Ctrl-C {'ends this' if self._keep else 'detaches'}")
+        attached = [entry["identity"] for entry in self._entries if "error" not in entry]
+        if attached:  # of agents that belong to their process, or were to be kept, nobody holds a lease
+            detaches = any(one.get("method") == "attach" and not one.get("keep") for one in attached)
+            output.say(f"metrics on {metrics}; Ctrl-C {'detaches' if detaches else 'ends this'}")
 
     def _ended(self, row: dict[str, Any]) -> str:
         if row["state"] == "detached":

@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 
 json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
+
+class Pid(click.ParamType):  # type: ignore[type-arg]
+    """The pid of a process; of its existence nothing is said yet."""
+
+    name = "pid"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
+        """Read it, or say how the right number is found."""
+        if isinstance(value, int):
+            return value
+        if not value.isdecimal() or int(value) == 0:
+            raise click.UsageError(f"'{value}' is no process id; `hookd ps` lists the training processes.", ctx)
+        return int(value)
+
+
 host = click.option(
     "--host",
     metavar="unix://PATH",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
     from hookd.errors import HookdError
 
 WIDTH = 160
-"""The columns of a table that goes into a file or a pipe."""
+"""The most columns of a table that goes into a file or a pipe; the tables of `status` and `report` keep to 80."""
+NARROWEST = 40
 
 
 def emit(data: Any) -> None:
@@ -90,6 +94,19 @@ def show(*renderables: Table | str) -> None:
     console = Console(file=sys.stdout, highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDTH)
     for renderable in renderables:
         console.print(renderable)
+
+
+def columns() -> int:
+    """Give the width that lines should keep: the terminal's; without one what COLUMNS says, or 80."""
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isdecimal() and int(text) >= NARROWEST else 80
+
+
+def wrap(text: str, indent: str = "  ") -> str:
+    """Break a line for people; what follows the first part is indented."""
+    return textwrap.fill(text, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def seconds(value: float | None) -> str:

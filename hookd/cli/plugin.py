@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output
+from hookd.errors import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,14 +31,17 @@ def plugin() -> None:
     help="A directory with plugins of your own; may be repeated.",
 )
 @options.json
-def list_(*, plugin_dirs: tuple[Path, ...], as_json: bool) -> None:
-    """List the plugins that `-p NAME` finds."""
-    found = installed(plugin_dirs)
+def list_(*, plugin_dirs: tuple[Path, ...], as_json: bool) -> int:
+    """List the plugins that `-p NAME` finds, and the files of --plugin-dir that cannot be read."""
+    found, broken = installed(plugin_dirs), unreadable(plugin_dirs)
     if as_json:
-        output.emit({"plugins": found})
-        return
+        output.emit({"plugins": found, "unreadable": [output.describe(error) for error in broken]})
+        return int(bool(broken))
     rows = [(one["name"], _habit(one), one["summary"], one["entry"]) for one in found]
     output.show(output.fill(output.table("PLUGIN", "", "WHAT IT DOES", "FROM"), rows))
+    for error in broken:
+        output.complain(error)
+    return int(bool(broken))
 
 
 def _habit(one: dict[str, Any]) -> str:
@@ -61,6 +65,14 @@ def installed(plugin_dirs: Sequence[Path]) -> list[dict[str, Any]]:
             {"name": name, "entry": source.entry, "summary": summary, "mutates": mutates, "is_default": is_default}
         )
     return found
+
+
+def unreadable(plugin_dirs: Sequence[Path]) -> list[PluginError]:
+    """Give an error for each file that is no Python."""
+    from hookd.attach import payload
+
+    found = [one for directory in plugin_dirs for one in payload.in_directory(directory)]
+    return [one for one in found if isinstance(one, PluginError)]
 
 
 def read(source: Source) -> tuple[str, bool]:

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 STATISTICS = ("mean", "std", "min", "max")
+WIDE = 130
+"""Columns that one table of all takes."""
 
 
 @click.command()
-@click.argument("pid", type=click.IntRange(min=1))
+@click.argument("pid", type=options.Pid())
 @click.option("-n", "--modules", "limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N",
               help="Show the N costliest modules, and any with a finding.")  # fmt: skip
 @click.option("-a", "--all", "everything", is_flag=True, help="Show every module.")
@@ -35,13 +37,13 @@ def report(*, pid: int, limit: int, everything: bool, host: str | None, as_json:
     if "identity" not in found:
         raise PageError(f"the page of process {pid} cannot be trusted", reason="corrupt")
     for line in heading(found):
-        click.echo(line)
-    if found["modules"]:
+        click.echo(output.wrap(line))
+    for table in modules(found, None if everything else limit) if found["modules"] else ():
         click.echo()
-        output.show(modules(found, None if everything else limit))
+        output.show(table)
     click.echo()
     for line in incidents(found):
-        click.echo(line)
+        click.echo(output.wrap(line, " " * 12))
     click.echo()
     output.show(plugins(found))
 
@@ -70,15 +72,35 @@ def _phases(found: dict[str, Any]) -> list[tuple[str, float]]:
     return [(row["phase"], (row["value"] or 0) / total) for row in rows] if total else []
 
 
-def modules(found: dict[str, Any], limit: int | None) -> Table:
-    """Tabulate the modules: time of one call, share of the model's time, and what its outputs are like."""
+def modules(found: dict[str, Any], limit: int | None) -> Iterator[Table | str]:
+    """Tabulate the modules: time of one call, share of the model's time, and what their outputs are like.
+
+    One table where there is room for it, else two and the findings as lines.
+    """
     rows = _chosen(found["modules"], limit)
     left_out = len(found["modules"]) - len(rows)
     title = f"the {len(rows)} costliest of {len(found['modules'])} modules; --all shows all" if left_out else None
     whole = sum(_seconds(row) for row in found["modules"] if _depth(row["name"]) == 0)
-    columns = ("MODULE", "TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">SHARE", *(f">{s.upper()}" for s in STATISTICS))
-    table = output.table(*columns, ">ZEROS", "FINDING", title=title)
-    return output.fill(table, [_cells(row, whole) for row in rows])
+    is_wide = output.columns() >= WIDE
+    times = (
+        ("MODULE", "TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">SHARE"),
+        [_times(row, whole, is_wide) for row in rows],
+    )
+    values = ((*(f">{name.upper()}" for name in STATISTICS), ">ZEROS"), [_statistics(row) for row in rows])
+    findings = [_finding(row) for row in rows]
+    if is_wide:
+        table = output.table(*times[0], *values[0], "FINDING", title=title)
+        cells = zip(times[1], values[1], findings, strict=True)
+        yield output.fill(table, [(*first, *second, finding) for first, second, finding in cells])
+        return
+    yield output.fill(output.table(*times[0], title=title), times[1])
+    if any(set(cells) != {"-"} for cells in values[1]):
+        names = [(cells[0],) for cells in times[1]]
+        joined = [(*name, *cells) for name, cells in zip(names, values[1], strict=True) if set(cells) != {"-"}]
+        yield output.fill(output.table("OUTPUTS OF", *values[0]), joined)
+    if any(findings):
+        told = zip(rows, findings, strict=True)
+        yield "\n".join(output.wrap(f"{row['name']}: {finding}") for row, finding in told if finding)
 
 
 def _chosen(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
@@ -89,21 +111,24 @@ def _chosen(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any
     return [row for row in rows if row["name"] in names]
 
 
-def _cells(row: dict[str, Any], whole: float) -> tuple[str, ...]:
-    timing, statistics = row["metrics"].get("timing", {}), row["metrics"].get("activations", {})
+def _times(row: dict[str, Any], whole: float, is_wide: bool) -> tuple[str, ...]:  # noqa: FBT001
+    timing = row["metrics"].get("timing", {})
     calls = timing.get("forward_calls") or 0
-    zeros = statistics.get("zero_ratio")
+    name = "  " * _depth(row["name"]) + row["name"].rpartition(".")[2] or "(loss)"
     return (
-        "  " * _depth(row["name"]) + row["name"].rpartition(".")[2] or "(loss)",
-        row["type"],
+        name if is_wide else output.shorten(name, 24),
+        row["type"] if is_wide else output.shorten(row["type"], 16),
         f"{calls:.0f}" if calls else "-",
         output.seconds(timing["forward_seconds"] / calls) if calls else "-",
         output.seconds(timing["backward_seconds"] / timing["backward_calls"]) if timing.get("backward_calls") else "-",
         output.percent(_seconds(row) / whole) if whole and calls else "-",
-        *(output.number(statistics.get(name)) for name in STATISTICS),
-        output.percent(zeros) if zeros is not None else "-",
-        _finding(row),
     )
+
+
+def _statistics(row: dict[str, Any]) -> tuple[str, ...]:
+    statistics = row["metrics"].get("activations", {})
+    zeros = statistics.get("zero_ratio")
+    return (*(output.number(statistics.get(name)) for name in STATISTICS), output.percent(zeros))
 
 
 def _depth(name: str) -> int:

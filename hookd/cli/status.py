@@ -2,31 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hookd.cli import options, output, targets
 from hookd.errors import HookdError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 @click.command()
 @options.host
 @options.json
 def status(*, host: str | None, as_json: bool) -> None:
-    """Show the daemon, and one line for each attached target."""
+    """Show who serves, and one line for each attached target."""
     client = targets.daemon(host)
-    daemon = None if client is None else {key: value for key, value in client.status().items() if key != "targets"}
+    daemon = client.status() if client is not None else None
+    others = [one for one in targets.foregrounds() if daemon is None or one["pid"] != daemon["pid"]]
     rows = [_row(pid, found) for pid, found in targets.reports(client)]
+    for row in rows:
+        row["served_by"] = [_server(one) for one in [*filter(None, [daemon]), *others] if _serves(one, row["pid"])]
+        row["held_by"] = [
+            one["pid"] for one in [*filter(None, [daemon]), *others] if _serves(one, row["pid"], held=True)
+        ]
     if as_json:
-        output.emit({"daemon": daemon, "targets": rows})
+        output.emit({"daemon": _server(daemon), "foreground": [_server(one) for one in others], "targets": rows})
         return
-    output.say(f"daemon: {daemon['url']}/metrics" if daemon else "daemon: none runs (pages are read directly)")
-    if not rows:
-        output.say("nothing is attached; `hookd ps` lists what can be")
-        return
-    table = output.table(">PID", "RUN", ">RANK", "STATE", ">STEP", ">STEP TIME", ">OVERHEAD", ">MODULES", "INCIDENT")
-    output.show(output.fill(table, [_cells(row) for row in rows]))
+    for line in (
+        *_who_serves(daemon, others),
+        *([] if rows else ["nothing is attached; `hookd ps` lists what can be"]),
+    ):
+        output.say(line)
+    if rows:
+        table = output.table(">PID", "RUN", ">RANK", "STATE", ">STEP", ">A STEP", ">COST", ">MODULES")
+        output.show(output.fill(table, [_cells(row) for row in rows]))
+        for line in _notes(rows):
+            click.echo(output.wrap(line))
+
+
+def _serves(one: dict[str, Any], pid: int, *, held: bool = False) -> bool:
+    return any(target["pid"] == pid and (target["is_held"] or not held) for target in one["targets"])
+
+
+def _server(one: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if one is None else {key: value for key, value in one.items() if key != "targets"}
+
+
+def _who_serves(daemon: dict[str, Any] | None, others: list[dict[str, Any]]) -> Iterator[str]:
+    if daemon is not None:
+        yield f"daemon: {daemon['url']}/metrics"
+    elif not others:
+        yield "daemon: none runs (pages are read directly)"
+    for one in others:
+        pids = ", ".join(str(target["pid"]) for target in one["targets"]) or "nothing yet"
+        yield f"hookd attach (process {one['pid']}): {one['url']}/metrics serves {pids}"
+
+
+def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Say in lines of their own what a table of 80 columns has no room for."""
+    if any("step" in row and not row["step"]["is_absolute"] for row in rows):
+        yield "* counted from the attach: the program's own number of the step is not known"
+    for row in rows:
+        if "error" in row:
+            yield f"{row['pid']}: {row['error']} ({row['hint']})"
+            continue
+        if blind := row["modules"].get("compiled", 0):
+            yield f"{row['pid']}: {blind:.0f} more modules are compiled and not seen inside"
+        if row["last_incident"]:
+            more = f" (and {row['incidents'] - 1} more: hookd report {row['pid']})" if row["incidents"] > 1 else ""
+            yield f"{row['pid']}: {row['last_incident']}{more}"
 
 
 def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
@@ -56,16 +102,14 @@ def step_seconds(report: dict[str, Any]) -> float | None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if "error" in row:
-        return (str(row["pid"]), "", "", row["reason"], "", "", "", "", row["error"])
-    seen, blind = row["modules"].get("observed", 0), row["modules"].get("compiled", 0)
+        return (str(row["pid"]), "", "", row["reason"], "", "", "", "")
     return (
         str(row["pid"]),
-        str(row["run"]),
+        output.shorten(str(row["run"]), 20),
         row["rank"],
         row["state"],
         str(row["step"]["current"]) + ("" if row["step"]["is_absolute"] else "*"),
         output.seconds(row["step_seconds"]),
         output.percent(row["overhead_ratio"]),
-        f"{seen:.0f}" + (f" (+{blind:.0f} compiled)" if blind else ""),
-        row["last_incident"] or "",
+        f"{row['modules'].get('observed', 0):.0f}",
     )

@@ -41,6 +41,17 @@ def daemon(host: str | None) -> DaemonClient | None:
     return client
 
 
+def foregrounds() -> list[dict[str, Any]]:
+    """Give the status of every foreground attach of this user that answers: who it is, where it serves, which targets."""
+    from hookd.daemon.client import DaemonClient
+
+    found = []
+    for client in DaemonClient.embedded(os.environ):
+        with contextlib.suppress(HookdError):  # a killed one leaves its socket file
+            found.append(client.status())
+    return found
+
+
 def attached() -> list[int]:
     """Give the pids of all processes that hold an agent and that we may look into."""
     from hookd.attach.discover import candidates

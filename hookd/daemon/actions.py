@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +118,9 @@ class Actions:
             "rank": target.claim.rank,
             "state": target.state,
             "control": str(result.control),
+            "plugins": list(result.loaded),
+            "added": list(result.added),
+            "replaced": result.replaced,
             "identity": result.identity,
         }
 
@@ -176,12 +179,13 @@ class Actions:
             return True
         try:
             with Control.connect(target.pid, ORPHAN_TIMEOUT_S) as control:
-                if control.request("status").get("leases") != 0:
-                    return True
+                status = control.request("status")
         except HookdError as exc:
             _log.info("agent in process %d: %s", target.pid, exc)
             return True
-        if time.time() - identity.attached < YOUNG_S:
+        if status.get("leases") != 0:
+            return True
+        if _seconds(status.get("age_s")) < YOUNG_S:  # by the agent's own clock: the wall's may have been set
             return False
         self.hold(target)
         return True
@@ -245,3 +249,7 @@ class Actions:
         finally:
             with self._lock:
                 self._busy.discard(pid)
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.inf

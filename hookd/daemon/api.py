@@ -90,7 +90,7 @@ class Api:
 
     async def _incidents(self, request: web.Request) -> web.Response:
         wanted = incident_filter(request)
-        return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.store.query, **wanted)})
+        return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.incidents, **wanted)})
 
     async def _attach(self, request: web.Request) -> web.Response:
         body = await _body(request)

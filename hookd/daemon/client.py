@@ -27,6 +27,9 @@ _BY_EXIT_CODE: Mapping[int, type[HookdError]] = {
     kind.exit_code: kind for kind in (UsageError, DaemonNotRunning, NoSuchTarget, PermissionDenied, TargetUnsupported)
 }
 
+EMBEDDED_TIMEOUT_S = 5.0
+"""How long a foreground attach may take to answer: it may be stopped."""
+
 
 class DaemonClient:
     """A daemon's control API. Connects anew for each request; usable from several threads.
@@ -51,6 +54,12 @@ class DaemonClient:
         if host is None and environ.get("HOOKD_CONTROL"):
             host = "unix://" + os.path.abspath(environ["HOOKD_CONTROL"])  # noqa: PTH100  no symlinks resolved
         return cls(host_path(host) if host else default_control_path(environ, os.geteuid()), timeout_s)
+
+    @classmethod
+    def embedded(cls, environ: Mapping[str, str]) -> list[DaemonClient]:
+        """Find the daemons inside the foreground attaches of this user, by their sockets beside the default one."""
+        folder = default_control_path(environ, os.geteuid()).parent
+        return [cls(path, EMBEDDED_TIMEOUT_S) for path in sorted(folder.glob("attach-*.sock"))]
 
     def is_running(self) -> bool:
         """Tell whether a daemon answers.

@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -53,12 +53,19 @@ class Fleet:
         self._lock = threading.RLock()
         self._held: dict[int, Target] = {}
         self._ended: list[Target] = []
+        self._seen: set[tuple[int, int]] = set()
         self._is_closed = False
 
     def targets(self) -> list[Target]:
         """Give all targets that are served, the living and those that linger, by pid."""
         with self._lock:
             return sorted([*self._held.values(), *self._ended], key=lambda target: target.pid)
+
+    def incidents(self, **wanted: Any) -> list[dict[str, Any]]:
+        """Give incidents from the store, see `incidents.query`; of a daemon for certain pids those of its targets."""
+        with self._lock:
+            processes = None if self._only is None else frozenset(self._seen)
+        return self.store.query(processes, **wanted)
 
     def get(self, pid: int) -> Target:
         """Give the target of a pid, the living one before one that lingers.
@@ -113,6 +120,8 @@ class Fleet:
         target.claim = self.claim(target.identity, pid)
         self._ended = [old for old in self._ended if not _is_same(old.claim, target.claim)]
         self._held[pid] = target
+        if self._only is not None:
+            self._seen.add((pid, target.start_ticks))
         self._keep_incidents(target)
         _log.info("target %d: run %s, rank %s, %s", pid, target.claim.run, target.claim.rank, target.state)
         return target

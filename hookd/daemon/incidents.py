@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 SCHEMA = 1
 """Version of the tables, in SQLite's `user_version`."""
@@ -44,6 +44,7 @@ CREATE INDEX IF NOT EXISTS incidents_time ON incidents (time);
 CREATE INDEX IF NOT EXISTS incidents_run ON incidents (run, time);
 """
 _INSERT = "INSERT OR IGNORE INTO incidents VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_PROCESS = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(3))
 _COLUMNS = ("id", "pid", "seq", "time", "run", "rank", "kind", "module", "step", "message", "detail")
 
 
@@ -89,10 +90,11 @@ class IncidentStore:
         with self._lock, self._logged():
             self._connection.execute("DELETE FROM incidents WHERE time < ?", (before,))
 
-    def query(self, **wanted: Any) -> list[dict[str, Any]]:
-        """Give incidents, the newest first; see `query`."""
+    def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Any) -> list[dict[str, Any]]:
+        """Give incidents, the newest first; see `query`. `of`: only those of these processes, by pid and start ticks."""
+        processes = None if of is None else [(self._boot, *one) for one in of]
         with self._lock:
-            return query(self._connection, **wanted)
+            return query(self._connection, processes=processes, **wanted)
 
     def close(self) -> None:
         """Close the file."""
@@ -117,14 +119,22 @@ def query(
     kind: str | None = None,
     since: float | None = None,
     limit: int = MAX_ROWS,
+    processes: Collection[tuple[str, int, int]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Give incidents that match all that is asked for, the newest first, `MAX_ROWS` at most."""
+    """Give incidents that match all that is asked for, the newest first, `MAX_ROWS` at most.
+
+    `processes` are named by boot, pid and start ticks; `since` is in unix seconds.
+    """
     asked = {"run = ?": run, "pid = ?": pid, "kind = ?": kind, "time >= ?": since}
     wanted = {condition: value for condition, value in asked.items() if value is not None}
     where = f"WHERE {' AND '.join(wanted)}" if wanted else ""
+    values = [*wanted.values()]
+    if processes is not None:
+        conditions = [*wanted, f"(boot, pid, start) IN (SELECT {_PROCESS} FROM json_each(?))"]  # noqa: S608  ours
+        where, values = f"WHERE {' AND '.join(conditions)}", [*values, json.dumps([list(one) for one in processes])]
     rows = connection.execute(
         f"SELECT {', '.join(_COLUMNS)} FROM incidents {where} ORDER BY time DESC, id DESC LIMIT ?",  # noqa: S608  ours
-        (*wanted.values(), max(0, min(limit, MAX_ROWS))),
+        (*values, max(0, min(limit, MAX_ROWS))),
     )
     found = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
     return [{**incident, "detail": json.loads(incident["detail"])} for incident in found]

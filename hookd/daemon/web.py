@@ -74,7 +74,7 @@ class Web:
         return web.Response(body=body, headers={**headers, **({"Content-Encoding": "gzip"} if is_gzip else {})})
 
     async def _home(self, _: web.Request) -> web.Response:
-        incidents = await asyncio.to_thread(self._service.fleet.store.query, limit=20)
+        incidents = await asyncio.to_thread(self._service.fleet.incidents, limit=20)
         text = page_html.status_page(self._service.status(), incidents)
         return web.Response(text=text, content_type="text/html")
 
@@ -95,7 +95,7 @@ class Web:
 
     async def _incidents(self, request: web.Request) -> web.Response:
         wanted = incident_filter(request)
-        return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.store.query, **wanted)})
+        return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.incidents, **wanted)})
 
 
 def render(collector: FleetCollector, accept: str, names: frozenset[str], *, is_gzip: bool) -> tuple[bytes, str]:

@@ -15,6 +15,9 @@ A *log* has two halves. Records (length, crc32, payload) are appended to one hal
 written into the other half, and then one word, the head (`flips << 32 | used bytes`), is replaced. So there is no moment
 at which a killed writer leaves a page that cannot be read, and a reader sees by the flips that its copy may be torn. The
 flips of the schema are the page's *generation*: a cell that was freed is used again in a later generation only.
+
+What every protocol has in common, so that any hookd can tell any other's agent: the words magic, protocol and state, the
+head of the identity, the first entry of the table, and how a log is written. All else goes with PROTOCOL.
 """
 
 from __future__ import annotations

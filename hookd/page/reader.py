@@ -55,6 +55,7 @@ T = TypeVar("T")
 
 READ_ATTEMPTS = 50  # a copy of a small page takes 0.1 ms; five in a row have met a compaction each under load
 READ_PATIENCE_S = 1.0
+_MAX_IDENTITY = 1 << 20  # bytes, of a page of another protocol
 
 
 class PageReader:
@@ -62,12 +63,13 @@ class PageReader:
 
     Args:
         fd: a page, opened for reading; it belongs to the reader from now on, which closes it if it refuses it.
+        any_protocol: take a page of another protocol too; of such a one only `identity` and `state` can be read.
 
     Raises:
         PageError: reason "corrupt" ("it is not written yet": try again), or "protocol" for another hookd's page.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, any_protocol: bool = False) -> None:
         self.fd = fd
         self._lock = threading.Lock()  # one copy at a time
         self._fd_lock = threading.Lock()  # a closed descriptor's number is soon another file's
@@ -75,7 +77,7 @@ class PageReader:
         self._last: Snapshot | None = None
         self._objects_seen: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         try:
-            self._regions = self._check()
+            self._regions = self._check(any_protocol=any_protocol)
         except PageError:
             self.close()
             raise
@@ -222,17 +224,20 @@ class PageReader:
             raise _corrupt(f"its {name} are longer than their region")
         return region.offset + (flips & 1) * half, used, flips
 
-    def _check(self) -> dict[str, Region]:
+    def _check(self, *, any_protocol: bool) -> dict[str, Region]:
         """Check what never changes: what kind of file it is, its size, its magic, its protocol, where its regions lie."""
         size = _memory_file_size(self.fd)
         words = self._words()
         if words[MAGIC_WORD] != MAGIC:
             raise _corrupt("it does not begin like one" if words[MAGIC_WORD] else "it is not written yet")
         if words[PROTOCOL_WORD] != PROTOCOL:
+            if any_protocol:
+                return {"identity": _region_of_any(words, size)}
             raise PageError(
                 f"the page speaks protocol {words[PROTOCOL_WORD]}, this hookd speaks {PROTOCOL}",
                 reason="protocol",
-                hint="use the version of hookd that attached it, or detach with that and attach with this one",
+                hint="use the version of hookd that attached it; `hookd attach PID` replaces an older agent, "
+                "`hookd detach PID` ends any",
             )
         if words[SIZE_WORD] != size or size & (size - 1) or not MIN_SIZE <= size <= SIZE:
             raise _corrupt(f"it has {size} bytes and claims {words[SIZE_WORD]}")
@@ -253,6 +258,14 @@ class PageReader:
         if len(data) != length:
             raise _corrupt("it has shrunk")
         return data
+
+
+def _region_of_any(words: tuple[int, ...], size: int) -> Region:
+    """Find the identity in a page of another protocol."""
+    offset, length = words[TABLE_WORD : TABLE_WORD + 2]
+    if not 0 < length <= _MAX_IDENTITY or offset + length > size:
+        raise _corrupt("its identity is not where one could be")
+    return Region(offset, length)
 
 
 class _RestlessError(PageError):

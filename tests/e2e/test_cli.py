@@ -362,6 +362,70 @@ def test_plugin_list_names_ours_and_those_of_a_directory(tmp_path):
     assert "gradclip" in hookd("plugin", "list").stdout
 
 
+def test_plugin_list_names_a_broken_file_and_lists_the_others(tmp_path):
+    (tmp_path / "broken.py").write_text("import os\n\ndef (\n")
+    (tmp_path / "widths.py").write_text("from hookd import Plugin\nclass Widths(Plugin):\n    name = 'widths'\n")
+    done = hookd("plugin", "list", "--plugin-dir", tmp_path, "--json")
+    assert done.returncode == 1
+    answer = json.loads(done.stdout)
+    assert {"nan", "widths"} <= {row["name"] for row in answer["plugins"]}
+    assert f"{tmp_path}/broken.py:3: not valid Python" in answer["unreadable"][0]["error"]
+    assert f"{tmp_path}/broken.py:3" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["attach", "foo"], ["detach", "foo"], ["report", "0"], ["doctor", "-p"]])
+def test_what_is_no_pid_is_called_so(words):
+    done = hookd(*words)
+    assert done.returncode == 2
+    assert "Invalid value" not in done.stderr
+    assert words == ["doctor", "-p"] or f"'{words[1]}' is no process id; `hookd ps`" in done.stderr
+
+
+def test_status_names_the_foreground_attach_that_holds_and_serves_a_target(training):
+    with attach(training.pid, "-p", "timing") as watching:
+        answer = answer_of(watching)
+        status = json.loads(hookd("status", "--json").stdout)
+        row = next(row for row in status["targets"] if row["pid"] == training.pid)
+        assert watching.pid in row["held_by"]
+        assert [one["url"] + "/metrics" for one in row["served_by"] if one["pid"] == watching.pid] == [
+            answer["metrics"]
+        ]
+        done = hookd("status")
+        assert f"hookd attach (process {watching.pid}): {answer['metrics']} serves {training.pid}" in done.stderr
+        lines = done.stdout.split("\n")
+        assert max(map(len, lines)) <= 80, lines
+        if any(line.split()[4:5] and line.split()[4].endswith("*") for line in lines):
+            assert "* counted from the attach" in done.stdout
+        lines = hookd("report", str(training.pid)).stdout.split("\n")
+        assert max(map(len, lines)) <= 80, lines
+
+
+def test_a_refusal_has_one_exit_code_whether_the_agent_was_there_or_not():
+    variables = target_environment(WORLD_SIZE="2", RANK="0")
+    with Process([bare_python(), TRAIN], env=variables) as training:
+        training.expect(r"^step 3 ")
+
+        def refusal() -> tuple[int, str, str]:
+            with attach(training.pid, "-p", "gradclip:max_norm=1.0") as refused:
+                code = refused.wait()
+                return code, *(json.loads("\n".join(refused.out))["targets"][0][key] for key in ("error", "reason"))
+
+        fresh = refusal()
+        with attach(training.pid, "-p", "timing") as watching:
+            answer = answer_of(watching)["targets"][0]
+            assert (answer["plugins"], answer["added"], answer["replaced"]) == (["timing"], [], "")
+            assert refusal() == fresh
+            with attach(training.pid, "-p", "nan") as joining:
+                answer = answer_of(joining)["targets"][0]
+                assert (answer["method"], answer["plugins"], answer["added"]) == (
+                    "existing",
+                    ["timing", "nan"],
+                    ["nan"],
+                )
+        assert fresh[0] == 2
+        assert "2 ranks" in fresh[1]
+
+
 def test_config_check_names_every_mistake(tmp_path):
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
     good.write_text('[serve]\nlisten = "127.0.0.1:0"\n')

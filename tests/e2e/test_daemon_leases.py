@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import json
 import os
 import signal
 import socket
+import sys
+import time
+import urllib.request
 
 import pytest
 
-from hookd.attach import Control
+from hookd.attach import Control, proc
 from hookd.attach.discover import find_page
 from hookd.daemon.client import DaemonClient
+from hookd.daemon.incidents import IncidentStore
 from hookd.errors import DaemonNotRunning, HookdError
 from tests.support import training
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD, Attachment
+from tests.support.tool import HOOKD, Attachment, Metrics, Page
 from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240)]
@@ -40,11 +46,11 @@ def target(stack):
 
 @pytest.fixture
 def serve(stack, tmp_path):
-    """Start `hookd serve`, always with the same socket and state, and give its client."""
+    """Start `hookd serve`, with the same socket and state for the same name, and give its client."""
 
-    def start(*arguments):
-        client = DaemonClient(tmp_path / "control.sock")
-        options = ("--state-dir", tmp_path / "state", "--listen", "127.0.0.1:0", "--control", client.path)
+    def start(*arguments, name="first"):
+        client = DaemonClient(tmp_path / f"{name}.sock")
+        options = ("--state-dir", tmp_path / name, "--listen", "127.0.0.1:0", "--control", client.path)
         environment = tool_environment(HOOKD_POLL_S="0.1", HOOKD_SCAN_S="0.1")
         process = stack.enter_context(Process([*HOOKD, "serve", *options, *arguments], env=environment))
         client.process = process
@@ -166,6 +172,139 @@ def test_a_foreground_attach_that_is_killed_leaves_no_orphan_with_a_daemon_nearb
     wait_until(lambda: leases(target) == 0, what="the lease is gone")
     assert not row_of(client, target)["is_held"]
     client.detach(target.pid)
+
+
+def test_two_daemons_and_a_foreground_attach_share_one_agent_which_goes_with_the_last(serve, target):
+    """All three read the page; who attached holds, who merely found it does not; and none takes it from another."""
+    first, second = serve("--lease-s", "2"), serve("--lease-s", "3", name="second")
+    first.attach(target.pid, timeout_s=60, plugins=["timing"])
+    wait_until(lambda: row_of(second, target), what="the second daemon finds it")
+    assert [row_of(one, target)["is_held"] for one in (first, second)] == [True, False]
+    answer = second.attach(target.pid, timeout_s=60, plugins=["timing", "activations:every=5"])
+    assert (answer["method"], answer["added"]) == ("existing", ["activations"])
+    with Attachment([target.pid], "-p", "timing") as foreground:
+        wait_until(lambda: leases(target) == 3, what="all three hold it")
+        for url in (first.status()["url"], second.status()["url"], foreground.url):
+            wait_until(lambda url=url: up(url) == 1, what=f"{url} serves it")
+        foreground.process.signal(signal.SIGKILL)
+        foreground.process.wait()
+    wait_until(lambda: leases(target) == 2, what="the killed one's lease is gone")
+    first.process.signal(signal.SIGKILL)
+    first.process.wait()
+    wait_until(lambda: leases(target) == 1, what="one holds it still")
+    assert row_of(second, target)["state"] == "attached"
+    with Control.connect(target.pid) as control:
+        control.request(
+            "lease", seconds=0
+        )  # what the killed foreground attach had, 60 s, must not keep it in this test
+        assert control.request("status")["holders"].count(second.process.pid) == 1
+    second.detach(target.pid)
+    wait_until(lambda: not has_agent(target), what="the agent is gone")
+
+
+def test_two_attaches_at_one_moment_bring_one_agent(serve, target):
+    first, second = serve(), serve(name="second")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        attaches = [pool.submit(one.attach, target.pid, timeout_s=60, plugins=["timing"]) for one in (first, second)]
+        methods = sorted(attach.result()["method"] for attach in attaches)
+    assert methods == ["existing", "ptrace" if sys.version_info < (3, 14) else "remote-debug"]
+    assert leases(target) == 2
+    assert len(pages(target.pid)) == 1
+    first.detach(target.pid)
+    wait_until(lambda: not has_agent(target), what="the agent is gone")
+    assert json.loads(target.ask("probe", "^probe (.*)").group(1))["replaced"] == []
+
+
+def test_a_holder_that_is_stopped_holds_and_disturbs_nobody(serve, target):
+    """A stopped tool is no dead one: it may be continued. Its end is what counts, and the training does not wait for it."""
+    client = serve("--lease-s", "1")
+    client.attach(target.pid, timeout_s=60, plugins=["timing"])
+    client.process.signal(signal.SIGSTOP)
+    with contextlib.closing(Page.of(target.pid)) as page:
+        before, since = page.values()["hookd_steps"][()], time.monotonic()
+        wait_until(lambda: page.values()["hookd_steps"][()] > before + 5 and time.monotonic() > since + 3, what="steps")
+    assert leases(target) == 1
+    client.process.signal(signal.SIGCONT)
+    wait_until(lambda: row_of(client, target)["is_held"], what="the daemon goes on where it was")
+    client.process.signal(signal.SIGSTOP)
+    client.process.signal(signal.SIGKILL)
+    client.process.wait()
+    wait_until(lambda: not has_agent(target), what="the agent goes by itself")
+    assert target.popen.poll() is None
+
+
+def test_a_clock_that_is_set_ends_no_lease_and_makes_no_orphan(serve, stack):
+    """The wall clock of the target goes on by ten years, and then back by twenty, while leases are counted."""
+    script = "import time; real = time.time; time.time = lambda: real() + time.offset; time.offset = 0\n" + CLOCK
+    process = stack.enter_context(
+        Process([PUPPET.command()[0], "-c", script], env=training.environment(HOOKD_RUN=RUN), stdin=True)
+    )
+    process.expect("^ready$")
+    client = serve("--lease-s", "900")
+    for years in (10, -10):
+        process.ask(f"{years * 365 * 86400}", "^set$")
+        if not has_agent(process):
+            client.attach(process.pid, timeout_s=60, plugins=["timing"])
+        before = age_s(process)
+        wait_until(lambda before=before: age_s(process) > before + 2.5, what="two ticks")
+        assert has_agent(process)
+    client.process.signal(signal.SIGKILL)
+    client.process.wait()
+    again = serve("--lease-s", "1")
+    wait_until(lambda: row_of(again, process) and row_of(again, process)["is_held"], what="the orphan is adopted")
+    again.process.signal(signal.SIGTERM)
+    again.process.wait()
+
+
+def age_s(process):
+    with Control.connect(process.pid) as control:
+        return control.request("status")["age_s"]
+
+
+CLOCK = """
+import sys, threading
+import torch
+from torch import nn
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+def listen():
+    for line in sys.stdin:
+        time.offset = float(line)
+        print("set", flush=True)
+threading.Thread(target=listen, daemon=True).start()
+print("ready", flush=True)
+while True:
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+
+def test_the_page_of_a_foreground_attach_shows_its_own_incidents_alone(tmp_path, target):
+    """The store outlives targets and daemons; what it keeps of others is not for this page."""
+    store = IncidentStore.open(tmp_path)
+    told = {"seq": 1, "time": time.time(), "kind": "nan", "message": "of another process"}
+    store.add((1, 1, 1), "other", "0", [told])
+    store.add((target.pid, proc.start_ticks(target.pid), 1), RUN, "0", [{**told, "message": "of an earlier attach"}])
+    store.close()
+    with Attachment([target.pid], "-p", "timing", HOOKD_STATE_DIR=tmp_path) as foreground:
+        foreground.process.expect("^metrics on")
+        with urllib.request.urlopen(foreground.url, timeout=10) as answer:
+            text = answer.read().decode()
+        assert "of an earlier attach" in text
+        assert "of another process" not in text
+        foreground.detach()
+
+
+def up(url):
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        return Metrics(answer.read().decode()).total("hookd_target_up", run=RUN)
+
+
+def pages(pid):
+    """Give the inodes of the pages that a process holds; the map of one has a descriptor of its own."""
+    held = [entry for entry in os.scandir(f"/proc/{pid}/fd") if "hookd-page" in os.readlink(entry)]
+    return {os.stat(entry).st_ino for entry in held}
 
 
 def test_the_foreground_attach_ends_by_itself_when_its_target_has_ended(target):

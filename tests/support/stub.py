@@ -43,6 +43,16 @@ import sys
 def start(config, loader=None):
     sys.hookd_starts = getattr(sys, "hookd_starts", 0) + 1
 """
+LEAVES_AT_ONCE = b"""
+def start(config, loader=None, begin=start):
+    begin(config, loader)
+    from hookd.agent import loader as claims
+    claims.release()
+def stop():
+    pass
+def orphan():
+    pass
+"""
 
 
 def torch_directory(directory: Path) -> Path:
@@ -80,8 +90,9 @@ def checksum() -> str:
 
 
 def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
-    """Give a payload whose agent is `bootstrap` alone."""
-    files = {"hookd/__init__.py": b"", "hookd/agent/__init__.py": b"", "hookd/agent/bootstrap.py": bootstrap}
+    """Give a payload whose agent is `bootstrap` alone, and makes room for the next when it has started."""
+    files = {"hookd/__init__.py": b"", "hookd/agent/__init__.py": b"", "hookd/agent/loader.py": payload.loader_source()}
+    files["hookd/agent/bootstrap.py"] = bootstrap + LEAVES_AT_ONCE
     return Payload(payload._pack(files), "", (), ())
 
 

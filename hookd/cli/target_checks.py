@@ -1,0 +1,233 @@
+"""What `hookd doctor PID` looks at in one process, from outside: nothing is stopped and nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+from hookd.cli import output, targets, untested
+from hookd.cli.checks import Check
+from hookd.errors import HookdError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hookd.attach.interpreter import Interpreter
+    from hookd.attach.proc import Status
+
+NAMESPACES = {"mnt": "mount", "pid": "pid", "user": "user", "net": "network"}
+WATCH_S = 0.5
+"""For how long the main thread is watched."""
+
+
+def of_target(pid: int) -> Iterator[Check]:
+    """Look at one process for every reason not to attach, and for what a reader may wonder about."""
+    from hookd.attach import proc
+
+    try:
+        status = proc.status(pid)
+    except HookdError as error:
+        cure = error.hint
+        if hidden := _hides_processes():
+            cure = f"/proc is mounted with {hidden}, which hides those of other users: sudo hookd doctor {pid}"
+        yield Check(f"process {pid}", "bad", error.message, cure)
+        return
+    yield _owner(status)
+    yield from _state(status)
+    if status.state in "ZX":
+        return
+    yield from _disabled(pid)
+    inside = list(_inside(status))
+    yield from inside
+    yield from _surroundings(status)
+    if any(check.name == "Python" and check.state == "ok" for check in inside):
+        yield from _agent(pid)
+        yield from _main_thread(pid)
+
+
+def _hides_processes() -> str:
+    with contextlib.suppress(OSError), open("/proc/self/mounts") as mounts:  # noqa: PTH123
+        found = re.search(r" /proc proc \S*?(hidepid=(?:[124]|invisible|noaccess|ptraceable))", mounts.read())
+        return found[1] if found else ""
+    return ""
+
+
+def _owner(status: Status) -> Check:
+    from hookd.attach import permission
+    from hookd.cli.ps import user
+
+    name, who = f"process {status.pid}", f"{status.name}, of user {user(status.uid)}, threads: {status.threads}"
+    try:
+        permission.require_owner(status)
+    except HookdError as error:
+        return Check(name, "bad", f"{who}; {error.message}", f"sudo hookd attach {status.pid}")
+    return Check(name, "ok", who)
+
+
+def _state(status: Status) -> Iterator[Check]:
+    from hookd.attach import proc, target
+
+    try:
+        target.require_awake(status.pid)
+    except HookdError as error:
+        tracer = ""
+        if status.tracer:
+            with contextlib.suppress(HookdError):
+                tracer = f" ({proc.status(status.tracer).name})"
+        yield Check("state", "bad", error.message + tracer, error.hint)
+        return
+    if status.state == "D":
+        cure = "An attach waits until the kernel lets it go; look at the disk or network file system that it waits for."
+        yield Check("state", "note", "waits in the kernel and cannot be interrupted (D)", cure)
+
+
+def _disabled(pid: int) -> Iterator[Check]:
+    from hookd.attach import discover
+
+    with contextlib.suppress(OSError, HookdError):
+        if discover.is_disabled(pid):
+            cure = "Who started it does not want hookd there: start it without HOOKD_DISABLE."
+            yield Check("HOOKD_DISABLE", "bad", "is set in its environment", cure)
+
+
+def _inside(status: Status) -> Iterator[Check]:
+    """Look at what is mapped, and from there at the interpreter and at the way in."""
+    from hookd.attach import discover, interpreter, permission, proc
+
+    pid = status.pid
+    try:
+        maps = proc.maps(pid)
+        python = interpreter.find(pid, maps)
+    except OSError as exc:
+        denied = permission.explain(pid, exc)
+        yield Check("access", "bad", f"{denied.message} ({denied.reason})", denied.hint)
+        return
+    except HookdError as error:
+        yield Check("Python", "bad", error.message, error.hint)
+        return
+    yield Check("Python", "ok", f"CPython {python.version[0]}.{python.version[1]} in {python.image}")
+    if not discover.has_torch(maps):
+        yield Check(
+            "torch", "bad", "no torch is loaded in it", "Attach when it has imported torch; hookd ps lists who has."
+        )
+    yield from untested.of_build({mapping.path for mapping in maps})
+    yield from _way_in(status, python)
+
+
+def _way_in(status: Status, python: Interpreter) -> Iterator[Check]:
+    from hookd.attach import remote_debug
+
+    pid = status.pid
+    try:
+        remote = remote_debug.find(pid, python)
+    except OSError as exc:
+        yield Check("way in", "bad", f"its memory cannot be read: {exc}", f"sudo hookd attach {pid}")
+        return
+    if remote is None:
+        yield Check("way in", "ok", "ptrace: the main thread stands still for a fraction of a millisecond")
+        return
+    if not remote.is_enabled:
+        cure = f"hookd attach --force {pid} uses ptrace; or start it without PYTHON_DISABLE_REMOTE_DEBUG."
+        yield Check("way in", "bad", "remote debugging was switched off by who started it", cure)
+        return
+    if removed := remote_debug.remove_stale(status):
+        yield Check("files", "note", f"removed what a killed hookd had left: {', '.join(removed)}")
+    try:
+        folder = remote_debug.ScriptFolder(status)
+    except OSError:
+        yield Check("way in", "note", "no writable directory for a script of 3.14: ptrace, with a short stop")
+        return
+    folder.remove()
+    yield Check("way in", "ok", "CPython's own remote debugging: nothing is stopped")
+
+
+def _surroundings(status: Status) -> Iterator[Check]:
+    from hookd.attach import proc
+
+    other = [
+        name
+        for kind, name in NAMESPACES.items()
+        if (theirs := proc.link(status.pid, f"ns/{kind}")) and theirs != proc.link(os.getpid(), f"ns/{kind}")
+    ]
+    if other:
+        cure = "It is reached through /proc; another user namespace needs root of ours." if "user" in other else ""
+        yield Check("container", "note", f"in another {', '.join(other)} namespace", cure)
+    if status.seccomp == 2:  # noqa: PLR2004  proc(5): a filter
+        yield Check("seccomp", "note", "a filter is on it: it must allow mmap, munmap, memfd_create and Unix sockets")
+
+
+def _agent(pid: int) -> Iterator[Check]:
+    from hookd.attach import discover, upgrade
+    from hookd.attach.request import AttachRequest
+
+    try:
+        there = discover.identity(pid)
+    except (HookdError, OSError):  # it may not be looked into, which is said already
+        return
+    if there is None:
+        return
+    version = there.get("agent_version")
+    found = f"of hookd {version}, by {there.get('method')}{_holders(pid)}"
+    if upgrade.is_ours(there):
+        yield Check("agent", "ok", f"there already, {found}; attach joins it")
+        return
+    try:
+        upgrade.plan(pid, AttachRequest(()), there)
+    except HookdError as error:
+        yield Check("agent", "bad", error.message, error.hint)
+        return
+    yield Check("agent", "note", f"there already, {found}; attach replaces it")
+
+
+def _holders(pid: int) -> str:
+    from hookd.attach import Control
+
+    urls = {one["pid"]: one["url"] for one in targets.foregrounds()}
+    try:
+        with Control.connect(pid, WATCH_S * 4) as control:
+            holders = control.request("status").get("holders", ())
+    except HookdError as error:
+        return f", which does not answer ({error.reason})"
+    names = [f"hookd attach {one} ({urls[one]})" if one in urls else f"process {one}" for one in holders]
+    return f", held by {', '.join(names)}" if names else ", held by nobody"
+
+
+def _main_thread(pid: int) -> Iterator[Check]:
+    """Watch it for a moment: who does not come back to the interpreter cannot run what is queued."""
+    from hookd.attach import proc
+
+    def switches() -> bytes:
+        lines = proc.read(pid, "status").split(b"\n")
+        return b"".join(line for line in lines if line.startswith(b"voluntary")) + proc.read(pid, "syscall")
+
+    try:
+        before = switches()
+        is_still = _holds(lambda: switches() == before and not before.endswith(b"running\n"), WATCH_S)
+    except (HookdError, OSError):
+        return
+    if is_still:
+        cure = f"If that is a hang: hookd attach --force {pid}. Else attach waits for it: --timeout S."
+        yield Check("main thread", "note", f"has not moved for {WATCH_S:g} s: {proc.whereabouts(pid)}", cure)
+    else:
+        yield Check("main thread", "ok", "comes and goes")
+
+
+def _holds(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not condition():
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def shown(checks: Sequence[Check], marks: dict[str, str]) -> Iterator[str]:
+    """Put checks into lines that fit the screen: what was found, and below it what mends it."""
+    indent = max((len(check.name) for check in checks), default=0) + 4
+    for check in checks:
+        yield output.wrap(f"{marks[check.state]} {check.name}".ljust(indent) + check.found, " " * indent)
+        if check.cure:
+            yield output.wrap(" " * indent + check.cure, " " * indent)
