@@ -177,9 +177,8 @@ class Agent:
         """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
         with contextlib.suppress(ValueError):
             self._page.set_state("exited")
-        if self._control is not None and not self._control.path.startswith("@"):
-            with contextlib.suppress(OSError):
-                os.unlink(self._control.path)
+        if self._control is not None:
+            self._control.unlink()
 
     def _silence(self) -> None:
         """In a forked child: unpatched, no page, no socket, no thread; it takes no lock."""

@@ -16,14 +16,13 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookd.attach.interpreter import RUNTIME
-from hookd.attach.proc import read_memory, write_memory
+from hookd.attach.interpreter import DEBUG_COOKIE, RUNTIME
+from hookd.attach.proc import open_below_root, read_memory, write_memory
 
 if TYPE_CHECKING:
     from hookd.attach.interpreter import Interpreter
     from hookd.attach.proc import Status
 
-_COOKIE = b"xdebugpy"
 _FINAL = 0xF0
 _PLEASE_STOP = 1 << 5
 # struct _Py_DebugOffsets of 3.14: 64-bit fields after the cookie, the version and `free_threaded`.
@@ -116,7 +115,7 @@ def find(pid: int, python: Interpreter) -> RemoteDebug | None:
     if layout is None or runtime is None:
         return None
     cookie, version, _free_threaded = struct.unpack("<8sQQ", read_memory(pid, runtime, 24))
-    if cookie != _COOKIE or version & _FINAL != _FINAL:
+    if cookie != DEBUG_COOKIE or version & _FINAL != _FINAL:
         return None
     at = _offsets(pid, runtime + 24, layout)
 
@@ -165,7 +164,7 @@ class ScriptFolder:
         self._files: list[int] = []
         for parts in (("dev", "shm"), ("tmp",), ("var", "tmp"), ("run", "user", str(status.uid))):
             with contextlib.suppress(OSError):
-                self._fd = _open_below_root(status.pid, parts)
+                self._fd = open_below_root(status.pid, parts)
                 self._path = "/" + "/".join(parts)
                 if self._is_usable():
                     return
@@ -209,14 +208,3 @@ class ScriptFolder:
         os.close(os.open(name, flags, 0o600, dir_fd=self._fd))
         os.unlink(name, dir_fd=self._fd)
         return True
-
-
-def _open_below_root(pid: int, parts: tuple[str, ...]) -> int:
-    fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in parts:
-        try:
-            inner = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_RDONLY | os.O_CLOEXEC, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = inner
-    return fd
