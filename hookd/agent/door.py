@@ -12,6 +12,8 @@ import socket
 import struct
 from typing import Union
 
+from hookd.errors import AttachError
+
 _KIND = socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _OVERFLOW_UID = 65534
 _LONGEST = 100  # of the 108 bytes that a socket's address has
@@ -114,6 +116,9 @@ def open_door() -> Door:
 
     No module chooses the directory: `tempfile` would write into each, remember one for the training, and in the end
     take the current directory.
+
+    Raises:
+        AttachError: reason "no-socket".
     """
     name = f"hookd-{os.getpid()}-{secrets.token_hex(6)}.sock"
     named = (os.environ.get("XDG_RUNTIME_DIR", ""), "/run", os.environ.get("TMPDIR", ""))
@@ -122,7 +127,11 @@ def open_door() -> Door:
         if folder.startswith("/") and len(os.fsencode(path)) < _LONGEST:
             with contextlib.suppress(OSError):
                 return SocketFile(path)
-    return Pair()
+    try:
+        return Pair()
+    except OSError as exc:
+        hint = "A seccomp filter may forbid sockets, or the process may have no descriptors left."
+        raise AttachError(f"process {os.getpid()} gets no socket: {exc}", reason="no-socket", hint=hint) from exc
 
 
 def _is_in_user_namespace() -> bool:

@@ -265,6 +265,9 @@ def run(data: bytes, fd: int | None, base: int) -> None:
 
 
 def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
+    if box.is_cancelled():  # an import lock was held for longer than the tool waited
+        box.close()
+        return
     try:
         start(request["config"], archive)
     except BaseException as exc:  # noqa: BLE001  told to the tool

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _MARGIN_S = 5.0
 _QUICK_S = 0.05
 _GATE_S = 3.0
+_TRIES = 30
 
 
 def attach(pid: int, request: AttachRequest) -> AttachResult:
@@ -150,30 +151,55 @@ def _await_claim(found: target.Target, request: AttachRequest, delivery: Deliver
         Until when to wait for the rest: a forced attach has its time once more.
 
     Raises:
-        AttachError: reason "blocked".
+        AttachError: reasons "blocked", "subinterpreter".
     """
-
-    def is_claimed() -> bool:
-        return mailbox.word(delivery.box, mailbox.CLAIMED) != 0
-
     now = time.monotonic()
-    if _poll(found, is_claimed, now + (deadline - now) / 3):
+    if _is_claimed(found, delivery, now + (deadline - now) / 3):
         return deadline
     delivery.again()
-    if _poll(found, is_claimed, deadline):
+    if _is_claimed(found, delivery, deadline):
         return deadline
     where = proc.whereabouts(found.pid)
     if request.force and isinstance(delivery, StopDelivery) and _hangs(found.pid):
         delivery.run_on_blocked()
         deadline = time.monotonic() + request.timeout_s
-        if _poll(found, is_claimed, deadline):
+        if _is_claimed(found, delivery, deadline):
             return deadline
+    if _is_passed_over(delivery):
+        raise AttachError(
+            f"the main thread of process {found.pid} runs a subinterpreter, in which torch is not imported",
+            reason="subinterpreter", hint="Try again when it is back in the main interpreter.",
+        )  # fmt: skip
     raise AttachError(
         f"the main thread of process {found.pid} did not reach the interpreter within {request.timeout_s:g} s ({where})",
         reason="blocked",
         hint="It runs a long kernel or waits for another rank. Try again with a larger --timeout; --force attaches to a "
         "thread that hangs in a system call.",
     )
+
+
+def _is_claimed(found: target.Target, delivery: Delivery, deadline: float) -> bool:
+    """Wait until the code is run where torch is.
+
+    Before 3.12 a queued call runs in the interpreter in which the thread was stopped. One that has met a subinterpreter
+    is asked for again.
+    """
+
+    def is_claimed() -> bool:
+        return mailbox.word(delivery.box, mailbox.CLAIMED) != 0
+
+    for _ in range(_TRIES):
+        if not _poll(found, lambda: is_claimed() or _is_passed_over(delivery), deadline):
+            return False
+        if _poll(found, is_claimed, time.monotonic() + _QUICK_S):
+            return True
+        delivery.again()
+    return False
+
+
+def _is_passed_over(delivery: Delivery) -> bool:
+    """Say whether the code has run as often as it was queued."""
+    return mailbox.word(delivery.box, mailbox.RAN) >= mailbox.word(delivery.box, mailbox.SENT)
 
 
 def _hangs(pid: int) -> bool:

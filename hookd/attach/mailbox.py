@@ -36,9 +36,9 @@ CODE, DATA = 128, 4096
 _MAX_ANSWER = 65536
 
 # What the training thread runs, at a moment that the interpreter chooses. It must not raise: the interpreter would
-# end the process. It compares the pid because a forked child inherits the queue, claims the mailbox, starts a thread
-# and returns; nothing is imported that is not there from the interpreter's start. If ctypes is not loaded, the
-# mailbox is reached as a file.
+# end the process. It compares the pid because a forked child inherits the queue, looks for torch because it may run in
+# a subinterpreter, claims the mailbox, starts a thread and returns; nothing is imported that is not there from the
+# interpreter's start. If ctypes is not loaded, the mailbox is reached as a file.
 #
 # An exception that comes out of a signal handler of the program while these lines run is the program's (a preemption
 # signal, say): it is raised in the training thread by a second queued call, PyObject_IsTrue of an object whose
@@ -71,7 +71,7 @@ try:
     e['run'](d[8+n:],F,B)
    except BaseException:pass
   p(64,g(64)+1)
-  if g(0)==@TOKEN@ and not g(72):
+  if g(0)==@TOKEN@ and not g(72) and 'torch' in sys.modules:
    p(72,1)
    _thread.start_new_thread(r,())
   elif F is not None:posix.close(F)

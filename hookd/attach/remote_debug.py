@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _FINAL = 0xF0
 _PLEASE_STOP = 1 << 5
+_MOST_INTERPRETERS = 4096
 # struct _Py_DebugOffsets of 3.14: 64-bit fields after the cookie, the version and `free_threaded`.
 _LAYOUT = {
     (3, 14): (
@@ -123,6 +124,10 @@ def find(pid: int, python: Interpreter) -> RemoteDebug | None:
         return int.from_bytes(read_memory(pid, address, 8), "little")
 
     interpreter = pointer(runtime + at["runtime_state.interpreters_head"])
+    for _ in range(_MOST_INTERPRETERS):  # the newest is the first; the main one has the number 0
+        if not pointer(interpreter + at["interpreter_state.id"]):
+            break
+        interpreter = pointer(interpreter + at["interpreter_state.next"])
     thread = pointer(interpreter + at["interpreter_state.threads_main"])
     if not thread:
         return None
