@@ -14,6 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from hookd.agent import spawn
 from hookd.agent.door import open_door
 from hookd.agent.faults import Failure
 from hookd.errors import ControlError, HookdError
@@ -71,7 +72,7 @@ class Control:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        spawn.start(self._thread)
 
     def end(self) -> None:
         """Have the thread end, after the answer under way; wait for it, unless it is the caller."""

@@ -209,13 +209,14 @@ def _hangs(pid: int) -> bool:
         switches = [line for line in proc.read(pid, "status").split(b"\n") if line.startswith(b"voluntary_ctxt")]
         return proc.read(pid, "syscall"), b"".join(switches)
 
-    before = where()
-    end = time.monotonic() + _GATE_S
-    while time.monotonic() < end:
-        if where() != before or before[0].startswith(b"running"):
-            return False
+    before, since = where(), time.monotonic()
+    end = since + 2 * _GATE_S
+    while (now := time.monotonic()) < end and now - since < _GATE_S:
         time.sleep(_QUICK_S)
-    return True
+        here = where()
+        if here != before or here[0].startswith(b"running"):
+            before, since = here, time.monotonic()
+    return now - since >= _GATE_S
 
 
 def _poll(found: target.Target, question: Callable[[], Any], deadline: float) -> Any:

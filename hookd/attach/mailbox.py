@@ -37,8 +37,8 @@ _MAX_ANSWER = 65536
 
 # What the training thread runs, at a moment that the interpreter chooses. It must not raise: the interpreter would
 # end the process. It compares the pid because a forked child inherits the queue, looks for torch because it may run in
-# a subinterpreter, claims the mailbox, starts a thread and returns; nothing is imported that is not there from the
-# interpreter's start. If ctypes is not loaded, the mailbox is reached as a file.
+# a subinterpreter, claims the mailbox, starts a thread (of the usual size, whatever the program has chosen for its own)
+# and returns; nothing is imported that is not there from the interpreter's start. If ctypes is not loaded, the mailbox is reached as a file.
 #
 # An exception that comes out of a signal handler of the program while these lines run is the program's (a preemption
 # signal, say): it is raised in the training thread by a second queued call, PyObject_IsTrue of an object whose
@@ -73,7 +73,9 @@ try:
   p(64,g(64)+1)
   if g(0)==@TOKEN@ and not g(72) and 'torch' in sys.modules:
    p(72,1)
+   s=_thread.stack_size(0)
    _thread.start_new_thread(r,())
+   _thread.stack_size(s)
   elif F is not None:posix.close(F)
 except BaseException as x:
  try:

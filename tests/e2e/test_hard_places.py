@@ -36,13 +36,14 @@ ENTERED = {
 signal.signal(signal.SIGUSR1, lambda *_: {BUSY})
 os.kill(os.getpid(), signal.SIGUSR1)
 """,
-    "2,000 threads": f"""
+    "2,000 threads with small stacks": f"""
 threading.stack_size(1 << 16)
 end = threading.Event()
 for _ in range(2000):
     threading.Thread(target=end.wait, daemon=True).start()
 {BUSY}
 end.set()
+assert threading.stack_size() == 1 << 16
 """,
     "storm of execs": """
 import subprocess
@@ -68,8 +69,9 @@ try:
     import _xxsubinterpreters as interpreters
 except ImportError:
     import _interpreters as interpreters
-interpreters.create()
+newer = interpreters.create()
 {BUSY}
+interpreters.destroy(newer)
 """,
     "a filter as Docker's": f"""
 import struct
