@@ -54,8 +54,7 @@ class SocketFile:
             sock, _ = self.socket.accept()
         except OSError:
             return None
-        peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if peer[1] in self._allowed:
+        if peer(sock)[1] in self._allowed:
             return sock
         sock.close()
         return None
@@ -132,6 +131,12 @@ def open_door() -> Door:
     except OSError as exc:
         hint = "A seccomp filter may forbid sockets, or the process may have no descriptors left."
         raise AttachError(f"process {os.getpid()} gets no socket: {exc}", reason="no-socket", hint=hint) from exc
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Give pid and uid of who made the other end, as numbers in here: 0 for a pid of another namespace."""
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
 
 
 def _is_in_user_namespace() -> bool:

@@ -41,7 +41,10 @@ class Check:
 def of_machine(host: str | None) -> Iterator[Check]:
     """Check this machine, this user and this installation."""
     yield Check("hookd", "ok", f"{__version__} on Python {platform.python_version()} ({sys.executable})")
+    from hookd.cli import untested
+
     yield machine(platform.system(), platform.machine())
+    yield from untested.of_machine(platform.machine())
     yield rights(Path("/proc/self/status").read_text())
     yield yama(YAMA.read_text() if YAMA.exists() else None, may_trace_all=has_capability())
     yield self_test()
@@ -53,6 +56,7 @@ def of_machine(host: str | None) -> Iterator[Check]:
 def of_target(pid: int) -> Iterator[Check]:
     """Check one process, as an attach would, without touching it."""
     from hookd.attach import discover, permission, proc, target
+    from hookd.cli import untested
 
     name = f"process {pid}"
     try:
@@ -67,6 +71,7 @@ def of_target(pid: int) -> Iterator[Check]:
         return
     major, minor = found.python.version
     yield Check(name, "ok", f"CPython {major}.{minor} with torch, user {found.status.uid}")
+    yield from untested.of_build({mapping.path for mapping in proc.maps(pid)})
     if there is not None:
         yield Check("agent", "ok", f"there already, of hookd {there.get('agent_version')}, since {there.get('method')}")
     elif where := proc.whereabouts(pid):
