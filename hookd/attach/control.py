@@ -12,7 +12,7 @@ import socket
 import stat
 import struct
 import threading
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hookd.attach import discover, permission, proc
@@ -117,26 +117,48 @@ def path(pid: int, control: str) -> Path:
     return Path(control) if control.startswith("@") else Path(f"/proc/{pid}/root{control}")
 
 
-def remove_dead(control: str, uid: int) -> bool:
+def remove_dead(control: str, uid: int, near: int | None = None) -> bool:
     """Remove the socket file that a killed target has left behind, if it is that and nothing else.
 
     The path is the target's own word, so it is believed only where it cannot do harm: a socket with a name that an
-    agent gives, that belongs to the target's user and that nobody listens on.
+    agent gives, that belongs to the target's user and that nobody listens on; no link is followed.
+
+    Args:
+        control: the path, as the target named it.
+        uid: whose the file is.
+        near: a process with the target's file system, because the target has none any more; by default we ourselves.
     """
-    path = Path(control)
+    path = PurePosixPath(control)
     if not _SOCKET_NAME.fullmatch(path.name) or ".." in path.parts or not path.is_absolute():
         return False
     try:
-        status = path.lstat()
+        fd = proc.open_below_root(near or os.getpid(), path.parts[1:-1])
+    except OSError:
+        return False
+    try:
+        return _is_dead_socket(fd, path.name, uid) and _unlink(fd, path.name)
+    finally:
+        os.close(fd)
+
+
+def _is_dead_socket(directory: int, name: str, uid: int) -> bool:
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid != uid:
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-            probe.connect(str(path))
+            probe.connect(f"/proc/self/fd/{directory}/{name}")
     except ConnectionRefusedError:
-        path.unlink(missing_ok=True)
         return True
     except OSError:
         pass
+    return False
+
+
+def _unlink(directory: int, name: str) -> bool:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=directory)
+        return True
     return False
 
 

@@ -116,6 +116,25 @@ def test_the_kill_of_a_container_is_a_lost_target_with_its_last_counters(tmp_pat
         assert process.wait() == 128 + signal.SIGKILL
 
 
+def test_a_container_that_outlives_its_target_is_left_without_a_socket(tmp_path):
+    parent = "import subprocess, sys\nsubprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL)\nsys.stdin.readline()"
+    see = [TARGETS, bare_python().parents[1], *interpreter_homes()]
+    command = [bare_python(), "-c", parent, bare_python(), TARGETS / "mlp.py", "--steps", "0", "--pause", "0.01"]
+    with Box().start(tmp_path, command, see, TORCHINDUCTOR_CACHE_DIR=str(TARGETS)) as process:
+        process.expect("^step 2 ")
+        pid = target_of(process)
+        before = files(pid)
+        with Attachment([pid]) as attachment:
+            wait_until(lambda: attachment.metrics().total("hookd_steps_total") > 3)
+            assert len(files(pid) - before) == 1
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: attachment.metrics().select("hookd_target_state", state="lost"))
+            assert wait_until(lambda: target_of(process) != pid)
+            wait_until(lambda: files(target_of(process)) == before, what="the socket file is removed")
+        process.send("end")
+        process.finish()
+
+
 def test_a_tool_in_a_container_attaches_to_its_neighbour_of_the_same_user(tmp_path):
     """Neither is root, nothing can be written, /proc shows nobody else."""
     inside = Box(uid=NOBODY, proc_options="hidepid=2", writable=())
