@@ -40,6 +40,9 @@ def start(config: dict[str, Any], loader: Any = None) -> None:
 
 
 def _begin(config: dict[str, Any], loader: Any) -> Any:
+    if "t" in getattr(sys, "abiflags", ""):
+        hint = "hookd counts under the interpreter's lock; use the ordinary build of the same version."
+        raise TargetUnsupported("this is a free-threaded build of Python", reason="free-threaded", hint=hint)
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(getattr(torch, "nn", None), "Module"):
         raise TargetUnsupported("torch is not imported in this process", reason="no-torch")

@@ -13,26 +13,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
 import selectors
 import signal
-import socket
-import struct
-import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from hookd.agent import spawn
+from hookd.agent.door import open_door, peer
 from hookd.agent.faults import Failure
 from hookd.errors import ControlError, HookdError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
 MAX_LINE = 16 << 20
 MAX_LEASE_S = 1e9
 TICK_S = 1.0
+_MOST_CONNECTIONS = 64
 
 
 class Connection:
@@ -69,8 +68,9 @@ class Control:
         self._connections: dict[int, Connection] = {}
         self._selector = selectors.DefaultSelector()
         self._is_ending = False
-        self._listener, self.path = _listen()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._door = open_door()
+        self.path = self._door.path
+        self._selector.register(self._door.socket, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="hookd", daemon=True)
 
     @property
@@ -90,7 +90,7 @@ class Control:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        spawn.start(self._thread)
 
     def end(self) -> None:
         """Have the thread end, after the answer under way; wait for it, unless it is the caller."""
@@ -110,8 +110,12 @@ class Control:
         """Close what a forked child inherited, without a lock and without touching the parent's socket file."""
         for connection in self._connections.values():
             connection.socket.close()
-        self._listener.close()
+        self._door.close()
         self._selector.close()
+
+    def unlink(self) -> None:
+        """Remove the socket file; for a process that ends before the thread does."""
+        self._door.unlink()
 
     # -- the thread
 
@@ -134,17 +138,15 @@ class Control:
             connection.socket.close()
         self._connections.clear()
         self._selector.close()
-        self._listener.close()
-        if not self.path.startswith("@"):
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
+        self._door.close()
+        self._door.unlink()
 
     def _check_lease(self) -> None:
         if self._stay_until is not None and not self.leases and time.monotonic() > self._stay_until:
             self._expire()
 
     def _ready(self, sock: Any) -> None:
-        if sock is self._listener:
+        if sock is self._door.socket:
             self._accept()
             return
         connection = self._connections[sock.fileno()]
@@ -161,16 +163,14 @@ class Control:
             self._answer(connection, line)
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
+        sock = self._door.accept()
+        if sock is None:
             return
-        peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if peer[1] not in (0, os.geteuid()) or len(self._connections) >= 64:
+        if len(self._connections) >= _MOST_CONNECTIONS:
             sock.close()
             return
         sock.settimeout(5.0)
-        self._connections[sock.fileno()] = Connection(sock, peer[0])
+        self._connections[sock.fileno()] = Connection(sock, peer(sock)[0])
         self._selector.register(sock, selectors.EVENT_READ)
 
     def _drop(self, connection: Connection) -> None:
@@ -205,28 +205,3 @@ class Control:
             connection.lease_s = seconds
             return {"leases": self.leases}
         return self._handle(request)
-
-
-def _listen() -> tuple[socket.socket, str]:
-    """Bind the socket where the target may write; where it may nowhere, in the abstract name space as `@name`."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    name = f"hookd-{os.getpid()}-{secrets.token_hex(6)}.sock"
-    for folder in (os.environ.get("XDG_RUNTIME_DIR", ""), "/run", tempfile.gettempdir(), "/dev/shm", "/tmp"):  # noqa: S108
-        path = os.path.join(folder, name)
-        if folder.startswith("/") and len(path) < 100 and _bind(listener, path):
-            listener.listen(16)
-            return listener, path
-    listener.bind("\0" + name)
-    listener.listen(16)
-    return listener, "@" + name
-
-
-def _bind(listener: socket.socket, path: str) -> bool:
-    # The mode of the socket file comes from the descriptor's, as unix(7) says nothing else is portable: no umask,
-    # which belongs to the whole process and so to the training.
-    os.fchmod(listener.fileno(), 0o600)
-    try:
-        listener.bind(path)
-    except OSError:
-        return False
-    return True

@@ -38,16 +38,19 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _stat() -> list[str]:
-    with open("/proc/self/stat") as file:  # the name in field 2 may hold anything, also spaces and parentheses
-        return file.read().rpartition(")")[2].split()
-
-
 def _start_ticks() -> int:
-    return int(_stat()[19])
+    """Give field 22 of /proc/self/stat; 0 in a container without /proc."""
+    try:
+        with open("/proc/self/stat") as file:  # the name in field 2 may hold anything, also spaces and parentheses
+            return int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
 
 
 def _started() -> float:
-    with open("/proc/uptime") as file:
-        uptime_s = float(file.read().split()[0])
+    try:
+        with open("/proc/uptime") as file:
+            uptime_s = float(file.read().split()[0])
+    except OSError:
+        return time.time()
     return time.time() - uptime_s + _start_ticks() / os.sysconf("SC_CLK_TCK")

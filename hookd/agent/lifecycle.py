@@ -11,6 +11,7 @@ import time
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from hookd.agent import spawn
 from hookd.agent.control import Control
 from hookd.agent.fork import set_after_fork
 from hookd.agent.identity import identity
@@ -116,14 +117,14 @@ class Agent:
         result = self.detach(float(request.get("timeout", 10.0)))
         # The answer must still go out; the thread that sends it then cleans up, being the last of us that runs.
         self._control.end()
-        threading.Thread(target=self.leave, name="hookd", daemon=True).start()
+        spawn.start(threading.Thread(target=self.leave, name="hookd", daemon=True))
         return result
 
     def _expired(self) -> None:
         self._session.write_log("info", "the last lease has been gone for its time: detaching")
         self.detach(10.0)
         self._control.end()
-        threading.Thread(target=self.leave, name="hookd", daemon=True).start()
+        spawn.start(threading.Thread(target=self.leave, name="hookd", daemon=True))
 
     def orphan(self) -> None:
         """Stay only while somebody holds the agent, unless somebody who is there has asked to keep it."""
@@ -192,9 +193,8 @@ class Agent:
         """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
         with contextlib.suppress(ValueError):
             self._page.set_state("exited")
-        if self._control is not None and not self._control.path.startswith("@"):
-            with contextlib.suppress(OSError):
-                os.unlink(self._control.path)
+        if self._control is not None:
+            self._control.unlink()
 
     def _silence(self) -> None:
         """In a forked child: unpatched, no page, no socket, no thread; it takes no lock."""

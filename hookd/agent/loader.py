@@ -287,10 +287,17 @@ def run(data: bytes, fd: int | None, base: int) -> None:
     import threading  # noqa: PLC0415
 
     arguments = (box, request, data[8 + length :])
-    threading.Thread(target=_serve, args=arguments, name="hookd-attach", daemon=True).start()
+    before = threading.stack_size(0)  # not what the program has chosen for its own threads: that may be too little
+    try:
+        threading.Thread(target=_serve, args=arguments, name="hookd-attach", daemon=True).start()
+    finally:
+        threading.stack_size(before)
 
 
 def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
+    if box.is_cancelled():  # an import lock was held for longer than the tool waited
+        box.close()
+        return
     try:
         start(request["config"], archive)
     except BaseException as exc:  # noqa: BLE001  told to the tool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -340,9 +341,10 @@ class Session:
     def tick(self, now_s: float) -> None:
         """Do what is to be done about once a second, in hookd's own thread."""
         self.models.tick(now_s)
-        alive = {int(task) for task in os.listdir("/proc/self/task")}
-        for ident in [ident for ident in self._heartbeats if ident not in alive]:
-            self.page.release_thread(self._heartbeats.pop(ident))
+        with contextlib.suppress(FileNotFoundError):  # in a container without /proc they stay
+            alive = {int(task) for task in os.listdir("/proc/self/task")}
+            for ident in [ident for ident in self._heartbeats if ident not in alive]:
+                self.page.release_thread(self._heartbeats.pop(ident))
         for one in self.registry.ordered("tick"):
             if self.namespace.get(one.switch):
                 self._call(one, [now_s] if one.arguments else [])

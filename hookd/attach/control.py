@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import json
 import os
 import re
@@ -10,7 +12,7 @@ import socket
 import stat
 import struct
 import threading
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hookd.attach import discover, permission, proc
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MAX_ANSWER = 16 << 20
+_PIDFD_GETFD = 438  # on every machine; Linux 5.6
 _SOCKET_NAME = re.compile(r"hookd-\d+-[0-9a-f]{12}\.sock")
 
 
@@ -110,61 +113,114 @@ class Control:
 
 
 def path(pid: int, control: str) -> Path:
-    """Give the agent's socket as a path of ours; an abstract one as `@name`."""
+    """Give the agent's socket as a path of ours; one without a file as `@…`."""
     return Path(control) if control.startswith("@") else Path(f"/proc/{pid}/root{control}")
 
 
-def remove_dead(control: str, uid: int) -> bool:
+def remove_dead(control: str, uid: int, near: int | None = None) -> bool:
     """Remove the socket file that a killed target has left behind, if it is that and nothing else.
 
     The path is the target's own word, so it is believed only where it cannot do harm: a socket with a name that an
-    agent gives, that belongs to the target's user and that nobody listens on.
+    agent gives, that belongs to the target's user and that nobody listens on; no link is followed.
+
+    Args:
+        control: the path, as the target named it.
+        uid: whose the file is.
+        near: a process with the target's file system, because the target has none any more; by default we ourselves.
     """
-    path = Path(control)
+    path = PurePosixPath(control)
     if not _SOCKET_NAME.fullmatch(path.name) or ".." in path.parts or not path.is_absolute():
         return False
     try:
-        status = path.lstat()
+        fd = proc.open_below_root(near or os.getpid(), path.parts[1:-1])
+    except OSError:
+        return False
+    try:
+        return _is_dead_socket(fd, path.name, uid) and _unlink(fd, path.name)
+    finally:
+        os.close(fd)
+
+
+def _is_dead_socket(directory: int, name: str, uid: int) -> bool:
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid != uid:
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-            probe.connect(str(path))
+            probe.connect(f"/proc/self/fd/{directory}/{name}")
     except ConnectionRefusedError:
-        path.unlink(missing_ok=True)
         return True
     except OSError:
         pass
     return False
 
 
+def _unlink(directory: int, name: str) -> bool:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=directory)
+        return True
+    return False
+
+
 def _open(pid: int, control: str, timeout_s: float) -> socket.socket:
-    """Connect and check that it is really the target that answers: its paths are its own words."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout_s)
+    """Connect, in the way that the agent's page names: see `hookd/agent/door.py`."""
     try:
-        if control.startswith("@"):
-            connection.connect("\0" + control[1:])
-        else:
-            _connect_path(connection, pid, control)
-        peer = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    except OSError as exc:
-        connection.close()
+        connection = _through_pair(pid, control) if control.startswith("@") else _to_file(pid, control, timeout_s)
+    except PermissionError as exc:
+        raise permission.explain(pid, exc) from exc
+    except (OSError, ValueError) as exc:
         hint = "It may be detaching; look again with `hookd ps`."
         raise ControlError(f"the agent in process {pid} cannot be reached: {exc}", reason="gone", hint=hint) from exc
-    if peer != pid:
-        connection.close()
-        raise ControlError(f"process {peer} answers for process {pid}", reason="impostor")
+    connection.settimeout(timeout_s)
     return connection
 
 
-def _connect_path(connection: socket.socket, pid: int, control: str) -> None:
-    """Connect below the target's root; by way of its directory, because a socket's path may not be long."""
+def _to_file(pid: int, control: str, timeout_s: float) -> socket.socket:
+    """Connect below the target's root, and check that it is really the target that answers: its path is its own word.
+
+    By way of the directory, because a socket's address may not be long, and without following links, which would
+    lead into our own root.
+    """
     directory, _, name = control.rpartition("/")
-    fd = os.open(f"/proc/{pid}/root/{directory.lstrip('/')}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = proc.open_below_root(pid, tuple(part for part in directory.split("/") if part))
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        connection.settimeout(timeout_s)
         connection.connect(f"/proc/self/fd/{fd}/{name}")
+        _require_peer(connection, pid)
+    except BaseException:
+        connection.close()
+        raise
     finally:
         os.close(fd)
+    return connection
+
+
+def _require_peer(connection: socket.socket, pid: int) -> None:
+    peer = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    if peer != pid:
+        raise ControlError(f"process {peer} answers for process {pid}", reason="impostor")
+
+
+def _through_pair(pid: int, control: str) -> socket.socket:
+    """Copy the target's outer socket, and send an end of a new connection through it."""
+    number, _, inode = control[1:].partition(":")
+    pidfd = os.pidfd_open(pid)
+    try:
+        fd = proc.libc().syscall(_PIDFD_GETFD, pidfd, int(number), 0)
+    finally:
+        os.close(pidfd)
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"pidfd_getfd: {os.strerror(code)}")
+    if os.fstat(fd).st_ino != int(inode):
+        os.close(fd)
+        raise OSError(errno.ESTALE, "its socket is not there any more")
+    with socket.socket(fileno=fd) as outer:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(outer, [b"hookd"], [theirs.fileno()])
+    return ours
 
 
 def detach(pid: int, timeout_s: float = 10.0) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class StopDelivery(Delivery):
         job = Job(
             pid=target.pid,
             ticks=target.ticks,
+            image=target.image,
             symbols=target.python.symbols,
             returns=target.python.returns,
             code=self._code,

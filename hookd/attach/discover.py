@@ -136,11 +136,16 @@ def _is_own(pid: int, fd: int) -> bool:
         return False
     try:
         owner = reader.identity()
-        return owner.get("pid") == proc.status(pid).nspid and owner.get("start_ticks") == proc.start_ticks(pid)
+        return owner.get("pid") == proc.status(pid).nspid and owner.get("start_ticks") in _own_start_ticks(pid)
     except HookdError:
         return False
     finally:
         reader.close()
+
+
+def _own_start_ticks(pid: int) -> tuple[int, int]:
+    """Give what a process reads as its own start: by the clock of its time namespace; 0 where it has no /proc."""
+    return proc.start_ticks(pid) + proc.boot_shift_ticks(pid), 0
 
 
 def candidates(known: Collection[tuple[int, int]] = ()) -> list[Candidate]:

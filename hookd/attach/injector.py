@@ -32,6 +32,7 @@ class Job:
 
     Attributes:
         ticks: start time of the process, so that a reused pid is noticed.
+        image: see `proc.image`: the symbols hold for no other program.
         code: Python source with @BOX@ for the mailbox's address.
         box: address of the mailbox, 0 to make one.
         size: of the mailbox, in bytes.
@@ -40,6 +41,7 @@ class Job:
 
     pid: int
     ticks: int
+    image: str
     symbols: dict[str, int]
     returns: tuple[int, int]
     code: str
@@ -63,6 +65,8 @@ def run(job: Job) -> dict[str, Any]:
     proc.require_alive(job.pid, job.ticks)
     thread.stop(job.timeout_s)
     try:
+        if proc.image(job.pid) != job.image:
+            raise AttachError(f"process {job.pid} became another program", reason="died", hint="Try again.")
         box = _operate(thread, job, text)
     finally:
         thread.release()

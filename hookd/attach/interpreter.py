@@ -25,6 +25,8 @@ NEWEST = (3, 14)
 QUEUE, EVALUATE, INITIALIZED = "Py_AddPendingCall", "PyRun_SimpleString", "Py_IsInitialized"
 GIL_CHECK, GIL_TAKE, GIL_GIVE = "PyGILState_Check", "PyGILState_Ensure", "PyGILState_Release"
 RUNTIME = "_PyRuntime"
+DEBUG_COOKIE = b"xdebugpy"
+"""With this the runtime of 3.13 and newer begins, see `remote_debug.py`."""
 _NEEDED = (QUEUE, EVALUATE, INITIALIZED, GIL_CHECK, GIL_TAKE, GIL_GIVE)
 _OPTIONAL = ("Py_Version", RUNTIME)
 _MEMORY = ("mmap", "munmap")
@@ -55,7 +57,7 @@ def find(pid: int, maps: Sequence[Mapping]) -> Interpreter:
     """Look for Python in the images mapped by process `pid`.
 
     Raises:
-        TargetUnsupported: reasons "32-bit", "architecture", "not-python", "python-version".
+        TargetUnsupported: reasons "32-bit", "architecture", "not-python", "python-version", "free-threaded".
         OSError: the memory cannot be read.
     """
     images = _images(maps)
@@ -75,6 +77,11 @@ def find(pid: int, maps: Sequence[Mapping]) -> Interpreter:
             f"process {pid} runs Python {word}; hookd serves {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
             reason="python-version",
         )
+    if _is_free_threaded(pid, version, symbols):
+        raise TargetUnsupported(
+            f"process {pid} runs a free-threaded build of Python", reason="free-threaded",
+            hint="hookd counts under the interpreter's lock; use the ordinary build of the same version.",
+        )  # fmt: skip
     libc = find_libc(pid, maps)
     return Interpreter(version, image.path, symbols | libc.symbols, libc.returns)
 
@@ -156,6 +163,14 @@ def _version(pid: int, symbols: dict[str, int], paths: Sequence[str]) -> tuple[i
         if found:
             return int(found[1]), int(found[2])
     return 0, 0
+
+
+def _is_free_threaded(pid: int, version: tuple[int, int], symbols: dict[str, int]) -> bool:
+    """Read `free_threaded` of _Py_DebugOffsets (Include/internal/pycore_debug_offsets.h), the third of its words."""
+    if version < (3, 13) or RUNTIME not in symbols:
+        return False
+    cookie, _, flag = struct.unpack("<8sQQ", read_memory(pid, symbols[RUNTIME], 24))
+    return bool(cookie == DEBUG_COOKIE and flag)
 
 
 def _code(pid: int, path: str, maps: Sequence[Mapping], wanted: bytes) -> int:

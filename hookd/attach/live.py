@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _MARGIN_S = 5.0
 _QUICK_S = 0.05
 _GATE_S = 3.0
+_TRIES = 30
 
 
 def attach(pid: int, request: AttachRequest) -> AttachResult:
@@ -175,34 +176,59 @@ def _await_claim(found: target.Target, request: AttachRequest, delivery: Deliver
         Until when to wait for the rest: a forced attach has its time once more.
 
     Raises:
-        AttachError: reason "blocked".
+        AttachError: reasons "blocked", "subinterpreter".
     """
-
-    def is_claimed() -> bool:
-        asked = time.monotonic()
-        if mailbox.word(delivery.box, mailbox.CLAIMED):
-            return True
-        delivery.box.expect(asked + request.timeout_s + _MARGIN_S)  # whose thread begins to wait when it is claimed
-        return False
-
     now = time.monotonic()
-    if _poll(found, is_claimed, now + (deadline - now) / 3):
+    if _is_claimed(found, delivery, now + (deadline - now) / 3, request.timeout_s):
         return deadline
     delivery.again()
-    if _poll(found, is_claimed, deadline):
+    if _is_claimed(found, delivery, deadline, request.timeout_s):
         return deadline
     where = proc.whereabouts(found.pid)
     if request.force and isinstance(delivery, StopDelivery) and _hangs(found.pid):
         delivery.run_on_blocked()
         deadline = time.monotonic() + request.timeout_s
-        if _poll(found, is_claimed, deadline):
+        if _is_claimed(found, delivery, deadline, request.timeout_s):
             return deadline
+    if _is_passed_over(delivery):
+        raise AttachError(
+            f"the main thread of process {found.pid} runs a subinterpreter, in which torch is not imported",
+            reason="subinterpreter", hint="Try again when it is back in the main interpreter.",
+        )  # fmt: skip
     raise AttachError(
         f"the main thread of process {found.pid} did not reach the interpreter within {request.timeout_s:g} s ({where})",
         reason="blocked",
         hint="It runs a long kernel or waits for another rank. Try again with a larger --timeout; --force attaches to a "
         "thread that hangs in a system call.",
     )
+
+
+def _is_claimed(found: target.Target, delivery: Delivery, deadline: float, timeout_s: float) -> bool:
+    """Wait until the code is run where torch is.
+
+    Before 3.12 a queued call runs in the interpreter in which the thread was stopped. One that has met a subinterpreter
+    is asked for again.
+    """
+
+    def is_claimed() -> bool:
+        asked = time.monotonic()
+        if mailbox.word(delivery.box, mailbox.CLAIMED):
+            return True
+        delivery.box.expect(asked + timeout_s + _MARGIN_S)  # whose thread begins to wait when it is claimed
+        return False
+
+    for _ in range(_TRIES):
+        if not _poll(found, lambda: is_claimed() or _is_passed_over(delivery), deadline):
+            return False
+        if _poll(found, is_claimed, time.monotonic() + _QUICK_S):
+            return True
+        delivery.again()
+    return False
+
+
+def _is_passed_over(delivery: Delivery) -> bool:
+    """Say whether the code has run as often as it was queued."""
+    return mailbox.word(delivery.box, mailbox.RAN) >= mailbox.word(delivery.box, mailbox.SENT)
 
 
 def _hangs(pid: int) -> bool:
@@ -212,13 +238,14 @@ def _hangs(pid: int) -> bool:
         switches = [line for line in proc.read(pid, "status").split(b"\n") if line.startswith(b"voluntary_ctxt")]
         return proc.read(pid, "syscall"), b"".join(switches)
 
-    before = where()
-    end = time.monotonic() + _GATE_S
-    while time.monotonic() < end:
-        if where() != before or before[0].startswith(b"running"):
-            return False
+    before, since = where(), time.monotonic()
+    end = since + 2 * _GATE_S
+    while (now := time.monotonic()) < end and now - since < _GATE_S:
         time.sleep(_QUICK_S)
-    return True
+        here = where()
+        if here != before or here[0].startswith(b"running"):
+            before, since = here, time.monotonic()
+    return now - since >= _GATE_S
 
 
 def _poll(found: target.Target, question: Callable[[], Any], deadline: float) -> Any:

@@ -39,8 +39,9 @@ CODE, DATA = 128, 4096
 _MAX_ANSWER = 65536
 
 # What the training thread runs, at a moment that the interpreter chooses. It must not raise: the interpreter would
-# end the process. It compares the pid because a forked child inherits the queue, claims the mailbox, starts a thread
-# and returns; nothing is imported that is not there from the interpreter's start. If ctypes is not loaded, the
+# end the process. It compares the pid because a forked child inherits the queue, looks for torch because it may run in
+# a subinterpreter, claims the mailbox, starts a thread (of the usual size, whatever the program has chosen for its
+# own) and returns; nothing is imported that is not there from the interpreter's start. If ctypes is not loaded, the
 # mailbox is reached as a file. Where the tool has given up or died, the mailbox is given back: by the thread, which
 # waits for its time, or at once by code that runs only after the tool's word (once nothing is queued there any more).
 #
@@ -85,9 +86,11 @@ try:
    except BaseException:pass
   p(64,g(64)+1)
   if g(32) and not g(72) and g(8)==g(64):q()
-  elif g(0)==@TOKEN@ and not g(72) and not g(32):
+  elif g(0)==@TOKEN@ and not g(72) and not g(32) and 'torch' in sys.modules:
    p(72,1)
+   s=_thread.stack_size(0)
    _thread.start_new_thread(r,())
+   _thread.stack_size(s)
   elif F is not None:posix.close(F)
 except BaseException as x:
  try:

@@ -28,6 +28,21 @@ def require_owner(status: proc.Status) -> None:
         )
 
 
+def require_shown(pid: int) -> None:
+    """Tell a process that /proc does not show us from one that is not there.
+
+    Raises:
+        PermissionDenied: reason "hidden".
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return
+    except PermissionError as exc:
+        hint = "/proc is mounted with hidepid; run hookd as the process's user or as root."
+        raise PermissionDenied(f"process {pid} is hidden from user {os.geteuid()}", reason="hidden", hint=hint) from exc
+
+
 def explain(pid: int, error: OSError) -> HookdError:
     """Turn what the kernel said into the cause, as far as it can be told from outside."""
     try:
@@ -36,6 +51,8 @@ def explain(pid: int, error: OSError) -> HookdError:
         return exc if error.errno == errno.ENOENT else AttachError(f"process {pid} ended", reason="died")
     if error.errno == errno.ESRCH or status.state in "ZX":
         return AttachError(f"process {pid} ended while hookd was attaching", reason="died")
+    if error.errno == errno.EFAULT:
+        return AttachError(f"process {pid} became another program while hookd was attaching", reason="died")
     if error.errno == errno.ENOSYS:
         return forbidden(error)
     if error.errno not in (errno.EPERM, errno.EACCES):

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hookd.errors import AttachError, NoSuchTarget
+from hookd.errors import AttachError, HookdError, NoSuchTarget
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,48 @@ def start_ticks(pid: int) -> int:
         NoSuchTarget: there is no such process.
     """
     return int(read(pid, "stat").rpartition(b")")[2].split()[19])
+
+
+def image(pid: int) -> str:
+    """Give what tells the program that a process runs from one that it becomes by exec: where the kernel put it.
+
+    The addresses in the auxiliary vector are random for each exec. Where they are not, the same program lies in the
+    same place, which is as good.
+    """
+    return read(pid, "auxv").hex()
+
+
+def boot_shift_ticks(pid: int) -> int:
+    """Give how much more the process's time namespace adds to the time since boot than ours does.
+
+    Field 22 of its /proc/PID/stat is larger by that when it reads it itself. Source: time_namespaces(7).
+    """
+
+    def offset_s(of: int) -> float:
+        with contextlib.suppress(OSError, HookdError):
+            for line in read(of, "timens_offsets").splitlines():
+                name, seconds, nanoseconds = line.split()
+                if name in (b"boottime", b"7"):
+                    return int(seconds) + int(nanoseconds) / 1e9
+        return 0.0
+
+    return round((offset_s(pid) - offset_s(os.getpid())) * os.sysconf("SC_CLK_TCK"))
+
+
+def open_below_root(pid: int, parts: tuple[str, ...]) -> int:
+    """Open a directory of the process's own file system, following no links; give its descriptor.
+
+    Raises:
+        OSError: it is not there, or a part of it is a link.
+    """
+    fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in parts:
+        try:
+            inner = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_PATH | os.O_CLOEXEC, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
 
 
 def words(pid: int, name: str) -> list[str]:

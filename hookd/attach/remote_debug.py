@@ -19,18 +19,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookd.attach.interpreter import RUNTIME
-from hookd.attach.proc import read_memory, write_memory
+from hookd.attach.interpreter import DEBUG_COOKIE, RUNTIME
+from hookd.attach.proc import open_below_root, read_memory, write_memory
 
 if TYPE_CHECKING:
     from hookd.attach.interpreter import Interpreter
     from hookd.attach.proc import Status
 
-_COOKIE = b"xdebugpy"
 _FINAL = 0xF0
 _NAME = re.compile(r"hookd-[0-9a-f]{16}\.(?:box|py|try)")
 _YOUNG_S = 60.0
 _PLEASE_STOP = 1 << 5
+_MOST_INTERPRETERS = 4096
 # struct _Py_DebugOffsets of 3.14: 64-bit fields after the cookie, the version and `free_threaded`.
 _LAYOUT = {
     (3, 14): (
@@ -121,7 +121,7 @@ def find(pid: int, python: Interpreter) -> RemoteDebug | None:
     if layout is None or runtime is None:
         return None
     cookie, version, _free_threaded = struct.unpack("<8sQQ", read_memory(pid, runtime, 24))
-    if cookie != _COOKIE or version & _FINAL != _FINAL:
+    if cookie != DEBUG_COOKIE or version & _FINAL != _FINAL:
         return None
     at = _offsets(pid, runtime + 24, layout)
 
@@ -129,6 +129,10 @@ def find(pid: int, python: Interpreter) -> RemoteDebug | None:
         return int.from_bytes(read_memory(pid, address, 8), "little")
 
     interpreter = pointer(runtime + at["runtime_state.interpreters_head"])
+    for _ in range(_MOST_INTERPRETERS):  # the newest is the first; the main one has the number 0
+        if not pointer(interpreter + at["interpreter_state.id"]):
+            break
+        interpreter = pointer(interpreter + at["interpreter_state.next"])
     thread = pointer(interpreter + at["interpreter_state.threads_main"])
     if not thread:
         return None
@@ -171,7 +175,7 @@ class ScriptFolder:
         self._files: list[int] = []
         for parts in _folders(status):
             with contextlib.suppress(OSError):
-                self._fd = _open_below_root(status.pid, parts)
+                self._fd = open_below_root(status.pid, parts)
                 self._path = "/" + "/".join(parts)
                 if self._is_usable():
                     return
@@ -227,7 +231,7 @@ def remove_stale(status: Status) -> list[str]:
     removed = []
     for parts in _folders(status):
         with contextlib.suppress(OSError):
-            folder = _open_below_root(status.pid, parts)
+            folder = open_below_root(status.pid, parts)
             try:
                 stale = [name for name in os.listdir(folder) if _is_stale(name, folder, status)]  # noqa: PTH208
                 for name in stale:
@@ -263,14 +267,3 @@ def _is_stale(name: str, folder: int, status: Status) -> bool:
 
 def _folders(status: Status) -> tuple[tuple[str, ...], ...]:
     return (("dev", "shm"), ("tmp",), ("var", "tmp"), ("run", "user", str(status.uid)))
-
-
-def _open_below_root(pid: int, parts: tuple[str, ...]) -> int:
-    fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in parts:
-        try:
-            inner = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_RDONLY | os.O_CLOEXEC, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = inner
-    return fd

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hookd.attach import discover, interpreter, permission, proc
-from hookd.errors import AttachError, TargetUnsupported
+from hookd.errors import AttachError, NoSuchTarget, TargetUnsupported
 
 
 @dataclass(frozen=True)
 class Target:
-    """A process that may be attached to."""
+    """A process that may be attached to.
+
+    Attributes:
+        image: see `proc.image`.
+    """
 
     status: proc.Status
     ticks: int
+    image: str
     python: interpreter.Interpreter
 
     @property
@@ -29,11 +34,13 @@ def look(pid: int) -> Target:
         NoSuchTarget: there is no such process.
         PermissionDenied: it may not be looked into; the reason says why.
         AttachError: reasons "zombie", "stopped", "traced", "died".
-        TargetUnsupported: reasons "disabled", "not-python", "python-version", "no-torch", "32-bit", "architecture".
+        TargetUnsupported: reasons "disabled", "not-python", "python-version", "free-threaded", "no-torch", "32-bit",
+            "architecture", "main-thread-exited".
     """
     status, ticks = require_awake(pid), proc.start_ticks(pid)
     permission.require_owner(status)
     try:
+        image = proc.image(pid)
         if discover.is_disabled(pid):
             hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
             raise TargetUnsupported(f"process {pid} has hookd disabled", reason="disabled", hint=hint)
@@ -44,7 +51,7 @@ def look(pid: int) -> Target:
     if not discover.has_torch(maps):
         hint = "`hookd ps` lists training processes."
         raise TargetUnsupported(f"process {pid} has no torch loaded", reason="no-torch", hint=hint)
-    return Target(status, ticks, python)
+    return Target(status, ticks, image, python)
 
 
 def require_awake(pid: int) -> proc.Status:
@@ -52,9 +59,19 @@ def require_awake(pid: int) -> proc.Status:
 
     Raises:
         NoSuchTarget: there is no such process.
+        PermissionDenied: reason "hidden".
         AttachError: reasons "zombie", "stopped", "traced".
+        TargetUnsupported: reason "main-thread-exited".
     """
-    status = proc.status(pid)
+    try:
+        status = proc.status(pid)
+    except NoSuchTarget:
+        permission.require_shown(pid)
+        raise
+    if status.state in "ZX" and status.threads > 1:
+        hint = "hookd enters by the main thread; start such a program with `hookd run -- ...`."
+        message = f"the main thread of process {pid} has exited, {status.threads - 1} others live on"
+        raise TargetUnsupported(message, reason="main-thread-exited", hint=hint)
     if status.state in "ZX":
         hint = f"Process {status.ppid}, its parent, has not waited for it."
         raise AttachError(f"process {pid} has ended", reason="zombie", hint=hint)

@@ -221,6 +221,7 @@ class Target:
         except PageError as exc:
             self.identity = Identity.of_process(pid)
             self._close("corrupt", exc.reason)
+        self._files = proc.link(pid, "ns/mnt")
         self.claim = labels.Claim(pid, pid, self.identity.rank, self.identity.run, self.identity.run)
 
     def read(self) -> Snapshot | None:
@@ -249,7 +250,13 @@ class Target:
             state = self._snapshot.state if self._snapshot is not None else ""
             self._close("lost", "exited" if state == "exited" else "died")
             if self._snapshot is not None:
-                control.remove_dead(_text(self._snapshot.identity, "control"), self.identity.uid)
+                path = _text(self._snapshot.identity, "control")
+                control.remove_dead(path, self.identity.uid, near=self._neighbour())
+
+    def _neighbour(self) -> int | None:
+        """Give its parent where that sees the same files: in a container that outlives the target."""
+        parent = self.identity.ppid
+        return parent if parent and proc.link(parent, "ns/mnt") == self._files else None
 
     def detach(self) -> None:
         """Take the last copy of the page: its agent has left."""

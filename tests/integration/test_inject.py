@@ -162,7 +162,7 @@ found = target.look(int(sys.argv[1]))
 selftest.check = lambda: None
 request = ptrace.request
 code = mailbox.code(found.status.nspid, 5, 0.1)
-job = injector.Job(found.pid, found.ticks, found.python.symbols, found.python.returns, code, 5, 65536, 5.0)
+job = injector.Job(found.pid, found.ticks, found.image, found.python.symbols, found.python.returns, code, 5, 65536, 5.0)
 last = -1
 code = 9
 while code == 9:

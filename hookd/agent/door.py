@@ -1,0 +1,148 @@
+"""Where a tool reaches the agent: a socket file, or where none can be made a pair of sockets. Runs in the target.
+
+Both let in the target's own user and root, and nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import struct
+from typing import Union
+
+from hookd.errors import AttachError
+
+_KIND = socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_OVERFLOW_UID = 65534
+_LONGEST = 100  # of the 108 bytes that a socket's address has
+
+
+class SocketFile:
+    """A socket file of mode 0600 in one of the usual directories.
+
+    Its mode lets in its owner, and root. A root outside our user namespace (rootless containers) has no number in
+    here: the kernel shows it as 65534, like every other stranger, of whom the mode has let in none.
+
+    Attributes:
+        path: of the file, free of symbolic links, because a tool opens it from another root directory.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Make it.
+
+        Raises:
+            OSError: there is no such directory, or it is not ours to write.
+        """
+        self.path = path
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | _KIND)
+        self._allowed = {0, os.geteuid()} | ({_OVERFLOW_UID} if _is_in_user_namespace() else set())
+        try:
+            # The mode of the file comes from the descriptor's (unix(7): nothing else is portable): no umask, which
+            # belongs to the whole process and so to the training.
+            os.fchmod(self.socket.fileno(), 0o600)
+            self.socket.bind(path)
+            self.socket.listen(16)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def accept(self) -> socket.socket | None:
+        """Give the connection that waits; None where it is refused or gone."""
+        try:
+            sock, _ = self.socket.accept()
+        except OSError:
+            return None
+        if peer(sock)[1] in self._allowed:
+            return sock
+        sock.close()
+        return None
+
+    def close(self) -> None:
+        """Close it, and keep the file: a forked child must leave its parent's."""
+        self.socket.close()
+
+    def unlink(self) -> None:
+        """Remove the file."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+
+class Pair:
+    """Two connected sockets, both ours, for a process that can write nowhere.
+
+    A tool copies the outer one with pidfd_getfd(2) (Linux 5.6) and sends through it an end of a connection of its own.
+    The kernel allows that to whom it allows ptrace: the same user and root. It needs no name, so it works from another
+    network namespace, where an abstract socket would not be found, and a kill leaves nothing behind.
+
+    Attributes:
+        path: `@`, the descriptor's number, `:`, and its inode, by which a tool knows it.
+    """
+
+    def __init__(self) -> None:
+        self.socket, self._outer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | _KIND)
+        number = self._outer.fileno()
+        self.path = f"@{number}:{os.fstat(number).st_ino}"
+
+    def accept(self) -> socket.socket | None:
+        """Give the connection that was sent; None where something else was."""
+        try:
+            _, fds, _, _ = socket.recv_fds(self.socket, 16, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            return None
+        for fd in fds:
+            try:
+                return socket.socket(fileno=fd)
+            except OSError:
+                os.close(fd)
+        return None
+
+    def close(self) -> None:
+        """Close both."""
+        self.socket.close()
+        self._outer.close()
+
+    def unlink(self) -> None:
+        """Do nothing: there is no file."""
+
+
+Door = Union[SocketFile, Pair]  # noqa: UP007  this syntax is valid on every Python that is served
+
+
+def open_door() -> Door:
+    """Make a socket file where the target may write, and where it may nowhere, a pair.
+
+    No module chooses the directory: `tempfile` would write into each, remember one for the training, and in the end
+    take the current directory.
+
+    Raises:
+        AttachError: reason "no-socket".
+    """
+    name = f"hookd-{os.getpid()}-{secrets.token_hex(6)}.sock"
+    named = (os.environ.get("XDG_RUNTIME_DIR", ""), "/run", os.environ.get("TMPDIR", ""))
+    for folder in (*named, "/tmp", "/dev/shm", "/var/tmp"):  # noqa: S108
+        path = os.path.join(os.path.realpath(folder), name)
+        if folder.startswith("/") and len(os.fsencode(path)) < _LONGEST:
+            with contextlib.suppress(OSError):
+                return SocketFile(path)
+    try:
+        return Pair()
+    except OSError as exc:
+        hint = "A seccomp filter may forbid sockets, or the process may have no descriptors left."
+        raise AttachError(f"process {os.getpid()} gets no socket: {exc}", reason="no-socket", hint=hint) from exc
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Give pid and uid of who made the other end, as numbers in here: 0 for a pid of another namespace."""
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def _is_in_user_namespace() -> bool:
+    """Say whether there are users outside that have no number here."""
+    try:
+        with open("/proc/self/uid_map") as file:
+            return file.read().split() != ["0", "0", "4294967295"]
+    except OSError:
+        return False
