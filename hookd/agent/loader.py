@@ -6,6 +6,7 @@ kept by the agent, which imports plugins through it and purges it at detach.
 """
 
 from __future__ import annotations
+import __future__
 
 import contextlib
 import importlib.machinery
@@ -17,12 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import CodeType, ModuleType
+    from types import ModuleType
 
 CLAIM = "_hookd_claim"
 """The attribute of `sys` that the one agent of a process has from before its first import until it has left."""
 _SOURCE_ROOT = "/hookd-payload/"
 _POLL_S = 0.002
+_PIECE = b"\n\f\f\f"
+"""Where `hookd/attach/payload.py` has marked that a source may be cut."""
+_REST = 3.0
+"""How much longer we leave the interpreter alone than we have just held it."""
 
 
 class Loader:
@@ -33,10 +38,13 @@ class Loader:
 
     Args:
         files: source by path, as in a zip: `hookd/__init__.py`.
+        gentle: whether somebody trains meanwhile, so that the interpreter must not be held for long.
     """
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(self, files: Mapping[str, bytes], *, gentle: bool = False) -> None:
         self._files: dict[str, bytes] = dict(files)
+        self._gentle = gentle
+        self._rested_at = time.thread_time()
         self._loaded: dict[str, ModuleType] = {}
         self._displaced: dict[str, ModuleType] = {}
         self._depth = 0
@@ -102,17 +110,25 @@ class Loader:
         return
 
     def exec_module(self, module: ModuleType) -> None:
-        """Serve as a loader: run the module's code."""
-        code = self.get_code(module.__name__)
-        self._loaded[module.__name__] = module
-        exec(code, module.__dict__)  # noqa: S102  this is what a loader does
-
-    def get_code(self, name: str) -> CodeType:
-        """Compile the source of a module."""
+        """Serve as a loader: compile and run the module piece by piece, because compiling holds the interpreter."""
+        name, flags, line = module.__name__, 0, 0
         path = self._find(name)
         if path is None:
             raise ImportError(f"no module {name!r} in hookd's payload", name=name)
-        return compile(self._files[path], _SOURCE_ROOT + path, "exec", dont_inherit=True)
+        self._loaded[name] = module
+        for piece in self._files[path].split(_PIECE):
+            code = compile(b"\n" * line + piece, _SOURCE_ROOT + path, "exec", flags, dont_inherit=True)
+            exec(code, module.__dict__)  # noqa: S102  this is what a loader does
+            flags |= code.co_flags & __future__.annotations.compiler_flag
+            line += piece.count(b"\n") + 1
+            self.rest()
+
+    def rest(self) -> None:
+        """Let the training thread have the interpreter, for longer than we have had it since the last rest."""
+        if self._gentle:
+            busy_s = time.thread_time() - self._rested_at
+            time.sleep(min(max(_REST * busy_s, 0.001), 0.1))  # another thread's clock may show anything
+            self._rested_at = time.thread_time()
 
     def get_source(self, name: str) -> str:
         """Give the source of a module: `linecache` asks, so that tracebacks show it."""
@@ -193,7 +209,7 @@ def start(config: dict[str, Any], archive: bytes) -> Loader:
     claim()
     loader = None
     try:
-        loader = Loader(unpack(archive))
+        loader = Loader(unpack(archive), gentle=config.get("method") == "attach")
         with loader.importing():
             from hookd.agent import bootstrap  # noqa: PLC0415
 

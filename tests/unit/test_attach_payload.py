@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import sys
 import zipfile
@@ -56,6 +57,23 @@ def test_an_unknown_plugin_is_refused_with_the_names_that_there_are():
         payload.find("nun")
     assert caught.value.reason == "unknown-plugin"
     assert "nan" in caught.value.hint
+
+
+LONG_TEXT = 'text = """' + "x\n" * 40 + '"""'
+PIECES = f"import functools\n{LONG_TEXT}\n@functools.cache\n@functools.wraps(print)\ndef f():\n    pass\n"
+
+
+def test_a_source_is_cut_between_statements_only_and_means_the_same():
+    cut = payload.in_pieces(PIECES.encode())
+    assert cut.count(b"\f") == 3
+    assert b"\n\f\f\f@functools.cache\n" in cut
+    assert ast.dump(ast.parse(cut), include_attributes=False) == ast.dump(ast.parse(PIECES))
+    assert payload.in_pieces(cut) == cut
+
+
+@pytest.mark.parametrize("source", [b"class :", b"# coding: latin-1\nx = '\xe4'\n", b"x = 1\0"])
+def test_a_source_that_cannot_be_read_here_is_left_in_one_piece(source):
+    assert payload.in_pieces(source) == source
 
 
 def test_a_plugin_that_is_no_python_is_refused(tmp_path):
