@@ -134,6 +134,42 @@ def test_a_gentle_loader_leaves_the_interpreter_alone_for_longer_than_it_holds_i
         loader.purge()
 
 
+def test_an_import_of_another_thread_finds_its_module_while_the_loader_leaves(loader):
+    """Another thread may be anywhere in the list of finders: here before the last one, when the loader leaves."""
+    importing = loader.importing()
+
+    class Leaves:
+        @staticmethod
+        def find_spec(name, *_):
+            if name == "colorsys":
+                importing.__exit__(None, None, None)
+
+    sys.modules.pop("colorsys", None)
+    before = sys.meta_path
+    importing.__enter__()
+    last = sys.meta_path[-1]
+    sys.meta_path.insert(-1, Leaves)
+    try:
+        import colorsys
+
+        assert colorsys
+        assert sys.meta_path is before, "the list itself is as it was"
+        assert sys.meta_path[-2:] == [Leaves, last], "what others put in meanwhile stays"
+    finally:
+        sys.meta_path.remove(Leaves)
+
+
+def test_a_list_of_finders_that_others_have_set_meanwhile_stays_theirs(loader):
+    before = sys.meta_path
+    try:
+        with loader.importing():
+            theirs = sys.meta_path = list(sys.meta_path)
+        assert sys.meta_path == before
+        assert sys.meta_path is not theirs
+    finally:
+        sys.meta_path = before
+
+
 def test_tracebacks_show_the_source_and_nothing_of_it_stays(loader):
     with loader.importing():
         from carried.part import fail
