@@ -27,6 +27,7 @@ _SOURCE_ROOT = "/hookd-payload/"
 _POLL_S = 0.002
 _PIECE = b"\n\f\f\f"
 """Where `hookd/attach/payload.py` has marked that a source may be cut."""
+_BREATH_S = 0.01
 _REST = 3.0
 """How much longer we leave the interpreter alone than we have just held it."""
 
@@ -338,6 +339,7 @@ def run(data: bytes, fd: int | None, base: int) -> None:
 
 
 def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
+    time.sleep(_BREATH_S)  # reading the payload takes as long as compiling this file did a moment ago
     if box.is_cancelled():  # an import lock was held for longer than the tool waited
         box.close()
         return

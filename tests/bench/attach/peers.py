@@ -19,6 +19,7 @@ import shutil
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -102,11 +103,17 @@ def measure(python: str, rounds: int) -> dict[str, object]:
         for _ in range(rounds):
             with Training(target) as training:
                 for name in sorted(available, key=("hookd", "gdb", "memray", "debugpy").index):
-                    one[name].append(_attach_once(training, available[name]))
+                    try:
+                        one[name].append(_attach_once(training, available[name]))
+                    except subprocess.SubprocessError as exc:
+                        print(f"{name}: {exc}", file=sys.stderr)
+                        continue
+                    print(name, {key: round(value, 2) for key, value in one[name][-1].items()}, file=sys.stderr)
                     if name == "hookd":
                         detach(training.process.pid)
     for name, found in one.items():
-        figures[name] = {key: _spread(sorted(each[key] for each in found)) for key in found[0]}
+        keys = found[0] if found else ()
+        figures[name] = {"n": len(found), **{key: _spread(sorted(each[key] for each in found)) for key in keys}}
     return figures
 
 
