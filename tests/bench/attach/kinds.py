@@ -112,6 +112,8 @@ LEFT = """
 import json, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 and newer warn of a fork beside threads
 def left():
+    if "hookd_last" in vars(sys):
+        sys.hookd_last.purge()
     ours = sorted(name for name in sys.modules if name.partition(".")[0] in ("hookd", "pluggy"))
     print("left", json.dumps({
         "starts": getattr(sys, "hookd_starts", 0), "modules": ours, "threads": len(sys._current_frames()) - threading.active_count(),

@@ -41,7 +41,11 @@ PASSES = b"""
 import sys
 def start(config, loader=None):
     sys.hookd_starts = getattr(sys, "hookd_starts", 0) + 1
-    loader.purge()
+    before = sys.__dict__.get("hookd_last")
+    if before is not None:
+        before.purge()
+        loader._displaced.clear()
+    sys.hookd_last = loader
 """
 
 
