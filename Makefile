@@ -13,7 +13,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench soak compat clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -37,6 +37,12 @@ format: .venv/.dev ## let ruff rewrite the sources
 
 bench: .venv/.dev ## measure what hookd costs; fails above its budgets
 	$(BIN)/python -m pytest -m bench -s tests/bench $(ARGS)
+
+soak: .venv/.dev ## 5,000 injections and 500 attaches to busy and hostile processes (an hour)
+	$(BIN)/python -m tests.bench.attach.soak
+
+compat: .venv/.dev ## tool and target on every CPython found here (see HOOKD_COMPAT_PYTHONS, HOOKD_COMPAT_ROOTS)
+	$(BIN)/python -m pytest -m "compat or not compat" tests/compat $(ARGS)
 
 clean: ## remove what was made
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -6,7 +6,6 @@ The agent and the daemon ask the same functions, so that both say the same of on
 from __future__ import annotations
 
 import os
-import re
 import uuid
 
 TYPE_CHECKING = False
@@ -22,7 +21,8 @@ _LAUNCHERS = (
 )
 _SLURM_PSEUDO_STEPS = 0xFFFFFFF0
 """Steps from here on are no numbers but words: batch, extern, interactive (slurm.h, SLURM_BATCH_SCRIPT)."""
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\ud7ff\ue000-\U0010ffff]")
+_PRINTABLE = ((" ", "~"), ("\u00a0", "\ud7ff"), ("\ue000", "\U0010ffff"))
+"""Ranges, not a regular expression: to compile that takes a target 6 ms."""
 MAX_RUN = 128
 """Characters of a run's name."""
 
@@ -115,7 +115,8 @@ def claim(pid: int, job: int, rank: str, wanted: str, *, chosen: bool, others: I
 
 
 def _clean(text: str) -> str:
-    return _UNPRINTABLE.sub("_", text.strip())[:MAX_RUN]
+    kept = (one if any(low <= one <= high for low, high in _PRINTABLE) else "_" for one in text.strip()[:MAX_RUN])
+    return "".join(kept)
 
 
 def _slurm(environ: Mapping[str, str]) -> str:

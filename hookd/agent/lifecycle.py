@@ -47,6 +47,8 @@ class Agent:
         """Load the plugins, listen, arm."""
         for spec in self._config.get("plugins", ()):
             self._load(spec)
+            if self._loader is not None:
+                self._loader.rest()
         self._control = Control(self._handle, self._session.tick, self._config.get("lease_s"), self._expired)
         self._page.update_identity(control=self._control.path)
         set_after_fork(self._silence)

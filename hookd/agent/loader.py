@@ -6,11 +6,13 @@ kept by the agent, which imports plugins through it and purges it at detach.
 """
 
 from __future__ import annotations
+import __future__
 
 import contextlib
 import importlib.machinery
 import importlib.util
 import json
+import marshal
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,11 @@ CLAIM = "_hookd_claim"
 """The attribute of `sys` that the one agent of a process has from before its first import until it has left."""
 _SOURCE_ROOT = "/hookd-payload/"
 _POLL_S = 0.002
+_PIECE = b"\n\f\f\f"
+"""Where `hookd/attach/payload.py` has marked that a source may be cut."""
+_BREATH_S = 0.01
+_REST = 3.0
+"""How much longer we leave the interpreter alone than we have just held it."""
 
 
 class Loader:
@@ -33,32 +40,55 @@ class Loader:
 
     Args:
         files: source by path, as in a zip: `hookd/__init__.py`.
+        gentle: whether somebody trains meanwhile, so that the interpreter must not be held for long.
     """
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files: dict[str, bytes] = dict(files)
+    def __init__(self, files: Mapping[str, bytes], *, gentle: bool = False) -> None:
+        self._files: dict[str, bytes] = {}
+        self._claimed: frozenset[str] = frozenset()
+        self.add(files)
+        self._gentle = gentle
+        self._rested_at = time.thread_time()
         self._loaded: dict[str, ModuleType] = {}
         self._displaced: dict[str, ModuleType] = {}
         self._depth = 0
 
     @contextlib.contextmanager
     def importing(self) -> Iterator[None]:
-        """Let imports be served from the payload first. Not to be entered by two threads at once."""
+        """Let imports be served from the payload first. Not to be entered by two threads at once.
+
+        The list of finders is replaced and not changed: a thread of the training may be going through it, and would
+        skip the next finder when we left ("No module named ..." in the middle of the training, 1 in 4,000 injections).
+        """
         self._displace()
         if self._depth == 0:
-            sys.meta_path.insert(0, self)
+            self._finders = sys.meta_path
+            self._with_us = sys.meta_path = [self, *sys.meta_path]
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
             if self._depth == 0:
-                sys.meta_path.remove(self)
+                self._step_back()
+
+    def _step_back(self) -> None:
+        """Put the list of finders back, with what others have done to it meanwhile."""
+        others = [finder for finder in sys.meta_path if finder is not self]
+        if sys.meta_path is not self._with_us:
+            sys.meta_path = others
+            return
+        if others != self._finders:
+            self._finders[:] = others
+        sys.meta_path = self._finders
 
     def add(self, files: Mapping[str, str | bytes]) -> None:
         """Add or replace sources; modules already imported stay as they are."""
         for path, source in files.items():
             self._files[path] = source.encode() if isinstance(source, str) else bytes(source)
+            if path.endswith(".py") and path + "c" not in files:
+                self._files.pop(path + "c", None)  # of the old source
+        self._claimed = frozenset(path.partition("/")[0].partition(".")[0] for path in self._files)
 
     def purge(self) -> None:
         """Remove from sys.modules exactly what was loaded, and put back what had been displaced."""
@@ -85,7 +115,7 @@ class Loader:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
         """Serve as a meta path finder."""
-        if name.partition(".")[0] not in self._top_level():
+        if name.partition(".")[0] not in self._claimed:  # asked by all threads that import something
             return None
         found = self._find(name)
         if found is None:  # never the rest of another hookd that is installed here
@@ -102,17 +132,35 @@ class Loader:
         return
 
     def exec_module(self, module: ModuleType) -> None:
-        """Serve as a loader: run the module's code."""
-        code = self.get_code(module.__name__)
-        self._loaded[module.__name__] = module
-        exec(code, module.__dict__)  # noqa: S102  this is what a loader does
-
-    def get_code(self, name: str) -> CodeType:
-        """Compile the source of a module."""
+        """Serve as a loader: run the module piece by piece, because others wait for the interpreter meanwhile."""
+        name = module.__name__
         path = self._find(name)
         if path is None:
             raise ImportError(f"no module {name!r} in hookd's payload", name=name)
-        return compile(self._files[path], _SOURCE_ROOT + path, "exec", dont_inherit=True)
+        self._loaded[name] = module
+        for code in self._codes(path):
+            exec(code, module.__dict__)  # noqa: S102  this is what a loader does
+            self.rest()
+
+    def _codes(self, path: str) -> Iterator[CodeType]:
+        """Give the code of a module's pieces: as the tool has compiled it if its Python was like ours."""
+        compiled = self._files.get(path + "c", b"")
+        if compiled.startswith(importlib.util.MAGIC_NUMBER):
+            yield from marshal.loads(compiled[len(importlib.util.MAGIC_NUMBER) :])  # noqa: S302  from our own tool
+            return
+        flags = line = 0
+        for piece in self._files[path].split(_PIECE):
+            code = compile(b"\n" * line + piece, _SOURCE_ROOT + path, "exec", flags, dont_inherit=True)
+            yield code
+            flags |= code.co_flags & __future__.annotations.compiler_flag
+            line += piece.count(b"\n") + 1
+
+    def rest(self) -> None:
+        """Let the training thread have the interpreter, for longer than we have had it since the last rest."""
+        if self._gentle:
+            busy_s = time.thread_time() - self._rested_at
+            time.sleep(min(max(_REST * busy_s, 0.001), 0.1))  # another thread's clock may show anything
+            self._rested_at = time.thread_time()
 
     def get_source(self, name: str) -> str:
         """Give the source of a module: `linecache` asks, so that tracebacks show it."""
@@ -139,14 +187,10 @@ class Loader:
                 return candidate
         return None
 
-    def _top_level(self) -> set[str]:
-        return {path.partition("/")[0].partition(".")[0] for path in self._files}
-
     def _displace(self) -> None:
-        ours = self._top_level()
         for name in list(sys.modules):
             module = sys.modules.get(name)
-            if name.partition(".")[0] in ours and module is not None and self._loaded.get(name) is not module:
+            if name.partition(".")[0] in self._claimed and module is not None and self._loaded.get(name) is not module:
                 self._displaced[name] = module
                 del sys.modules[name]
 
@@ -193,7 +237,7 @@ def start(config: dict[str, Any], archive: bytes) -> Loader:
     claim()
     loader = None
     try:
-        loader = Loader(unpack(archive))
+        loader = Loader(unpack(archive), gentle=config.get("method") == "attach")
         with loader.importing():
             from hookd.agent import bootstrap  # noqa: PLC0415
 
@@ -295,6 +339,7 @@ def run(data: bytes, fd: int | None, base: int) -> None:
 
 
 def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
+    time.sleep(_BREATH_S)  # reading the payload takes as long as compiling this file did a moment ago
     if box.is_cancelled():  # an import lock was held for longer than the tool waited
         box.close()
         return

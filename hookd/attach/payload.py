@@ -4,12 +4,15 @@ Plugins are found as metadata and source, never imported: importing one would im
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
 import io
+import marshal
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 GROUP = "hookd.plugins"
 _TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config.py", "daemon", "examples", "testing.py"}
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+SOURCE_ROOT = "/hookd-payload/"
+"""Where `hookd/agent/loader.py` says that its modules are."""
+_PIECE, _PIECE_LINES = b"\f\f\f", 30
+"""What marks a piece for it, and from how many lines on one ends: about 1 ms of compiling."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Payload:
     """A zip for one target.
 
     Attributes:
-        archive: the zip, uncompressed: its bytes are the same wherever it is built from the same sources.
+        archive: the zip, uncompressed.
         sha256: of the archive, in hex.
         plugins: what the agent is to enable, in the form of its configuration.
         sources: where each of them is from.
@@ -198,5 +205,47 @@ def _pack(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for path in sorted(files):
-            archive.writestr(zipfile.ZipInfo(path, _EPOCH), files[path])
+            pieces = _pieces(files[path])
+            archive.writestr(zipfile.ZipInfo(path, _EPOCH), in_pieces(files[path], pieces))
+            if pieces:
+                archive.writestr(zipfile.ZipInfo(path + "c", _EPOCH), _compiled(files[path], path))
     return buffer.getvalue()
+
+
+def _pieces(source: bytes) -> list[list[ast.stmt]]:
+    """Group the statements of a module so that the target need not compile or run it in one go.
+
+    What cannot be read here (a newer syntax, another encoding) has no pieces and travels as it is.
+    """
+    pieces: list[list[ast.stmt]] = []
+    try:
+        for statement in ast.parse(source.decode()).body:
+            if not pieces or _first_line(statement) - _first_line(pieces[-1][0]) >= _PIECE_LINES:
+                pieces.append([])
+            pieces[-1].append(statement)
+    except (SyntaxError, ValueError):
+        return []
+    return pieces
+
+
+def _first_line(statement: ast.stmt) -> int:
+    return min([statement.lineno, *(int(one.lineno) for one in getattr(statement, "decorator_list", ()))])
+
+
+def in_pieces(source: bytes, pieces: list[list[ast.stmt]]) -> bytes:
+    """Mark where a source may be cut. Form feeds at the start of a line are white space to Python."""
+    lines = source.split(b"\n")
+    for piece in pieces[1:]:
+        first = _first_line(piece[0]) - 1
+        lines[first] = _PIECE + lines[first]
+    return b"\n".join(lines)
+
+
+@functools.lru_cache(maxsize=512)
+def _compiled(source: bytes, path: str) -> bytes:
+    """Compile the pieces of a source, for targets of our own version of Python: most of what an import costs."""
+    codes, flags = [], 0
+    for piece in _pieces(source):
+        codes.append(compile(ast.Module(piece, []), SOURCE_ROOT + path, "exec", flags, dont_inherit=True))
+        flags |= codes[-1].co_flags & __future__.annotations.compiler_flag
+    return importlib.util.MAGIC_NUMBER + marshal.dumps(codes)

@@ -76,23 +76,13 @@ def test_a_target_does_not_notice_ten_injections(tmp_path, body):
         stub.finish(target)
 
 
-def mailboxes(pid: int) -> int:
-    """Count the pages of a process that begin as a mailbox does: its code at offset 128."""
-    found = 0
-    for mapping in proc.maps(pid):
-        if mapping.access == "rw-p" and not mapping.path and mapping.end - mapping.start < 1 << 24:
-            memory = proc.read_memory(pid, mapping.start, mapping.end - mapping.start)
-            found += sum(memory.startswith(b"__import__", page + 128) for page in range(0, len(memory), 4096))
-    return found
-
-
 def test_nothing_is_left_in_the_target(tmp_path):
     with stub.start(tmp_path, BODIES["busy"]) as target:
         before = stub.threads(target.pid)
         for _ in range(10):
             stub.inject(target.pid)
         wait_until(lambda: stub.threads(target.pid) == before, what="the threads end")
-        assert mailboxes(target.pid) == 0
+        assert stub.mailboxes(target.pid) == 0
         stub.finish(target)
 
 
@@ -100,7 +90,7 @@ def test_a_mailbox_whose_code_may_still_be_queued_stays(tmp_path):
     with stub.start(tmp_path, BLOCKED) as target:
         with pytest.raises(AttachError):
             stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=1))
-        assert mailboxes(target.pid) == 1
+        assert stub.mailboxes(target.pid) == 1
         stub.finish(target)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 import time
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.attach.delivery import Delivery
+    from tests.support.interpreters import Interpreter
 
 TORCH = """
 import mmap, os
@@ -68,11 +70,18 @@ def torch_directory(directory: Path) -> Path:
     return home
 
 
-def start(directory: Path, body: str, **extra: str) -> Process:
-    """Start a target and wait until it works."""
+def start(directory: Path, body: str, python: Interpreter | None = None, **extra: str) -> Process:
+    """Start a target and wait until it works.
+
+    Args:
+        directory: for the package, in the target's file system.
+        body: what it does, with `until_told` or `done` of TRAIN at its end.
+        python: what it runs on, this test's own if None.
+    """
     home = directory / "stub" if (directory / "stub").exists() else torch_directory(directory)
-    env = target_environment(PYTHONPATH=str(home), **extra)
-    process = Process([sys.executable, "-c", TRAIN + body], env=env, cwd=directory, stdin=True)
+    command = python.command if python else [sys.executable]
+    env = target_environment(PYTHONPATH=python.inside(home) if python else home, **extra)
+    process = Process([*command, "-c", TRAIN + body], env=env, cwd=directory, stdin=True)
     process.expect("^ready$")
     return process
 
@@ -106,6 +115,17 @@ def inject(pid: int, bootstrap: bytes = COUNTS, request: AttachRequest | None = 
     finally:
         delivery.finish()
     return delivery
+
+
+def mailboxes(pid: int) -> int:
+    """Count the pages of a process that begin as a mailbox does: its code at offset 128."""
+    found = 0
+    for mapping in proc.maps(pid):
+        if mapping.access == "rw-p" and not mapping.path and mapping.end - mapping.start < 1 << 24:
+            with contextlib.suppress(OSError):  # it works meanwhile, and has given this back
+                memory = proc.read_memory(pid, mapping.start, mapping.end - mapping.start)
+                found += sum(memory.startswith(b"__import__", page + 128) for page in range(0, len(memory), 4096))
+    return found
 
 
 def size(pid: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
+import time
 import traceback
 import types
 
@@ -95,6 +96,78 @@ def test_importing_may_be_entered_again(loader):
     with loader.importing(), loader.importing():
         import single
     assert single.value == 8
+
+
+IN_PIECES = b"""from __future__ import annotations
+first: Absent = 1
+\f\f\fdef line():
+    raise ValueError(first)
+\f\f\fdef late(argument: Absent): ...
+"""
+
+
+@pytest.mark.parametrize("gentle", [False, True])
+def test_a_module_that_comes_in_pieces_is_as_if_it_came_whole(gentle):
+    loader = Loader({"single.py": IN_PIECES}, gentle=gentle)
+    try:
+        with loader.importing():
+            import single
+        with pytest.raises(ValueError, match="1") as caught:
+            single.line()
+        assert caught.traceback[-1].lineno + 1 == 4
+        assert single.late.__annotations__ == {"argument": "Absent"}  # the first piece's __future__ holds
+    finally:
+        loader.purge()
+
+
+def test_a_gentle_loader_leaves_the_interpreter_alone_for_longer_than_it_holds_it():
+    pieces = b"\n\f\f\f".join([b"total = sum(range(20_000))"] * 20)
+    loader = Loader({"single.py": pieces}, gentle=True)
+    try:
+        wall, busy = time.monotonic(), time.thread_time()
+        with loader.importing():
+            import single
+        busy = time.thread_time() - busy
+        assert single.total
+        assert time.monotonic() - wall > 3 * busy
+    finally:
+        loader.purge()
+
+
+def test_an_import_of_another_thread_finds_its_module_while_the_loader_leaves(loader):
+    """Another thread may be anywhere in the list of finders: here before the last one, when the loader leaves."""
+    importing = loader.importing()
+
+    class Leaves:
+        @staticmethod
+        def find_spec(name, *_):
+            if name == "colorsys":
+                importing.__exit__(None, None, None)
+
+    sys.modules.pop("colorsys", None)
+    before = sys.meta_path
+    importing.__enter__()
+    last = sys.meta_path[-1]
+    sys.meta_path.insert(-1, Leaves)
+    try:
+        import colorsys
+
+        assert colorsys
+        assert sys.meta_path is before, "the list itself is as it was"
+        assert sys.meta_path[-2:] == [Leaves, last], "what others put in meanwhile stays"
+    finally:
+        sys.meta_path.remove(Leaves)
+
+
+def test_a_list_of_finders_that_others_have_set_meanwhile_stays_theirs(loader):
+    before = sys.meta_path
+    try:
+        with loader.importing():
+            theirs = sys.meta_path = list(sys.meta_path)
+        assert sys.meta_path == before
+        assert sys.meta_path is not theirs
+    finally:
+        sys.meta_path = before
 
 
 def test_tracebacks_show_the_source_and_nothing_of_it_stays(loader):

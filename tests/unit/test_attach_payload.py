@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import io
 import sys
 import zipfile
 
 import pytest
 
+from hookd.agent import loader
 from hookd.attach import payload
 from hookd.config import PluginSpec
 from hookd.errors import PluginError
+from tests.support.environment import REPOSITORY
 
 PLUGIN = """
 raise RuntimeError("imported")
@@ -56,6 +60,44 @@ def test_an_unknown_plugin_is_refused_with_the_names_that_there_are():
         payload.find("nun")
     assert caught.value.reason == "unknown-plugin"
     assert "nan" in caught.value.hint
+
+
+LONG_TEXT = 'text = """' + "x\n" * 40 + '"""'
+PIECES = f"import functools\n{LONG_TEXT}\n@functools.cache\n@functools.wraps(print)\ndef f():\n    pass\n"
+
+
+def test_a_source_is_cut_between_statements_only_and_means_the_same():
+    cut = payload.in_pieces(PIECES.encode(), payload._pieces(PIECES.encode()))
+    assert cut.count(b"\f") == 3
+    assert b"\n\f\f\f@functools.cache\n" in cut
+    assert ast.dump(ast.parse(cut), include_attributes=False) == ast.dump(ast.parse(PIECES))
+
+
+@pytest.mark.parametrize("source", [b"class :", b"# coding: latin-1\nx = '\xe4'\n", b"x = 1\0"])
+def test_a_source_that_cannot_be_read_here_travels_as_it_is(source):
+    with zipfile.ZipFile(io.BytesIO(payload._pack({"odd.py": source}))) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == {"odd.py": source}
+
+
+@pytest.mark.parametrize("is_same_python", [True, False])
+def test_what_was_compiled_here_and_what_the_target_compiles_are_where_the_source_is(is_same_python):
+    files = loader.unpack(payload.build(()).archive)
+    path = "hookd/page/writer.py"
+    assert files[path + "c"].startswith(importlib.util.MAGIC_NUMBER)
+    if not is_same_python:
+        files[path + "c"] = b"old\r" + files[path + "c"][4:]
+    ours = compile((REPOSITORY / path).read_bytes(), "/hookd-payload/" + path, "exec", dont_inherit=True)
+    assert _functions(loader.Loader(files)._codes(path)) == _functions([ours])
+
+
+def _functions(codes):
+    """Give name and lines of every code object inside, apart from the modules themselves."""
+    found, waiting = [], list(codes)
+    while waiting:
+        inner = [one for one in waiting.pop().co_consts if hasattr(one, "co_code")]
+        found += [(one.co_name, one.co_firstlineno, {line for *_, line in one.co_lines()}) for one in inner]
+        waiting += inner
+    return sorted(found, key=str)
 
 
 def test_a_plugin_that_is_no_python_is_refused(tmp_path):

@@ -1,0 +1,75 @@
+"""Every version of CPython as the tool: hookd as users install it, without torch, against every real training here.
+
+Slow, because each tool has an environment of its own; `make compat` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.compat.trainings import assert_nothing_is_left, training_on
+from tests.support import interpreters
+from tests.support.environment import REPOSITORY, target_environment
+from tests.support.processes import Process, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.e2e, pytest.mark.compat, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(900),
+]  # fmt: skip
+TOOLS = [pytest.param(minor, id=f"{minor[0]}.{minor[1]}") for minor in interpreters.VERSIONS]
+
+
+@pytest.fixture(scope="module", params=TOOLS)
+def tool(request, tmp_path_factory) -> Path:
+    """Give the Python of a new environment into which hookd was installed."""
+    minor = request.param
+    found = [one for one in interpreters.found() if one.minor == minor and one.root == interpreters.HERE]
+    usable = [
+        one for one in found if subprocess.run([*one.command, "-c", "import ensurepip"], check=False).returncode == 0
+    ]
+    if not usable:
+        pytest.skip(f"no CPython {minor[0]}.{minor[1]} with ensurepip here; HOOKD_COMPAT_PYTHONS can name one")
+    home = tmp_path_factory.mktemp(f"tool-{minor[0]}.{minor[1]}")
+    subprocess.run([*usable[0].command, "-m", "venv", home], check=True, timeout=300, env=target_environment())
+    python = home / "bin" / "python"
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", REPOSITORY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"pip cannot install hookd here: {done.stderr.strip().splitlines()[-1]}")
+    absent = "import importlib.util as u; assert not u.find_spec('torch')"
+    subprocess.run([python, "-c", absent], check=True, timeout=60)
+    return python
+
+
+def run(tool: Path, *arguments: str) -> dict[str, object]:
+    """Run a command of hookd to its end, and give the JSON that it prints."""
+    with Process([tool, "-m", "hookd", *arguments, "--json"], env=target_environment()) as process:
+        return json.loads("\n".join(process.finish()))
+
+
+@pytest.mark.parametrize("where", ["here", *(interpreters.roots() or [interpreters.no_roots()])])
+def test_a_tool_attaches_to_a_training_and_leaves_it_as_it_was(tool, where):
+    python = interpreters.with_torch(where)
+    with training_on(python) as training:
+        plain = training.checksum()
+        with training.start("--pause", "0.01") as target:
+            target.expect("^step 20 ")
+            pid = str(target.pid)
+            attached = run(tool, "attach", pid, "--keep", "-p", "nan", "-p", "timing", "-p", "activations")["targets"][
+                0
+            ]
+            assert attached["method"] == ("remote-debug" if python.minor >= (3, 14) else "ptrace")
+            assert (attached["pause_s"] == 0) == (attached["method"] == "remote-debug")
+            wait_until(lambda: run(tool, "report", pid)["step"]["current"] > 3, what="steps are counted")
+            report = run(tool, "report", pid)
+            assert report["identity"]["python"] == ".".join(map(str, python.version))
+            assert report["metrics"]["timing"]
+            assert run(tool, "detach", pid)["targets"][0]["restored"] == "identity"
+            assert_nothing_is_left(target.pid)
+            assert target.finish()[-1] == plain

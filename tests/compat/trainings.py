@@ -1,0 +1,72 @@
+"""A real training, placed where a Python of another root can read it, and what may not be left of an agent in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hookd.attach import proc
+from tests.support.environment import TARGETS, target_environment
+from tests.support.processes import PATIENCE_S, Process, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.interpreters import Interpreter
+
+SHARED_DIRECTORIES = ("tmp", "dev/shm", "var/tmp", "run")
+"""Where hookd puts a file for a moment, below the target's root."""
+
+
+class Training:
+    """`tests/targets/mlp.py` on some Python, with and without hookd.
+
+    Args:
+        python: one with torch.
+        home: a directory of its file system, as we see it.
+    """
+
+    def __init__(self, python: Interpreter, home: Path) -> None:
+        for name in ("mlp.py", "_steps.py"):
+            shutil.copy(TARGETS / name, home)
+        self._command = [*python.command, python.inside(home / "mlp.py"), "--steps", "1500"]
+        self._home = home
+
+    def start(self, *more: str) -> Process:
+        return Process([*self._command, *more], env=target_environment(), cwd=self._home)
+
+    def checksum(self) -> str:
+        """Give the closing line of a run that nobody attaches to."""
+        with self.start() as process:
+            return process.finish(4 * PATIENCE_S)[-1]
+
+
+@contextlib.contextmanager
+def training_on(python: Interpreter) -> Iterator[Training]:
+    with python.directory() as home:
+        yield Training(python, home)
+
+
+def assert_nothing_is_left(pid: int) -> None:
+    """Check that no thread, memory, descriptor or file of an agent is left in a process that goes on."""
+    wait_until(
+        lambda: not [name for name in _threads(pid) if name.startswith("hookd")], what=lambda: str(_threads(pid))
+    )
+    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    opened = [Path(path).name for path in (*links, *(one.path for one in proc.maps(pid)))]
+    assert not [name for name in opened if "hookd" in name]
+    assert not _files(pid)
+
+
+def _threads(pid: int) -> list[str]:
+    return [one.read_text().strip() for one in Path(f"/proc/{pid}/task").glob("*/comm")]
+
+
+def _files(pid: int) -> list[Path]:
+    """Name what an agent of this process has made: its pid is in the names."""
+    inside = proc.status(pid).nspid
+    homes = [Path(f"/proc/{pid}/root") / directory for directory in SHARED_DIRECTORIES]
+    return [found for home in homes if home.is_dir() for found in home.rglob(f"hookd-{inside}-*")]
