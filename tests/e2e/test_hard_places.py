@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import pluggy
 import pytest
 
 from hookd.attach import AttachRequest, attach, control, discover, proc
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(180)]
 
 BUSY = "until_told(lambda: sum(range(500)))"
 QUICK = AttachRequest(plugins=(), timeout_s=0.6)
-FORCED = AttachRequest(plugins=(), timeout_s=0.6, force=True)
+FORCED = AttachRequest(plugins=(), timeout_s=3, force=True)
 PATIENT = AttachRequest(plugins=(), timeout_s=60)
 
 SECCOMP = """
@@ -293,7 +294,11 @@ def test_under_another_tracer_it_is_refused_by_the_tracers_pid(tmp_path, tracer)
                 stub.inject(target.pid)
             assert caught.value.reason == "traced"
             assert str(other.pid) in caught.value.message
-            other.signal(signal.SIGTERM if tracer == "strace" else signal.SIGKILL)
+            if tracer == "gdb":  # killed in the middle it would leave the process stopped
+                other.send("detach")
+                other.send("quit")
+            else:
+                other.signal(signal.SIGTERM)
             other.wait()
         wait_until(lambda: not proc.status(target.pid).tracer and proc.status(target.pid).state not in "Tt")
         stub.inject(target.pid)
@@ -315,7 +320,8 @@ def test_a_free_threaded_build_is_refused(tmp_path):
     start = (
         "from hookd.agent import bootstrap\ntry: bootstrap.start({})\nexcept Exception as error: print(error.reason)"
     )
-    with Process([python, "-c", start], env=target_environment(PYTHONPATH=str(REPOSITORY))) as embedded:
+    path = os.pathsep.join(map(str, (REPOSITORY, Path(pluggy.__file__).parents[1])))
+    with Process([python, "-c", start], env=target_environment(PYTHONPATH=path)) as embedded:
         assert embedded.finish() == ["free-threaded"]
 
 
