@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hookd.attach.target import Target
 
 _STOP_TIMEOUT_S = 2.0
+_FILTERED = 2  # `Seccomp:` in /proc/PID/status
 
 
 class Delivery(ABC):
@@ -88,6 +89,7 @@ class StopDelivery(Delivery):
             size=self._size,
             timeout_s=_STOP_TIMEOUT_S,
             box=self._address,
+            is_filtered=target.status.seccomp == _FILTERED,
             direct=direct,
         )
         answer = Injector().run(job)

@@ -12,15 +12,16 @@ import contextlib
 import gc
 import json
 import os
+import platform
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookd.attach import mailbox, proc, ptrace, selftest
+from hookd.attach import mailbox, proc, ptrace, seccomp, selftest
 from hookd.attach.interpreter import EVALUATE, GIL_CHECK, GIL_GIVE, GIL_TAKE, INITIALIZED, QUEUE
-from hookd.errors import AttachError, HookdError
+from hookd.errors import AttachError, HookdError, TargetUnsupported
 
 _DIRECT_TIMEOUT_S = 5.0
 _MLOCK_NOW = 1
@@ -36,6 +37,7 @@ class Job:
         code: Python source with @BOX@ for the mailbox's address.
         box: address of the mailbox, 0 to make one.
         size: of the mailbox, in bytes.
+        is_filtered: the process has seccomp filters: see first whether the agent would survive them.
         direct: run the code at once, on a thread that has been proven to hang outside the interpreter.
     """
 
@@ -49,6 +51,7 @@ class Job:
     size: int
     timeout_s: float
     box: int = 0
+    is_filtered: bool = False
     direct: bool = False
 
 
@@ -61,6 +64,7 @@ def run(job: Job) -> dict[str, Any]:
     """
     selftest.check()
     text = mailbox.statement(job.code)
+    looked_ns = _require_mercy(job) if job.is_filtered and not job.box else 0
     thread = ptrace.thread(job.pid, job.returns)
     proc.require_alive(job.pid, job.ticks)
     thread.stop(job.timeout_s)
@@ -70,7 +74,23 @@ def run(job: Job) -> dict[str, Any]:
         box = _operate(thread, job, text)
     finally:
         thread.release()
-    return {"box": box, "pause_s": (thread.released_ns - thread.stopped_ns) / 1e9}
+    return {"box": box, "pause_s": (looked_ns + thread.released_ns - thread.stopped_ns) / 1e9}
+
+
+def _require_mercy(job: Job) -> int:
+    """Check, in a stop of its own, that no filter ends the process for what an agent does; give the stop's ns."""
+    thread = ptrace.thread(job.pid, job.returns)
+    thread.stop(job.timeout_s)
+    try:
+        programs = seccomp.filters(job.pid)
+    finally:
+        thread.release()
+    if names := seccomp.deadly(programs, platform.machine()):
+        raise TargetUnsupported(
+            f"a seccomp filter would end process {job.pid} for {', '.join(names)}", reason="seccomp-kills",
+            hint="Let the filter allow that, or answer it with an error (SECCOMP_RET_ERRNO).",
+        )  # fmt: skip
+    return thread.released_ns - thread.stopped_ns
 
 
 def _operate(thread: ptrace.Thread, job: Job, text: bytes) -> int:

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import pluggy
 import pytest
 
 from hookd.attach import AttachRequest, attach, control, discover, proc
@@ -28,8 +29,20 @@ pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(180)]
 
 BUSY = "until_told(lambda: sum(range(500)))"
 QUICK = AttachRequest(plugins=(), timeout_s=0.6)
-FORCED = AttachRequest(plugins=(), timeout_s=0.6, force=True)
+FORCED = AttachRequest(plugins=(), timeout_s=3, force=True)
 PATIENT = AttachRequest(plugins=(), timeout_s=60)
+
+SECCOMP = """
+import struct
+def forbid(*numbers):
+    op = lambda code, value, yes=0, no=0: struct.pack('HBBI', code, yes, no, value)
+    program = op(0x20, 0) + b''.join(op(0x15, n, 0, 1) + op(0x06, 0x00050001) for n in numbers) + op(0x06, 0x7FFF0000)
+    text = ctypes.create_string_buffer(program, len(program))
+    filter = ctypes.create_string_buffer(struct.pack('H6xP', len(program) // 8, ctypes.addressof(text)), 16)
+    libc, seccomp = ctypes.CDLL(None), {'x86_64': 317, 'aarch64': 277}[os.uname().machine]
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.syscall(seccomp, 1, 1, filter) == 0  # in all threads
+"""
 
 ENTERED = {
     "inside a signal handler": f"""
@@ -74,16 +87,8 @@ newer = interpreters.create()
 interpreters.destroy(newer)
 """,
     "a filter as Docker's": f"""
-import struct
-def op(code, value, yes=0, no=0):
-    return struct.pack('HBBI', code, yes, no, value)
-denied = {{'x86_64': (101, 310, 311, 438, 165, 272), 'aarch64': (117, 270, 271, 438, 40, 97)}}[os.uname().machine]
-refuse = [part for number in denied for part in (op(0x15, number, 0, 1), op(0x06, 0x00050001))]
-program = op(0x20, 0) + b''.join(refuse) + op(0x06, 0x7FFF0000)
-text = ctypes.create_string_buffer(program, len(program))
-filter = ctypes.create_string_buffer(struct.pack('H6xP', len(program) // 8, ctypes.addressof(text)), 16)
-assert ctypes.CDLL(None).prctl(38, 1, 0, 0, 0) == 0
-assert ctypes.CDLL(None).prctl(22, 2, filter, 0, 0) == 0
+{SECCOMP}
+forbid(*{{'x86_64': (101, 310, 311, 438, 165, 272), 'aarch64': (117, 270, 271, 438, 40, 97)}}[os.uname().machine])
 {BUSY}
 """,
 }
@@ -289,7 +294,11 @@ def test_under_another_tracer_it_is_refused_by_the_tracers_pid(tmp_path, tracer)
                 stub.inject(target.pid)
             assert caught.value.reason == "traced"
             assert str(other.pid) in caught.value.message
-            other.signal(signal.SIGTERM if tracer == "strace" else signal.SIGKILL)
+            if tracer == "gdb":  # killed in the middle it would leave the process stopped
+                other.send("detach")
+                other.send("quit")
+            else:
+                other.signal(signal.SIGTERM)
             other.wait()
         wait_until(lambda: not proc.status(target.pid).tracer and proc.status(target.pid).state not in "Tt")
         stub.inject(target.pid)
@@ -311,7 +320,8 @@ def test_a_free_threaded_build_is_refused(tmp_path):
     start = (
         "from hookd.agent import bootstrap\ntry: bootstrap.start({})\nexcept Exception as error: print(error.reason)"
     )
-    with Process([python, "-c", start], env=target_environment(PYTHONPATH=str(REPOSITORY))) as embedded:
+    path = os.pathsep.join(map(str, (REPOSITORY, Path(pluggy.__file__).parents[1])))
+    with Process([python, "-c", start], env=target_environment(PYTHONPATH=path)) as embedded:
         assert embedded.finish() == ["free-threaded"]
 
 
@@ -394,26 +404,34 @@ def test_an_attach_in_the_middle_of_the_import_of_torch_succeeds_after_it():
         assert target.err == []
 
 
-FILTERED = """
-import ctypes, os, runpy, struct, sys
+FILTERED = f"""
+import ctypes, os, select, sys
 import torch
-libc = ctypes.CDLL(None)
-def forbid(*numbers):
-    op = lambda code, value, yes=0, no=0: struct.pack('HBBI', code, yes, no, value)
-    program = op(0x20, 0) + b''.join(op(0x15, n, 0, 1) + op(0x06, 0x00050001) for n in numbers) + op(0x06, 0x7FFF0000)
-    text = ctypes.create_string_buffer(program, len(program))
-    filter = ctypes.create_string_buffer(struct.pack('H6xP', len(program) // 8, ctypes.addressof(text)), 16)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0
-    assert libc.syscall({'x86_64': 317, 'aarch64': 277}[os.uname().machine], 1, 1, filter) == 0  # all threads
-sockets, memfd = {'x86_64': ((41, 53), (319,)), 'aarch64': ((198, 199), (279,))}[os.uname().machine]
+{SECCOMP}
+sockets, memfd = {{'x86_64': ((41, 53), (319,)), 'aarch64': ((198, 199), (279,))}}[os.uname().machine]
 for numbers in (sockets, memfd):
     forbid(*numbers)
     print('forbidden', *numbers, flush=True)
-    while not (line := __import__('select').select([0], [], [], 0.01)[0]):
+    while not select.select([0], [], [], 0.01)[0]:
         pass
     sys.stdin.readline()
 assert torch.nn.Module.__call__.__name__ == '_wrapped_call_impl', torch.nn.Module.__call__
 """
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to read a filter")
+def test_a_filter_that_would_kill_is_seen_before_it_does(tmp_path):
+    """The process proves at its end that the filter is a deadly one."""
+    deadly = SECCOMP.replace("0x00050001", "0x80000000")
+    body = f"{deadly}\nforbid({{'x86_64': 319, 'aarch64': 279}}[os.uname().machine])\n{BUSY}\nos.memfd_create('x')"
+    with stub.start(tmp_path, body) as target:
+        with pytest.raises(TargetUnsupported) as caught:
+            stub.inject(target.pid)
+        assert caught.value.reason == "seccomp-kills"
+        assert "memfd_create" in caught.value.message
+        target.send("end")
+        assert target.wait() == -signal.SIGSYS
+        assert target.out[-1] == stub.checksum()
 
 
 def test_what_a_filter_takes_from_the_agent_is_named(tmp_path):
