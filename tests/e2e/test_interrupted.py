@@ -6,12 +6,13 @@ import fcntl
 import os
 import re
 import secrets
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from hookd.attach import proc, remote_debug
+from hookd.attach import Control, detach, discover, proc, remote_debug
 from tests.integration.test_inject import mailboxes
 from tests.support import stub, training
 from tests.support.environment import REPOSITORY, tool_environment
@@ -54,6 +55,64 @@ def test_a_training_whose_attaches_are_killed_ends_with_the_same_weights_and_wit
         assert training.result(lines) == training.plain_result(job)
         assert target.err == []
         assert not list(tmp_path.iterdir())
+
+
+def test_an_agent_to_be_kept_whose_tool_died_before_it_saw_it_is_kept_by_nobody():
+    with Process(Job("puppet.py").command(), env=training.environment(), stdin=True) as target:
+        target.expect("^ready$")
+        with Process([sys.executable, "-c", AT_SEEN, str(target.pid)], env=tool_environment()) as tool:
+            assert tool.wait() == -signal.SIGKILL, tool.describe()
+        assert discover.identity(target.pid)["keep"]
+        wait_until(lambda: not discover.identity(target.pid)["keep"], what="the agent notices")
+        with Control.connect(target.pid) as control:
+            control.request("lease", seconds=0)
+        detach(target.pid)
+
+
+def patched(word: str, act: str) -> str:
+    """Give a program that attaches, and does something to itself before it writes a word of the mailbox."""
+    return f"""
+import os, signal, sys
+from hookd.attach import AttachRequest, mailbox
+from hookd.errors import HookdError
+write = mailbox.set_word
+def patched(box, offset, value):
+    if offset == mailbox.{word}:
+        os.kill(os.getpid(), signal.{act})
+    write(box, offset, value)
+mailbox.set_word = patched
+"""
+
+
+AT_SEEN = (
+    patched("SEEN", "SIGKILL")
+    + "from hookd.attach import attach\nattach(int(sys.argv[1]), AttachRequest((), lease_s=None))"
+)
+AT_LENGTH = (
+    patched("LENGTH", "SIGSTOP")
+    + """
+from tests.support import stub
+try:
+    stub.inject(int(sys.argv[1]), request=AttachRequest((), timeout_s=1))
+except HookdError as error:
+    print("told", error.reason, error.message)
+"""
+)
+
+
+def test_a_tool_that_is_stopped_half_way_writes_nothing_when_it_goes_on(tmp_path):
+    """The mailbox has been given back then, and other things of the target may lie in its place."""
+    environment = tool_environment(PYTHONPATH=f"{REPOSITORY}:{REPOSITORY / 'plugins'}")
+    with stub.start(tmp_path, BUSY) as target:
+        threads = stub.threads(target.pid)
+        with Process([sys.executable, "-c", AT_LENGTH, str(target.pid)], env=environment, cwd=REPOSITORY) as stopped:
+            wait_until(lambda: proc.status(stopped.pid).state == "T", what="the tool stops")
+            wait_until(lambda: stub.threads(target.pid) == threads and not mailboxes(target.pid), what="it is given up")
+            stopped.signal(signal.SIGCONT)
+            stopped.expect(rf"^told timeout .*process {target.pid} has not waited")
+            stopped.finish()
+        stub.inject(target.pid)
+        stub.finish(target)
 
 
 def test_the_files_of_a_killed_tool_are_removed_and_those_of_one_that_lives_stay():
