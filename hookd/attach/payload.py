@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hookd.config import PluginSpec
 
 GROUP = "hookd.plugins"
-_TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config.py", "daemon", "examples", "testing.py"}
+_TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config", "daemon", "examples", "testing.py"}
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
