@@ -19,16 +19,28 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     torch = sys.modules["torch"]
     script = sys.argv[0] if sys.argv else ""
     environ = dict(os.environ)
+    rank, world_size = ranks() or (int(labels.rank_label(environ)), labels.world_size(environ))
     return {
         "agent_version": __version__, "protocol": PROTOCOL, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": _start_ticks(),
         "started": _started(), "attached": time.time(), "python": platform.python_version(),
         "torch": str(torch.__version__), "script": script,
         "run": config.get("run") or labels.run_label(environ, script),
-        "rank": int(config["rank"] if config.get("rank") is not None else labels.rank_label(environ)),
-        "local_rank": labels.local_rank(environ), "world_size": labels.world_size(environ), "control": "",
+        "rank": rank if config.get("rank") is None else int(config["rank"]),
+        "local_rank": labels.local_rank(environ), "world_size": world_size, "control": "",
         "method": config["method"], "uid": os.getuid(), "user": _user(), "step_offset": None,
         "keep": config.get("lease_s") is None,
     }  # fmt: skip
+
+
+def ranks() -> tuple[int, int] | None:
+    """Give rank and world size as torch.distributed has them; None before its initialization, or without it.
+
+    They need not stand in the environment: torch.multiprocessing.spawn hands them over as arguments.
+    """
+    distributed: Any = getattr(sys.modules["torch"], "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return int(distributed.get_rank()), int(distributed.get_world_size())
 
 
 def _user() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib
 import os
 import threading
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from hookd.agent import spawn
 from hookd.agent.control import Control
 from hookd.agent.fork import set_after_fork
-from hookd.agent.identity import identity
+from hookd.agent.identity import identity, ranks
 from hookd.agent.loader import release
 from hookd.agent.session import Session
+from hookd.agent.standby import Standby
 from hookd.errors import ControlError, PluginError
 from hookd.page import PageWriter
 from hookd.plugin import Plugin
@@ -49,13 +51,25 @@ class Agent:
             self._load(spec)
             if self._loader is not None:
                 self._loader.rest()
-        self._control = Control(self._handle, self._session.tick, self._config.get("lease_s"), self._expired)
+        self._control = Control(self._handle, self._tick, self._config.get("lease_s"), self._expired)
         self._page.update_identity(control=self._control.path)
         set_after_fork(self._silence)
         atexit.register(self._exiting)
         self._session.arm()
         self._control.start()
         self._page.set_state("running")
+
+    def _tick(self, now_s: float) -> None:
+        self._find_rank()
+        self._session.tick(now_s)
+
+    def _find_rank(self) -> None:
+        """Tell the page which rank this is, once torch.distributed knows: often later than the agent comes."""
+        found, session = ranks(), self._session
+        if found is None or self._config.get("rank") is not None or found == (session.rank, session.world_size):
+            return
+        session.rank, session.world_size = found
+        self._page.update_identity(rank=session.rank, world_size=session.world_size)
 
     # -- requests
 
@@ -212,6 +226,8 @@ class Agent:
             self._control.abandon()
         atexit.unregister(self._exiting)
         self._on_left()
+        if self._config.get("method") == "run" and self._loader is not None:
+            Standby(functools.partial(self._loader.again, self._config))
 
 
 def _entry_point(name: str) -> str:

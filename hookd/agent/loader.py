@@ -90,6 +90,14 @@ class Loader:
                 self._files.pop(path + "c", None)  # of the old source
         self._claimed = frozenset(path.partition("/")[0].partition(".")[0] for path in self._files)
 
+    def again(self, config: dict[str, Any]) -> None:
+        """Start another agent from the same sources, imported anew: in a child that has been forked.
+
+        Raises:
+            HookdError: the agent's own, when it refuses.
+        """
+        start_from(config, self._files)
+
     def purge(self) -> None:
         """Remove from sys.modules exactly what was loaded, and put back what had been displaced."""
         overloads = getattr(sys.modules.get("typing"), "_overload_registry", {})
@@ -234,10 +242,15 @@ def start(config: dict[str, Any], archive: bytes) -> Loader:
     Raises:
         HookdError: the agent's own, when it refuses; RefusalError when another is there.
     """
+    return start_from(config, unpack(archive))
+
+
+def start_from(config: dict[str, Any], files: Mapping[str, bytes]) -> Loader:
+    """Do the same with sources that are unpacked."""
     claim()
     loader = None
     try:
-        loader = Loader(unpack(archive), gentle=config.get("method") == "attach")
+        loader = Loader(files, gentle=config.get("method") == "attach")
         with loader.importing():
             from hookd.agent import bootstrap  # noqa: PLC0415
 
@@ -322,7 +335,10 @@ def run(data: bytes, fd: int | None, base: int) -> None:
     length = int.from_bytes(data[:8], "little")
     request = json.loads(data[8 : 8 + length])
     try:
-        _wait_for_torch(box, time.monotonic() + request["timeout_s"])
+        deadline = time.monotonic() + request["timeout_s"]
+        _wait_for_torch(box, deadline)
+        if request["only_trainers"]:
+            _refuse_worker(box, deadline)
     except RefusalError as exc:
         _finish(box, request, _failure(exc))
         return
@@ -371,6 +387,24 @@ def _wait_for_torch(box: _Mailbox, deadline: float) -> None:
         if box.is_cancelled() or time.monotonic() > deadline:
             raise RefusalError("TargetUnsupported", "no-torch", "torch is not imported in this process")
         time.sleep(_POLL_S)
+
+
+def _refuse_worker(box: _Mailbox, deadline: float) -> None:
+    """Refuse a data loader's worker. One that was spawned a moment ago does not know yet what it is to do."""
+    while (work := _work()) is None and not box.is_cancelled() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    if (work or "").startswith("torch.utils.data."):
+        raise RefusalError("TargetUnsupported", "data-worker", "the process is a data loader's worker")
+
+
+def _work() -> str | None:
+    """Give the module of what a child of multiprocessing does; None if it has not begun, "" if it is no such child."""
+    process = sys.modules.get("multiprocessing.process")
+    target = getattr(process.current_process(), "_target", None) if process is not None else None
+    words = "".join(getattr(sys, "orig_argv", ()))
+    if target is None and ("--multiprocessing-fork" in words or "multiprocessing.forkserver" in words):
+        return None
+    return getattr(target, "__module__", None) or ""
 
 
 def torch_is_imported() -> bool:

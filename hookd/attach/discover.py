@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import time
 from dataclasses import dataclass
@@ -15,27 +16,41 @@ from hookd.attach import proc
 from hookd.errors import HookdError, NoSuchTarget, PageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator, Sequence
 
 _PAGE_LINK = f"/memfd:{page.NAME}"
 _PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
 _LIBTORCH = re.compile(r"libtorch[^/]*\.so|/torch/_C\.", re.ASCII)
+_LIBTORCH_IN_MAPS = re.compile(rb"libtorch[^/\n]*\.so|/torch/_C\.")
+_FORK_SERVER = "multiprocessing.forkserver"
 # What stands in a command line of a process that serves a training process and is none itself.
 _NO_TRAINERS = (
     ("multiprocessing.resource_tracker", "multiprocessing's resource tracker"),
-    ("multiprocessing.forkserver", "multiprocessing's fork server"),
     ("torch/_inductor/compile_worker", "a compile worker of torch"),
     ("torch._inductor.compile_worker", "a compile worker of torch"),
 )
-_LAUNCHERS = re.compile(r"(?:^|/)(?:torchrun|accelerate|deepspeed)$|^torch\.distributed\.(?:run|launch|elastic)")
+_LAUNCHERS = re.compile(
+    r"(?:^|/)(?:torchrun|accelerate|deepspeed)$"
+    r"|^torch\.distributed\.(?:run|launch)$|^accelerate\.commands\.\w+$|^deepspeed\.launcher\.\w+$"
+)
 _WORKER = re.compile(r"pt_data_worker|pt_data_pin")
+_WITH_ARGUMENT = ("-W", "-X", "--check-hash-based-pycs")
+# System calls in which a process may wait for its children for ever, and the argument that says so: (index, value).
+# Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (Linux 6.18).
+_FOREVER = 0xFFFFFFFF
+_WAITS: dict[str, dict[int, tuple[int, int] | None]] = {
+    "x86_64": {61: None, 247: None, 7: (2, _FOREVER), 232: (3, _FOREVER), 281: (3, _FOREVER), 271: (2, 0), 270: (4, 0)},
+    "aarch64": {260: None, 95: None, 22: (3, _FOREVER), 73: (2, 0), 72: (4, 0)},
+}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A process that has torch loaded.
+    """A Python process.
 
     Attributes:
+        has_torch: whether torch's library is mapped.
+        has_page: whether an agent's page is mapped, which may be one that a fork has inherited.
         start: start time in clock ticks after boot; with the pid it names the process for ever.
         state: "attached" (an agent of ours is there), "attachable", or "skipped" (`why` says why).
     """
@@ -46,6 +61,8 @@ class Candidate:
     uid: int
     state: Literal["attached", "attachable", "skipped"]
     why: str = ""
+    has_torch: bool = True
+    has_page: bool = False
 
 
 _POLL_S = 0.005
@@ -60,6 +77,8 @@ def find_page(pid: int) -> int | None:
         NoSuchTarget: there is no such process.
         PermissionError: its descriptors cannot be seen.
     """
+    if _PAGE_LINK.encode() not in proc.read(pid, "maps"):  # an agent maps its page: one read, however many descriptors
+        return None
     directory = f"/proc/{pid}/fd"
     try:
         numbers = os.listdir(directory)  # noqa: PTH208  names only, in one call
@@ -148,34 +167,45 @@ def _own_start_ticks(pid: int) -> tuple[int, int]:
     return proc.start_ticks(pid) + proc.boot_shift_ticks(pid), 0
 
 
-def candidates(known: Collection[tuple[int, int]] = ()) -> list[Candidate]:
-    """List the processes that have torch loaded, in order of pid.
-
-    Args:
-        known: pairs of pid and start that need not be looked at again.
-    """
-    return [found for pid in _pids() if (found := inspect(pid, known)) is not None]
+def candidates() -> list[Candidate]:
+    """List the processes that have torch loaded, in order of pid."""
+    return [found for pid in _pids() if (found := inspect(pid)) is not None and found.has_torch]
 
 
-def inspect(pid: int, known: Collection[tuple[int, int]] = ()) -> Candidate | None:
-    """Look at one process; None if it has no torch, is known, has gone or may not be seen."""
+def inspect(pid: int) -> Candidate | None:
+    """Look at one process; None if it is no Python, is this one, has gone or may not be seen."""
     try:
-        start = proc.start_ticks(pid)
-        if (pid, start) in known or pid == os.getpid():
+        start, cmdline = proc.start_ticks(pid), tuple(proc.words(pid, "cmdline"))
+        if pid == os.getpid() or not is_python(pid, cmdline):
             return None
-        cmdline = tuple(proc.words(pid, "cmdline"))
-        if not _PYTHON.search(proc.link(pid, "exe")) and not any(_PYTHON.search(word) for word in cmdline[:1]):
-            return None
-        if not has_torch(proc.maps(pid)):
-            return None
-        status = proc.status(pid)
-        why = _why_skipped(status, cmdline)
-        is_attached = not why and find_page(pid) is not None
+        maps, status = proc.read(pid, "maps"), proc.status(pid)
+        has_torch, has_page = _LIBTORCH_IN_MAPS.search(maps) is not None, _PAGE_LINK.encode() in maps
+        why = _why_skipped(status, cmdline) or ("" if has_torch else "it has not loaded torch")
+        is_attached = has_page and holds_page(pid)
     except (HookdError, OSError):
         return None
-    return Candidate(
-        pid, start, cmdline, status.uid, "attached" if is_attached else "skipped" if why else "attachable", why
+    state: Literal["attached", "attachable", "skipped"] = (
+        "attached" if is_attached else "skipped" if why else "attachable"
     )
+    return Candidate(pid, start, cmdline, status.uid, state, why, has_torch, has_page)
+
+
+def is_python(pid: int, cmdline: Sequence[str]) -> bool:
+    """Say whether a process runs Python: by its program, for the command line may have been rewritten (`ray::…`)."""
+    return any(_PYTHON.search(word) for word in (proc.link(pid, "exe"), *cmdline[:1]))
+
+
+def age_s(start: int) -> float:
+    """Give the age of a process in seconds from its start time in clock ticks."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
+
+
+def holds_page(pid: int) -> bool:
+    """Say whether an agent of its own is in the process."""
+    fd = find_page(pid)
+    if fd is not None:
+        os.close(fd)
+    return fd is not None
 
 
 def has_torch(maps: list[proc.Mapping]) -> bool:
@@ -194,15 +224,83 @@ def _pids() -> Iterator[int]:
             yield int(entry.name)
 
 
+def program(cmdline: Sequence[str]) -> tuple[str, bool]:
+    """Find what a Python process runs: the script's path, or the module's name and True; ("", False) for code."""
+    words = iter(cmdline[1:])
+    for word in words:
+        if word in _WITH_ARGUMENT:
+            next(words, None)
+        elif word in ("-c", "-"):
+            return "", False
+        elif word.startswith("-m"):
+            return word[2:] or next(words, ""), True
+        elif not word.startswith("-"):
+            return word, False
+    return "", False
+
+
 def _why_skipped(status: proc.Status, cmdline: tuple[str, ...]) -> str:
+    """Say why a process is none that trains, as far as that can be seen from outside."""
     if status.state in "ZX":
         return "it has ended"
+    if is_disabled(status.pid):
+        return "HOOKD_DISABLE is set"
     if _WORKER.match(status.name):
         return "a data loader's worker"
     text = "\0".join(cmdline)
     for mark, what in _NO_TRAINERS:
         if mark in text:
             return what
-    if any(_LAUNCHERS.search(word) for word in cmdline[:3]):
+    # What a fork server forks keeps its command line.
+    if _FORK_SERVER in text and _FORK_SERVER not in "\0".join(_cmdline(status.ppid)):
+        return "multiprocessing's fork server"
+    if _LAUNCHERS.search(program(cmdline)[0]) or _waits_for_ranks(status.pid):
         return "a launcher of training processes"
-    return "HOOKD_DISABLE is set" if is_disabled(status.pid) else ""
+    return ""
+
+
+def _waits_for_ranks(pid: int) -> bool:
+    """Say whether the main thread does nothing but wait for its children, and one of these may be training.
+
+    So do the parents of torch.multiprocessing.spawn and of a plain `subprocess.run`. Who trains and has data loader's
+    workers waits for them with a timeout.
+    """
+    try:
+        if not _waits_for_ever(proc.read(pid, "syscall").split()):
+            return False
+        return any(_may_train(child) for child in _started_by(pid))
+    except (HookdError, OSError, ValueError):  # not allowed, or a kernel without them
+        return False
+
+
+def _started_by(pid: int) -> list[int]:
+    """Give the children of the main thread, and those that a fork server has made for it."""
+    children = [int(word) for word in proc.read(pid, f"task/{pid}/children").split()]
+    servers = [child for child in children if _FORK_SERVER in "\0".join(_cmdline(child))]
+    return [*children, *(grandchild for server in servers for grandchild in _started_by(server))]
+
+
+def _waits_for_ever(call: list[bytes]) -> bool:
+    waits = _WAITS.get(platform.machine(), {})
+    if not call or not call[0].isdigit() or int(call[0]) not in waits:
+        return False
+    condition = waits[int(call[0])]
+    return condition is None or int(call[1 + condition[0]], 16) & _FOREVER == condition[1]
+
+
+def _may_train(pid: int) -> bool:
+    try:
+        status, cmdline = proc.status(pid), _cmdline(pid)
+        if not is_python(pid, cmdline):  # a shell, `env`, `numactl` before the program
+            return False
+        is_helper = _WORKER.match(status.name) or any(mark in "\0".join(cmdline) for mark, _ in _NO_TRAINERS)
+        return not is_helper and _LIBTORCH_IN_MAPS.search(proc.read(pid, "maps")) is not None
+    except (HookdError, OSError):
+        return False
+
+
+def _cmdline(pid: int) -> list[str]:
+    try:
+        return proc.words(pid, "cmdline")
+    except (HookdError, OSError):
+        return []

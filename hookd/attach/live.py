@@ -112,7 +112,12 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
         "token": f"{token:016x}",
     }
 
-    message = {"config": config, "timeout_s": request.timeout_s, "wait_s": wait_s}
+    message = {
+        "config": config,
+        "timeout_s": request.timeout_s,
+        "wait_s": wait_s,
+        "only_trainers": request.only_trainers,
+    }
     data = mailbox.data(payload.loader_source(), message, built.archive)
     size = mailbox.DATA + len(data) + 4096
     if remote is not None and not request.force:

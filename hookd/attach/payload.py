@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hookd.config import PluginSpec
 
 GROUP = "hookd.plugins"
-_TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config.py", "daemon", "examples", "testing.py"}
+_TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config", "daemon", "examples", "testing.py"}
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCE_ROOT = "/hookd-payload/"
 """Where `hookd/agent/loader.py` says that its modules are."""

@@ -22,6 +22,7 @@ class AttachRequest:
         run: the label `run`; found from the target's environment if None.
         force: take the gated direct call on a main thread that hangs, and ignore that CPython's own remote debugging
             has been switched off.
+        only_trainers: refuse a data loader's worker (reason "data-worker"): nobody named the process itself.
         plugin_dirs: where plugins are sought beside those installed.
         budget: the share of a step's time that observers may take.
         detail: "auto" or "all", which modules are served.
@@ -32,6 +33,7 @@ class AttachRequest:
     lease_s: float | None = 60.0
     run: str | None = None
     force: bool = False
+    only_trainers: bool = False
     plugin_dirs: tuple[Path, ...] = ()
     budget: float = 0.01
     detail: str = "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hookd.cli.options import Watch
+    from hookd.cli.targets import Selection
     from hookd.daemon.client import DaemonClient
 
+AT_ONCE = 16
+"""So many attaches are asked for at a time; the daemon has as many threads."""
+WORKER = "a data loader's worker"
 PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=options.Pid())
 
 
@@ -38,9 +43,12 @@ def attach(*, pids: tuple[int, ...], watch: Watch, host: str | None, as_json: bo
         from hookd.cli import foreground
 
         return foreground.attach(chosen, watch, as_json=as_json)
-    entries = [_tried(lambda pid: _by_daemon(client, pid, watch), pid) for pid in chosen]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        entries = list(
+            pool.map(lambda pid: _tried(lambda pid: _by_daemon(client, pid, watch, chosen), pid), chosen.pids)
+        )
     url = client.status()["url"]
-    return finish(entries, as_json=as_json, say=told_attached, metrics=f"{url}/metrics")
+    return finish_attached(entries, chosen, as_json=as_json, metrics=f"{url}/metrics")
 
 
 @click.command()
@@ -61,7 +69,7 @@ def detach(*, pids: tuple[int, ...], everything: bool, timeout_s: float, host: s
     return finish(entries, as_json=as_json, say=told_detached)
 
 
-def _by_daemon(client: DaemonClient, pid: int, watch: Watch) -> dict[str, Any]:
+def _by_daemon(client: DaemonClient, pid: int, watch: Watch, chosen: Selection) -> dict[str, Any]:
     return client.attach(
         pid,
         timeout_s=watch.timeout_s,
@@ -69,6 +77,7 @@ def _by_daemon(client: DaemonClient, pid: int, watch: Watch) -> dict[str, Any]:
         plugin_dirs=[str(Path(directory).absolute()) for directory in watch.plugin_dirs],
         keep=watch.keep,
         force=watch.force,
+        only_trainers=not chosen.is_named,
     )
 
 
@@ -110,6 +119,16 @@ def finish(
     if as_json:
         output.emit({"targets": list(entries), **more, **worst})
     return int(worst.get("exit_code", 0))
+
+
+def finish_attached(entries: Sequence[dict[str, Any]], chosen: Selection, *, as_json: bool, metrics: str) -> int:
+    """Tell what became of the attaches and what was skipped, and return the worst exit code."""
+    refused = [entry for entry in entries if entry.get("reason") == "data-worker" and not chosen.is_named]
+    skipped = chosen.skipped + [{"pid": entry["pid"], "why": WORKER, "cmdline": []} for entry in refused]
+    for line in targets.told_skipped(skipped):
+        output.say(line)
+    rest = [entry for entry in entries if entry not in refused]
+    return finish(rest, as_json=as_json, say=told_attached, skipped=skipped, metrics=metrics)
 
 
 def told_attached(entry: dict[str, Any]) -> str:

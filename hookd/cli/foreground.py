@@ -11,12 +11,11 @@ from hookd.cli import output
 from hookd.errors import HookdError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hookd.cli.options import Watch
+    from hookd.cli.targets import Selection
 
 
-def attach(pids: Sequence[int], watch: Watch, *, as_json: bool) -> int:
+def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
     """Attach, serve until Ctrl-C or until all targets have ended, detach; give the worst exit code of the attaches.
 
     Raises:
@@ -30,20 +29,22 @@ def attach(pids: Sequence[int], watch: Watch, *, as_json: bool) -> int:
     logging.basicConfig(level=logging.WARNING, format="hookd: %(message)s")
     config = load({"listen": watch.listen}, os.environ)
     payload.build(watch.plugins, watch.plugin_dirs)
+    pids = chosen.pids
     if len(pids) == 1:  # a taken port must not hide that this process cannot be attached to
         try:
             target.look(pids[0])
         except HookdError as error:
             entry = {"pid": pids[0], **output.describe(error)}
-            return words.finish([entry], as_json=as_json, say=words.told_attached)
+            return words.finish([entry], as_json=as_json, say=words.told_attached, skipped=chosen.skipped)
     order = Order(
         plugins=watch.plugins,
         timeout_s=watch.timeout_s,
         keep=watch.keep,
         force=watch.force,
         plugin_dirs=watch.plugin_dirs,
+        only_trainers=not chosen.is_named,
     )
-    teller = Teller(len(pids), linger_s=config.linger_s, as_json=as_json)
+    teller = Teller(chosen, linger_s=config.linger_s, as_json=as_json)
     attach_and_serve(config, pids, order, teller.tell)
     return teller.status
 
@@ -52,7 +53,7 @@ class Teller:
     """Puts into words what happens.
 
     Args:
-        count: of the processes that were asked for.
+        chosen: the processes that were asked for.
         linger_s: for how long an ended target is served.
         as_json: print the results of the attaches on stdout, once all are there.
 
@@ -60,9 +61,9 @@ class Teller:
         status: the worst exit code of the attaches.
     """
 
-    def __init__(self, count: int, *, linger_s: float, as_json: bool) -> None:
+    def __init__(self, chosen: Selection, *, linger_s: float, as_json: bool) -> None:
         self.status = 0
-        self._count = count
+        self._chosen = chosen
         self._linger_s = linger_s
         self._as_json = as_json
         self._url = ""
@@ -74,7 +75,7 @@ class Teller:
             self._url = about["url"]
         elif what in ("attached", "failed"):
             self._entries.append(about)
-            if len(self._entries) == self._count:
+            if len(self._entries) == len(self._chosen.pids):
                 self._tell_attached()
         elif what == "ended":
             output.say(self._ended(about))
@@ -85,7 +86,7 @@ class Teller:
 
     def _tell_attached(self) -> None:
         metrics = f"{self._url}/metrics"
-        self.status = words.finish(self._entries, as_json=self._as_json, say=words.told_attached, metrics=metrics)
+        self.status = words.finish_attached(self._entries, self._chosen, as_json=self._as_json, metrics=metrics)
         attached = [entry["identity"] for entry in self._entries if "error" not in entry]
         if attached:  # of agents that belong to their process, or were to be kept, nobody holds a lease
             detaches = any(one.get("method") == "attach" and not one.get("keep") for one in attached)

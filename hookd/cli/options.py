@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hookd.config import PluginSpec
 
@@ -39,9 +39,27 @@ host = click.option(
 )
 
 
+plugins = click.option(
+    "-p",
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="NAME[:KEY=VALUE,…]",
+    help="A plugin to load; may be repeated.  [default: nan, timing, activations]",
+)
+
+plugin_dirs = click.option(
+    "--plugin-dir",
+    "plugin_dirs",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A directory with plugins of your own; may be repeated.",
+)
+
+
 @dataclass(frozen=True)
 class Watch:
-    """What `attach` and `run` are asked to do; the defaults stand at the options below.
+    """What `attach` is asked to do; the defaults stand at the options below.
 
     Attributes:
         plugins: with their options; empty: what the daemon's configuration says, else nan, timing and activations.
@@ -65,14 +83,7 @@ class Watch:
 
 
 OF_WATCH = (
-    click.option(
-        "-p",
-        "--plugin",
-        "plugins",
-        multiple=True,
-        metavar="NAME[:KEY=VALUE,…]",
-        help="A plugin to load; may be repeated.  [default: nan, timing, activations]",
-    ),
+    plugins,
     click.option("--tree", is_flag=True, help="The process and all its descendants that train."),
     click.option("--match", metavar="RULE", help="Those whose command line contains RULE (or matches it as a glob)."),
     click.option(
@@ -87,18 +98,22 @@ OF_WATCH = (
     click.option("--listen", metavar="ADDR", help="Serve these targets alone, on HOST:PORT, until Ctrl-C."),
     click.option("--keep", is_flag=True, help="Leave the agent in the target when hookd ends."),
     click.option("--force", is_flag=True, help="Also try what may disturb a target that hangs."),
-    click.option(
-        "--plugin-dir",
-        "plugin_dirs",
-        multiple=True,
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="A directory with plugins of your own; may be repeated.",
-    ),
+    plugin_dirs,
 )
 
 
+def parse_plugins(texts: Sequence[str]) -> tuple[PluginSpec, ...]:
+    """Read what stands after each -p."""
+    from hookd.config import PluginSpec
+
+    chosen = tuple(PluginSpec.parse(text) for text in texts)
+    if len({spec.name for spec in chosen}) != len(chosen):
+        raise click.UsageError("A plugin is named twice; give all its options with one -p.")
+    return chosen
+
+
 def watch(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Give a command the options of attach and run, as one argument `watch`."""
+    """Give `attach` its options, as one argument `watch`."""
 
     @functools.wraps(command)
     def with_watch(
@@ -113,11 +128,7 @@ def watch(command: Callable[..., int | None]) -> Callable[..., int | None]:
         plugin_dirs: tuple[Path, ...],
         **kwargs: Any,
     ) -> int | None:
-        from hookd.config import PluginSpec
-
-        chosen = tuple(PluginSpec.parse(text) for text in plugins)
-        if len({spec.name for spec in chosen}) != len(chosen):
-            raise click.UsageError("A plugin is named twice; give all its options with one -p.")
+        chosen = parse_plugins(plugins)
         asked = Watch(chosen, tree, match, timeout_s, listen, keep, force, plugin_dirs)
         return command(*args, watch=asked, **kwargs)
 

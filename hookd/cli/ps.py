@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pwd
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,12 +33,14 @@ def ps(*, everything: bool, as_json: bool) -> None:
 
 
 def _row(one: Candidate) -> dict[str, Any]:
+    from hookd.attach import discover
+
     return {
         "pid": one.pid,
         "state": one.state,
         "why": one.why,
         "uid": one.uid,
-        "age_s": round(age_s(one.start), 1),
+        "age_s": round(discover.age_s(one.start), 1),
         "cmdline": list(one.cmdline),
     }
 
@@ -62,8 +62,3 @@ def user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def age_s(start_ticks: int) -> float:
-    """Give the age of a process in seconds from field 22 of its /proc/PID/stat (ticks since boot)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")

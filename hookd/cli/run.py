@@ -8,45 +8,72 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hookd.cli import options, output
-from hookd.errors import UsageError
+from hookd.cli import options, output, targets
+from hookd.errors import HookdError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hookd.attach.launch import Launch
-    from hookd.cli.options import Watch
+    from hookd.config import ServeConfig
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", metavar="-- CMD…", nargs=-1, required=True)
+@options.plugins
 @click.option("--run", "name", metavar="NAME", help="The label `run`.  [default: found from the environment]")
-@options.watch
-@options.json
-def run(*, command: tuple[str, ...], name: str | None, watch: Watch, as_json: bool) -> int:  # noqa: ARG001
+@click.option("--listen", metavar="ADDR", help="Serve the metrics of this command on HOST:PORT.  [default: what the "
+              "daemon serves that runs here, else 127.0.0.1:9465]")  # fmt: skip
+@options.plugin_dirs
+@click.option("--json", "as_json", is_flag=True, help="Print what keeps the command from starting as JSON, too.")
+def run(
+    *,
+    command: tuple[str, ...],
+    plugins: tuple[str, ...],
+    name: str | None,
+    listen: str | None,
+    plugin_dirs: tuple[Path, ...],
+    as_json: bool,  # noqa: ARG001  main looks at it
+) -> int:
     """Start a command, and watch every training process that it becomes, through torchrun and the like.
 
-    hookd need not be installed in the environment of the command. The exit code is the command's. `hookd serve`
-    finds its processes; with --listen their metrics are served from here, as long as the command runs.
+    hookd need not be installed in the environment of the command. The exit code is the command's. The daemon that
+    runs here (`hookd serve`) serves its metrics; where none does, they are served from here while the command runs.
     """
     from hookd.attach import AttachRequest, launch
     from hookd.config import load
 
-    if watch.match is not None:
-        raise UsageError("--match picks processes that run already", hint="hookd attach --match RULE")
-    config = load({"listen": watch.listen}, os.environ)
+    config = load({"listen": listen}, os.environ)
     request = AttachRequest(
-        plugins=tuple(map(config.with_options, watch.plugins or config.plugins)),
+        plugins=tuple(map(config.with_options, options.parse_plugins(plugins) or config.plugins)),
         run=name,
-        plugin_dirs=(*watch.plugin_dirs, *config.plugin_dirs),
+        plugin_dirs=(*plugin_dirs, *config.plugin_dirs),
         budget=config.budget,
         detail=config.detail,
     )
     with contextlib.ExitStack() as stack:
-        if watch.listen is not None:
-            from hookd.cli import beside
-
-            url = stack.enter_context(beside.serving(config))
-            output.say(f"metrics on {url}/metrics, as long as the command runs")
+        output.say(_serve(config, stack, is_asked=listen is not None))
         return launch.run(command, request, ended=_tell_failures)
+
+
+def _serve(config: ServeConfig, stack: contextlib.ExitStack, *, is_asked: bool) -> str:
+    """See to it that somebody serves the command's metrics, and say who does.
+
+    Raises:
+        HookdError: the address that was asked for cannot be had. The command runs without metrics otherwise.
+    """
+    from hookd.cli import beside
+
+    client = None if is_asked else targets.daemon(None)
+    if client is not None:
+        return f"metrics on {client.status()['url']}/metrics, by the daemon that runs here"
+    try:
+        url = stack.enter_context(beside.serving(config))
+    except HookdError as error:
+        if is_asked:
+            raise
+        return f"hookd: metrics are not served: {error.message}; the command runs all the same. {error.hint}"
+    return f"metrics on {url}/metrics, as long as the command runs"
 
 
 def _tell_failures(launch: Launch) -> None:

@@ -41,8 +41,9 @@ def serve(
 ) -> int:
     """Serve the metrics of all training processes of this node, until SIGTERM or Ctrl-C.
 
-    It attaches to nothing by itself: `hookd attach PID` tells it to. Agents that are there already (an earlier
-    daemon's, or those of `hookd run`) are found at once.
+    It attaches to what the rules of its configuration name, to processes with HOOKD=1 in their environment, and where
+    `hookd attach PID` tells it to. Agents that are there already (an earlier daemon's, or those of `hookd run`) are
+    found at once.
     """
     from hookd.config import load
     from hookd.daemon import service

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hookd.config.rules import fits
 from hookd.errors import DaemonNotRunning, HookdError, NoSuchTarget, PermissionDenied, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from hookd.attach.discover import Candidate
     from hookd.daemon.client import DaemonClient
 
 
@@ -98,43 +100,61 @@ def reports(client: DaemonClient | None) -> Iterator[tuple[int, dict[str, Any] |
             yield pid, error
 
 
-def select(pids: Sequence[int], *, tree: bool, match: str | None) -> list[int]:
-    """Give the processes that were asked for, in order, each once.
+@dataclass(frozen=True)
+class Selection:
+    """The processes that a command is about.
+
+    Attributes:
+        pids: to attach to.
+        skipped: what was asked for in general and is not attached to: `{"pid", "why", "cmdline"}` each.
+        is_named: whether each process was named by its pid; else only those that train are meant.
+    """
+
+    pids: list[int]
+    skipped: list[dict[str, Any]]
+    is_named: bool
+
+
+def select(pids: Sequence[int], *, tree: bool, match: str | None) -> Selection:
+    """Find the processes that were asked for, in order, each once.
 
     Args:
         pids: as given; without a rule, each of them is taken as it is.
-        tree: take for each of them all attachable processes among itself and its descendants.
+        tree: take for each of them all attachable processes among itself and what it has started.
         match: take those whose command line contains this text or matches it as a glob; with pids, among these.
 
     Raises:
         NoSuchTarget: a tree without an attachable process, or nothing that matches.
     """
-    from hookd.attach.discover import candidates
-
     if not tree and match is None:
-        return list(dict.fromkeys(pids))
+        return Selection(list(dict.fromkeys(pids)), [], is_named=True)
     if not pids and match is None:
         raise UsageError("--tree needs a PID")
-    family = {member for pid in pids for member in (_tree(pid) if tree else [pid])}
-    usable = [one for one in candidates() if one.state != "skipped" and (not pids or one.pid in family)]
-    found = [one.pid for one in usable if match is None or matches(one.cmdline, match)]
-    if not found:
+    found = [one for one in _asked(pids, tree=tree) if match is None or fits(match, " ".join(one.cmdline))]
+    skipped = [
+        {"pid": one.pid, "why": one.why, "cmdline": list(one.cmdline)} for one in found if one.state == "skipped"
+    ]
+    usable = [one.pid for one in found if one.state != "skipped"]
+    if not usable:
         what = " ".join(filter(None, ("no process", f"that matches '{match}'" if match else "", "can be attached to")))
         where = f" among {', '.join(map(str, pids))} and what they started" if pids else ""
-        raise NoSuchTarget(what + where, reason="no-match", hint="hookd ps --all says why.")
-    return found
+        why = "; ".join(told_skipped(skipped))
+        raise NoSuchTarget(what + where, reason="no-match", hint=why or "hookd ps --all says why.")
+    return Selection(usable, skipped, is_named=False)
 
 
-def matches(cmdline: Iterable[str], rule: str) -> bool:
-    """Say whether a command line contains the text `rule`, or matches it as a glob."""
-    text = " ".join(cmdline)
-    return rule in text or fnmatch.fnmatchcase(text, rule)
+def _asked(pids: Sequence[int], *, tree: bool) -> list[Candidate]:
+    from hookd.attach.discover import candidates
+    from hookd.attach.tree import members
+
+    if tree and pids:
+        return list({one.pid: one for pid in pids for one in members(pid)}.values())
+    return [one for one in candidates() if not pids or one.pid in pids]
 
 
-def _tree(pid: int) -> list[int]:
-    import psutil
-
-    try:
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    except psutil.NoSuchProcess as exc:
-        raise NoSuchTarget(f"there is no process {pid}", hint="`hookd ps` lists training processes.") from exc
+def told_skipped(skipped: Iterable[dict[str, Any]]) -> list[str]:
+    """Say what was skipped and why, one line for each reason."""
+    by_why: dict[str, list[str]] = {}
+    for one in skipped:
+        by_why.setdefault(one["why"], []).append(str(one["pid"]))
+    return [f"skipped {', '.join(pids)}: {why}" for why, pids in by_why.items()]

@@ -40,6 +40,7 @@ class Order:
         run: the label; found from the target if None.
         force: also try what may disturb a target that hangs.
         plugin_dirs: beside the configured ones.
+        only_trainers: refuse a process that turns out to be a data loader's worker.
     """
 
     plugins: tuple[PluginSpec, ...] = ()
@@ -48,6 +49,7 @@ class Order:
     run: str | None = None
     force: bool = False
     plugin_dirs: tuple[Path, ...] = ()
+    only_trainers: bool = False
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Order:
@@ -60,6 +62,7 @@ class Order:
             "timeout_s": (int, float),
             "keep": bool,
             "force": bool,
+            "only_trainers": bool,
             "run": str,
             "plugins": list,
             "plugin_dirs": list,
@@ -133,14 +136,20 @@ class Actions:
             lease_s=None if order.keep else self._lease_s,
             run=order.run if order.run is not None else self._other_run(pid),
             force=order.force,
+            only_trainers=order.only_trainers,
             plugin_dirs=(*order.plugin_dirs, *config.plugin_dirs),
             budget=config.budget,
             detail=config.detail,
         )
 
     def _other_run(self, pid: int) -> str | None:
-        """Give the name for the page when another job has that name already: so it survives this daemon."""
+        """Give the name for the page when another job has that name already: so it survives this daemon.
+
+        Processes of one parent may be ranks of one job that will say so later: what they are is left to their agents.
+        """
         identity = Identity.of_process(pid)
+        if any(other.ended is None and other.identity.ppid == identity.ppid for other in self._fleet.targets()):
+            return None
         run = self._fleet.claim(identity, pid).run
         return None if run == identity.run else run
 

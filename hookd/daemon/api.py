@@ -3,7 +3,8 @@
     GET  /v1/version                   {"version", "pid", "protocol"}
     GET  /v1/status                    {"version", "pid", "url", "control", "started", "is_embedded", "targets": [row…]}
     GET  /v1/targets                   {"targets": [row…]}
-    POST /v1/attach                    {"pid", "plugins"?, "timeout_s"?, "keep"?, "force"?, "run"?, "plugin_dirs"?}
+    POST /v1/attach                    {"pid", "plugins"?, "timeout_s"?, "keep"?, "force"?, "run"?, "plugin_dirs"?,
+                                        "only_trainers"?}
     POST /v1/detach                    {"pid"} or {"all": true}, "timeout_s"?
     GET  /v1/targets/PID/report        see `report.build_report`
     POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "configure", "plugin": "NAME:key=value,…" or object}

@@ -22,7 +22,7 @@ from hookd.daemon.targets import STATES
 from hookd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sized
 
     from hookd.daemon.fleet import Fleet
     from hookd.daemon.targets import Target
@@ -76,11 +76,20 @@ class FleetCollector:
         fleet: whose targets are served.
         tally: of the daemon's attaches.
         limits: of each target's series.
+        backing_off: gives the processes in which an attach by rule has failed.
         clock: monotonic seconds.
     """
 
-    def __init__(self, fleet: Fleet, tally: Tally, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        tally: Tally,
+        limits: Limits,
+        backing_off: Callable[[], Sized] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._fleet = fleet
+        self._backing_off = backing_off
         self._tally = tally
         self._limits = limits
         self._clock = clock
@@ -98,7 +107,7 @@ class FleetCollector:
         with self._lock:
             started = self._clock()
             targets = self._fleet.targets()
-            self._series = {one: self._series.get(one) or TargetSeries(one, self._limits) for one in targets}
+            self._series = {one: self._series_of(one) for one in targets}
             merged = _Merged()
             for series in self._series.values():
                 series.add_to(merged, started)
@@ -106,12 +115,17 @@ class FleetCollector:
             self._last_scrape_s = self._clock() - started
         return [*own, *merged.own.values(), *merged.of_pages.values()]
 
+    def _series_of(self, target: Target) -> TargetSeries:
+        known = self._series.get(target)
+        return known if known is not None and known.claim is target.claim else TargetSeries(target, self._limits)
+
     def _own_families(self) -> Iterator[Metric]:
         yield InfoMetricFamily("hookd_build", "The version of this daemon.", value={"version": __version__})
         yield GaugeMetricFamily(
             "hookd_scrape_duration_seconds", "How long the scrape before this one took to collect.", self._last_scrape_s
         )
         yield from self._tally.families()
+        yield GaugeMetricFamily(*_BACKING_OFF, len(self._backing_off()))
 
 
 class _Merged:
@@ -148,13 +162,14 @@ class _Merged:
 
 
 class TargetSeries:
-    """The series of one target, with what is kept of them from scrape to scrape."""
+    """The series of one target under one claim, with what is kept of them from scrape to scrape."""
 
     def __init__(self, target: Target, limits: Limits) -> None:
         self._target = target
         self._selection = Selection(limits)
         self._heads: dict[tuple[int, int, int], dict[int, Heads]] = {}
-        self._standard = {"run": target.claim.run, "rank": target.claim.rank}
+        self.claim = target.claim
+        self._standard = {"run": self.claim.run, "rank": self.claim.rank}
         self._refused = 0
 
     def add_to(self, merged: _Merged, now: float) -> None:
@@ -232,9 +247,13 @@ _MEMORY = ("hookd_process_resident_memory_bytes", "gauge", "Resident memory of t
 _THREADS = ("hookd_process_threads", "gauge", "Threads of the target.")
 _FDS = ("hookd_process_open_fds", "gauge", "Open file descriptors of the target.")
 _DROPS = (_DROPPED, "counter", "Series that are not served: over the limit, without room, or in conflict.")
+_BACKING_OFF = (
+    "hookd_attach_backing_off",
+    "Processes that a rule wants and in which attach has failed; it is tried again, each time after a longer wait.",
+)
 _CORE_NAMES = (
     "hookd_build", "hookd_build_info", "hookd_scrape_duration_seconds", "hookd_attach", "hookd_attach_total",
-    "hookd_attach_pause_seconds", "hookd_attach_pause_seconds_bucket", "hookd_attach_pause_seconds_sum",
+    _BACKING_OFF[0], "hookd_attach_pause_seconds", "hookd_attach_pause_seconds_bucket", "hookd_attach_pause_seconds_sum",
     "hookd_attach_pause_seconds_count", _UP[0], _INFO[0], "hookd_target", _STATE[0], _AGE[0], _CPU[0],
     _CPU[0] + "_total", _MEMORY[0], _THREADS[0], _FDS[0], _DROPPED, _DROPPED + "_total",
 )  # fmt: skip

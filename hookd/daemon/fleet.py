@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from hookd import labels
-from hookd.attach import proc
+from hookd.attach.census import Census
 from hookd.attach.discover import find_page
 from hookd.daemon.targets import Target, page_id
 from hookd.errors import HookdError, NoSuchTarget
@@ -21,11 +20,11 @@ from hookd.errors import HookdError, NoSuchTarget
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from hookd.attach.discover import Candidate
     from hookd.daemon.incidents import IncidentStore
     from hookd.daemon.targets import Identity
 
 _log = logging.getLogger(__name__)
-_PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
 
 
 class Fleet:
@@ -49,6 +48,7 @@ class Fleet:
         self.store = store
         self._linger_s = linger_s
         self._only = only
+        self._census = Census(only, clock)
         self._clock = clock
         self._lock = threading.RLock()
         self._held: dict[int, Target] = {}
@@ -82,13 +82,19 @@ class Fleet:
             hint=f"`hookd attach {pid}` makes it one.",
         )
 
-    def scan(self) -> list[Target]:
-        """Look for pages in all processes that may be seen, and give the targets that are new."""
+    def scan(self) -> tuple[list[Target], list[Candidate]]:
+        """Look for pages in all processes that may be seen; one call at a time.
+
+        Returns:
+            The targets that are new, and the Python processes that are new or have changed.
+        """
+        found = self._census.look()
         with self._lock:
-            held = set(self._held)
-        pids = held | (set(self._only) if self._only is not None else set(filter(_is_python, psutil.pids())))
-        started = sorted((ticks, pid) for pid in pids if (ticks := _start_ticks(pid)) is not None)
-        return [target for _, pid in started if (target := self.adopt(pid)) is not None]
+            held = list(self._held.values())
+        # An agent that leaves and a program that is replaced let go of the page; in the others nothing is to be found.
+        pids = [target.pid for target in held if not target.holds_page()]
+        pids += [one.pid for one in found if one.state == "attached" and one.pid not in pids]
+        return [target for pid in pids if (target := self.adopt(pid)) is not None], found
 
     def adopt(self, pid: int) -> Target | None:
         """Make a target of a process that holds a page; None if it holds none, is one already, or may not be seen."""
@@ -117,6 +123,7 @@ class Fleet:
             with contextlib.suppress(OSError):
                 os.close(fd)
             return None
+        self._make_way(target.identity)
         target.claim = self.claim(target.identity, pid)
         self._ended = [old for old in self._ended if not _is_same(old.claim, target.claim)]
         self._held[pid] = target
@@ -133,10 +140,18 @@ class Fleet:
             others = [other.claim for other in self._held.values() if other.ended is None and other.pid != pid]
         return labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others)
 
+    def _make_way(self, identity: Identity) -> None:
+        """The parent of a rank may have an agent too, under `hookd run`; but it is no rank 0."""
+        with self._lock:
+            parent = self._held.get(identity.ppid)
+            if identity.world_size > 1 and parent is not None and parent.identity.world_size == 1:
+                old = parent.claim
+                parent.claim = labels.Claim(parent.pid, parent.pid, "launcher", old.wanted, old.run)
+
     def _left(self, target: Target) -> None:
         """No good page was found in a process that had one: it was detached, is another program now, or spoilt it."""
         snapshot = target.read()
-        if target.ended is None and target.still_holds_page():
+        if target.ended is None and target.holds_page():
             target.spoil()
         if target.state == "corrupt":
             return
@@ -152,6 +167,7 @@ class Fleet:
             if target.ended is None:
                 target.poll()
                 self._keep_incidents(target)
+                self._rename(target)
             elif target.state == "corrupt" and not target.is_running():
                 target.lose()
             if target.ended is not None and target.state != "corrupt":
@@ -159,6 +175,15 @@ class Fleet:
         with self._lock:
             now = self._clock()
             self._ended = [one for one in self._ended if one.ended is None or now - one.ended.at < self._linger_s]
+
+    def _rename(self, target: Target) -> None:
+        """Serve a target under what its page says by now: its rank is known once torch.distributed has begun."""
+        before = target.identity
+        after = target.reidentify()
+        if (before.run, before.rank, before.world_size) != (after.run, after.rank, after.world_size):
+            self._make_way(after)
+            target.claim = self.claim(after, target.pid)
+            _log.info("target %d is now run %s, rank %s", target.pid, target.claim.run, target.claim.rank)
 
     def lose(self, target: Target) -> None:
         """Take the last copy of a target whose process is gone."""
@@ -177,8 +202,11 @@ class Fleet:
             del self._held[target.pid]
             self._ended.append(target)
         target.release()
+        self._census.recheck(target.pid)
         self._keep_incidents(target)
         self._tell_end(target)
+        if target.ended is not None and target.ended.reason == "detached":
+            self.store.dismiss(target.pid, target.start_ticks)
 
     def _tell_end(self, target: Target) -> None:
         assert target.ended is not None
@@ -222,20 +250,3 @@ def _is_same(one: labels.Claim, other: labels.Claim) -> bool:
 def _seq(incident: dict[str, object]) -> int:
     seq = incident.get("seq")
     return seq if isinstance(seq, int) else 0
-
-
-def _is_python(pid: int) -> bool:
-    """Tell cheaply which processes are worth a look at all their descriptors."""
-    if _PYTHON.search(proc.link(pid, "exe")):
-        return True
-    try:
-        return any(_PYTHON.search(word) for word in proc.words(pid, "cmdline")[:1])
-    except (HookdError, OSError):
-        return False
-
-
-def _start_ticks(pid: int) -> int | None:
-    try:
-        return proc.start_ticks(pid)
-    except (HookdError, OSError, LookupError, ValueError):
-        return None

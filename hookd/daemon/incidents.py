@@ -40,6 +40,13 @@ CREATE TABLE IF NOT EXISTS incidents (
     detail  TEXT    NOT NULL,  -- the whole incident as JSON
     UNIQUE (boot, pid, start, page, seq)
 );
+CREATE TABLE IF NOT EXISTS dismissed (  -- processes that a person has detached from: no rule attaches to them again
+    boot    TEXT    NOT NULL,
+    pid     INTEGER NOT NULL,
+    start   INTEGER NOT NULL,
+    time    REAL    NOT NULL,
+    UNIQUE (boot, pid, start)
+);
 CREATE INDEX IF NOT EXISTS incidents_time ON incidents (time);
 CREATE INDEX IF NOT EXISTS incidents_run ON incidents (run, time);
 """
@@ -89,6 +96,25 @@ class IncidentStore:
         """Forget what is older than `before`, in unix seconds."""
         with self._lock, self._logged():
             self._connection.execute("DELETE FROM incidents WHERE time < ?", (before,))
+            self._connection.execute("DELETE FROM dismissed WHERE boot != ?", (self._boot,))
+
+    def dismiss(self, pid: int, start: int) -> None:
+        """Remember that somebody has detached from a process."""
+        with self._lock, self._logged():
+            row = (self._boot, pid, start, time.time())
+            self._connection.execute("INSERT OR IGNORE INTO dismissed VALUES (?, ?, ?, ?)", row)
+
+    def recall(self, pid: int) -> None:
+        """Forget it: somebody has attached to the process again."""
+        with self._lock, self._logged():
+            self._connection.execute("DELETE FROM dismissed WHERE boot = ? AND pid = ?", (self._boot, pid))
+
+    def is_dismissed(self, pid: int, start: int) -> bool:
+        """Tell whether somebody has detached from the process and nobody has attached since."""
+        with self._lock:
+            row = (self._boot, pid, start)
+            asked = self._connection.execute("SELECT 1 FROM dismissed WHERE boot = ? AND pid = ? AND start = ?", row)
+            return asked.fetchone() is not None
 
     def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Any) -> list[dict[str, Any]]:
         """Give incidents, the newest first; see `query`. `of`: only those of these processes, by pid and start ticks."""

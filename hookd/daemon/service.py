@@ -20,6 +20,7 @@ from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.fleet import Fleet
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.selection import Limits
+from hookd.daemon.wanted import Wanted
 from hookd.daemon.web import Web
 from hookd.errors import HookdError, PermissionDenied
 from hookd.version import __version__
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
 
     from hookd.config import ServeConfig
     from hookd.daemon.targets import Target
+    from hookd.daemon.wanted import Want
 
 EMBEDDED_LEASE_S = 60.0
 """How long an agent outlives a foreground attach that was killed."""
 ATTACH_THREADS = 16
 DAY_S = 86400.0
+FORGET_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -73,9 +76,13 @@ class Service:
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
         limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
-        self._collector = FleetCollector(self.fleet, self._tally, limits)
+        self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
+        self._collector = FleetCollector(self.fleet, self._tally, limits, self._wanted.backing_off)
         self._started = time.time()
         self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
+        # Threads of their own: a person does not wait for processes that are still importing torch.
+        self._by_rule = ThreadPoolExecutor(ATTACH_THREADS, "hookd-rule")
+        self._tries: set[asyncio.Task[None]] = set()
         self._watched: dict[int, Target] = {}
         self._new: list[Target] = []
         self._stack = contextlib.AsyncExitStack()
@@ -94,6 +101,7 @@ class Service:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.fleet.store.close)
             stack.callback(self._attachers.shutdown)
+            stack.callback(self._by_rule.shutdown, cancel_futures=True)
             stack.callback(self._close_targets)
             stack.push_async_callback(asyncio.to_thread, self._let_go)
             listener = self._bind_control(stack)
@@ -105,6 +113,7 @@ class Service:
                 (self._poll, self.config.poll_s),
                 (self._scan, self.config.scan_s),
                 (self._adopt, self.config.scan_s),
+                (self._forget, FORGET_S),
                 (self._prune, DAY_S),
             ):
                 task = asyncio.create_task(_repeat(work, interval_s))
@@ -159,8 +168,28 @@ class Service:
     # ---- what is repeated
 
     async def _scan(self) -> None:
-        new = await asyncio.to_thread(self.fleet.scan)
+        new, found = await asyncio.to_thread(self.fleet.scan)
         self._new += new
+        self._watch()
+        if not self.is_embedded:
+            await asyncio.to_thread(self._wanted.see, found)
+            self._attach_wanted(await asyncio.to_thread(self._wanted.due))
+
+    def _attach_wanted(self, wants: Sequence[Want]) -> None:
+        for want in wants:
+            task = asyncio.create_task(self._try(want))
+            self._tries.add(task)
+            task.add_done_callback(self._tries.discard)
+
+    async def _try(self, want: Want) -> None:
+        """Attach by rule; a failure is counted, logged, and tried again later."""
+        order = Order(plugins=want.rule.plugins, timeout_s=self.config.timeout_s, only_trainers=True)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._by_rule, self._actions.attach, want.pid, order)
+        except HookdError as error:
+            self._wanted.failed(want, error)
+        else:
+            self._wanted.done(want)
         self._watch()
 
     async def _adopt(self) -> None:
@@ -171,6 +200,9 @@ class Service:
     async def _poll(self) -> None:
         await asyncio.to_thread(self.fleet.poll)
         self._watch()
+
+    async def _forget(self) -> None:
+        await asyncio.to_thread(self._wanted.prune)
 
     async def _prune(self) -> None:
         await asyncio.to_thread(self.fleet.store.prune, time.time() - self.config.retention_days * DAY_S)
@@ -211,12 +243,16 @@ class Service:
             "control": str(self.control),
             "started": self._started,
             "is_embedded": self.is_embedded,
+            "rules": len(self.config.rules),
+            "backing_off": self._wanted.backing_off(),
             "targets": self.rows(),
         }
 
     async def attach(self, pid: int, order: Order) -> dict[str, Any]:
-        """Attach to a process; see `Actions.attach`."""
+        """Attach to a process because a person asks for it; see `Actions.attach`."""
+        self._wanted.reset(pid)
         answer: dict[str, Any] = await self._run(self._actions.attach, pid, order)
+        await asyncio.to_thread(self.fleet.store.recall, pid)
         return answer
 
     async def attach_all(self, pids: Sequence[int], order: Order) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from hookd import labels
-from hookd.attach import control, proc
+from hookd.attach import control, discover, proc
 from hookd.errors import HookdError, PageError
 from hookd.page import PageReader
 
@@ -94,18 +94,8 @@ class Identity:
 
 def script_of(cmdline: list[str]) -> str:
     """Find the script, or the module after `-m`, in the command line of a Python process; "" when there is none."""
-    words = iter(cmdline[1:])
-    for word in words:
-        if word in ("-W", "-X", "--check-hash-based-pycs"):
-            next(words, None)
-        elif word in ("-c", "-"):
-            return ""
-        elif word.startswith("-m"):
-            module = word[2:] or next(words, "")
-            return module.rpartition(".")[2] + ".py" if module else ""
-        elif not word.startswith("-"):
-            return word
-    return ""
+    name, is_module = discover.program(cmdline)
+    return name.rpartition(".")[2] + ".py" if is_module and name else name
 
 
 def _text(raw: Mapping[str, Any], key: str) -> str:
@@ -213,11 +203,14 @@ class Target:
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._usage = Usage()
+        self._number = -1  # of the page among the target's descriptors, where it was seen last
         self._reader: PageReader | None = None
+        self._told: Mapping[str, Any] = {}
         try:
             self._reader = PageReader(fd)
             self._snapshot = self._reader.read()
-            self.identity = Identity.of_page(self._snapshot.identity, pid=pid)
+            self._told = self._snapshot.identity
+            self.identity = Identity.of_page(self._told, pid=pid)
         except PageError as exc:
             self.identity = Identity.of_process(pid)
             self._close("corrupt", exc.reason)
@@ -233,6 +226,13 @@ class Target:
     def last(self) -> Snapshot | None:
         """Give the copy that was made last, without making one."""
         return self._snapshot
+
+    def reidentify(self) -> Identity:
+        """Give the identity anew where the last copy of the page says another."""
+        if self._snapshot is not None and self._snapshot.identity != self._told:
+            self._told = self._snapshot.identity
+            self.identity = Identity.of_page(self._told, pid=self.pid)
+        return self.identity
 
     def poll(self) -> None:
         """Look at page and process; notices a detach, and a death where there is no pidfd."""
@@ -269,13 +269,16 @@ class Target:
         with self._lock:
             self._close("corrupt", "corrupt")
 
-    def still_holds_page(self) -> bool:
+    def holds_page(self) -> bool:
         """Tell whether the process has the memory file of its page open, whatever is in it."""
+        if self._number >= 0 and self._is_page(f"/proc/{self.pid}/fd/{self._number}"):
+            return True
         try:
             numbers = os.listdir(f"/proc/{self.pid}/fd")  # noqa: PTH208  names only, in one call
         except OSError:
             return False
-        return any(self._is_page(f"/proc/{self.pid}/fd/{number}") for number in numbers)
+        self._number = next((int(n) for n in numbers if self._is_page(f"/proc/{self.pid}/fd/{n}")), -1)
+        return self._number >= 0
 
     def _is_page(self, path: str) -> bool:
         try:
@@ -381,6 +384,7 @@ def _usage(process: psutil.Process, before: Usage) -> Usage:
 
 def _fds(process: psutil.Process) -> int | None:
     try:
-        return int(process.num_fds())
+        # Linux 6.2 and newer count them as the size of the directory; to list ten thousand takes milliseconds.
+        return os.stat(f"/proc/{process.pid}/fd").st_size or int(process.num_fds())  # noqa: PTH116
     except (psutil.Error, OSError):
         return None

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environment import REPOSITORY, bare_python, tool_environment
+from tests.support.environment import REPOSITORY, TARGETS, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import Metrics
 
 TRAIN = REPOSITORY / "examples" / "train.py"
+FORKS = TARGETS / "forks.py"
 CONSOLE = Path(sys.executable).with_name("hookd")
 
 pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not installed here")
@@ -21,6 +22,11 @@ pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not insta
 
 def run(*words: str | Path, stdin: bool = False) -> Process:
     return Process([CONSOLE, "run", *words], env=tool_environment(), stdin=stdin)
+
+
+def scrape(url: str) -> Metrics:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return Metrics(answer.read().decode())
 
 
 @pytest.mark.parametrize(("code", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
@@ -48,8 +54,7 @@ def test_listen_serves_the_command_and_a_signal_ends_it():
         url = process.expect(r"http://127\.0\.0\.1:[1-9]\d*/metrics").group()
 
         def steps() -> float:
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                return Metrics(answer.read().decode()).total("hookd_steps_total", run="trial", rank="0")
+            return scrape(url).total("hookd_steps_total", run="trial", rank="0")
 
         wait_until(lambda: steps() > 2, what="steps in the metrics")
         process.signal(signal.SIGTERM)  # goes to the script, which ends in its own way
@@ -64,3 +69,79 @@ def test_an_address_that_is_taken_is_told_before_anything_runs():
             assert second.wait() == 1, second.describe()
             assert not second.out
             assert "--listen" in "\n".join(second.err)
+
+
+def test_without_listen_the_command_is_served_all_the_same():
+    with run("--", bare_python(), TRAIN) as process:
+        url = process.expect(r"http://127\.0\.0\.1:[1-9]\d*/metrics").group()
+        wait_until(lambda: scrape(url).total("hookd_target_up"), what="the command's metrics")
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0, process.describe()
+
+
+def test_an_address_that_is_taken_by_default_does_not_keep_the_command_from_running():
+    with run("--listen", "127.0.0.1:0", "--", "cat", stdin=True) as first:
+        address = first.expect(r"http://(127\.0\.0\.1:[1-9]\d*)/metrics").group(1)
+        environment = tool_environment(HOOKD_LISTEN=address)
+        with Process([CONSOLE, "run", "--", "sh", "-c", "echo ran; exit 3"], env=environment) as second:
+            assert second.wait() == 3, second.describe()
+            assert second.out == ["ran"]
+            assert "are not served" in second.err[0]
+
+
+def test_a_daemon_that_runs_serves_the_command(tmp_path):
+    control = tmp_path / "control.sock"
+    options = ("--control", control, "--state-dir", tmp_path, "--listen", "127.0.0.1:0")
+    with Process([CONSOLE, "serve", *options], env=tool_environment()) as daemon:
+        url = daemon.expect(r"http://127\.0\.0\.1:\d+/metrics").group()
+        environment = tool_environment(HOOKD_CONTROL=control)
+        wait_until(control.exists)
+        with Process([CONSOLE, "run", "--", "echo", "ran"], env=environment) as process:
+            assert process.finish() == ["ran"]
+            assert process.err == [f"metrics on {url}, by the daemon that runs here"]
+
+
+def test_forked_ranks_have_agents_of_their_own_and_bystanders_have_none():
+    with Process([bare_python(), FORKS], env=target_environment(), stdin=True) as plain:
+        without = sorted(plain.expect(rf"rank {rank} \S+").group() for rank in (0, 1))
+        plain.send("end")
+        plain.finish()
+    with run("--", bare_python(), FORKS, stdin=True) as process:
+        url = process.expect(r"http://127\.0\.0\.1:[1-9]\d*/metrics").group()
+        pids = process.expect(r"^pids (\d+) (\d+) (\d+)").groups()
+
+        def steps() -> list[float]:
+            found = scrape(url)
+            return [found.total("hookd_steps_total", run="forks.py", rank=rank) for rank in ("0", "1")]
+
+        wait_until(lambda: steps() == [5.0, 5.0], what=lambda: scrape(url).text)
+        assert scrape(url).labels("hookd_target_info", "pid", world_size="2") == set(pids[:2])
+        assert pids[2] not in scrape(url).labels("hookd_target_info", "pid")
+        assert scrape(url).labels("hookd_steps_total", "rank") == {"0", "1", "launcher"}
+        assert sorted(process.expect(rf"rank {rank} \S+").group() for rank in (0, 1)) == without
+        process.send("end")
+        process.finish()
+        assert not [line for line in process.err if "not watched" in line]
+
+
+OLD = sorted(Path.home().glob(".pyenv/versions/[23].[0-9].*/bin/python"))
+"""Interpreters that hookd does not serve, where somebody has some."""
+
+
+@pytest.mark.parametrize("python", OLD or [None], ids=lambda path: path.parts[-3] if path else "none")
+def test_a_python_that_cannot_be_served_notices_nothing(python):
+    if python is None:
+        pytest.skip("no interpreter older than 3.10 below ~/.pyenv/versions")
+    words = "import sys; print([path for path in sys.path if 'hookd' in path], len(sys.meta_path))"
+    with Process([python, "-c", words], env=target_environment()) as plain:
+        expected = plain.finish()
+    with run("--", python, "-W", "error", "-c", words) as process:
+        assert process.finish() == expected
+        assert len(process.err) == 1, process.err  # hookd's own word on where the metrics are
+
+
+def test_the_help_shows_what_makes_sense_for_a_command():
+    with run("--help") as process:
+        text = "\n".join(process.finish())
+    assert "--listen" in text
+    assert not [word for word in ("--tree", "--match", "--timeout", "--keep", "--force") if word in text]

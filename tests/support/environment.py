@@ -51,7 +51,14 @@ def tool_environment(**extra: str | Path) -> dict[str, str]:
         path = {}
     except importlib.metadata.PackageNotFoundError:
         path = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "plugins")])}
-    return _without_python_and_hookd() | path | {k: str(v) for k, v in extra.items()}
+    return _without_python_and_hookd() | path | _places() | {k: str(v) for k, v in extra.items()}
+
+
+@functools.cache
+def _places() -> dict[str, str]:
+    """Keep a daemon inside a command (of `run`, of `attach`) away from the default places, where a real one may be."""
+    state = _keep(tempfile.TemporaryDirectory(prefix="hookd-state-"))
+    return {"HOOKD_LISTEN": "127.0.0.1:0", "HOOKD_STATE_DIR": state.name}
 
 
 def _without_python_and_hookd() -> dict[str, str]:

@@ -1,0 +1,152 @@
+"""Which processes a daemon attaches to by itself. Tool side.
+
+    [[rule]]
+    match = "train.py"                    # in the command line, or a glob of the whole of it
+    user = "alice"                        # a name or a number
+    cgroup = "/kubepods*"                 # in the process's cgroup, or a glob of the whole of it
+    environment = { TEAM = "vision-*" }   # variables with which it was started, as globs
+    plugins = ["nan", "timing"]           # else those of [attach]
+
+    [[rule]]
+    match = "debug"
+    attach = false                        # leave these alone
+
+All conditions of a rule must hold, and the first rule that fits decides. Where none does, HOOKD=1 in the environment
+of a process means attach. HOOKD_DISABLE=1 there wins over everything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookd.config.values import PluginSpec, as_text, read_plugins
+from hookd.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the rules look at in a process.
+
+    Attributes:
+        cmdline: the words, with a blank between them.
+        user: the names it goes by: that of its owner, if there is one here, and the number.
+        cgroup: its path in the unified hierarchy, or in the first one that it has.
+        environment: with which it was started; what it has set itself is not seen.
+    """
+
+    cmdline: str
+    user: frozenset[str]
+    cgroup: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One `[[rule]]`. A condition that is None is not asked for.
+
+    Attributes:
+        attach: False: leave these processes alone.
+        plugins: what to enable; empty: the daemon's own choice.
+    """
+
+    match: str | None = None
+    user: str | None = None
+    cgroup: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    attach: bool = True
+    plugins: tuple[PluginSpec, ...] = ()
+
+    def fits(self, traits: Traits) -> bool:
+        """Say whether all conditions hold."""
+        return (
+            (self.match is None or fits(self.match, traits.cmdline))
+            and (self.user is None or self.user in traits.user)
+            and (self.cgroup is None or fits(self.cgroup, traits.cgroup))
+            and all(
+                name in traits.environment and fnmatch.fnmatchcase(traits.environment[name], pattern)
+                for name, pattern in self.environment.items()
+            )
+        )
+
+
+ASKED_FOR = Rule(environment={"HOOKD": "1"})
+"""Comes after those of the configuration: the process itself asks for it."""
+
+
+def fits(pattern: str, text: str) -> bool:
+    """Say whether a text contains the pattern, or matches it as a glob."""
+    return pattern in text or fnmatch.fnmatchcase(text, pattern)
+
+
+def decide(rules: tuple[Rule, ...], traits: Traits) -> Rule | None:
+    """Give the rule by which to attach to a process; None if it is to be left alone."""
+    rule = next((rule for rule in (*rules, ASKED_FOR) if rule.fits(traits)), None)
+    return rule if rule is not None and rule.attach else None
+
+
+def read_rules(content: object, source: str, problems: list[str]) -> tuple[Rule, ...]:
+    """Read the array of tables `[[rule]]`; what is wrong is appended to `problems`."""
+    if not isinstance(content, list) or not all(isinstance(one, Mapping) for one in content):
+        problems.append(f"{source}: rule is no list of tables; write [[rule]]")
+        return ()
+    return tuple(_read_rule(one, f"{source}: [[rule]] {n}", problems) for n, one in enumerate(content, 1))
+
+
+def _read_rule(table: Mapping[str, Any], where: str, problems: list[str]) -> Rule:
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in _READERS:
+            close = difflib.get_close_matches(key, _READERS, 1, 0.6)
+            there_are = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(sorted(_READERS))}"
+            problems.append(f"{where} has no key '{key}'; {there_are}")
+            continue
+        try:
+            values[key] = _READERS[key](value)
+        except ConfigError as exc:
+            problems.append(f"{where} {key}: {exc.message}. {exc.hint}".rstrip(". ") + ".")
+        except ValueError as exc:
+            problems.append(f"{where} {key}: {value!r} {exc}.")
+    if not _CONDITIONS & set(table):
+        problems.append(f'{where} has no condition; match = "*" takes every training process')
+    return Rule(**values)
+
+
+def _read_text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("is no text")
+    return value
+
+
+def _read_user(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise ValueError("is no user; write a name or a number")
+    return str(value)
+
+
+def _read_environment(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError('is no table of variables; write { NAME = "value" }')
+    if any(isinstance(one, (Mapping, list)) for one in value.values()):
+        raise ValueError("holds more than plain values")
+    return {str(name): as_text(one) for name, one in value.items()}
+
+
+def _read_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("is neither true nor false")  # noqa: TRY004  one kind of error for every reader
+    return value
+
+
+_READERS: Mapping[str, Callable[[object], Any]] = {
+    "match": _read_text,
+    "user": _read_user,
+    "cgroup": _read_text,
+    "environment": _read_environment,
+    "attach": _read_flag,
+    "plugins": read_plugins,
+}
+_CONDITIONS = {"match", "user", "cgroup", "environment"}

@@ -1,0 +1,186 @@
+"""What one value of a configuration may be, and how it is written: plugins, addresses, numbers, paths.
+
+Every reader takes what TOML, the environment or a flag gives, and raises ValueError or ConfigError with what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hookd.errors import ConfigError
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+_LISTEN = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:/\[\]]*)):(?P<port>\d{1,5})\Z")
+
+
+@dataclass(frozen=True)
+class PluginSpec:
+    """One plugin to enable.
+
+    Attributes:
+        name: as in `hookd plugin list`.
+        options: as written, the plugin's `configure` gives them their types.
+        by_name: whether a person named it; only then may a mutating plugin change the training.
+    """
+
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    by_name: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> PluginSpec:
+        """Read `NAME[:key=value,…]`, the form of `-p`.
+
+        Raises:
+            ConfigError: with what is wrong and how to write it.
+        """
+        name, colon, rest = text.strip().partition(":")
+        if not _NAME.match(name):
+            raise ConfigError(f"'{text}' does not start with a plugin's name", hint="Write NAME or NAME:key=value,…")
+        if colon and not rest:
+            raise ConfigError(f"'{text}' has no options after the colon", hint=f"Write {name} or {name}:key=value,…")
+        options: dict[str, str] = {}
+        for part in rest.split(",") if rest else ():
+            key, equals, value = part.partition("=")
+            key = key.strip()
+            if not equals or not _NAME.match(key):
+                raise ConfigError(f"'{part}' is no option of plugin {name}", hint=f"Write {name}:key=value,key=value")
+            if key in options:
+                raise ConfigError(f"plugin {name} is given the option {key} twice")
+            options[key] = value.strip()
+        return cls(name, options)
+
+    @classmethod
+    def from_json(cls, value: object) -> PluginSpec:
+        """Read what `as_json` wrote, or a string in the form of `-p`.
+
+        Raises:
+            ConfigError: the value has another shape.
+        """
+        if isinstance(value, str):
+            return cls.parse(value)
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            raise ConfigError("a plugin is a string NAME:key=value,… or an object with a name")
+        options = value.get("options", {})
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"the options of plugin {value['name']} are no object")
+        spec = cls.parse(value["name"])
+        texts = {str(key): as_text(option) for key, option in options.items()}
+        return cls(spec.name, {**spec.options, **texts}, bool(value.get("by_name", True)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the object that `from_json` reads."""
+        return {"name": self.name, "options": dict(self.options), "by_name": self.by_name}
+
+    def __str__(self) -> str:
+        options = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}:{options}" if options else self.name
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen on TCP. Port 0 lets the kernel choose."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read `HOST:PORT`, `:PORT` (every interface) or `[V6]:PORT`.
+
+        Raises:
+            ConfigError: the text is none of these.
+        """
+        match = _LISTEN.match(text.strip())
+        if match is None or int(match["port"]) > 65535:
+            raise ConfigError(
+                f"'{text}' is no address to listen on", hint="Write HOST:PORT, for example 127.0.0.1:9465"
+            )
+        return cls(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104  asked for by ':PORT'
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def as_text(value: object) -> str:
+    """Write a TOML or JSON value as it would stand on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_number(low: float, high: float = float("inf")) -> Callable[[object], float]:
+    """Make the reader of a number between two bounds."""
+
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise ValueError("is no number")  # noqa: TRY004  one kind of error for every reader
+        number = float(value)
+        if not low <= number <= high:
+            raise ValueError(
+                f"must be {low:g} or more" if high == float("inf") else f"must be from {low:g} to {high:g}"
+            )
+        return number
+
+    return read
+
+
+def read_whole(low: int) -> Callable[[object], int]:
+    """Make the reader of a whole number."""
+
+    def read(value: object) -> int:
+        number = read_number(low)(value)
+        if number != int(number):
+            raise ValueError("must be a whole number")
+        return int(number)
+
+    return read
+
+
+def read_path(value: object) -> Path:
+    """Read one path."""
+    if isinstance(value, Path):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError("is no path")
+    return Path(value).expanduser()
+
+
+def read_paths(value: object) -> tuple[Path, ...]:
+    """Read a list of paths, or a string as PATH has it."""
+    parts = value.split(os.pathsep) if isinstance(value, str) else value
+    if not isinstance(parts, Sequence):
+        raise ValueError("is no list of paths")  # noqa: TRY004  one kind of error for every reader
+    return tuple(read_path(part) for part in parts)
+
+
+def read_plugins(value: object) -> tuple[PluginSpec, ...]:
+    """Read a list of plugins, or a string of them."""
+    # A comma separates options, so several plugins in one string are separated by blanks or semicolons.
+    parts = re.split(r"[\s;]+", value.strip()) if isinstance(value, str) else value
+    if not isinstance(parts, Sequence):
+        raise ValueError("is no list of plugins")  # noqa: TRY004
+    specs = tuple(part if isinstance(part, PluginSpec) else PluginSpec.from_json(part) for part in parts if part)
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        raise ValueError("names a plugin twice")
+    return specs
+
+
+def read_address(value: object) -> Address:
+    """Read `HOST:PORT`."""
+    if isinstance(value, Address):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("is no address; write HOST:PORT")  # noqa: TRY004
+    return Address.parse(value)
+
+
+def read_detail(value: object) -> str:
+    """Read which modules are served."""
+    if value not in ("auto", "all"):
+        raise ValueError("is neither 'auto' nor 'all'")
+    return str(value)

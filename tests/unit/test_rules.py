@@ -1,0 +1,84 @@
+"""Which processes the rules of a configuration choose, and what is said of rules that are written wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from hookd import config
+from hookd.config.rules import Rule, Traits, decide
+from hookd.errors import ConfigError
+
+TRAITS = Traits(
+    "python -u /data/alice/train.py --lr 0.1", frozenset(["alice", "1000"]), "/kubepods/pod7/abc", {"TEAM": "vision-2"}
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_chosen"),
+    [
+        (Rule(match="train.py"), True),
+        (Rule(match="*train.py*0.1"), True),
+        (Rule(match="test.py"), False),
+        (Rule(user="alice"), True),
+        (Rule(user="1000"), True),
+        (Rule(user="bob"), False),
+        (Rule(cgroup="/kubepods*"), True),
+        (Rule(cgroup="pod7"), True),
+        (Rule(cgroup="/system.slice*"), False),
+        (Rule(environment={"TEAM": "vision-*"}), True),
+        (Rule(environment={"TEAM": "vision"}), False),
+        (Rule(environment={"OTHER": "*"}), False),
+        (Rule(match="train.py", user="bob"), False),
+        (Rule(match="train.py", attach=False), False),
+    ],
+)
+def test_a_rule_chooses_where_all_its_conditions_hold(rule, is_chosen):
+    assert (decide((rule,), TRAITS) is rule) == is_chosen
+
+
+def test_the_first_rule_that_fits_decides_and_the_process_itself_may_ask():
+    first, second = Rule(match="train.py", attach=False), Rule(user="alice")
+    assert decide((first, second), TRAITS) is None
+    assert decide((second, first), TRAITS) is second
+    asks = Traits("python x.py", frozenset(), "", {"HOOKD": "1"})
+    assert decide((), asks) is not None
+    assert decide((Rule(match="x.py", attach=False),), asks) is None
+    assert decide((), Traits("python x.py", frozenset(), "", {"HOOKD": "0"})) is None
+
+
+def test_rules_are_read_from_the_file(tmp_path):
+    path = tmp_path / "hookd.toml"
+    path.write_text(
+        '[[rule]]\nmatch = "a"\nplugins = ["nan:every=2"]\n[[rule]]\nuser = 7\nattach = false\n'
+        '[[rule]]\nenvironment = { A = 1, B = "x*" }\n'
+    )
+    first, second, third = config.check(path).rules
+    assert (first.match, [str(spec) for spec in first.plugins], first.attach) == ("a", ["nan:every=2"], True)
+    assert (second.user, second.attach) == ("7", False)
+    assert third.environment == {"A": "1", "B": "x*"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[[rule]]\nmatsh = "a"', "did you mean 'match'"),
+        ("[[rule]]\nattach = true", "no condition"),
+        ("[[rule]]\nmatch = 3", "is no text"),
+        ("[[rule]]\nuser = true", "is no user"),
+        ('[[rule]]\nenvironment = "A=1"', "is no table of variables"),
+        ("[[rule]]\nenvironment = { A = [1] }", "plain values"),
+        ('[[rule]]\nmatch = "a"\nattach = "no"', "neither true nor false"),
+        ('[[rule]]\nmatch = "a"\nplugins = ["Nan"]', "plugin's name"),
+        ('[rule]\nmatch = "a"', "write [[rule]]"),
+    ],
+)
+def test_a_mistake_in_a_rule_is_named_with_the_rule_and_all_at_once(tmp_path, text, words):
+    path = tmp_path / "hookd.toml"
+    path.write_text(f'{text}\n[serve]\nlinger_s = "x"\n')
+    with pytest.raises(ConfigError) as caught:
+        config.check(path)
+    first, *others = caught.value.message.splitlines()
+    assert words in first
+    assert str(path) in first
+    assert "rule" in first
+    assert any("linger_s" in other for other in others)
