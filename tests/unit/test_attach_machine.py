@@ -143,7 +143,8 @@ def test_an_answer_that_is_no_json_is_refused():
         (PermissionError(1, "x"), PermissionDenied, "ptrace-refused"),
         (OSError(38, "x"), PermissionDenied, "seccomp"),
         (OSError(3, "x"), AttachError, "died"),
-        (OSError(14, "x"), AttachError, "unreadable"),
+        (OSError(14, "x"), AttachError, "died"),
+        (OSError(5, "x"), AttachError, "unreadable"),
     ],
 )
 def test_what_the_kernel_says_is_explained(error, kind, reason):
