@@ -45,9 +45,9 @@ def test_an_injection_with_a_stub_for_torch(minor, build):
             stub.finish(target)
 
 
-@pytest.mark.parametrize("root", interpreters.roots() or [interpreters.no_roots()])
-def test_a_training_in_another_root_with_another_python_and_torch(root):
-    python = interpreters.with_torch(root)
+@pytest.mark.parametrize("where", ["here", *(interpreters.roots() or [interpreters.no_roots()])])
+def test_a_training_is_watched_and_ends_as_if_nobody_had_been_there(where):
+    python = interpreters.with_torch(where)
     with training_on(python) as training:
         plain = training.checksum()
         with training.start("--pause", "0.01") as target:
@@ -58,6 +58,9 @@ def test_a_training_in_another_root_with_another_python_and_torch(root):
                 assert metrics.labels("hookd_timing_forward_seconds_total", "module") >= {"0", "1", "2"}
                 assert metrics.labels("hookd_target_info", "python") == {".".join(map(str, python.version))}
                 assert metrics.labels("hookd_target_info", "torch") == {python.torch}
+                assert metrics.total("hookd_attach_pause_seconds_count") == 1
+                # Without a stop from 3.14 on.
+                assert (metrics.total("hookd_attach_pause_seconds_sum") == 0) == (python.minor >= (3, 14))
                 attachment.detach()
             assert_nothing_is_left(target.pid)
             assert target.finish()[-1] == plain

@@ -6,6 +6,7 @@ Slow, because each tool has an environment of its own; `make compat` runs it.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -61,15 +62,15 @@ def test_a_tool_attaches_to_a_training_and_leaves_it_as_it_was(tool, where):
         with training.start("--pause", "0.01") as target:
             target.expect("^step 20 ")
             pid = str(target.pid)
-            attached = run(tool, "attach", pid, "--keep", "-p", "nan", "-p", "timing", "-p", "activations")["targets"][
-                0
-            ]
-            assert attached["method"] == ("remote-debug" if python.minor >= (3, 14) else "ptrace")
-            assert (attached["pause_s"] == 0) == (attached["method"] == "remote-debug")
-            wait_until(lambda: run(tool, "report", pid)["step"]["current"] > 3, what="steps are counted")
-            report = run(tool, "report", pid)
-            assert report["identity"]["python"] == ".".join(map(str, python.version))
-            assert report["metrics"]["timing"]
-            assert run(tool, "detach", pid)["targets"][0]["restored"] == "identity"
+            plugins = ["-p", "nan", "-p", "timing", "-p", "activations"]
+            command = [tool, "-m", "hookd", "attach", pid, "--listen", "127.0.0.1:0", *plugins]
+            with Process(command, env=target_environment()) as attached:
+                attached.expect("never stopped" if python.minor >= (3, 14) else "stopped for")
+                wait_until(lambda: run(tool, "report", pid)["step"]["current"] > 3, what="steps are counted")
+                report = run(tool, "report", pid)
+                assert report["identity"]["python"] == ".".join(map(str, python.version))
+                assert report["metrics"]["timing"]
+                attached.signal(signal.SIGINT)
+                attached.finish()
             assert_nothing_is_left(target.pid)
             assert target.finish()[-1] == plain

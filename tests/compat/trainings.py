@@ -69,4 +69,4 @@ def _files(pid: int) -> list[Path]:
     """Name what an agent of this process has made: its pid is in the names."""
     inside = proc.status(pid).nspid
     homes = [Path(f"/proc/{pid}/root") / directory for directory in SHARED_DIRECTORIES]
-    return [found for home in homes if home.is_dir() for found in home.rglob(f"hookd-{inside}-*")]
+    return [found for home in homes if home.is_dir() for found in home.glob(f"hookd-{inside}-*")]
