@@ -52,8 +52,9 @@ def run(
         detail=config.detail,
     )
     with contextlib.ExitStack() as stack:
-        output.say(_serve(config, stack, is_asked=listen is not None))
-        return launch.run(command, request, ended=_tell_failures)
+        told = _serve(config, stack, is_asked=listen is not None)
+        # Only once the command runs: of one that cannot, its error is all that there is to say.
+        return launch.run(command, request, started=lambda *_: output.say(told), ended=_tell_failures)
 
 
 def _serve(config: ServeConfig, stack: contextlib.ExitStack, *, is_asked: bool) -> str:

@@ -74,7 +74,7 @@ def test_an_address_that_is_taken_is_told_before_anything_runs():
 def test_without_listen_the_command_is_served_all_the_same():
     with run("--", bare_python(), TRAIN) as process:
         url = process.expect(r"http://127\.0\.0\.1:[1-9]\d*/metrics").group()
-        wait_until(lambda: scrape(url).total("hookd_target_up"), what="the command's metrics")
+        wait_until(lambda: scrape(url).total("hookd_steps_total") > 0, what="the command's steps")
         process.signal(signal.SIGTERM)
         assert process.wait() == 0, process.describe()
 
