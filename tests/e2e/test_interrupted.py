@@ -106,7 +106,9 @@ def test_a_tool_that_is_stopped_half_way_writes_nothing_when_it_goes_on(tmp_path
         threads = stub.threads(target.pid)
         with Process([sys.executable, "-c", AT_LENGTH, str(target.pid)], env=environment, cwd=REPOSITORY) as stopped:
             wait_until(lambda: proc.status(stopped.pid).state == "T", what="the tool stops")
-            wait_until(lambda: stub.threads(target.pid) == threads and not stub.mailboxes(target.pid), what="it is given up")
+            wait_until(
+                lambda: stub.threads(target.pid) == threads and not stub.mailboxes(target.pid), what="it is given up"
+            )
             stopped.signal(signal.SIGCONT)
             stopped.expect(rf"^told timeout .*process {target.pid} has not waited")
             stopped.finish()
