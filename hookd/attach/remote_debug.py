@@ -233,7 +233,7 @@ def remove_stale(status: Status) -> list[str]:
         with contextlib.suppress(OSError):
             folder = open_below_root(status.pid, parts)
             try:
-                stale = [name for name in os.listdir(folder) if _is_stale(name, folder, status)]  # noqa: PTH208
+                stale = [name for name in os.listdir(f"/proc/self/fd/{folder}") if _is_stale(name, folder, status)]  # noqa: PTH208
                 for name in stale:
                     os.unlink(name, dir_fd=folder)
                     removed.append(f"/{'/'.join(parts)}/{name}")

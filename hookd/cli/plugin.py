@@ -36,12 +36,12 @@ def list_(*, plugin_dirs: tuple[Path, ...], as_json: bool) -> int:
     found, broken = installed(plugin_dirs), unreadable(plugin_dirs)
     if as_json:
         output.emit({"plugins": found, "unreadable": [output.describe(error) for error in broken]})
-        return int(bool(broken))
-    rows = [(one["name"], _habit(one), one["summary"], one["entry"]) for one in found]
-    output.show(output.fill(output.table("PLUGIN", "", "WHAT IT DOES", "FROM"), rows))
+    else:
+        rows = [(one["name"], _habit(one), one["summary"], one["entry"]) for one in found]
+        output.show(output.fill(output.table("PLUGIN", "", "WHAT IT DOES", "FROM"), rows))
     for error in broken:
         output.complain(error)
-    return int(bool(broken))
+    return max((error.exit_code for error in broken), default=0)
 
 
 def _habit(one: dict[str, Any]) -> str:

@@ -366,7 +366,7 @@ def test_plugin_list_names_a_broken_file_and_lists_the_others(tmp_path):
     (tmp_path / "broken.py").write_text("import os\n\ndef (\n")
     (tmp_path / "widths.py").write_text("from hookd import Plugin\nclass Widths(Plugin):\n    name = 'widths'\n")
     done = hookd("plugin", "list", "--plugin-dir", tmp_path, "--json")
-    assert done.returncode == 1
+    assert done.returncode == 2
     answer = json.loads(done.stdout)
     assert {"nan", "widths"} <= {row["name"] for row in answer["plugins"]}
     assert f"{tmp_path}/broken.py:3: not valid Python" in answer["unreadable"][0]["error"]

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from hookd.attach import Control, detach, discover, proc, remote_debug
-from tests.integration.test_inject import mailboxes
 from tests.support import stub, training
 from tests.support.environment import REPOSITORY, tool_environment
 from tests.support.processes import Process, wait_until
@@ -39,7 +38,7 @@ def test_whoever_is_killed_at_whatever_stage_the_next_attach_succeeds_and_nothin
             stages = int(re.match(r"stages (\d+)", interrupts.finish(300)[-1])[1])
         assert stages >= fewest, interrupts.describe()
         wait_until(lambda: stub.threads(target.pid) == threads, what="the threads have given up")
-        wait_until(lambda: mailboxes(target.pid) <= left, what="the mailboxes are given back")
+        wait_until(lambda: stub.mailboxes(target.pid) <= left, what="the mailboxes are given back")
         stub.finish(target)
 
 
@@ -107,7 +106,9 @@ def test_a_tool_that_is_stopped_half_way_writes_nothing_when_it_goes_on(tmp_path
         threads = stub.threads(target.pid)
         with Process([sys.executable, "-c", AT_LENGTH, str(target.pid)], env=environment, cwd=REPOSITORY) as stopped:
             wait_until(lambda: proc.status(stopped.pid).state == "T", what="the tool stops")
-            wait_until(lambda: stub.threads(target.pid) == threads and not mailboxes(target.pid), what="it is given up")
+            wait_until(
+                lambda: stub.threads(target.pid) == threads and not stub.mailboxes(target.pid), what="it is given up"
+            )
             stopped.signal(signal.SIGCONT)
             stopped.expect(rf"^told timeout .*process {target.pid} has not waited")
             stopped.finish()
