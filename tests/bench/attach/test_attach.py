@@ -9,7 +9,7 @@ from tests.bench.attach.training import Training
 from tests.support import interpreters
 from tests.support.environment import bare_python
 
-pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.bench, pytest.mark.load, pytest.mark.timeout(1800)]
 MOST_OVER_STEP_MS = 15.0
 MOST_STOP_MS = 1.0
 TIMES_BELOW_PEERS = 100
