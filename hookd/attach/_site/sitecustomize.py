@@ -23,7 +23,8 @@ class _AfterTorch(object):  # noqa: UP004  Python 2
     def find_spec(self, name, path=None, target=None):  # noqa: ARG002
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
+        # Never in place: another thread that imports meanwhile goes through this list, and would miss a finder.
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         from importlib.util import find_spec  # noqa: PLC0415
 
         spec = find_spec(name)
@@ -100,7 +101,7 @@ def _when_imported(action):
     if hasattr(sys.modules.get("torch"), "nn"):
         action()
     else:
-        sys.meta_path.insert(0, _AfterTorch(action))
+        sys.meta_path = [_AfterTorch(action)] + sys.meta_path  # noqa: RUF005  Python 2
 
 
 def _starter(directory):
