@@ -303,8 +303,12 @@ def up(url):
 
 def pages(pid):
     """Give the inodes of the pages that a process holds; the map of one has a descriptor of its own."""
-    held = [entry for entry in os.scandir(f"/proc/{pid}/fd") if "hookd-page" in os.readlink(entry)]
-    return {os.stat(entry).st_ino for entry in held}
+    held = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            if "hookd-page" in os.readlink(entry):
+                held.add(os.stat(entry).st_ino)
+    return held
 
 
 def test_the_foreground_attach_ends_by_itself_when_its_target_has_ended(target):
