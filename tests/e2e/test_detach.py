@@ -52,8 +52,13 @@ def steps(process: Process) -> int:
     return int(process.ask("step", r"^stepped (\d+)").group(1))
 
 
-def assert_as_before(now: dict[str, Any], before: dict[str, Any]) -> None:
-    """Compare two probes; new modules of the standard library change no import, one function is the fork residue."""
+def assert_as_before(process: Process, before: dict[str, Any]) -> None:
+    """Compare two probes; new modules of the standard library change no import, one function is the fork residue.
+
+    The last thread of the agent lets go of the page, for which the tool waits, and then has still to end.
+    """
+    wait_until(lambda: probe(process)["tasks"] == before["tasks"], what="the last thread to end")
+    now = probe(process)
     added, residue = set(now.pop("modules")) - set(before["modules"]), now.pop("objects")
     assert not [name for name in added if name.partition(".")[0].startswith(GUEST)]
     cached = set(now.pop("path importer cache")) - set(before["path importer cache"])
@@ -106,7 +111,7 @@ def test_after_ctrl_c_everything_in_the_target_is_as_it_was(puppet, tmp_path):
         assert during["environment"] == before["environment"]
         assert during["module state"] == before["module state"], "nothing is ever stored on a module"
         attachment.detach()
-    assert_as_before(probe(puppet), before)
+    assert_as_before(puppet, before)
     assert files_of_ours(puppet.pid) <= files
     assert list(tmp_path.iterdir()) == []
     assert steps(puppet) > 0
@@ -118,7 +123,7 @@ def test_hookd_detach_restores_everything(puppet):
     attach_in_process(puppet.pid)
     observed_steps(puppet.pid)
     tool.hookd("detach", str(puppet.pid))
-    assert_as_before(probe(puppet), before)
+    assert_as_before(puppet, before)
 
 
 def test_attach_again_works_and_counts_anew(puppet):
@@ -128,7 +133,7 @@ def test_attach_again_works_and_counts_anew(puppet):
             wait_until(lambda: attachment.metrics().total("hookd_steps_total") >= 3, what="three steps")
             assert attachment.metrics().total("hookd_timing_forward_calls_total", module="(root)") >= 3
             attachment.detach()
-        assert_as_before(probe(puppet), before)
+        assert_as_before(puppet, before)
 
 
 def test_a_second_attach_finds_the_first_agent_and_one_detach_is_enough(puppet):
@@ -138,7 +143,7 @@ def test_a_second_attach_finds_the_first_agent_and_one_detach_is_enough(puppet):
     attach_in_process(puppet.pid)  # of the existing agent
     observed_steps(puppet.pid)
     detach_in_process(puppet.pid)
-    assert_as_before(probe(puppet), before)
+    assert_as_before(puppet, before)
 
 
 def test_a_killed_tool_leaves_no_agent_behind(puppet):
@@ -151,7 +156,7 @@ def test_a_killed_tool_leaves_no_agent_behind(puppet):
     attach(puppet.pid, AttachRequest(plugins=specs, lease_s=1, plugin_dirs=(PLUGIN_DIR,), timeout_s=30))
     wait_until(lambda: Page.of(puppet.pid) is None, what="the agent to leave by itself")
     wait_until(lambda: "hookd" not in " ".join(probe(puppet)["threads"]), what="its thread to end")
-    assert_as_before(probe(puppet), before)
+    assert_as_before(puppet, before)
 
 
 @pytest.mark.timeout(600)
@@ -163,7 +168,7 @@ def test_fifty_cycles_leak_nothing(puppet):
         observed_steps(puppet.pid, 1)
         detach_in_process(puppet.pid)
         if cycle % 10 == 9:
-            assert_as_before(probe(puppet), before)
+            assert_as_before(puppet, before)
             resident.append(memory(puppet))
     assert resident[-1] - resident[0] < 8 << 20, f"memory in use grew in {CYCLES - 10} cycles: {resident}"
     now = statistics.median(cost(puppet) for _ in range(3))
