@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import io
 import marshal
+import threading
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ _TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config", "daemon", 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCE_ROOT = "/hookd-payload/"
 """Where `hookd/agent/loader.py` says that its modules are."""
+_PARSING = threading.Lock()
+"""Held while sources are parsed: two threads that make syntax trees at a time count their depth in one place, and one
+of them gets a SystemError ("recursion depth mismatch", python/cpython#106905; met on 3.11.7)."""
 _PIECE, _PIECE_LINES = b"\f\f\f", 30
 """What marks a piece for it, and from how many lines on one ends: about 1 ms of compiling."""
 
@@ -171,7 +175,8 @@ def in_directory(directory: Path) -> Iterator[Source | PluginError]:
 def _plugin_classes(path: Path) -> Iterator[tuple[str, str]]:
     """Give class and plugin name for each plugin that a file defines, by reading it."""
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        with _PARSING:
+            tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as exc:
         where, why = f"{path}:{getattr(exc, 'lineno', None) or 1}", getattr(exc, "msg", None) or exc
         raise PluginError(f"{where}: not valid Python: {why}") from exc
@@ -203,7 +208,7 @@ def _assigned_name(node: ast.stmt) -> str | None:
 
 def _pack(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive, _PARSING:
         for path in sorted(files):
             pieces = _pieces(files[path])
             archive.writestr(zipfile.ZipInfo(path, _EPOCH), in_pieces(files[path], pieces))

@@ -93,7 +93,7 @@ class Actions:
         self._lease_s = lease_s
         self._busy: set[int] = set()
         self._undecided: list[Target] = []
-        self._lock = threading.Lock()
+        self._idle = threading.Condition()
 
     def attach(self, pid: int, order: Order) -> dict[str, Any]:
         """Attach to a process, hold its agent and serve it.
@@ -212,7 +212,7 @@ class Actions:
         Raises:
             HookdError: it does not go; NoSuchTarget when there is none.
         """
-        with self._alone(pid):
+        with self._alone(pid, timeout_s):  # an attach by rule may be about to end
             answer = detach(pid, timeout_s)
             with contextlib.suppress(NoSuchTarget):
                 target = self._fleet.get(pid)
@@ -245,10 +245,10 @@ class Actions:
         return {key: value for key, value in answer.items() if key != "ok"}
 
     @contextlib.contextmanager
-    def _alone(self, pid: int) -> Iterator[None]:
+    def _alone(self, pid: int, wait_s: float = 0.0) -> Iterator[None]:
         """Keep two requests from attaching to, or detaching from, one process at a time."""
-        with self._lock:
-            if pid in self._busy:
+        with self._idle:
+            if not self._idle.wait_for(lambda: pid not in self._busy, wait_s):
                 raise HookdError(
                     f"process {pid} is being attached or detached right now", reason="busy", hint="Try again."
                 )
@@ -256,8 +256,9 @@ class Actions:
         try:
             yield
         finally:
-            with self._lock:
+            with self._idle:
                 self._busy.discard(pid)
+                self._idle.notify_all()
 
 
 def _seconds(value: object) -> float:

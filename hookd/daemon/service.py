@@ -188,6 +188,9 @@ class Service:
             await asyncio.get_running_loop().run_in_executor(self._by_rule, self._actions.attach, want.pid, order)
         except HookdError as error:
             self._wanted.failed(want, error)
+        except Exception as exc:  # noqa: BLE001  ours: told like any other, and tried again like any other
+            _log.exception("process %d", want.pid)
+            self._wanted.failed(want, HookdError(f"{type(exc).__name__}: {exc}", reason="internal"))
         else:
             self._wanted.done(want)
         self._watch()

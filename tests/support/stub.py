@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hookd.attach import live, payload, proc, target
 from hookd.attach.payload import Payload
 from hookd.attach.request import AttachRequest
+from hookd.errors import AttachError
 from tests.support.environment import target_environment
 from tests.support.processes import Process
 
@@ -106,8 +107,18 @@ def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
 
 
 def inject(pid: int, bootstrap: bytes = COUNTS, request: AttachRequest | None = None) -> Delivery:
-    """Do what `attach` does, up to the agent's answer, with a stub for the agent."""
+    """Do what `attach` does, up to the agent's answer, with a stub for the agent; wait for one that is still there."""
     request = request or AttachRequest(plugins=(), timeout_s=30)
+    end = time.monotonic() + request.timeout_s
+    while True:
+        try:
+            return _inject(pid, bootstrap, request)
+        except AttachError as exc:
+            if exc.reason != "already-attached" or time.monotonic() > end:
+                raise
+
+
+def _inject(pid: int, bootstrap: bytes, request: AttachRequest) -> Delivery:
     found = target.look(pid)
     delivery, data = live._prepare(found, request, stub_payload(bootstrap))
     try:
