@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,30 @@ if TYPE_CHECKING:
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiler = getattr(torch, "compiler", torch)
 _CONSTANTS = {"FORWARD": pages.PHASES.index("forward"), "OTHER": pages.PHASES.index("other")}
+_PORTION = 8
+"""So many modules are learnt at one call of a root at least;"""
+_MODULES_PER_S = 200
+"""and so many for each second since the call before: a share of the time that does not depend on the step's length."""
 _FORGET_AFTER_S = 60.0
 """How long the series of a model that is gone wait for a model of the same shape."""
 
 
 class Models:
-    """All that the patched `__call__` needs: plans by id(module), and the way to learn a new model."""
+    """All that the patched `__call__` needs: plans by id(module), and the way to learn a new model.
 
-    def __init__(self, session: Session) -> None:
+    Args:
+        gentle: learn a model in portions, call by call of its root. A module costs about half a millisecond until it
+            has been observed for the first time (its name, its plan, its series), and a training that was attached to
+            in its middle should not pay for all of a deep model in one step.
+
+    Attributes:
+        learning: the models of which a portion is still to be learnt.
+    """
+
+    def __init__(self, session: Session, *, gentle: bool = False) -> None:
         self._session = session
+        self._gentle = gentle
+        self.learning: set[Model] = set()
         self.plans: dict[int, Any] = {}
         self.names = Names(session.page.module, self._forget)
         self.patch = ClassPatch(self.plans, self._make_missing())
@@ -72,6 +88,7 @@ class Models:
             for key in [key for key in self.plans if key not in compiled]:
                 self.plans.pop(key, None)
             self._ignored.clear()
+            self.learning.clear()
             for _, handle in self._parameters.values():
                 handle.remove()
             self._parameters.clear()
@@ -127,9 +144,42 @@ class Models:
     def _learn_root(self, root: nn.Module) -> None:
         known = self.names.known.get(id(root))
         if known is None:
-            self._plan_model(self.names.learn(root))
+            model = self.names.learn(root)
+            if not self._may_wait():
+                self.names.proceed(model)
+            if model.walk is None:
+                self._plan_model(model)
+            else:
+                self.learning.add(model)
+                self._plan_modules(self.names.proceed(model, 1))  # `learn_on` follows: the root's call begins now
         else:
             self.plans[id(root)] = self._plan(id(root))
+
+    def _may_wait(self) -> bool:
+        """Whether a model may be learnt in portions: what changes the training must do so everywhere from one step on."""
+        return self._gentle and not any(one.mutates for hook in MODULE for one in self._session.registry.ordered(hook))
+
+    def learn_on(self) -> None:
+        """Learn the next portions of the models that are being learnt; at the beginning of a root's call."""
+        frame = self._session.namespace["no_frame"](None)
+        try:
+            with self._lock:
+                for model in list(self.learning):
+                    self._proceed(model)
+        except Failure as failure:
+            self._session.own_failure("learning a model", failure)
+        finally:
+            self._session.namespace["no_frame"](frame)
+
+    def _proceed(self, model: Model) -> None:
+        now = time.monotonic()
+        since_s = min(now - model.proceeded_at, 1.0) if model.proceeded_at else 0.0
+        model.proceeded_at = now
+        self._plan_modules(self.names.proceed(model, max(_PORTION, int(_MODULES_PER_S * since_s))))
+        if model.walk is None:
+            self.learning.discard(model)
+            self._hook_parameters(model)
+            self._publish()
 
     def _learn_inside(self, module: nn.Module, thread: ThreadState) -> None:
         """Learn a module that was added to its model after the model was learnt, or that belongs to none.
@@ -138,6 +188,8 @@ class Models:
         something new, the rarer the look.
         """
         for model, root in self.names.live_roots():
+            if model in self.learning:
+                continue
             if model.ordinal == thread.stack()[0].root and model.rescan_at <= self._session.steps.done:
                 new = self.names.extend(model, root)
                 model.rescan_wait = 1 if new else min(2 * model.rescan_wait, 1024)
@@ -167,17 +219,25 @@ class Models:
         """Make all plans anew: a plugin came or went."""
         with self._lock:
             self._heard.clear()
+            if not self._may_wait():
+                for model in self.learning:
+                    self.names.proceed(model)
+                self.learning.clear()
             for model in list(self.names.models):
                 self._plan_model(model)
 
     def _plan_model(self, model: Model) -> None:
-        for key, (ref, owner, _) in list(self.names.known.items()):
-            if owner is model:
-                plan = self._plan(key)
-                if ref() is not None:
-                    self.plans[key] = plan
+        self._plan_modules([key for key, (_, owner, _) in list(self.names.known.items()) if owner is model])
         self._hook_parameters(model)
         self._publish()
+
+    def _plan_modules(self, keys: list[int]) -> None:
+        for key in keys:
+            known = self.names.known.get(key)
+            if known is not None:
+                plan = self._plan(key)
+                if known[0]() is not None:
+                    self.plans[key] = plan
 
     def _plan(self, key: int) -> Any:
         _, model, module = self.names.known[key]
@@ -314,6 +374,7 @@ class Models:
             if model.alive:
                 return
             self.names.drop(model)
+            self.learning.discard(model)
         for module in model.names.values():
             for entry in list(self._session.registry.entries.values()):
                 for metric in entry.context.metrics:

@@ -6,13 +6,14 @@ is known by its `id` alone, which a weak reference keeps honest: its callback ru
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from hookd.events import Module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
     from torch.nn import Parameter
@@ -51,6 +52,8 @@ class Model:
         self.rescan_at = 0  # the step from which it may be looked through for new modules again
         self.rescan_wait = 1  # steps until then; doubled whenever there was nothing new
         self.ref: Ref | None = None
+        self.proceeded_at = 0.0  # monotonic, when the last portion was named
+        self.walk: Walk | None = None  # through what is still to be named, None when all is
 
     @property
     def root(self) -> Module:
@@ -73,7 +76,7 @@ class Names:
         self._forget = forget
 
     def learn(self, root: nn.Module) -> Model:
-        """Name a root and everything below it.
+        """Make a model of a root; `proceed` names the root and everything below it.
 
         A root of the same shape as one that has died takes over its names: a loss module that is made anew for every
         step is one series, not one per step.
@@ -83,17 +86,18 @@ class Names:
         signature = _signature(root)
         model = self._model_inside(root) or self._reborn(signature) or self._new(signature)
         model.ref = self._ref(root)
-        self.extend(model, root)
+        model.walk = Walk(root)
         return model
 
     def _learn_replica(self, replica: nn.Module) -> Model:
         """Give a replica of DataParallel, which is a new object at every call, the names of its original."""
         for model, root in self.live_roots():
             if type(_innermost(root)) is type(replica):
-                self.extend(model, replica, is_replica=True)
+                self.proceed(model)
+                self._name_all(model, Walk(replica), is_replica=True)
                 return model
         model = self._new(_signature(replica))
-        self.extend(model, replica)
+        model.walk = Walk(replica)
         return model
 
     def _model_inside(self, root: nn.Module) -> Model | None:
@@ -101,10 +105,24 @@ class Names:
         known = self.known.get(id(_innermost(root)))
         return known[1] if known is not None and known[2] is known[1].root else None
 
-    def extend(self, model: Model, root: nn.Module, *, is_replica: bool = False) -> list[int]:
+    def proceed(self, model: Model, most: int | None = None) -> list[int]:
+        """Name what is still to be named of a model, or so many modules of it; give their ids, parents first."""
+        if model.walk is None:
+            return []
+        new = self._name_all(model, itertools.islice(model.walk, most))
+        if model.walk.is_over:
+            model.walk = None
+        return new
+
+    def extend(self, model: Model, root: nn.Module) -> list[int]:
         """Name what is new below a root since the last time; give the ids of that, or of what was compiled since."""
+        return self._name_all(model, Walk(root))
+
+    def _name_all(
+        self, model: Model, found: Iterable[tuple[str, nn.Module, bool, bool]], *, is_replica: bool = False
+    ) -> list[int]:
         new = []
-        for path, module, wrapped, compiled in _walk(root):
+        for path, module, wrapped, compiled in found:
             if id(module) in self.known:
                 owner = self.known[id(module)][1]
                 if compiled and id(module) not in owner.compiled:  # it was called before it was compiled
@@ -185,7 +203,7 @@ class Names:
         ordered: list[tuple[str, Parameter]] = []
         for model, root in self.live_roots():
             prefix = f"#{model.ordinal}." if model.ordinal > 1 else ""
-            for path, module, _, _ in _walk(root):
+            for path, module, _, _ in Walk(root):
                 for name, parameter in module._parameters.items():
                     if parameter is not None and held.pop(id(parameter), None) is not None:
                         ordered.append((prefix + (f"{path}.{name}" if path else name), parameter))
@@ -204,30 +222,43 @@ def _nearest(names: dict[str, Module], path: str) -> Module | None:
     return None
 
 
-def _walk(root: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:
-    """Give (path, module, is inside a wrapper of the same path, is inside a compiled one), parents first, each once.
+class Walk:
+    """Goes through a root and all below it: path, module, is it inside a wrapper of the same path or a compiled one.
 
-    Not `named_modules`: a subclass may override it, and wrappers' own names are left out of the paths.
+    Parents come first, and each module once. Not `named_modules`: a subclass may override it, and wrappers' own names
+    are left out of the paths. A walk may rest for many steps, so it keeps no module alive.
     """
-    found: list[tuple[str, nn.Module, bool, bool]] = []
-    seen: set[int] = set()
-    todo: list[tuple[str, nn.Module, bool, bool]] = [("", root, False, False)]
-    while todo:
-        path, module, wrapped, compiled = todo.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        found.append((path, module, wrapped, compiled))
+
+    def __init__(self, root: nn.Module) -> None:
+        self._todo: list[tuple[str, weakref.ref[nn.Module], bool, bool]] = [("", weakref.ref(root), False, False)]
+        self._seen: set[int] = set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return not self._todo
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> tuple[str, nn.Module, bool, bool]:
+        while self._todo:
+            path, ref, wrapped, compiled = self._todo.pop()
+            module = ref()
+            if module is not None and id(module) not in self._seen:
+                self._seen.add(id(module))
+                self._descend(path, module, is_compiled=compiled)
+                return path, module, wrapped, compiled
+        raise StopIteration
+
+    def _descend(self, path: str, module: nn.Module, *, is_compiled: bool) -> None:
         inside = _wrapped_child(module)
-        compiled = compiled or inside == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None
-        children = []
-        for name, child in module._modules.items():
+        is_compiled |= inside == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None
+        for name, child in reversed(list(module._modules.items())):
             if child is not None:
                 same = name == inside
                 below = path if same else f"{path}.{name}" if path else name
-                children.append((below, child, same, compiled))
-        todo.extend(reversed(children))
-    return found
+                self._todo.append((below, weakref.ref(child), same, is_compiled))
 
 
 def _innermost(module: nn.Module) -> nn.Module:

@@ -64,7 +64,7 @@ class Session:
         self.governor = Governor(self, budget)
         self.steps = Steps(self, from_beginning=identity["method"] == "run")
         self.namespace = self._namespace()
-        self.models = Models(self)
+        self.models = Models(self, gentle=identity["method"] == "attach")
         self.namespace["original"] = self.models.patch.original
         self.residue: list[str] = []
 
@@ -74,7 +74,7 @@ class Session:
             "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
             "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
-            "begins": self.steps.forward_begins, "fault": self._fault, "stray": self._stray, "charge": self._charge,
+            "begins": self._forward_begins, "fault": self._fault, "stray": self._stray, "charge": self._charge,
             "accounting": False, "backward_on": False,
         }  # fmt: skip
 
@@ -307,6 +307,12 @@ class Session:
         finally:
             if mark:  # who listens pays for the hooks on the graph as well
                 self._charge((after or before)[0].plugin, mark)
+
+    def _forward_begins(self) -> None:
+        """A root was called."""
+        self.steps.forward_begins()
+        if self.models.learning:
+            self.models.learn_on()
 
     def _begin_forward(self, args: tuple[Any, ...]) -> backward.Entered | None:
         try:

@@ -18,8 +18,9 @@ after all: no scale is that large. (Code that throws bad gradients away by itsel
 
 `-inf` alone in outputs, inputs and parameters is no finding unless `neginf=true`: attention masks are made of it.
 
-Limits: a module that writes a NaN into its own input in place is reported as the module that called it. What a module
-on a GPU made is known a step or two later, with its exact step.
+Limits: a module that writes a NaN into its own input in place is reported as the module that called it, and so is, in
+the first steps after an attach, one that is not observed yet: a deep model is learnt over some steps, parents first.
+What a module on a GPU made is known a step or two later, with its exact step.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import os
 import threading
 import time
@@ -142,6 +143,60 @@ def test_the_heartbeat_of_a_thread_that_ended_is_given_back() -> None:
         while len(agent.read().heartbeats) > 2 and time.monotonic() < deadline:
             agent.session.tick(0.0)
         assert len(agent.read().heartbeats) <= 2  # this thread's and hookd's own
+
+
+def test_after_an_attach_a_deep_model_is_learnt_in_portions_parents_first() -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(40)])
+    names = [name or "(root)" for name, _ in model.named_modules()]
+    with running(Names, method="attach") as agent:
+        seen, counts = agent.plugin("names").seen, []
+        while not counts or counts[-1] < len(names):
+            seen.clear()
+            model(X)
+            assert set(seen) == set(names[: len(seen)]), "parents first, in the model's order"
+            counts.append(len(seen))
+            assert len(counts) < 50
+        assert counts[0] == 1 + 8
+        assert all(a < b for a, b in itertools.pairwise(counts)), "each call learns more"
+        assert agent.values("hookd_modules")[("observed",)] == len(names)
+    with running(Names) as agent:
+        model(X)
+        assert len(agent.plugin("names").seen) == len(names), "from the first step where nobody trains yet"
+
+
+def test_what_changes_the_training_is_armed_everywhere_at_once() -> None:
+    class Doubles(Plugin):
+        name = "doubles"
+        mutates = True
+
+        @hookimpl
+        def forward(self, output):
+            return output * 2
+
+    model = nn.Sequential(*[nn.Identity() for _ in range(40)])
+    with running(Names, Doubles, method="attach"):
+        assert model(X)[0, 0] == 2.0**41
+    with running(Names, method="attach") as agent:
+        model(X)
+        assert agent.session.models.learning
+        agent.session.load(Doubles(), {}, by_name=True)
+        assert model(X)[0, 0] == 2.0**41
+
+
+def test_a_model_that_is_dropped_while_it_is_learnt_is_forgotten() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(40)])
+    ref = weakref.ref(model)
+    with running(Names, method="attach") as agent:
+        model(X)
+        models = agent.session.models
+        assert len(models.learning) == 1
+        del model
+        gc.collect()
+        assert ref() is None
+        assert not models.names.known
+        net()(X)
+        assert not models.learning, "there is nothing left to learn of it"
+        assert agent.plugin("names").seen[-1].startswith("#2")
 
 
 def test_a_root_made_anew_for_every_step_is_one_series() -> None:
