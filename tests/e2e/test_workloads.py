@@ -83,7 +83,7 @@ def test_attach_and_detach_leave_both_ranks_of_a_distributed_job_bit_identical(w
             metrics = everything_within_5_seconds(attachment, names)
             assert metrics.labels("hookd_steps_total", "rank") == {"0", "1"}
             for rank in ("0", "1"):
-                assert modules_of(metrics, rank=rank) >= names
+                wait_until(lambda rank=rank: modules_of(attachment.metrics(), rank=rank) >= names, 5, f"rank {rank}")
             attachment.detach()
         assert training.result(process.finish()) == plain.result()
 
