@@ -4,7 +4,9 @@
 #   TORCH   what pip installs as torch, before anything else; pinned, so that two runs test the same thing. Any pip
 #           arguments will do, e.g. those that the PyTorch site gives for a CPU-only build, or a wheel on disk.
 #   ARGS    handed to pytest: make test ARGS="-k page -x"
+#   JOBS    how many tests run at a time; 0: in one process, as for `--pdb`.
 TORCH ?= torch==2.13.0
+JOBS ?= 2
 ARGS ?=
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$python && break; done)
@@ -23,7 +25,7 @@ demo: .venv/.runtime ## attach to a live training process, watch a NaN being bor
 	@$(BIN)/hookd demo
 
 test: lint ## everything that must hold: lint, types, import contracts, tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 lint: .venv/.dev ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

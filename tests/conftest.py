@@ -12,12 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 E2E = Path(__file__).parent / "e2e"
+NODE = ("test_cli", "test_cli_run", "test_containers", "test_daemon", "test_daemon_leases", "test_demo", "test_doctor",
+        "test_prometheus", "test_ranks", "test_rules", "test_run", "test_upgrade")  # fmt: skip
+"""What runs a daemon or lists processes: these see everything on this machine, so two of them never run at a time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(E2E):
             item.add_marker(pytest.mark.e2e)
+        # Of `pytest -n`: the rest stays together by file, because a file shares its plain runs.
+        item.add_marker(pytest.mark.xdist_group("node" if item.path.stem in NODE else item.path.stem))
 
 
 @pytest.fixture(autouse=True)

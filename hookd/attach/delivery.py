@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from hookd.attach import mailbox
 from hookd.attach.helper import Injector
 from hookd.attach.injector import Job
+from hookd.attach.target import require_awake
+from hookd.errors import HookdError
 
 if TYPE_CHECKING:
     from hookd.attach.remote_debug import RemoteDebug, ScriptFolder
@@ -92,7 +94,13 @@ class StopDelivery(Delivery):
             is_filtered=target.status.seccomp == _FILTERED,
             direct=direct,
         )
-        answer = Injector().run(job)
+        try:
+            answer = Injector().run(job)
+        except HookdError as exc:
+            if exc.reason not in ("traced", "stopped"):
+                raise
+            require_awake(target.pid)  # else it was another tool, which attaches at the same moment
+            answer = Injector().run(job)
         self.pause_s += answer["pause_s"]
         return int(answer["box"])
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from hookd.attach import discover, interpreter, permission, proc
 from hookd.errors import AttachError, NoSuchTarget, TargetUnsupported
+
+_PATIENCE_S = 0.2
+"""A stop is somebody else's if it lasts longer: that of an attach is over in milliseconds, on a busy machine too."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def look(pid: int) -> Target:
 
 
 def require_awake(pid: int) -> proc.Status:
-    """Check that the process exists and that nobody has stopped it.
+    """Check that the process exists and that nobody has stopped it for longer than another tool's attach takes.
 
     Raises:
         NoSuchTarget: there is no such process.
@@ -64,7 +68,7 @@ def require_awake(pid: int) -> proc.Status:
         TargetUnsupported: reason "main-thread-exited".
     """
     try:
-        status = proc.status(pid)
+        status = _let_go(pid)
     except NoSuchTarget:
         permission.require_shown(pid)
         raise
@@ -80,4 +84,12 @@ def require_awake(pid: int) -> proc.Status:
     if status.state in "Tt":
         hint = f"Continue it with `kill -CONT {pid}`, then try again."
         raise AttachError(f"process {pid} is stopped", reason="stopped", hint=hint)
+    return status
+
+
+def _let_go(pid: int) -> proc.Status:
+    """Give the status of a process when nobody stops it, or at the end of our patience."""
+    until = time.monotonic() + _PATIENCE_S
+    while ((status := proc.status(pid)).tracer or status.state in "Tt") and time.monotonic() < until:
+        time.sleep(0.005)
     return status
