@@ -307,14 +307,14 @@ class _Mailbox:
 
     def close(self) -> None:
         """Give the memory back; the first page stays if code in it may still be queued."""
+        size = self.word(40)
+        keep = 0 if self.word(8) == self.word(64) else 4096
         if self._fd is not None:
             import os  # noqa: PLC0415
 
             os.close(self._fd)
         if not self._base:
             return
-        size = self.word(40)
-        keep = 0 if self.word(8) == self.word(64) else 4096
         import ctypes  # noqa: PLC0415
 
         # By index: an attribute access would leave the function behind in `ctypes.pythonapi`.

@@ -123,12 +123,14 @@ def daemon(host: str | None) -> Check:
 
 
 def foregrounds() -> Iterator[Check]:
-    """The foreground attaches of this user, each with its own metrics."""
+    """The foreground attaches of this user, each with its own metrics; of several only how many, to stay on a screen."""
     from hookd.cli import targets
 
-    for one in targets.foregrounds():
+    found = targets.foregrounds()
+    for one in found[:1]:
         pids = ", ".join(str(target["pid"]) for target in one["targets"])
-        yield Check("attach", "note", f"process {one['pid']} serves {pids or 'nothing yet'} on {one['url']}/metrics")
+        text = f"process {one['pid']} serves {pids or 'nothing yet'} on {one['url']}/metrics"
+        yield Check("attach", "note", text if len(found) == 1 else f"{len(found)} serve here; hookd status lists them")
 
 
 def plugins() -> Check:

@@ -281,7 +281,7 @@ assert seen == 1
 
 def test_an_exception_of_the_programs_own_signal_handler_reaches_the_program(tmp_path):
     with stub.start(tmp_path, INTERRUPTED) as target:
-        stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=3))  # the second queueing is answered
+        stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=12))  # the second queueing is answered
         stub.finish(target)
 
 

@@ -18,6 +18,13 @@ GREETING = b"hello\n"
 
 
 @pytest.fixture
+def short():
+    """A directory whose name leaves room in a socket's address, as `tmp_path` may not."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.fixture
 def nowhere(monkeypatch):
     """No directory can be written."""
 
@@ -42,11 +49,11 @@ def assert_speaks(opened: door.Door) -> None:
         assert theirs.recv(100) == GREETING
 
 
-def test_a_file_for_its_owner_alone_that_goes_when_it_is_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_file_for_its_owner_alone_that_goes_when_it_is_told(short, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     opened = door.open_door()
     path = Path(opened.path)
-    assert path.parent == tmp_path
+    assert path.parent == short
     assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
     assert_speaks(opened)
     opened.close()
@@ -55,13 +62,13 @@ def test_a_file_for_its_owner_alone_that_goes_when_it_is_told(tmp_path, monkeypa
     assert not path.exists()
 
 
-def test_a_directory_behind_a_link_is_named_without_it(tmp_path, monkeypatch):
+def test_a_directory_behind_a_link_is_named_without_it(short, monkeypatch):
     """A tool with another root directory would follow the link into its own."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "link"))
+    (short / "real").mkdir()
+    (short / "link").symlink_to(short / "real")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short / "link"))
     opened = door.open_door()
-    assert Path(opened.path).parent == tmp_path / "real"
+    assert Path(opened.path).parent == short / "real"
     assert_speaks(opened)
     opened.close()
     opened.unlink()
