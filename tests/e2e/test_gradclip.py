@@ -46,7 +46,7 @@ def test_a_dry_run_measures_and_changes_nothing():
 
 def test_one_of_several_ranks_refuses_to_be_clipped(attachable):
     """Clipping that begins on two ranks at different steps would make their weights differ."""
-    job = Job("workloads/ddp.py", "--steps 50 --width 32 --length 32", ranks=2)
+    job = Job("workloads/ddp.py", "--steps 120 --width 32 --length 32", ranks=2)
     plain = training.plain_run(job)
     with training.start(job, "--pause", "0.15") as process:
         process.expect("^step 5 ")
