@@ -24,35 +24,35 @@ ROOT = frozenset(["(root)"])
 SMALL = "--width 32 --batch 4 --length 32"
 
 OWN = [
-    Job("mlp.py", "--steps 40"),
-    Job("mlp.py", "--steps 40 --accumulate 3"),
-    Job("transformer.py", "--steps 40"),
-    Job("convnet.py", "--steps 40"),
-    Job("checkpointed.py", "--steps 40 --kind reentrant"),
-    Job("checkpointed.py", "--steps 40 --kind nonreentrant"),
-    Job("checkpointed.py", "--steps 40 --kind selective"),
-    Job("amp.py", "--steps 40"),
-    Job("workers.py", "--steps 40"),
-    Job("threads.py", "--steps 40"),
-    Job("compiled.py", "--steps 40"),
+    Job("mlp.py", "--steps 60"),
+    Job("mlp.py", "--steps 60 --accumulate 3"),
+    Job("transformer.py", "--steps 60"),
+    Job("convnet.py", "--steps 60"),
+    Job("checkpointed.py", "--steps 60 --kind reentrant"),
+    Job("checkpointed.py", "--steps 60 --kind nonreentrant"),
+    Job("checkpointed.py", "--steps 60 --kind selective"),
+    Job("amp.py", "--steps 60"),
+    Job("workers.py", "--steps 60"),
+    Job("threads.py", "--steps 60"),
+    Job("compiled.py", "--steps 60"),
 ]
 SHARED = [
-    Job("workloads/charlm.py", f"--steps 40 {SMALL}"),
-    Job("workloads/charlm.py", f"--steps 40 {SMALL} --amp"),
-    Job("workloads/charlm.py", f"--steps 40 {SMALL} --scaler"),
-    Job("workloads/charlm.py", f"--steps 40 {SMALL} --compile --layers 1"),
-    Job("workloads/charlm.py", f"--steps 40 {SMALL} --checkpoint reentrant"),
-    Job("workloads/charlm.py", f"--steps 40 {SMALL} --checkpoint nonreentrant"),
-    Job("workloads/charlm.py", f"--steps 40 {SMALL} --accumulate 4"),
-    Job("workloads/charlm.py", f"--steps 40 {SMALL} --clip 0.5"),
-    Job("workloads/convnet.py", "--steps 40 --batch 8"),
-    Job("workloads/faults.py", "--steps 40 --fault none"),
+    Job("workloads/charlm.py", f"--steps 60 {SMALL}"),
+    Job("workloads/charlm.py", f"--steps 60 {SMALL} --amp"),
+    Job("workloads/charlm.py", f"--steps 60 {SMALL} --scaler"),
+    Job("workloads/charlm.py", f"--steps 60 {SMALL} --compile --layers 1"),
+    Job("workloads/charlm.py", f"--steps 60 {SMALL} --checkpoint reentrant"),
+    Job("workloads/charlm.py", f"--steps 60 {SMALL} --checkpoint nonreentrant"),
+    Job("workloads/charlm.py", f"--steps 60 {SMALL} --accumulate 4"),
+    Job("workloads/charlm.py", f"--steps 60 {SMALL} --clip 0.5"),
+    Job("workloads/convnet.py", "--steps 60 --batch 8"),
+    Job("workloads/faults.py", "--steps 60 --fault none"),
     Job("workloads/loader.py", "--steps 80 --start fork"),
     Job("workloads/loader.py", "--steps 80 --start spawn"),
     Job("workloads/loader.py", "--steps 80 --start forkserver"),
     Job("workloads/loader.py", "--steps 80 --start fork --ema"),
 ]
-DDP = Job("workloads/ddp.py", f"--steps 40 {SMALL}", ranks=2)
+DDP = Job("workloads/ddp.py", f"--steps 60 {SMALL}", ranks=2)
 
 
 @pytest.mark.parametrize("job", OWN, ids=str)
