@@ -131,14 +131,16 @@ class Agent:
 
     def _detach_on_request(self, request: dict[str, Any]) -> dict[str, Any]:
         result = self.detach(float(request.get("timeout", 10.0)))
-        # The answer must still go out; the thread that sends it then cleans up, being the last of us that runs.
-        self._control.end()
-        spawn.start(threading.Thread(target=self.leave, name="hookd", daemon=True))
+        self._leave_soon()
         return result
 
     def _expired(self) -> None:
         self._session.write_log("info", "the last lease has been gone for its time: detaching")
         self.detach(10.0)
+        self._leave_soon()
+
+    def _leave_soon(self) -> None:
+        """End the control thread, which calls this and has an answer to send, and clean up behind it."""
         self._control.end()
         spawn.start(threading.Thread(target=self.leave, name="hookd", daemon=True))
 

@@ -16,7 +16,7 @@ from hookd.attach import proc
 from hookd.errors import HookdError, NoSuchTarget, PageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _PAGE_LINK = f"/memfd:{page.NAME}"
 _PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
@@ -114,16 +114,7 @@ def settled(pid: int, timeout_s: float) -> dict[str, Any] | None:
     Raises:
         NoSuchTarget: the process ended.
     """
-    deadline = time.monotonic() + timeout_s
-    while (fd := find_page(pid)) is not None:
-        reader = page.PageReader(fd, any_protocol=True)
-        try:
-            if reader.state() in ("running", "exited") or time.monotonic() > deadline:
-                return reader.identity()
-        finally:
-            reader.close()
-        time.sleep(_POLL_S)
-    return None
+    return _wait(pid, timeout_s, lambda state: state not in ("running", "exited"))
 
 
 def wait_left(pid: int, timeout_s: float) -> bool:
@@ -135,17 +126,21 @@ def wait_left(pid: int, timeout_s: float) -> bool:
     Raises:
         NoSuchTarget: the process ended.
     """
+    return _wait(pid, timeout_s, lambda state: state in ("detaching", "detached")) is None
+
+
+def _wait(pid: int, timeout_s: float, is_passing: Callable[[str], bool]) -> dict[str, Any] | None:
+    """Wait while an agent is in a state that passes; give the identity of the one that is there then."""
     deadline = time.monotonic() + timeout_s
     while (fd := find_page(pid)) is not None:
         reader = page.PageReader(fd, any_protocol=True)
         try:
-            is_leaving = reader.state() in ("detaching", "detached")
+            if not is_passing(reader.state()) or time.monotonic() > deadline:
+                return reader.identity()
         finally:
             reader.close()
-        if not is_leaving or time.monotonic() > deadline:
-            return False
         time.sleep(_POLL_S)
-    return True
+    return None
 
 
 def _is_own(pid: int, fd: int) -> bool:

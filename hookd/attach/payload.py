@@ -210,11 +210,18 @@ def _pack(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive, _PARSING:
         for path in sorted(files):
-            pieces = _pieces(files[path])
-            archive.writestr(zipfile.ZipInfo(path, _EPOCH), in_pieces(files[path], pieces))
-            if pieces:
-                archive.writestr(zipfile.ZipInfo(path + "c", _EPOCH), _compiled(files[path], path))
+            source, compiled = _prepared(files[path], path)
+            archive.writestr(zipfile.ZipInfo(path, _EPOCH), source)
+            if compiled:
+                archive.writestr(zipfile.ZipInfo(path + "c", _EPOCH), compiled)
     return buffer.getvalue()
+
+
+@functools.lru_cache(maxsize=512)
+def _prepared(source: bytes, path: str) -> tuple[bytes, bytes]:
+    """Give a source with the marks where it may be cut, and its pieces compiled, b"" where it has none."""
+    pieces = _pieces(source)
+    return in_pieces(source, pieces), _compiled(pieces, path) if pieces else b""
 
 
 def _pieces(source: bytes) -> list[list[ast.stmt]]:
@@ -246,11 +253,10 @@ def in_pieces(source: bytes, pieces: list[list[ast.stmt]]) -> bytes:
     return b"\n".join(lines)
 
 
-@functools.lru_cache(maxsize=512)
-def _compiled(source: bytes, path: str) -> bytes:
+def _compiled(pieces: list[list[ast.stmt]], path: str) -> bytes:
     """Compile the pieces of a source, for targets of our own version of Python: most of what an import costs."""
     codes, flags = [], 0
-    for piece in _pieces(source):
+    for piece in pieces:
         codes.append(compile(ast.Module(piece, []), SOURCE_ROOT + path, "exec", flags, dont_inherit=True))
         flags |= codes[-1].co_flags & __future__.annotations.compiler_flag
     return importlib.util.MAGIC_NUMBER + marshal.dumps(codes)
