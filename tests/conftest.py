@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
         # Of `pytest -n`: the rest stays together by file, because a file shares its plain runs.
         item.add_marker(pytest.mark.xdist_group("node" if item.path.stem in NODE else item.path.stem))
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    """What a test starts and enters here is left and ended behind it."""
+    with contextlib.ExitStack() as held:
+        yield held
 
 
 @pytest.fixture(autouse=True)

@@ -41,12 +41,6 @@ pytestmark = [pytest.mark.bench, pytest.mark.load, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
-def stack():
-    with contextlib.ExitStack() as held:
-        yield held
-
-
-@pytest.fixture
 def hold(stack, tmp_path):
     """Start what looks like a training process from outside."""
     library = tmp_path / "libtorch_stub.so"

@@ -32,12 +32,6 @@ RUN = f"leases-{os.getpid()}"
 
 
 @pytest.fixture
-def stack():
-    with contextlib.ExitStack() as held:
-        yield held
-
-
-@pytest.fixture
 def target(stack):
     process = stack.enter_context(Process(PUPPET.command(), env=training.environment(HOOKD_RUN=RUN), stdin=True))
     process.expect("^ready$")

@@ -72,12 +72,6 @@ class Prometheus:
 
 
 @pytest.fixture
-def stack():
-    with contextlib.ExitStack() as held:
-        yield held
-
-
-@pytest.fixture
 def daemon(stack, tmp_path):
     """Give (url, host) of a running `hookd serve`."""
     control = tmp_path / "control.sock"

@@ -26,12 +26,6 @@ OTHER_PYTHON = os.environ.get("HOOKD_TEST_LAUNCHERS_PYTHON", "")
 
 
 @pytest.fixture
-def stack():
-    with contextlib.ExitStack() as held:
-        yield held
-
-
-@pytest.fixture
 def launch(stack):
     """Start a job, wait until both ranks have trained a step, and end all of its processes at the end."""
 

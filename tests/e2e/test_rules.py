@@ -54,12 +54,6 @@ class Daemon:
 
 
 @pytest.fixture
-def stack():
-    with contextlib.ExitStack() as held:
-        yield held
-
-
-@pytest.fixture
 def run(tmp_path):
     """A variable's value that no other process of this machine has: a daemon sees them all."""
     return f"{tmp_path.name}-{os.getpid()}"

@@ -61,12 +61,6 @@ class Daemon:
 
 
 @pytest.fixture
-def stack():
-    with contextlib.ExitStack() as held:
-        yield held
-
-
-@pytest.fixture
 def serve(stack, tmp_path):
     def start(*arguments, directory=tmp_path):
         daemon = Daemon(directory, *arguments)

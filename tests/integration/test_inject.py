@@ -18,14 +18,8 @@ from tests.support.processes import Process, wait_until
 
 pytestmark = [pytest.mark.timeout(300)]
 
-EXACT = """
-values = [i * 0.37 for i in range(300)]
-wanted = sum(v * v / 3.1 for v in values)
-def step():
-    assert sum(v * v / 3.1 for v in values) == wanted
-"""
 BODIES = {
-    "busy": EXACT + "until_told(step)",
+    "busy": stub.EXACT + "until_told(step)",
     "sleeping": """
 def step():
     before = time.monotonic()
@@ -38,7 +32,7 @@ lock = threading.Lock()
 lock.acquire()
 until_told(lambda: lock.acquire(timeout=0.02))
 """,
-    "many threads": EXACT
+    "many threads": stub.EXACT
     + """
 def forever():
     while True:

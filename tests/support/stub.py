@@ -57,6 +57,14 @@ def orphan():
     pass
 """
 
+# What a target computes that must come out the same whatever is done to it.
+EXACT = """
+values = [i * 0.37 for i in range(300)]
+wanted = sum(v * v / 3.1 for v in values)
+def step():
+    assert sum(v * v / 3.1 for v in values) == wanted
+"""
+
 
 def torch_directory(directory: Path) -> Path:
     """Write the package; give what belongs on PYTHONPATH."""

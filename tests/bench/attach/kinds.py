@@ -1,11 +1,7 @@
 """Busy and hostile processes to inject into. Each checks its own work; see `tests/support/stub.py` for what is around."""
 
-EXACT = """
-values = [i * 0.37 for i in range(300)]
-wanted = sum(v * v / 3.1 for v in values)
-def step():
-    assert sum(v * v / 3.1 for v in values) == wanted
-"""
+from tests.support.stub import EXACT
+
 KINDS = {
     "busy": EXACT + "until_told(step)",
     "threads": EXACT
