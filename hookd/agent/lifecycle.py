@@ -229,7 +229,7 @@ class Agent:
         atexit.unregister(self._exiting)
         self._on_left()
         if self._config.get("method") == "run" and self._loader is not None:
-            Standby(functools.partial(self._loader.again, self._config))
+            Standby(functools.partial(self._loader.again, self._config), self._config["directory"])
 
 
 def _entry_point(name: str) -> str:

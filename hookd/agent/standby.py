@@ -7,6 +7,7 @@ the first of them happens, in the thread that does it and far from the fork; the
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,11 @@ class Standby:
 
     Args:
         start: starts an agent.
+        directory: where `hookd run` looks for word of a failure, see `_site/sitecustomize.py`.
     """
 
-    def __init__(self, start: Callable[[], None]) -> None:
-        self._start = start
+    def __init__(self, start: Callable[[], None], directory: str) -> None:
+        self._start, self._directory = start, directory
         watched = (
             (torch.optim.Optimizer, "__init__"),
             (torch.optim.Optimizer, "zero_grad"),
@@ -50,13 +52,11 @@ class Standby:
         try:
             self._start()
         except Exception as exc:  # noqa: BLE001  the training must not notice
-            _tell(exc)
+            self._tell(exc)
 
-
-def _tell(exc: Exception) -> None:
-    """Leave word where `hookd run` looks, see `_site/sitecustomize.py`."""
-    try:
-        with open(os.path.join(os.environ["HOOKD_LAUNCH"], f"failed-{os.getpid()}"), "w") as file:
+    def _tell(self, exc: Exception) -> None:
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(self._directory, f"failed-{os.getpid()}"), "w") as file,
+        ):
             file.write(f"{type(exc).__name__}: {exc}")
-    except (KeyError, OSError):
-        pass

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hookd.attach.request import AttachRequest
 
-VARIABLE = "HOOKD_LAUNCH"
+_PREFIX = "hookd-run-"
 _SITE = Path(__file__).parent / "_site" / "sitecustomize.py"
 _PASSED_ON = {
     signal.SIGHUP,
@@ -73,6 +73,7 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
         PluginError: a plugin is unknown.
     """
     built = payload.build(request.plugins, request.plugin_dirs)
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
     config = {
         "method": "run",
         "run": request.run,
@@ -81,8 +82,8 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
         "lease_s": None,
         "budget": request.budget,
         "detail": request.detail,
+        "directory": str(directory),
     }
-    directory = Path(tempfile.mkdtemp(prefix="hookd-run-"))
     (directory / "payload.zip").write_bytes(built.archive)
     (directory / "loader.py").write_bytes(payload.loader_source())
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
@@ -92,11 +93,17 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
 
 
 def environment(directory: Path, base_env: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment in which every Python finds what lies in `directory`."""
+    """Give the environment in which every Python finds what lies in `directory`: one more entry in PYTHONPATH."""
     paths = [str(directory / "site")]
     if base_env.get("PYTHONPATH"):
         paths.append(base_env["PYTHONPATH"])
-    return {**base_env, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: str(directory)}
+    return {**base_env, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment belongs to a command of `hookd run`."""
+    entries = map(Path, environment.get("PYTHONPATH", "").split(os.pathsep))
+    return any(entry.name == "site" and entry.parent.name.startswith(_PREFIX) for entry in entries)
 
 
 def run(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookd.attach import discover, proc
-from hookd.attach.launch import VARIABLE as LAUNCH
+from hookd.attach.launch import is_launched
 from hookd.config.rules import Traits, decide
 from hookd.errors import HookdError
 
@@ -87,7 +87,7 @@ class Wanted:
         except (HookdError, OSError):  # it has ended, or may not be seen
             return
         rule = decide(self._rules, seen)
-        if rule is not None and LAUNCH not in seen.environment:  # `hookd run` has its own way in
+        if rule is not None and not is_launched(seen.environment):  # `hookd run` has its own way in
             with self._lock:
                 self._wants[one.pid] = Want(one.pid, one.start, rule, self._clock() + self._settling(one))
 

@@ -204,6 +204,17 @@ def test_stdin_stdout_and_stderr_are_the_commands():
         assert (process.out, process.err) == (["out through"], ["err through"])
 
 
+def test_the_environment_has_one_more_entry_in_pythonpath_and_nothing_else():
+    with started("env", "-0") as process:
+        process.finish()
+        found = dict(line.split("=", 1) for line in "\n".join(process.out).split("\0") if line)
+    environment = tool_environment()
+    entry, _, before = found.pop("PYTHONPATH").partition(os.pathsep)
+    assert before == environment.pop("PYTHONPATH", "")
+    assert launch.is_launched({"PYTHONPATH": entry})
+    assert found == environment
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_reaches_the_command(number):
     program = f"""

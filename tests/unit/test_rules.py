@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hookd import config
+from hookd.attach.launch import is_launched
 from hookd.config.rules import Rule, Traits, decide
 from hookd.errors import ConfigError
 
@@ -34,6 +35,13 @@ TRAITS = Traits(
 )
 def test_a_rule_chooses_where_all_its_conditions_hold(rule, is_chosen):
     assert (decide((rule,), TRAITS) is rule) == is_chosen
+
+
+@pytest.mark.parametrize(
+    ("path", "is_one"), [("/tmp/hookd-run-ab1/site:/data", True), ("/data:/tmp/hookd-run-ab1", False), ("", False)]
+)
+def test_a_process_of_hookd_run_is_told_by_its_pythonpath(path, is_one):
+    assert is_launched({"PYTHONPATH": path} if path else {}) == is_one
 
 
 def test_the_first_rule_that_fits_decides_and_the_process_itself_may_ask():

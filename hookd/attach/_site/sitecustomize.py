@@ -4,7 +4,7 @@
 
 Found through PYTHONPATH by all Pythons that the command starts, of any version and for any purpose: so it is written
 for 2.7 and newer, never raises, gives way to the sitecustomize that would have been found without it, and does nothing
-where no training can be. Its directory is named by HOOKD_LAUNCH:
+where no training can be. Beside its own directory lie:
 
     config.json  the agent's configuration        loader.py  the source of hookd/agent/loader.py
     payload.zip  the agent and the plugins        failed-PID what went wrong in a process, for the tool to tell
@@ -135,20 +135,20 @@ def _tell(directory, exc):
         pass
 
 
-def _prepare():
-    directory = os.environ.get("HOOKD_LAUNCH")
+def _prepare(here):
     is_served = sys.version_info >= (3, 10) and sys.implementation.name == "cpython"
-    if not directory or not is_served or os.environ.get("HOOKD_DISABLE", "") not in ("", "0"):
+    if not is_served or os.environ.get("HOOKD_DISABLE", "") not in ("", "0"):
         return
-    role = _role()
+    role, directory = _role(), os.path.dirname(here)  # noqa: PTH120
     if role == "trainer":
         _when_imported(_starter(directory))
     elif role == "spawned":
         _when_spawned(_starter(directory))
 
 
+_here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 try:  # noqa: SIM105  no contextlib.suppress in Python 2
-    _prepare()
+    _prepare(_here)
 except Exception:  # noqa: BLE001, S110  the program must not notice
     pass
-_chain(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+_chain(_here)
