@@ -85,7 +85,7 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
         "directory": str(directory),
     }
     (directory / "payload.zip").write_bytes(built.archive)
-    (directory / "loader.py").write_bytes(payload.loader_source())
+    (directory / "arrival.py").write_bytes(payload.arrival()[0])
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
     (directory / "site").mkdir()
     shutil.copyfile(_SITE, directory / "site" / "sitecustomize.py")

@@ -118,7 +118,7 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
         "wait_s": wait_s,
         "only_trainers": request.only_trainers,
     }
-    data = mailbox.data(payload.loader_source(), message, built.archive)
+    data = mailbox.data(payload.arrival(), message, built.archive)
     size = mailbox.DATA + len(data) + 4096
     if remote is not None and not request.force:
         if not remote.is_enabled:

@@ -15,7 +15,8 @@ where nothing may be stopped (CPython 3.14), a file that both sides read and wri
     128  the code, a C string
     4096 the data, then in the same place the answer
 
-The data are the length and the source of `hookd/agent/loader.py`, the length and the JSON of the request, the zip.
+The data are the lengths of `hookd/agent/arrival.py` as source and as code, both, the length and the JSON of the request,
+the zip.
 """
 
 from __future__ import annotations
@@ -79,12 +80,14 @@ try:
      if g(32) or time.monotonic()>t:return q()
      time.sleep(.001)
     d=C.string_at(B+4096,g(16)) if F is None else posix.pread(F,g(16),B+4096)
-    n=int.from_bytes(d[:8],'little')
-    e={'__name__':'hookd.agent.loader'}
-    c=compile(d[8:8+n],'hookd/agent/loader.py','exec')
+    n=16+int.from_bytes(d[:8],'little')
+    k=n+int.from_bytes(d[8:16],'little')
+    e={'__name__':'hookd.agent.arrival'}
+    if d[n:n+4]==sys.modules['_frozen_importlib_external'].MAGIC_NUMBER:c=sys.modules['marshal'].loads(d[n+4:k])
+    else:c=compile(d[16:n],'hookd/agent/arrival.py','exec')
     time.sleep(.01)
     exec(c,e)
-    e['run'](d[8+n:],F,B)
+    e['run'](d[k:],F,B)
    except BaseException:pass
   p(64,g(64)+1)
   if g(32) and not g(72) and g(8)==g(64):q()
@@ -209,10 +212,11 @@ def opening(token: int, size: int) -> bytes:
     return struct.pack("<QQQQQQ", token, 1, 0, 0, 0, size).ljust(CODE, b"\0")
 
 
-def data(loader: bytes, request: Mapping[str, Any], archive: bytes) -> bytes:
-    """Pack what the target's thread waits for."""
+def data(arrival: tuple[bytes, bytes], request: Mapping[str, Any], archive: bytes) -> bytes:
+    """Pack what the target's thread waits for; `arrival` is the source and its code for our own version of Python."""
     text = json.dumps(request).encode()
-    return b"".join((struct.pack("<Q", len(loader)), loader, struct.pack("<Q", len(text)), text, archive))
+    lengths = struct.pack("<QQ", *map(len, arrival))
+    return b"".join((lengths, *arrival, struct.pack("<Q", len(text)), text, archive))
 
 
 def answer(box: Box) -> dict[str, Any] | None:

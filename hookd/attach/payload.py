@@ -31,7 +31,7 @@ GROUP = "hookd.plugins"
 _TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config", "daemon", "examples", "testing.py"}
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCE_ROOT = "/hookd-payload/"
-"""Where `hookd/agent/loader.py` says that its modules are."""
+"""Where `hookd/agent/loader.py` says that its modules are; `arrival.py` compiles them under it."""
 _PARSING = threading.Lock()
 """Held while sources are parsed: two threads that make syntax trees at a time count their depth in one place, and one
 of them gets a SystemError ("recursion depth mismatch", python/cpython#106905; met on 3.11.7)."""
@@ -119,9 +119,15 @@ def _broken(plugin_dirs: Sequence[Path]) -> list[PluginError]:
     return [one for directory in plugin_dirs for one in in_directory(directory) if isinstance(one, PluginError)]
 
 
-def loader_source() -> bytes:
-    """Give the source of `hookd/agent/loader.py`, which is executed in the target before there is a payload."""
-    return (Path(hookd.__file__).parent / "agent" / "loader.py").read_bytes()
+def arrival() -> tuple[bytes, bytes]:
+    """Give `hookd/agent/arrival.py`, which is executed in the target before there is a payload.
+
+    Returns:
+        Its source, and its code for targets of our own version of Python, with the magic number in front.
+    """
+    source = (Path(hookd.__file__).parent / "agent" / "arrival.py").read_bytes()
+    code = compile(source, "hookd/agent/arrival.py", "exec", dont_inherit=True)
+    return source, importlib.util.MAGIC_NUMBER + marshal.dumps(code)
 
 
 def _agent_files() -> Iterator[tuple[str, bytes]]:

@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hookd.agent import loader
 from hookd.attach import live, payload, proc, target
 from hookd.attach.payload import Payload
 from hookd.attach.request import AttachRequest
@@ -16,8 +18,6 @@ from tests.support.environment import target_environment
 from tests.support.processes import Process
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hookd.attach.delivery import Delivery
     from tests.support.interpreters import Interpreter
 
@@ -109,7 +109,11 @@ def checksum() -> str:
 
 def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
     """Give a payload whose agent is `bootstrap` alone, and makes room for the next when it has started."""
-    files = {"hookd/__init__.py": b"", "hookd/agent/__init__.py": b"", "hookd/agent/loader.py": payload.loader_source()}
+    files = {
+        "hookd/__init__.py": b"",
+        "hookd/agent/__init__.py": b"",
+        "hookd/agent/loader.py": Path(loader.__file__).read_bytes(),
+    }
     files["hookd/agent/bootstrap.py"] = bootstrap + LEAVES_AT_ONCE
     return Payload(payload._pack(files), "", (), ())
 

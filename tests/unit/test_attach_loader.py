@@ -11,6 +11,7 @@ import types
 
 import pytest
 
+from hookd.agent.arrival import codes
 from hookd.agent.loader import Loader
 
 FILES = {
@@ -22,7 +23,7 @@ FILES = {
 
 @pytest.fixture
 def loader():
-    made = Loader(FILES)
+    made = Loader(FILES, codes)
     yield made
     made.purge()
 
@@ -108,7 +109,7 @@ first: Absent = 1
 
 @pytest.mark.parametrize("gentle", [False, True])
 def test_a_module_that_comes_in_pieces_is_as_if_it_came_whole(gentle):
-    loader = Loader({"single.py": IN_PIECES}, gentle=gentle)
+    loader = Loader({"single.py": IN_PIECES}, codes, gentle=gentle)
     try:
         with loader.importing():
             import single
@@ -122,7 +123,7 @@ def test_a_module_that_comes_in_pieces_is_as_if_it_came_whole(gentle):
 
 def test_a_gentle_loader_leaves_the_interpreter_alone_for_longer_than_it_holds_it():
     pieces = b"\n\f\f\f".join([b"total = sum(range(20_000))"] * 20)
-    loader = Loader({"single.py": pieces}, gentle=True)
+    loader = Loader({"single.py": pieces}, codes, gentle=True)
     try:
         wall, busy = time.monotonic(), time.thread_time()
         with loader.importing():

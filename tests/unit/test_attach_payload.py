@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from hookd.agent import loader
+from hookd.agent import arrival
 from hookd.attach import payload
 from hookd.config import PluginSpec
 from hookd.errors import PluginError
@@ -81,13 +81,13 @@ def test_a_source_that_cannot_be_read_here_travels_as_it_is(source):
 
 @pytest.mark.parametrize("is_same_python", [True, False])
 def test_what_was_compiled_here_and_what_the_target_compiles_are_where_the_source_is(is_same_python):
-    files = loader.unpack(payload.build(()).archive)
+    files = arrival.unpack(payload.build(()).archive)
     path = "hookd/page/writer.py"
     assert files[path + "c"].startswith(importlib.util.MAGIC_NUMBER)
     if not is_same_python:
         files[path + "c"] = b"old\r" + files[path + "c"][4:]
     ours = compile((REPOSITORY / path).read_bytes(), "/hookd-payload/" + path, "exec", dont_inherit=True)
-    assert _functions(loader.Loader(files)._codes(path)) == _functions([ours])
+    assert _functions(arrival.codes(files, path)) == _functions([ours])
 
 
 def _functions(codes):

@@ -6,7 +6,7 @@ Found through PYTHONPATH by all Pythons that the command starts, of any version 
 for 2.7 and newer, never raises, gives way to the sitecustomize that would have been found without it, and does nothing
 where no training can be. Beside its own directory lie:
 
-    config.json  the agent's configuration        loader.py  the source of hookd/agent/loader.py
+    config.json  the agent's configuration        arrival.py hookd/agent/arrival.py
     payload.zip  the agent and the plugins        failed-PID what went wrong in a process, for the tool to tell
 """
 
@@ -121,9 +121,9 @@ def _start(directory):
         with open(os.path.join(directory, name), "rb") as file:  # noqa: PTH118, PTH123
             return file.read()
 
-    loader = {"__name__": "hookd.agent.loader"}
-    exec(compile(read("loader.py"), "hookd/agent/loader.py", "exec"), loader)  # noqa: S102
-    loader["start"](json.loads(read("config.json").decode()), read("payload.zip"))
+    arrival = {"__name__": "hookd.agent.arrival"}
+    exec(compile(read("arrival.py"), "hookd/agent/arrival.py", "exec"), arrival)  # noqa: S102
+    arrival["start"](json.loads(read("config.json").decode()), read("payload.zip"))
 
 
 def _tell(directory, exc):

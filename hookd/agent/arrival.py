@@ -1,0 +1,241 @@
+"""The first of hookd in a target: wait for torch, bring in the loader, tell the tool how it went. Runs in the target.
+
+The *text* of this file is what is injected: it is executed on a thread of its own before anything of hookd is there, so
+it uses the standard library alone and imports at the top only what every interpreter has loaded. Under `hookd run` it
+is `sitecustomize` that executes it, and `start` is all it needs.
+"""
+
+from __future__ import annotations
+import __future__
+
+import importlib.util
+import json
+import marshal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import CodeType
+
+_SOURCE_ROOT = "/hookd-payload/"
+_LOADER = "hookd/agent/loader.py"
+_PIECE = b"\n\f\f\f"
+"""Where `hookd/attach/payload.py` has marked that a source may be cut."""
+_POLL_S = 0.002
+_BREATH_S = 0.01
+
+
+def start(config: dict[str, Any], archive: bytes, breath_s: float = 0.0) -> None:
+    """Start the agent that a payload holds.
+
+    Args:
+        config: the agent's.
+        archive: the payload's zip.
+        breath_s: for how long to leave the interpreter to the training between two pieces of the loader.
+
+    Raises:
+        HookdError: the agent's own, when it refuses; `RefusalError` of the loader, when another is there.
+    """
+    files = unpack(archive)
+    loader: dict[str, Any] = {"__name__": "hookd.agent.loader"}
+    for code in codes(files, _LOADER):
+        exec(code, loader)  # noqa: S102  this is how it comes in
+        time.sleep(breath_s)
+    loader["start"](config, files, codes)
+
+
+def unpack(archive: bytes) -> dict[str, bytes]:
+    """Read a payload's zip: contents by path."""
+    import io  # noqa: PLC0415
+    import zipfile  # noqa: PLC0415
+
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        return {name: opened.read(name) for name in opened.namelist()}
+
+
+def codes(files: Mapping[str, bytes], path: str) -> Iterator[CodeType]:
+    """Give the code of a module's pieces: as the tool has compiled it if its Python was like ours."""
+    compiled = files.get(path + "c", b"")
+    if compiled.startswith(importlib.util.MAGIC_NUMBER):
+        yield from marshal.loads(compiled[len(importlib.util.MAGIC_NUMBER) :])  # noqa: S302  from our own tool
+        return
+    flags = line = 0
+    for piece in files[path].split(_PIECE):
+        code = compile(b"\n" * line + piece, _SOURCE_ROOT + path, "exec", flags, dont_inherit=True)
+        yield code
+        flags |= code.co_flags & __future__.annotations.compiler_flag
+        line += piece.count(b"\n") + 1
+
+
+class _Mailbox:
+    """The target's side of `hookd/attach/mailbox.py`, where the offsets are explained."""
+
+    def __init__(self, fd: int | None, base: int) -> None:
+        self._fd, self._base = fd, base
+
+    def read(self, offset: int, size: int) -> bytes:
+        if self._fd is not None:
+            import os  # noqa: PLC0415
+
+            return os.pread(self._fd, size, self._base + offset)
+        import ctypes  # noqa: PLC0415
+
+        return ctypes.string_at(self._base + offset, size)
+
+    def write(self, offset: int, data: bytes) -> None:
+        if self._fd is not None:
+            import os  # noqa: PLC0415
+
+            os.pwrite(self._fd, data, self._base + offset)
+            return
+        import ctypes  # noqa: PLC0415
+
+        ctypes.memmove(self._base + offset, data, len(data))
+
+    def word(self, offset: int) -> int:
+        return int.from_bytes(self.read(offset, 8), "little")
+
+    def answer(self, value: dict[str, Any]) -> None:
+        data = json.dumps(value).encode()[:65536]
+        self.write(4096, data)
+        self.write(80, len(data).to_bytes(8, "little"))
+
+    def wait_until_seen(self, timeout_s: float) -> bool:
+        end = time.monotonic() + timeout_s
+        while not self.word(24) and not self.is_cancelled() and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        return self.word(24) != 0
+
+    def is_cancelled(self) -> bool:
+        return self.word(32) != 0
+
+    def close(self) -> None:
+        """Give the memory back; the first page stays if code in it may still be queued."""
+        size = self.word(40)
+        keep = 0 if self.word(8) == self.word(64) else 4096
+        if self._fd is not None:
+            import os  # noqa: PLC0415
+
+            os.close(self._fd)
+        if not self._base:
+            return
+        import ctypes  # noqa: PLC0415
+
+        # By index: an attribute access would leave the function behind in `ctypes.pythonapi`.
+        munmap = ctypes.pythonapi["munmap"]
+        munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        munmap(self._base + keep, size - keep)
+
+
+def run(data: bytes, fd: int | None, base: int) -> None:
+    """Do all of the above for one request. Runs on the injected thread, which ends when the agent is to be loaded.
+
+    Args:
+        data: length and JSON of the request, then the zip.
+        fd: where the mailbox is a file, else None.
+        base: where it starts.
+    """
+    box = _Mailbox(fd, base)
+    length = int.from_bytes(data[:8], "little")
+    request = json.loads(data[8 : 8 + length])
+    refusal = _wait_for_trainer(box, request)
+    if refusal is not None:
+        _finish(box, request, refusal)
+        return
+    # A thread that `threading` did not start appears in its list of threads for ever, once somebody asks for its name.
+    # Only now: whoever imports `threading` first is taken for the main thread, but torch has imported it.
+    import threading  # noqa: PLC0415
+
+    arguments = (box, request, data[8 + length :])
+    before = threading.stack_size(0)  # not what the program has chosen for its own threads: that may be too little
+    try:
+        threading.Thread(target=_serve, args=arguments, name="hookd-attach", daemon=True).start()
+    finally:
+        threading.stack_size(before)
+
+
+def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
+    time.sleep(_BREATH_S)  # reading the payload takes as long as what was done a moment ago
+    if box.is_cancelled():  # an import lock was held for longer than the tool waited
+        box.close()
+        return
+    try:
+        start(request["config"], archive, _BREATH_S)
+    except BaseException as exc:  # noqa: BLE001  told to the tool
+        _finish(box, request, _failure(exc))
+    else:
+        _finish(box, request, {"ok": True}, sys.modules["hookd.agent.bootstrap"])
+
+
+def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any], agent: Any = None) -> None:
+    try:
+        box.answer(answer)
+        is_seen = box.wait_until_seen(request["wait_s"])
+        if agent is not None and box.is_cancelled():  # the tool has told its user that the attach failed
+            agent.stop()
+        elif agent is not None and not is_seen:
+            agent.orphan()
+    except Exception:  # noqa: BLE001, S110  the agent has left already; nobody listens, and stderr is the program's
+        pass
+    finally:
+        box.close()
+
+
+def _wait_for_trainer(box: _Mailbox, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Wait until `import torch` is over, and for a child of multiprocessing until it is known what it is for.
+
+    The patch needs nn.Module, and must not be the one to import it.
+
+    Returns:
+        A refusal, None where the agent may start.
+    """
+    deadline = time.monotonic() + request["timeout_s"]
+    while not _torch_is_imported():
+        if box.is_cancelled() or time.monotonic() > deadline:
+            return _refusal("TargetUnsupported", "no-torch", "torch is not imported in this process")
+        time.sleep(_POLL_S)
+    while request["only_trainers"] and _work() is None and not box.is_cancelled() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)  # one that was spawned a moment ago does not know yet what it is to do
+    if request["only_trainers"] and (_work() or "").startswith("torch.utils.data."):
+        return _refusal("TargetUnsupported", "data-worker", "the process is a data loader's worker")
+    return None
+
+
+def _work() -> str | None:
+    """Give the module of what a child of multiprocessing does; None if it has not begun, "" if it is no such child."""
+    process = sys.modules.get("multiprocessing.process")
+    target = getattr(process.current_process(), "_target", None) if process is not None else None
+    words = "".join(getattr(sys, "orig_argv", ()))
+    if target is None and ("--multiprocessing-fork" in words or "multiprocessing.forkserver" in words):
+        return None
+    return getattr(target, "__module__", None) or ""
+
+
+def _torch_is_imported() -> bool:
+    """Say whether `import torch` has been completed here."""
+    return all(_is_imported(name) for name in ("torch.nn.modules.module", "torch"))
+
+
+def _is_imported(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+def _failure(exc: BaseException) -> dict[str, Any]:
+    reason = getattr(exc, "reason", None)
+    if not isinstance(reason, str):
+        return _refusal("AttachError", "agent-failed", _traceback(exc))
+    kind = getattr(exc, "kind", type(exc).__name__)
+    return _refusal(kind, reason, str(exc), str(getattr(exc, "hint", "")))
+
+
+def _refusal(kind: str, reason: str, message: str, hint: str = "") -> dict[str, Any]:
+    return {"ok": False, "kind": kind, "reason": reason, "message": message, "hint": hint}
+
+
+def _traceback(exc: BaseException) -> str:
+    import traceback  # noqa: PLC0415
+
+    return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))[-4000:]
