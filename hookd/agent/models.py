@@ -56,7 +56,7 @@ class Models:
         self.plans: dict[int, Any] = {}
         self.names = Names(session.page.module, self._forget)
         self.patch = ClassPatch(self.plans, self._make_missing())
-        self._makers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._makers: dict[tuple[Any, ...], Any] = {}
         self._heard: dict[tuple[str, int], list[Listener]] = {}
         self._wanted: dict[tuple[int, int], Any] = {}
         self._ignored: dict[int, Ref] = {}
@@ -247,24 +247,39 @@ class Models:
         if not heard and module.depth:
             return SKIP
         wrapped = key in model.wrapped or not module.depth
-        make_run, make_again = self._maker(heard, wrapped)
-        again = make_again(module, module.id, None)
-        return make_run(module, module.id, again)
+        make = self._maker(heard, wrapped=wrapped, recompute=False)
+        return make(module, module.id, self._again(module, heard, wrapped=wrapped))
 
-    def _maker(self, heard: tuple[Listener, ...], wrapped: bool) -> tuple[Any, Any]:  # noqa: FBT001
-        """Compile the plans of one shape, for a first pass and for a recompute."""
-        shape = (*((one.plugin, one.hook) for one in heard), wrapped)
-        makers = self._makers.get(shape)
-        if makers is None:
-            call = plain_call(self.patch.original)
-            made = []
-            for recompute in (False, True):
-                text = source(heard, call, _CONSTANTS, recompute=recompute, wrapped=wrapped)
-                exec(compile_plan(text), self._session.namespace)
-                made.append(self._session.namespace.pop("make"))
-                skip_frames(_inner_code(made[-1]))
-            makers = self._makers[shape] = (made[0], made[1])
-        return makers
+    def _again(self, module: Module, heard: tuple[Listener, ...], *, wrapped: bool) -> Callable[..., Any]:
+        """Give what a recompute calls. Its plan is compiled when the first one comes: most trainings have none."""
+        plans: list[Any] = []
+
+        def again(self_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not plans:
+                plans.append(self._recompute_plan(module, heard, wrapped=wrapped))
+            return plans[0](self_, args, kwargs)
+
+        skip_frames(again.__code__)
+        return again
+
+    def _recompute_plan(self, module: Module, heard: tuple[Listener, ...], *, wrapped: bool) -> Any:
+        frame = self._session.namespace["no_frame"](None)
+        try:
+            with self._lock:  # a recompute may come in any of autograd's threads
+                return self._maker(heard, wrapped=wrapped, recompute=True)(module, module.id, None)
+        finally:
+            self._session.namespace["no_frame"](frame)
+
+    def _maker(self, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool) -> Any:
+        """Compile the plans of one shape."""
+        shape = (*((one.plugin, one.hook) for one in heard), wrapped, recompute)
+        make = self._makers.get(shape)
+        if make is None:
+            text = source(heard, plain_call(self.patch.original), _CONSTANTS, recompute=recompute, wrapped=wrapped)
+            exec(compile_plan(text), self._session.namespace)
+            make = self._makers[shape] = self._session.namespace.pop("make")
+            skip_frames(_inner_code(make))
+        return make
 
     def listeners(self, hook: str, module: Module | None) -> list[Listener]:
         """Give who listens to a hook, at a module where it is a module's hook, in the order of calling."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import linecache
 import sys
@@ -133,6 +134,25 @@ def test_a_gentle_loader_leaves_the_interpreter_alone_for_longer_than_it_holds_i
         assert time.monotonic() - wall > 3 * busy
     finally:
         loader.purge()
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_gentle_loader_never_brings_about_a_collection_of_old_objects(is_enabled):
+    pieces = b"\n\f\f\f".join([b"kept = [[] for _ in range(300)]", *[b"kept += [[] for _ in range(300)]"] * 60])
+    loader = Loader({"single.py": pieces}, codes, gentle=True)
+    generations = []
+    gc.callbacks.append(lambda _phase, details: generations.append(details["generation"]))
+    try:
+        gc.collect()
+        generations.clear()
+        (gc.enable if is_enabled else gc.disable)()
+        with loader.importing():
+            __import__("single")
+    finally:
+        gc.enable()
+        gc.callbacks.pop()
+        loader.purge()
+    assert set(generations) == ({0} if is_enabled else set())  # automatic ones would have been three of generation 1
 
 
 def test_an_import_of_another_thread_finds_its_module_while_the_loader_leaves(loader):
