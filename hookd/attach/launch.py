@@ -7,11 +7,13 @@ installed in its environment, and nothing is installed there. Tool side.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import signal
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from hookd.attach.request import AttachRequest
 
 _PREFIX = "hookd-run-"
+_STARTING_S = 60.0
+"""So long after it was made, a directory may belong to somebody who has not locked it yet."""
 _SITE = Path(__file__).parent / "_site" / "sitecustomize.py"
 _PASSED_ON = {
     signal.SIGHUP,
@@ -45,10 +49,12 @@ class Launch:
     Attributes:
         env: its environment.
         directory: where the payload lies; private to this user.
+        lock: held as long as we live.
     """
 
     env: dict[str, str]
     directory: Path
+    lock: int
 
     def failures(self) -> dict[int, str]:
         """Give, by pid, why the agent did not start in a process of the command."""
@@ -60,10 +66,13 @@ class Launch:
     def cleanup(self) -> None:
         """Remove the directory; processes of the command that start later are not observed."""
         shutil.rmtree(self.directory, ignore_errors=True)
+        os.close(self.lock)
 
 
 def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
     """Lay the payload ready for a command. The caller calls `cleanup` when the command has ended.
+
+    Where the caller was killed, the next call of this function removes what it has left.
 
     Args:
         request: what to observe; its timeout, lease and `force` play no part.
@@ -73,7 +82,10 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
         PluginError: a plugin is unknown.
     """
     built = payload.build(request.plugins, request.plugin_dirs)
+    _remove_abandoned()
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = _locked(directory)
+    assert lock is not None
     config = {
         "method": "run",
         "run": request.run,
@@ -89,7 +101,29 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
     (directory / "site").mkdir()
     shutil.copyfile(_SITE, directory / "site" / "sitecustomize.py")
-    return Launch(environment(directory, base_env), directory)
+    return Launch(environment(directory, base_env), directory, lock)
+
+
+def _remove_abandoned() -> None:
+    """Remove the directories of those who were killed: nobody holds their lock."""
+    for directory in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError):
+            status = directory.lstat()
+            is_starting = time.time() - status.st_mtime < _STARTING_S
+            if status.st_uid == os.geteuid() and not is_starting and (lock := _locked(directory)) is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.close(lock)
+
+
+def _locked(directory: Path) -> int | None:
+    """Take the lock of a directory; None where somebody holds it."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
 
 
 def environment(directory: Path, base_env: Mapping[str, str]) -> dict[str, str]:

@@ -22,13 +22,14 @@ import logging
 import os
 import socket
 import stat
+import time
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from hookd.daemon import describe
 from hookd.daemon.actions import Order
-from hookd.daemon.client import peer_credentials
+from hookd.daemon.client import EMBEDDED_SOCKET, peer_credentials
 from hookd.errors import (
     AttachError,
     HookdError,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY = 1 << 20
+STARTING_S = 60.0
+"""So long after it was made, a socket may belong to somebody who does not listen on it yet."""
 _STATUS: dict[type[HookdError], int] = {
     UsageError: 400,
     PermissionDenied: 403,
@@ -178,7 +181,7 @@ def _pid(value: object) -> int:
 def bind(path: Path) -> socket.socket:
     """Bind the control socket: 0600 from its first moment, in a directory that is ours.
 
-    A socket file that nobody answers on is a killed daemon's, and is removed.
+    A socket file that nobody answers on is a killed daemon's, and is removed; so are those of foreground attaches there.
 
     Raises:
         HookdError: reason "already-running": a daemon answers there.
@@ -190,6 +193,7 @@ def bind(path: Path) -> socket.socket:
     os.fchmod(listener.fileno(), 0o600)
     try:
         _remove_stale(path)
+        _remove_abandoned(path.parent)
         listener.bind(str(path))
         path.chmod(0o600)
     except OSError as exc:
@@ -228,20 +232,32 @@ def _own_directory(directory: Path) -> None:
 
 
 def _remove_stale(path: Path) -> None:
-    if not path.is_socket():
-        return
+    if path.is_socket() and not _remove_if_refused(path):
+        raise HookdError(
+            f"another daemon answers on {path}",
+            reason="already-running",
+            hint="Use it (`hookd status`), or start this one with another --control and --listen.",
+        )
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove the sockets of foreground attaches that were killed."""
+    for path in directory.glob(EMBEDDED_SOCKET.format("*")):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > STARTING_S and path.is_socket():
+                _remove_if_refused(path)
+
+
+def _remove_if_refused(path: Path) -> bool:
+    """Remove a socket file on which nobody listens; False where somebody does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            return
+            path.unlink(missing_ok=True)
         except FileNotFoundError:
-            return
-    raise HookdError(
-        f"another daemon answers on {path}",
-        reason="already-running",
-        hint="Use it (`hookd status`), or start this one with another --control and --listen.",
-    )
+            pass
+        else:
+            return False
+    return True

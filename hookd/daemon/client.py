@@ -29,6 +29,8 @@ _BY_EXIT_CODE: Mapping[int, type[HookdError]] = {
 
 EMBEDDED_TIMEOUT_S = 5.0
 """How long a foreground attach may take to answer: it may be stopped."""
+EMBEDDED_SOCKET = "attach-{}.sock"
+"""The name of its control socket, by its pid."""
 
 
 class DaemonClient:
@@ -59,7 +61,7 @@ class DaemonClient:
     def embedded(cls, environ: Mapping[str, str]) -> list[DaemonClient]:
         """Find the daemons inside the foreground attaches of this user, by their sockets beside the default one."""
         folder = default_control_path(environ, os.geteuid()).parent
-        return [cls(path, EMBEDDED_TIMEOUT_S) for path in sorted(folder.glob("attach-*.sock"))]
+        return [cls(path, EMBEDDED_TIMEOUT_S) for path in sorted(folder.glob(EMBEDDED_SOCKET.format("*")))]
 
     def is_running(self) -> bool:
         """Tell whether a daemon answers.

@@ -16,6 +16,7 @@ from aiohttp import web
 from hookd.config import default_control_path, default_state_dir
 from hookd.daemon import api, describe
 from hookd.daemon.actions import Actions, Order
+from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.fleet import Fleet
 from hookd.daemon.incidents import IncidentStore
@@ -90,7 +91,7 @@ class Service:
     def _default_control(self, environ: Mapping[str, str]) -> Path:
         """An embedded daemon has a socket of its own: the default one belongs to `hookd serve`."""
         path = default_control_path(environ, os.geteuid())
-        return path.with_name(f"attach-{os.getpid()}.sock") if self.is_embedded else path
+        return path.with_name(EMBEDDED_SOCKET.format(os.getpid())) if self.is_embedded else path
 
     async def __aenter__(self) -> Self:
         """Bind both sockets, look for targets once, and go on looking.

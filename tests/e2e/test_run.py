@@ -243,3 +243,26 @@ def test_nothing_is_left_when_the_command_has_ended(tmp_path):
     with Process([sys.executable, "-c", RUN, "true"], env=tool_environment(TMPDIR=tmp_path), cwd=REPOSITORY) as process:
         process.finish()
     wait_until(lambda: not list(tmp_path.glob("hookd-*")))
+
+
+def test_what_a_killed_one_has_left_is_removed_by_the_next(tmp_path):
+    def run(*command, stdin=False):
+        command, environment = [sys.executable, "-c", RUN, *command], tool_environment(TMPDIR=tmp_path)
+        return Process(command, env=environment, cwd=REPOSITORY, stdin=stdin)
+
+    with run("cat", stdin=True) as killed, run("cat", stdin=True) as alive:
+        wait_until(lambda: len(list(tmp_path.glob("hookd-*/site/*.py"))) == 2)
+        killed.signal(signal.SIGKILL)
+        killed.popen.stdin.close()  # its cat lives on, and ends now
+        killed.wait()
+        young, old = tmp_path / "hookd-run-young", tmp_path / "hookd-other"
+        for directory in (young, old):
+            directory.mkdir()
+        for directory in {*tmp_path.glob("hookd-*")} - {young}:
+            os.utime(directory, (0, 0))
+        with run("true") as process:
+            process.finish()
+        assert len({*tmp_path.glob("hookd-*")} - {young, old}) == 1
+        assert {young, old} <= {*tmp_path.glob("hookd-*")}
+        alive.popen.stdin.close()
+        assert alive.wait() == 0

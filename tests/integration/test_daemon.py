@@ -160,6 +160,20 @@ def test_a_killed_daemons_socket_does_not_hinder_the_next_one(serve):
     assert serve().client.version()["pid"] != first.process.pid
 
 
+def test_a_daemon_removes_what_killed_foreground_attaches_have_left(serve, tmp_path):
+    dead, young, alive = (tmp_path / f"attach-{pid}.sock" for pid in (1, 2, 3))
+    with contextlib.ExitStack() as stack:
+        for path in (dead, young, alive):
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(path))
+            if path == alive:
+                listener.listen()
+        for path in (dead, alive):
+            os.utime(path, (0, 0))
+        assert serve().client.path.parent == tmp_path
+        assert [path.exists() for path in (dead, young, alive)] == [False, True, True]
+
+
 def test_a_second_daemon_is_told_of_the_first(serve, tmp_path):
     daemon = serve()
     command = [*HOOKD, "serve", "--listen", "127.0.0.1:0", "--control", daemon.client.path, "--state-dir", tmp_path]
