@@ -9,7 +9,7 @@ where nothing may be stopped (CPython 3.14), a file that both sides read and wri
     24   seen       tool    the answer was read
     32   cancelled  tool    nobody waits any more: the tool's last word, for the target may now give the mailbox back
     40   size       tool    of all of it
-    64   ran        target  how often the code ran, token or not
+    64   ran        target  how often the code ran, token or not; written after `claimed`
     72   claimed    target  the thread was started
     80   answered   target  bytes of the answer, written after it
     128  the code, a C string
@@ -89,13 +89,14 @@ try:
     exec(c,e)
     e['run'](d[k:],F,B)
    except BaseException:pass
+  b=g(0)==@TOKEN@ and not g(72) and not g(32) and 'torch' in sys.modules
+  if b:p(72,1)
   p(64,g(64)+1)
-  if g(32) and not g(72) and g(8)==g(64):q()
-  elif g(0)==@TOKEN@ and not g(72) and not g(32) and 'torch' in sys.modules:
-   p(72,1)
+  if b:
    s=_thread.stack_size(0)
    _thread.start_new_thread(r,())
    _thread.stack_size(s)
+  elif g(32) and not g(72) and g(8)==g(64):q()
   elif F is not None:posix.close(F)
 except BaseException as x:
  try:

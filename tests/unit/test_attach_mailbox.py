@@ -1,0 +1,45 @@
+"""The code that is injected, run here."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+import sys
+import types
+
+from hookd.attach import mailbox, proc
+from tests.support.processes import wait_until
+
+SIZE = 2 * mmap.PAGESIZE
+PRIVATE_ANONYMOUS, READ_WRITE = 0x22, 3
+
+
+def test_it_has_claimed_its_mailbox_before_it_counts_itself(monkeypatch):
+    """Who sees that it ran, and not that it has claimed, queues it again: the first page would stay for ever."""
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    libc = proc.libc()
+    libc.mmap.restype = ctypes.c_void_p
+    address = libc.mmap(None, ctypes.c_size_t(SIZE), READ_WRITE, PRIVATE_ANONYMOUS, -1, ctypes.c_long(0))
+    box = mailbox.MemoryBox(os.getpid(), address)
+    box.write(0, mailbox.opening(7, SIZE))
+    seen = []
+
+    def look(*_):
+        seen.append((mailbox.word(box, mailbox.RAN), mailbox.word(box, mailbox.CLAIMED)))
+        return look
+
+    code = mailbox.code(os.getpid(), 7, wait_s=60).replace("@BOX@", str(address))
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        exec(code, {})
+    finally:
+        sys.settrace(before)
+    assert (1, 0) not in seen
+    assert (mailbox.word(box, mailbox.RAN), mailbox.word(box, mailbox.CLAIMED)) == (1, 1)
+    box.write(mailbox.CANCELLED, struct.pack("<Q", 1))
+    wait_until(
+        lambda: not [one for one in proc.maps(os.getpid()) if one.start <= address < one.end], what="it is given back"
+    )
