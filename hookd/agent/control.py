@@ -11,7 +11,6 @@ connection and then the page are closed; `{"op": "status"}` is answered by an ob
 
 from __future__ import annotations
 
-import contextlib
 import json
 import selectors
 import signal
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
 MAX_LINE = 16 << 20
 MAX_LEASE_S = 1e9
 TICK_S = 1.0
-_MOST_CONNECTIONS = 64
+_MOST_CONNECTIONS, _MOST_REQUESTS = 64, 256
+_SEND_TIMEOUT_S = 1.0
 
 
 class Connection:
@@ -154,12 +154,14 @@ class Control:
             data = sock.recv(1 << 16)
         except OSError:
             data = b""
-        connection.buffer += data
-        if not data or len(connection.buffer) > MAX_LINE:
+        buffer = connection.buffer
+        buffer += data
+        # The tick, the leases and a detach wait for this thread: a client that floods it is not served.
+        if not data or len(buffer) > MAX_LINE or data.count(b"\n") > _MOST_REQUESTS:
             self._drop(connection)
-        while b"\n" in connection.buffer and not self._is_ending:
-            line, _, rest = bytes(connection.buffer).partition(b"\n")
-            connection.buffer = bytearray(rest)
+        while (end := buffer.find(b"\n")) >= 0 and not self._is_ending:
+            line = bytes(buffer[:end])
+            del buffer[: end + 1]
             self._answer(connection, line)
 
     def _accept(self) -> None:
@@ -169,17 +171,19 @@ class Control:
         if len(self._connections) >= _MOST_CONNECTIONS:
             sock.close()
             return
-        sock.settimeout(5.0)
+        sock.settimeout(_SEND_TIMEOUT_S)
         self._connections[sock.fileno()] = Connection(sock, peer(sock)[0])
         self._selector.register(sock, selectors.EVENT_READ)
 
     def _drop(self, connection: Connection) -> None:
+        connection.buffer.clear()
+        if self._connections.get(connection.socket.fileno()) is not connection:
+            return
         if connection.lease_s is not None and self._stay_until is not None:  # each lease lasts its own time
             self._stay_until = max(self._stay_until, time.monotonic() + connection.lease_s)
         self._selector.unregister(connection.socket)
         self._connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
-        connection.buffer.clear()
 
     def _answer(self, connection: Connection, line: bytes) -> None:
         try:
@@ -194,8 +198,10 @@ class Control:
             answer = {"ok": False, "reason": "bad-request", "error": str(exc), "hint": ""}
         except Failure as exc:
             answer = {"ok": False, "reason": "internal", "error": f"{type(exc).__name__}: {exc}", "hint": ""}
-        with contextlib.suppress(OSError):
+        try:
             connection.socket.sendall(json.dumps(answer, default=str).encode() + b"\n")
+        except OSError:  # it does not read, or has gone
+            self._drop(connection)
 
     def _dispatch(self, connection: Connection, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("op") == "lease":

@@ -123,7 +123,7 @@ def open_door() -> Door:
     named = (os.environ.get("XDG_RUNTIME_DIR", ""), "/run", os.environ.get("TMPDIR", ""))
     for folder in (*named, "/tmp", "/dev/shm", "/var/tmp"):  # noqa: S108
         path = os.path.join(os.path.realpath(folder), name)
-        if folder.startswith("/") and len(os.fsencode(path)) < _LONGEST:
+        if folder.startswith("/") and path.isprintable() and len(os.fsencode(path)) < _LONGEST:  # tools read it in JSON
             with contextlib.suppress(OSError):
                 return SocketFile(path)
     try:

@@ -130,6 +130,7 @@ class Agent:
         return {"options": after}
 
     def _detach_on_request(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._page.update_identity(sent_away=True)  # a daemon must tell it from an agent that leaves by itself
         result = self.detach(float(request.get("timeout", 10.0)))
         self._leave_soon()
         return result
@@ -157,6 +158,8 @@ class Agent:
         importing = self._loader.importing() if self._loader is not None else contextlib.nullcontext()
         try:
             with importing:
+                if self._loader is not None:
+                    self._loader.require_free(module)
                 kind = getattr(importlib.import_module(module), name)
         except (Exception, SystemExit) as exc:
             text = f"{spec['name']}: cannot be imported in the target: {type(exc).__name__}: {exc}"

@@ -31,7 +31,8 @@ class Loader:
     """Imports modules from sources held in memory, and can take all of them back.
 
     It claims `hookd`, everything below it and the top-level modules that it holds sources of; no other name. Modules
-    of those names that were there before are put aside at the first import and come back with `purge`.
+    of hookd's that were there before are put aside at the first import and come back with `purge`. Others have names
+    that the training may want for a module of its own: they are importable only inside `importing`.
 
     Args:
         files: source by path, as in a zip: `hookd/__init__.py`.
@@ -47,6 +48,7 @@ class Loader:
         self._gentle = gentle
         self._rested_at = time.thread_time()
         self._loaded: dict[str, ModuleType] = {}
+        self._private: dict[str, ModuleType] = {}
         self._displaced: dict[str, ModuleType] = {}
         self._depth = 0
 
@@ -58,6 +60,8 @@ class Loader:
         skip the next finder when we left ("No module named ..." in the middle of the training, once in 3,240 injections).
         """
         self._displace()
+        for name, module in self._private.items():
+            sys.modules.setdefault(name, module)
         if self._depth == 0:
             self._finders = sys.meta_path
             self._with_us = sys.meta_path = [self, *sys.meta_path]
@@ -70,7 +74,11 @@ class Loader:
                 self._step_back()
 
     def _step_back(self) -> None:
-        """Put the list of finders back, with what others have done to it meanwhile."""
+        """Put the list of finders back, with what others have done to it meanwhile; leave private names to the training."""
+        self._private = {name: module for name, module in self._loaded.items() if not _is_hookds(name)}
+        for name, module in self._private.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
         others = [finder for finder in sys.meta_path if finder is not self]
         if sys.meta_path is not self._with_us:
             sys.meta_path = others
@@ -78,6 +86,16 @@ class Loader:
         if others != self._finders:
             self._finders[:] = others
         sys.meta_path = self._finders
+
+    def require_free(self, name: str) -> None:
+        """Check that the training has no module that a plugin's would take the place of.
+
+        Raises:
+            ImportError: it has.
+        """
+        top = name.partition(".")[0]
+        if not _is_hookds(top) and sys.modules.get(top) not in (None, self._private.get(top)):
+            raise ImportError(f"the training has a module {top!r} of its own: give the plugin's file another name")
 
     def add(self, files: Mapping[str, str | bytes]) -> None:
         """Add or replace sources; modules already imported stay as they are."""
@@ -109,6 +127,7 @@ class Loader:
         for clear in getattr(sys.modules.get("typing"), "_cleanups", ()):
             clear()
         self._loaded.clear()
+        self._private.clear()
         self._files.clear()
         for name, module in self._displaced.items():
             sys.modules.setdefault(name, module)
@@ -183,7 +202,7 @@ class Loader:
     def _displace(self) -> None:
         for name in list(sys.modules):
             module = sys.modules.get(name)
-            if name.partition(".")[0] in self._claimed and module is not None and self._loaded.get(name) is not module:
+            if _is_hookds(name) and module is not None and self._loaded.get(name) is not module:
                 self._displaced[name] = module
                 del sys.modules[name]
 
@@ -194,8 +213,13 @@ def _collect_young() -> None:
     A full collection among the 286,000 objects of a small training stops it for 160 to 210 ms, and in a young process
     one is nearly due: the import of an agent was the last straw. Where nothing collects by itself, we do not either.
     """
-    if gc.isenabled() and gc.get_threshold()[0]:
+    threshold = gc.get_threshold()[0]
+    if gc.isenabled() and 0 < threshold < 2 * gc.get_count()[0]:
         gc.collect(0)
+
+
+def _is_hookds(name: str) -> bool:
+    return name.partition(".")[0].partition("_")[0] == "hookd"
 
 
 def _is_package(path: str) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import re
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +88,9 @@ def find_page(pid: int) -> int | None:
     for number in numbers:
         if proc.link(pid, f"fd/{number}").startswith(_PAGE_LINK):
             with contextlib.suppress(OSError):
-                fd = os.open(f"{directory}/{number}", os.O_RDONLY | os.O_CLOEXEC)
-                if _is_own(pid, fd):
+                # The name is the target's word: behind it may be a pipe of its own, and to open that would wait for ever.
+                fd = os.open(f"{directory}/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                if stat.S_ISREG(os.fstat(fd).st_mode) and _is_own(pid, fd):
                     return fd
                 os.close(fd)
     return None

@@ -205,7 +205,7 @@ class Fleet:
         self._census.recheck(target.pid)
         self._keep_incidents(target)
         self._tell_end(target)
-        if target.ended is not None and target.ended.reason == "detached":
+        if target.was_sent_away:
             self.store.dismiss(target.pid, target.start_ticks)
 
     def _tell_end(self, target: Target) -> None:

@@ -234,6 +234,12 @@ class Target:
             self.identity = Identity.of_page(self._told, pid=self.pid)
         return self.identity
 
+    @property
+    def was_sent_away(self) -> bool:
+        """Whether its agent was told to go, and has not left by itself: a lease that ended, an attach that failed."""
+        told = self._snapshot.identity.get("sent_away") if self._snapshot is not None else None
+        return told is True and self.ended is not None and self.ended.reason == "detached"
+
     def poll(self) -> None:
         """Look at page and process; notices a detach, and a death where there is no pidfd."""
         with self._lock:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import stat
 import sys
 import urllib.error
@@ -128,6 +129,20 @@ def test_a_clean_exit_and_a_detach_are_told_from_a_death(serve, hold, run):
     wait_until(lambda: daemon.rows(run + "a")[0]["state"] == "detached", what="the detach")
     wait_until(lambda: daemon.rows(run + "b")[0]["reason"] == "exited", what="the exit")
     assert not json.loads(daemon.get(f"/api/v1/incidents?run={run}b"))["incidents"]
+
+
+def test_only_an_agent_that_was_sent_away_is_taken_for_a_persons_will(serve, hold, run, tmp_path):
+    """One whose lease has ended or whose attach has failed leaves by itself, and the rules go on."""
+    sent, gone = hold(run=run + "a"), hold(run=run + "b")
+    daemon = serve()
+    wait_until(lambda: daemon.rows(run + "a") and daemon.rows(run + "b"), what="discovery")
+    tell(gone, leave={"sent_away": False})
+    wait_until(lambda: daemon.rows(run + "b")[0]["state"] == "detached", what="the second's end")
+    tell(sent, leave={})
+    (store,) = (tmp_path / "state").glob("*.sqlite")
+    with contextlib.closing(sqlite3.connect(store)) as database:
+        pids = wait_until(lambda: database.execute("SELECT pid FROM dismissed").fetchall(), what="the first's end")
+    assert pids == [(sent.pid,)]
 
 
 def test_a_process_that_becomes_another_program_is_lost(serve, hold, run):

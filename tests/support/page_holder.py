@@ -62,8 +62,10 @@ class Holder:
         """Write nonsense over the header's table and the schema's head, as a hostile process would."""
         os.pwrite(self.page.fd, b"\xff" * 4000, 0)
 
-    def leave(self):
-        """Go as an agent does."""
+    def leave(self, sent_away=True):
+        """Go as an agent does that was sent away, or by itself."""
+        if sent_away:
+            self.page.update_identity(sent_away=True)
         self.page.set_state("detached")
         self.page.close()
 

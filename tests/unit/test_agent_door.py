@@ -49,6 +49,18 @@ def assert_speaks(opened: door.Door) -> None:
         assert theirs.recv(100) == GREETING
 
 
+def test_a_directory_whose_name_is_no_text_is_passed_over(short, monkeypatch):
+    """Its name would come out of the page as another one, and nobody could send the agent away."""
+    odd = os.fsencode(short) + b"/bad\xff"
+    os.mkdir(odd)
+    monkeypatch.setitem(os.environb, b"XDG_RUNTIME_DIR", odd)
+    opened = door.open_door()
+    assert opened.path.encode()
+    assert_speaks(opened)
+    opened.close()
+    opened.unlink()
+
+
 def test_a_file_for_its_owner_alone_that_goes_when_it_is_told(short, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     opened = door.open_door()

@@ -105,3 +105,22 @@ def test_a_refusal_tells_what_kind_it_is(serve):
     told = {"ok": False, "kind": "PluginError", "reason": "some-reason", "error": "not like this", "hint": "like that"}
     assert client.ask("load") == told
     client.close()
+
+
+def test_a_client_that_asks_and_does_not_read_keeps_nobody_waiting(serve):
+    control, _ = serve(None)
+    with socket.socket(socket.AF_UNIX) as flood:
+        flood.connect("\0" + control.path[1:] if control.path.startswith("@") else control.path)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            flood.sendall(b"\n" * (1 << 17))
+        asked = time.monotonic()
+        with contextlib.closing(Client(control)) as client:
+            assert client.ask("status")["ok"]
+        assert time.monotonic() - asked < 10
+
+
+def test_requests_that_come_together_are_answered_one_by_one(serve):
+    control, _ = serve(None, lambda request: {"n": request["n"]})
+    with contextlib.closing(Client(control)) as client:
+        client._socket.sendall(b"".join(json.dumps({"op": "x", "n": n}).encode() + b"\n" for n in range(100)))
+        assert [json.loads(client._file.readline())["n"] for _ in range(100)] == list(range(100))

@@ -61,20 +61,42 @@ def test_other_imports_are_not_touched(loader):
     assert json.__spec__.loader is not loader
 
 
-def test_modules_that_were_there_before_come_back(loader):
-    theirs = {"carried": types.ModuleType("carried"), "carried.theirs": types.ModuleType("carried.theirs")}
-    sys.modules.update(theirs)
-    try:
-        with loader.importing():
-            import carried
+def test_modules_of_another_hookd_come_back(monkeypatch):
+    loader = Loader({"hookd_carried/__init__.py": b"", "hookd_carried/part.py": b"value = 7\n"}, codes)
+    theirs = {"hookd_carried": types.ModuleType("theirs"), "hookd_carried.theirs": types.ModuleType("theirs")}
+    for name, module in theirs.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with loader.importing():
+        import hookd_carried.part
 
-            assert carried is not theirs["carried"]
-            assert "carried.theirs" not in sys.modules
-        loader.purge()
-        assert all(sys.modules[name] is module for name, module in theirs.items())
-    finally:
-        for name in theirs:
-            del sys.modules[name]
+        assert hookd_carried.part.value == 7
+        assert "hookd_carried.theirs" not in sys.modules
+    loader.purge()
+    assert all(sys.modules[name] is module for name, module in theirs.items())
+
+
+def test_a_plugin_whose_module_has_the_name_of_one_of_the_trainings_is_refused(loader, monkeypatch):
+    theirs = types.ModuleType("single")
+    monkeypatch.setitem(sys.modules, "single", theirs)
+    with loader.importing(), pytest.raises(ImportError, match="another name"):
+        loader.require_free("single")
+    assert sys.modules["single"] is theirs
+
+
+def test_a_plugins_module_is_not_in_the_trainings_way(loader, monkeypatch):
+    """The training may import a module of that name later, and pickle looks its classes up there."""
+    with loader.importing():
+        import single
+    assert "single" not in sys.modules
+    with loader.importing():
+        loader.require_free("single")
+        assert sys.modules["single"] is single
+    theirs = types.ModuleType("single")
+    monkeypatch.setitem(sys.modules, "single", theirs)
+    with loader.importing():
+        assert sys.modules["single"] is theirs
+    loader.purge()
+    assert sys.modules["single"] is theirs
 
 
 def test_a_module_that_somebody_replaced_is_not_removed(loader):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import hookd
+from hookd.attach import discover
 from hookd.errors import PageError
 from hookd.page import MIN_SIZE, PageReader, PageWriter
 
@@ -476,3 +477,15 @@ print(threading.active_count(), before == {number: signal.getsignal(number) for 
 """
     )
     assert output(process) == "1 True\n"
+
+
+def test_a_pipe_under_the_pages_name_is_not_waited_for(tmp_path, monkeypatch):
+    """A container can have files of any name in its root directory, and the kernel shows them by that name."""
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setattr(discover.proc, "read", lambda *_: b"/memfd:hookd-page")
+    monkeypatch.setattr(discover.proc, "link", lambda _, name: f"/memfd:hookd-page{name == f'fd/{pipe}'}")
+    try:
+        assert discover.find_page(os.getpid()) is None
+    finally:
+        os.close(pipe)
