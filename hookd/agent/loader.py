@@ -94,7 +94,7 @@ class Loader:
             ImportError: it has.
         """
         top = name.partition(".")[0]
-        if not _is_hookds(top) and sys.modules.get(top) not in (None, self._private.get(top)):
+        if not _is_hookds(top) and sys.modules.get(top) not in (None, self._loaded.get(top)):
             raise ImportError(f"the training has a module {top!r} of its own: give the plugin's file another name")
 
     def add(self, files: Mapping[str, str | bytes]) -> None:
