@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from hookd.daemon.client import DaemonClient
 
 
-def daemon(host: str | None) -> DaemonClient | None:
+def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
     """Give the daemon that runs here, or None.
 
     Args:
         host: of `--host`; a daemon that was named (there, or in the environment) must answer.
+        timeout_s: how long one request to it may take.
 
     Raises:
         DaemonNotRunning: the daemon that was named does not answer.
     """
     from hookd.daemon.client import DaemonClient
 
-    client = DaemonClient.of(host, os.environ)
+    client = DaemonClient.of(host, os.environ, timeout_s)
     is_named = bool(host or os.environ.get("HOOKD_HOST") or os.environ.get("HOOKD_CONTROL"))
     try:
         client.version()
