@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from hookd.config.rules import fits
@@ -53,6 +55,34 @@ def foregrounds() -> list[dict[str, Any]]:
         with contextlib.suppress(HookdError):  # a killed one leaves its socket file
             found.append(client.status())
     return found
+
+
+def servers(client: DaemonClient | None) -> list[dict[str, Any]]:
+    """Give the status of the daemon, if there is one, and of every foreground attach of this user."""
+    found = foregrounds()
+    if client is not None:
+        with contextlib.suppress(HookdError):
+            status = client.status()
+            return [status, *(one for one in found if one["pid"] != status["pid"])]
+    return found
+
+
+def names(pids: Iterable[int], host: str | None) -> list[str]:
+    """Name processes that hold or serve agents, with where they serve as far as they tell."""
+    urls = {one["pid"]: one["url"] for one in servers(daemon(host))}
+    return [_command(pid) + (f" ({urls[pid]})" if pid in urls else "") for pid in pids]
+
+
+def _command(pid: int) -> str:
+    """Name a process of hookd by its command, any other by its pid alone."""
+    from hookd.attach import proc
+
+    try:
+        words = [PurePath(word).name for word in proc.words(pid, "cmdline")]
+    except (HookdError, OSError):
+        words = []
+    command = next((after for word, after in pairwise(words) if word == "hookd"), "process")
+    return f"hookd {command} {pid}" if command in ("attach", "run", "serve") else f"process {pid}"
 
 
 def attached() -> list[int]:

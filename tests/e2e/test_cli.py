@@ -199,6 +199,12 @@ def test_another_users_process_exits_5(idle, tmp_path):
 # ---- the foreground
 
 
+def agent_check(pid: int, **variables: str) -> str:
+    """Give what doctor says of the agent in a process."""
+    checks = json.loads(hookd("doctor", str(pid), "--json", **variables).stdout)["checks"]
+    return next(check["found"] for check in checks if check["name"] == "agent")
+
+
 def attach(*words: str | int) -> Process:
     command = [str(word) for word in (CONSOLE, "attach", *words, "--listen", "127.0.0.1:0", "--json")]
     return Process(command, env=tool_environment())
@@ -270,7 +276,9 @@ def test_keep_leaves_the_agent_and_detach_all_finds_it(training):
         answer_of(watching)
         watching.signal(signal.SIGINT)
         assert watching.wait() == 0, watching.describe()
+        assert f"the agent stays in {training.pid}; `hookd detach {training.pid}` ends it" in watching.err
     assert hookd("report", str(training.pid), "--json").returncode == 0
+    assert "kept until detached" in agent_check(training.pid)
     assert hookd("detach", str(training.pid)).returncode == 0
     assert hookd("detach", str(training.pid)).returncode == 4
 
@@ -319,6 +327,9 @@ def test_the_whole_way_through_a_daemon(training, daemon):
 
     status = json.loads(hookd("status", "--json", "--host", host).stdout)
     assert status["daemon"]["pid"] == process.pid
+    url = status["daemon"]["url"]
+    assert f"held by hookd serve {process.pid} ({url})" in agent_check(training.pid, HOOKD_HOST=host)
+    assert f"held by hookd serve {process.pid}" in agent_check(training.pid)
     assert [row["pid"] for row in status["targets"] if row["run"] == "train.py"] == [training.pid]
     assert "train.py" in hookd("status", HOOKD_HOST=host).stdout
     assert json.loads(hookd("report", str(training.pid), "--json", "--host", host).stdout)["pid"] == training.pid
