@@ -6,8 +6,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from hookd.cli import address, output
 from hookd.cli import attach as words
-from hookd.cli import output
 from hookd.errors import HookdError
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
         only_trainers=not chosen.is_named,
     )
     teller = Teller(chosen, linger_s=config.linger_s, keep=watch.keep, as_json=as_json)
-    attach_and_serve(config, pids, order, teller.tell)
+    with address.explaining(config.listen, "attach"):
+        attach_and_serve(config, pids, order, teller.tell)
     teller.tell_kept()
     return teller.status
 

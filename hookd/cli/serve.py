@@ -45,6 +45,7 @@ def serve(
     `hookd attach PID` tells it to. Agents that are there already (an earlier daemon's, or those of `hookd run`) are
     found at once.
     """
+    from hookd.cli import address
     from hookd.config import load
     from hookd.daemon import service
 
@@ -57,4 +58,6 @@ def serve(
         "plugin_dirs": plugin_dirs or None,
     }
     logging.basicConfig(level=logging.INFO, format="hookd: %(message)s")
-    return service.serve(load(flags, os.environ, config))
+    settings = load(flags, os.environ, config)
+    with address.explaining(settings.listen, "serve"):
+        return service.serve(settings)

@@ -70,10 +70,10 @@ def servers(client: DaemonClient | None) -> list[dict[str, Any]]:
 def names(pids: Iterable[int], host: str | None) -> list[str]:
     """Name processes that hold or serve agents, with where they serve as far as they tell."""
     urls = {one["pid"]: one["url"] for one in servers(daemon(host))}
-    return [_command(pid) + (f" ({urls[pid]})" if pid in urls else "") for pid in pids]
+    return [command_of(pid) + (f" ({urls[pid]})" if pid in urls else "") for pid in pids]
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     """Name a process of hookd by its command, any other by its pid alone."""
     from hookd.attach import proc
 

@@ -148,10 +148,12 @@ class Service:
             await web.TCPSite(runner, listen.host, listen.port).start()
         except OSError as exc:
             kind = PermissionDenied if isinstance(exc, PermissionError) else HookdError
+            # asyncio's own text holds the address once more; a name that is not found has no number of the kernel's.
+            why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror
             raise kind(
-                f"cannot listen on {listen}: {exc.strerror or exc}",
+                f"cannot listen on {listen} ({why})",
                 reason="address-in-use",
-                hint="Another daemon may be there; choose another with --listen, port 0 for any.",
+                hint="Choose another with --listen, port 0 for any.",
             ) from exc
         host, port = runner.addresses[0][:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

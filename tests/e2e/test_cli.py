@@ -411,6 +411,33 @@ def test_status_names_the_foreground_attach_that_holds_and_serves_a_target(train
         assert max(map(len, lines)) <= 80, lines
 
 
+def test_an_address_that_is_taken_names_who_is_there_and_gives_the_whole_command(training):
+    with attach(training.pid, "-p", "timing") as watching:
+        address = answer_of(watching)["metrics"].split("/")[2]
+        done = hookd("attach", str(training.pid), "-p", "timing", HOOKD_LISTEN=address)
+        assert done.returncode == 1
+        taken = f"cannot listen on {address} (Address already in use): hookd attach {watching.pid} serves there"
+        assert done.stderr.split("\n")[:2] == [
+            f"hookd: error: {taken}",
+            f"hint: hookd attach --listen 127.0.0.1:0 {training.pid} -p timing",
+        ]
+        done = hookd("attach", str(training.pid), "--listen", address)
+        assert done.stderr.split("\n")[:2] == [
+            f"hookd: error: {taken}",
+            "hint: Choose another with --listen, port 0 for any.",
+        ]
+
+
+def test_an_address_that_is_taken_by_a_daemon_names_it(daemon, tmp_path):
+    host, process = daemon
+    address = json.loads(hookd("status", "--json", "--host", host).stdout)["daemon"]["url"].split("/")[2]
+    words = ("serve", "--state-dir", tmp_path / "other", "--control", tmp_path / "other.sock")
+    done = hookd(*words, HOOKD_HOST=host, HOOKD_LISTEN=address)
+    assert done.returncode == 1
+    assert f"(Address already in use): hookd serve {process.pid} serves there" in done.stderr
+    assert "hint: hookd serve --listen 127.0.0.1:0 --state-dir" in done.stderr
+
+
 def test_a_refusal_has_one_exit_code_whether_the_agent_was_there_or_not():
     variables = target_environment(WORLD_SIZE="2", RANK="0")
     with Process([bare_python(), TRAIN], env=variables) as training:
