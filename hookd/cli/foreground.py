@@ -44,7 +44,7 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
         plugin_dirs=watch.plugin_dirs,
         only_trainers=not chosen.is_named,
     )
-    teller = Teller(chosen, linger_s=config.linger_s, keep=watch.keep, as_json=as_json)
+    teller = Teller(chosen, watch, linger_s=config.linger_s, as_json=as_json)
     with address.explaining(config.listen, "attach"):
         attach_and_serve(config, pids, order, teller.tell)
     teller.tell_kept()
@@ -56,19 +56,19 @@ class Teller:
 
     Args:
         chosen: the processes that were asked for.
+        watch: what is done with them.
         linger_s: for how long an ended target is served.
-        keep: whether the agents are to stay.
         as_json: print the results of the attaches on stdout, once all are there.
 
     Attributes:
         status: the worst exit code of the attaches.
     """
 
-    def __init__(self, chosen: Selection, *, linger_s: float, keep: bool, as_json: bool) -> None:
+    def __init__(self, chosen: Selection, watch: Watch, *, linger_s: float, as_json: bool) -> None:
         self.status = 0
         self._chosen = chosen
         self._linger_s = linger_s
-        self._keep = keep
+        self._watch = watch
         self._as_json = as_json
         self._url = ""
         self._entries: list[dict[str, Any]] = []
@@ -78,7 +78,9 @@ class Teller:
         """Say one thing; see `attach_and_serve` for what there is."""
         if what == "serving":
             self._url = about["url"]
+            self._reminder = words.waiting(self._chosen.pids, self._watch.timeout_s)
         elif what in ("attached", "failed"):
+            self._reminder.cancel()
             self._entries.append(about)
             if len(self._entries) == len(self._chosen.pids):
                 self._tell_attached()
@@ -94,7 +96,7 @@ class Teller:
         """Say at the end which agents stay because they were to be kept."""
         for entry in self._entries:
             is_there = "error" not in entry and entry["pid"] not in self._gone
-            if is_there and (self._keep or entry["identity"].get("keep") is True):
+            if is_there and (self._watch.keep or entry["identity"].get("keep") is True):
                 output.say(f"the agent stays in {entry['pid']}; `hookd detach {entry['pid']}` ends it")
 
     def _tell_attached(self) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from hookd.cli import output
 from hookd.config.rules import fits
 from hookd.errors import DaemonNotRunning, HookdError, NoSuchTarget, PermissionDenied, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hookd.attach.discover import Candidate
     from hookd.daemon.client import DaemonClient
+
+NO_TORCH = "it has not loaded torch"
+"""As `discover` says it of a process that is skipped."""
+POLL_S = 0.2
 
 
 def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
@@ -146,13 +152,14 @@ class Selection:
     is_named: bool
 
 
-def select(pids: Sequence[int], *, tree: bool, match: str | None) -> Selection:
+def select(pids: Sequence[int], *, tree: bool, match: str | None, timeout_s: float = 0.0) -> Selection:
     """Find the processes that were asked for, in order, each once.
 
     Args:
         pids: as given; without a rule, each of them is taken as it is.
         tree: take for each of them all attachable processes among itself and what it has started.
         match: take those whose command line contains this text or matches it as a glob; with pids, among these.
+        timeout_s: how long to wait until those of a tree have loaded torch.
 
     Raises:
         NoSuchTarget: a tree without an attachable process, or nothing that matches.
@@ -161,7 +168,7 @@ def select(pids: Sequence[int], *, tree: bool, match: str | None) -> Selection:
         return Selection(list(dict.fromkeys(pids)), [], is_named=True)
     if not pids and match is None:
         raise UsageError("--tree needs a PID")
-    found = [one for one in _asked(pids, tree=tree) if match is None or fits(match, " ".join(one.cmdline))]
+    found = _loaded(lambda: _asked(pids, tree=tree, match=match), timeout_s if tree else 0.0)
     skipped = [
         {"pid": one.pid, "why": one.why, "cmdline": list(one.cmdline)} for one in found if one.state == "skipped"
     ]
@@ -174,13 +181,35 @@ def select(pids: Sequence[int], *, tree: bool, match: str | None) -> Selection:
     return Selection(usable, skipped, is_named=False)
 
 
-def _asked(pids: Sequence[int], *, tree: bool) -> list[Candidate]:
+def _loaded(ask: Callable[[], list[Candidate]], timeout_s: float) -> list[Candidate]:
+    """Look again and again until those that are to train have loaded torch, or the time is over; say for whom we wait."""
+    deadline, told = time.monotonic() + timeout_s, set[int]()
+    while (late := _late(found := ask())) and time.monotonic() < deadline:
+        if late != told:
+            told = late
+            output.say(f"waiting for {', '.join(map(str, sorted(late)))} to load torch")
+        time.sleep(POLL_S)
+    return found
+
+
+def _late(found: Sequence[Candidate]) -> set[int]:
+    """Give those without torch that may be about to load it: all if none has it yet, else who runs what the others run."""
+    from hookd.attach.discover import program
+
+    running = {program(one.cmdline) for one in found if one.state != "skipped"}
+    without = [one for one in found if one.why == NO_TORCH]
+    return {one.pid for one in without if not running or program(one.cmdline) in running}
+
+
+def _asked(pids: Sequence[int], *, tree: bool, match: str | None) -> list[Candidate]:
     from hookd.attach.discover import candidates
     from hookd.attach.tree import members
 
     if tree and pids:
-        return list({one.pid: one for pid in pids for one in members(pid)}.values())
-    return [one for one in candidates() if not pids or one.pid in pids]
+        found = list({one.pid: one for pid in pids for one in members(pid)}.values())
+    else:
+        found = [one for one in candidates() if not pids or one.pid in pids]
+    return [one for one in found if match is None or fits(match, " ".join(one.cmdline))]
 
 
 def told_skipped(skipped: Iterable[dict[str, Any]]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
 
@@ -159,9 +160,11 @@ def test_a_process_without_an_agent_exits_4(command, idle):
 
 
 def test_a_tree_without_a_training_process_exits_4(idle):
-    done = hookd("attach", "--tree", str(idle.pid), "--json")
+    done = hookd("attach", "--tree", str(idle.pid), "--timeout", "0.5", "--json")
     assert done.returncode == 4
     assert json.loads(done.stdout)["reason"] == "no-match"
+    assert f"waiting for {idle.pid} to load torch" in done.stderr
+    assert f"skipped {idle.pid}: it has not loaded torch" in done.stderr
 
 
 def test_a_process_without_torch_exits_6_and_lives_on(idle):
@@ -305,6 +308,36 @@ def test_tree_finds_the_children_that_train():
             assert watching.wait() == 0, watching.describe()
         os.kill(targets[0]["pid"], signal.SIGTERM)
         launcher.wait()
+
+
+def test_tree_waits_for_children_that_have_not_loaded_torch_yet(tmp_path):
+    go = tmp_path / "go"
+    code = (
+        f"import os, runpy, sys, time; print('here', flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+        f"sys.argv = [{str(TRAIN)!r}]; runpy.run_path({str(TRAIN)!r}, run_name='__main__')"
+    )
+    script = tmp_path / "late.py"
+    script.write_text(code)
+    with Process(["sh", "-c", f"'{bare_python()}' '{script}' & wait"], env=target_environment()) as launcher:
+        launcher.expect("here")
+        with attach("--tree", launcher.pid, "--timeout", "60") as watching:
+            late = watching.expect(r"^waiting for (\d+) to load torch$")[1]
+            go.touch()
+            assert [target["pid"] for target in answer_of(watching)["targets"]] == [int(late)]
+            watching.signal(signal.SIGINT)
+            assert watching.wait() == 0, watching.describe()
+        os.kill(int(late), signal.SIGTERM)
+        launcher.wait()
+
+
+def test_an_attach_that_takes_long_says_what_it_waits_for(tmp_path, daemon):
+    with stub.start(tmp_path, "print('ready', flush=True)\nctypes.CDLL(None).pause()") as target:
+        for words in (["--listen", "127.0.0.1:0"], ["--host", daemon[0]]):
+            done = hookd("attach", str(target.pid), "--timeout", "4", *words, "--json")
+            assert json.loads(done.stdout)["reason"] == "blocked", done.stderr
+            line = f"waiting for {target.pid} to reach the interpreter, at most 4 s (--timeout)"
+            assert done.stderr.split("\n")[0] == line
 
 
 def test_match_picks_by_the_command_line(training):
