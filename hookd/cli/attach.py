@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, targets
-from hookd.errors import HookdError
+from hookd.errors import HookdError, NoSuchTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,6 +98,16 @@ def _by_daemon(client: DaemonClient, pid: int, watch: Watch, chosen: Selection) 
 
 
 def _leave(client: DaemonClient | None, pid: int, timeout_s: float) -> dict[str, Any]:
+    try:
+        return _detached(client, pid, timeout_s)
+    except NoSuchTarget as error:
+        if error.reason != "not-attached":
+            raise
+        hint = "Nothing has to be done: hookd is not in this process."
+        raise NoSuchTarget(f"no agent in process {pid}", reason=error.reason, hint=hint) from error
+
+
+def _detached(client: DaemonClient | None, pid: int, timeout_s: float) -> dict[str, Any]:
     if client is not None:
         return client.detach(pid, timeout_s)
     from hookd import attach as attaching

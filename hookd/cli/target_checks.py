@@ -41,7 +41,8 @@ def of_target(pid: int, host: str | None = None) -> Iterator[Check]:
         yield Check(f"process {pid}", "bad", error.message, cure)
         return
     yield _owner(status)
-    yield from _state(status)
+    states = list(_state(status))
+    yield from states
     if status.state in "ZX":
         return
     yield from _disabled(pid)
@@ -50,7 +51,9 @@ def of_target(pid: int, host: str | None = None) -> Iterator[Check]:
     yield from _surroundings(status)
     if any(check.name == "Python" and check.state == "ok" for check in inside):
         yield from _agent(pid, host)
-        yield from _main_thread(pid)
+        # Of one that is stopped, or that an attach refuses anyhow, it says nothing where the main thread is.
+        if all(check.state != "bad" for check in (*states, *inside)):
+            yield from _main_thread(pid)
 
 
 def _hides_processes() -> str:

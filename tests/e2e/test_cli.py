@@ -159,6 +159,14 @@ def test_a_process_without_an_agent_exits_4(command, idle):
     assert json.loads(done.stdout)["reason"] == "not-attached"
 
 
+def test_a_detach_of_what_is_not_attached_says_that_nothing_has_to_be_done(idle, daemon):
+    for words in ([], ["--host", daemon[0]]):
+        done = hookd("detach", str(idle.pid), *words)
+        assert done.returncode == 4
+        assert "hint: Nothing has to be done" in done.stderr
+        assert "hookd attach" not in done.stderr
+
+
 def test_a_tree_without_a_training_process_exits_4(idle):
     done = hookd("attach", "--tree", str(idle.pid), "--timeout", "0.5", "--json")
     assert done.returncode == 4
