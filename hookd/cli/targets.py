@@ -101,14 +101,24 @@ def attached() -> list[int]:
 def report(pid: int, client: DaemonClient | None) -> dict[str, Any]:
     """Give the report of one target: the daemon's if it has one, else from the page itself.
 
+    Of a process that has ended, a foreground attach gives the last one for as long as it serves it.
+
     Raises:
         NoSuchTarget: there is no such process, or no agent in it.
         PermissionDenied: its descriptors cannot be seen.
     """
+    from hookd.daemon.client import DaemonClient
+
     if client is not None:
         with contextlib.suppress(NoSuchTarget):  # attached by another tool a moment ago, perhaps
             return {"pid": pid, **client.report(pid)}
-    return _report_of_page(pid)
+    try:
+        return _report_of_page(pid)
+    except NoSuchTarget:
+        for other in DaemonClient.embedded(os.environ):
+            with contextlib.suppress(HookdError):
+                return {"pid": pid, **other.report(pid)}
+        raise
 
 
 def _report_of_page(pid: int) -> dict[str, Any]:

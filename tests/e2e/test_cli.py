@@ -273,6 +273,20 @@ def test_the_whole_way_in_the_foreground(training):
     training.expect(r"^step ", after=len(training.out))
 
 
+def test_the_last_words_of_a_killed_process_can_be_read_while_a_foreground_attach_serves_them(training):
+    with attach(training.pid, "-p", "timing") as watching:
+        answer_of(watching)
+        wait_until(lambda: json.loads(hookd("report", str(training.pid), "--json").stdout)["step"]["counted"] > 2)
+        training.signal(signal.SIGKILL)
+        training.wait()
+        watching.expect(rf"^process {training.pid} has ended")
+        done = hookd("report", str(training.pid))
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"^lost \(died\), step \d+", done.stdout, re.MULTILINE)
+        assert re.search(r"qkv +Linear +\d+ +[\d.]+ [mµ]s", done.stdout)
+    assert hookd("report", str(training.pid)).returncode == 4
+
+
 def test_detach_ends_what_a_foreground_attach_holds(training):
     with attach(training.pid) as watching:
         answer_of(watching)
