@@ -388,6 +388,10 @@ def test_the_whole_way_through_a_daemon(training, daemon):
     url = status["daemon"]["url"]
     assert f"held by hookd serve {process.pid} ({url})" in agent_check(training.pid, HOOKD_HOST=host)
     assert f"held by hookd serve {process.pid}" in agent_check(training.pid)
+    process.expect(
+        rf"^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ hookd INFO: attached to process {training.pid} as asked: "
+        r"run train\.py, rank 0$"
+    )
     assert [row["pid"] for row in status["targets"] if row["run"] == "train.py"] == [training.pid]
     assert "train.py" in hookd("status", HOOKD_HOST=host).stdout
     assert json.loads(hookd("report", str(training.pid), "--json", "--host", host).stdout)["pid"] == training.pid
