@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hookd.cli import options, output, targets
-from hookd.errors import HookdError
+from hookd.errors import HookdError, NoSuchTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16
 """So many attaches are asked for at a time; the daemon has as many threads."""
+SILENT_S = 2.0
+"""So long an attach may take without a word."""
 WORKER = "a data loader's worker"
 PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=options.Pid())
 
@@ -37,16 +40,18 @@ def attach(*, pids: tuple[int, ...], watch: Watch, host: str | None, as_json: bo
     """
     if not pids and watch.match is None:
         raise click.UsageError("Which process? Give a PID (`hookd ps` lists them) or --match RULE.")
-    chosen = targets.select(pids, tree=watch.tree, match=watch.match)
+    chosen = targets.select(pids, tree=watch.tree, match=watch.match, timeout_s=watch.timeout_s)
     client = None if watch.listen else targets.daemon(host)
     if client is None:
         from hookd.cli import foreground
 
         return foreground.attach(chosen, watch, as_json=as_json)
+    reminder = waiting(chosen.pids, watch.timeout_s)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         entries = list(
             pool.map(lambda pid: _tried(lambda pid: _by_daemon(client, pid, watch, chosen), pid), chosen.pids)
         )
+    reminder.cancel()
     url = client.status()["url"]
     return finish_attached(entries, chosen, as_json=as_json, metrics=f"{url}/metrics")
 
@@ -69,6 +74,17 @@ def detach(*, pids: tuple[int, ...], everything: bool, timeout_s: float, host: s
     return finish(entries, as_json=as_json, say=told_detached)
 
 
+def waiting(pids: Sequence[int], timeout_s: float) -> Timer:
+    """Say in a moment what an attach waits for, unless the caller cancels it: it is over by then."""
+    who = ", ".join(map(str, pids))
+    timer = Timer(
+        SILENT_S, output.say, [f"waiting for {who} to reach the interpreter, at most {timeout_s:g} s (--timeout)"]
+    )
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 def _by_daemon(client: DaemonClient, pid: int, watch: Watch, chosen: Selection) -> dict[str, Any]:
     return client.attach(
         pid,
@@ -82,6 +98,16 @@ def _by_daemon(client: DaemonClient, pid: int, watch: Watch, chosen: Selection) 
 
 
 def _leave(client: DaemonClient | None, pid: int, timeout_s: float) -> dict[str, Any]:
+    try:
+        return _detached(client, pid, timeout_s)
+    except NoSuchTarget as error:
+        if error.reason != "not-attached":
+            raise
+        hint = "Nothing has to be done: hookd is not in this process."
+        raise NoSuchTarget(f"no agent in process {pid}", reason=error.reason, hint=hint) from error
+
+
+def _detached(client: DaemonClient | None, pid: int, timeout_s: float) -> dict[str, Any]:
     if client is not None:
         return client.detach(pid, timeout_s)
     from hookd import attach as attaching

@@ -84,7 +84,7 @@ class Play:
     def _train(self) -> Program:
         _title(1, "An ordinary training script, a process of its own", f"python examples/{script().name}")
         training = self._start("training", [self._python, str(script())])
-        line = training.line(r"^step 10 ")
+        line = training.line(r"^step 10 ", "the tenth step")
         _note(f"process {training.pid}, at {line.string}; it knows nothing of hookd")
         return training
 
@@ -119,9 +119,10 @@ class Play:
     def _break(self, training: Program) -> re.Match[str]:
         _title(5, "Now one layer goes wrong, for one step", f"kill -USR1 {training.pid}")
         training.signal(signal.SIGUSR1)
-        fault = training.line(r"^fault in (\S+) at step (\d+)$")
-        _note(f"the script:  {fault[0]}; {training.line('^step [0-9]+ loss nan')[0]}")
-        told: dict[str, Any] = until(lambda: _first_nan(training.pid), "a word of the NaN")
+        fault = training.line(r"^fault in (\S+) at step (\d+)$", "the fault")
+        loss = training.line(rf"^step {fault[2]} loss nan", "the loss of the faulty step")
+        _note(f"the script:  {fault[0]}; {loss[0]}")
+        told: dict[str, Any] = until(lambda: _first_nan(training.pid), "word from hookd of the NaN")
         _note(f"hookd:       {told['message']}")
         require(told["module"] == fault[1], f"the layer where the NaN was born, {fault[1]}, not {told['module']}")
         return fault
@@ -133,15 +134,16 @@ class Play:
         left = f"what stays: {', '.join(answer['residue'])}" if answer["residue"] else "nothing is left behind"
         _note(f"the process says: nn.Module.__call__ is the original object again; {left}")
         watching.signal(signal.SIGINT)
-        require(watching.wait() == 0, "`hookd attach` to end in order")
+        require(watching.wait("the end of `hookd attach`") == 0, "`hookd attach` to end in order")
 
     def _prove(self, training: Program, fault: re.Match[str]) -> None:
         _title(7, "It trained on, unharmed")
         _note(f"after the detach: {training.more_lines(1)}; a while later: {training.more_lines(20)}")
         training.signal(signal.SIGTERM)
-        steps, watched = training.line(r"^done (\d+) (\w+)$").groups()
+        steps, watched = training.line(r"^done (\d+) (\w+)$", "the end of the training").groups()
         again = [self._python, str(script()), "--steps", steps, "--nan-at", fault[2]]
-        never_watched = self._start("again", again).line(r"^done (\d+) (\w+)$")[2]
+        whole_run = f"the same {steps} steps in a run never watched"
+        never_watched = self._start("again", again).line(r"^done (\d+) (\w+)$", whole_run)[2]
         _note(f"all its weights, SHA-256:                    {watched[:40]}…")
         _note(f"the same {steps} steps in a run never watched:  {never_watched[:40]}…")
         require(never_watched == watched, "the same weights, bit for bit")
@@ -153,7 +155,7 @@ class Play:
 
 def _said(*words: str) -> str:
     """Run a hookd command and give what it printed."""
-    done = subprocess.run([*HOOKD, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run([*HOOKD, *words], capture_output=True, text=True, check=False)
     require(done.returncode == 0, f"`hookd {' '.join(words)}` to succeed\n{done.stderr}")
     return done.stdout
 

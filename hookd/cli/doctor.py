@@ -21,7 +21,7 @@ def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:
     from hookd.cli import checks, target_checks
 
     of_machine = list(checks.of_machine(host))
-    found = [*of_machine, *(target_checks.of_target(pid) if pid else ())]
+    found = [*of_machine, *(target_checks.of_target(pid, host) if pid else ())]
     bad = [check for check in found if check.state == "bad"]
     if as_json:
         output.emit({"ok": not bad, "checks": [check.__dict__ for check in found]})

@@ -6,8 +6,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from hookd.cli import address, output
 from hookd.cli import attach as words
-from hookd.cli import output
 from hookd.errors import HookdError
 
 if TYPE_CHECKING:
@@ -44,8 +44,10 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
         plugin_dirs=watch.plugin_dirs,
         only_trainers=not chosen.is_named,
     )
-    teller = Teller(chosen, linger_s=config.linger_s, as_json=as_json)
-    attach_and_serve(config, pids, order, teller.tell)
+    teller = Teller(chosen, watch, linger_s=config.linger_s, as_json=as_json)
+    with address.explaining(config.listen, "attach"):
+        attach_and_serve(config, pids, order, teller.tell)
+    teller.tell_kept()
     return teller.status
 
 
@@ -54,6 +56,7 @@ class Teller:
 
     Args:
         chosen: the processes that were asked for.
+        watch: what is done with them.
         linger_s: for how long an ended target is served.
         as_json: print the results of the attaches on stdout, once all are there.
 
@@ -61,28 +64,40 @@ class Teller:
         status: the worst exit code of the attaches.
     """
 
-    def __init__(self, chosen: Selection, *, linger_s: float, as_json: bool) -> None:
+    def __init__(self, chosen: Selection, watch: Watch, *, linger_s: float, as_json: bool) -> None:
         self.status = 0
         self._chosen = chosen
         self._linger_s = linger_s
+        self._watch = watch
         self._as_json = as_json
         self._url = ""
         self._entries: list[dict[str, Any]] = []
+        self._gone: set[int] = set()
 
     def tell(self, what: str, about: dict[str, Any]) -> None:
         """Say one thing; see `attach_and_serve` for what there is."""
         if what == "serving":
             self._url = about["url"]
+            self._reminder = words.waiting(self._chosen.pids, self._watch.timeout_s)
         elif what in ("attached", "failed"):
+            self._reminder.cancel()
             self._entries.append(about)
             if len(self._entries) == len(self._chosen.pids):
                 self._tell_attached()
         elif what == "ended":
+            self._gone.add(about["pid"])
             output.say(self._ended(about))
         elif "error" in about:
             output.complain(HookdError(about["error"], hint=about["hint"]))
         else:
             output.say(words.told_detached(about))
+
+    def tell_kept(self) -> None:
+        """Say at the end which agents stay because they were to be kept."""
+        for entry in self._entries:
+            is_there = "error" not in entry and entry["pid"] not in self._gone
+            if is_there and (self._watch.keep or entry["identity"].get("keep") is True):
+                output.say(f"the agent stays in {entry['pid']}; `hookd detach {entry['pid']}` ends it")
 
     def _tell_attached(self) -> None:
         metrics = f"{self._url}/metrics"

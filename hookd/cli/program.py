@@ -10,6 +10,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
+from hookd.cli import output
 from hookd.errors import HookdError
 
 if TYPE_CHECKING:
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""How long to wait for anything: far longer than it takes."""
+"""How long to wait for a sign of life: far longer than one takes to come."""
+LONGEST_S = 1800.0
+"""How long to wait for anything, whatever is printed meanwhile."""
+TELL_S = 15.0
+"""So often a person who waits is told for what."""
 
 
 class Program:
@@ -44,26 +49,26 @@ class Program:
         """Send a signal."""
         self._process.send_signal(number)
 
-    def wait(self) -> int:
-        """Wait for the end and return the exit status."""
-        return self._process.wait(PATIENCE_S)
+    def wait(self, what: str) -> int:
+        """Wait for the end, which `what` names, and return the exit status."""
+        return until(self._process.poll, what)
 
     def lines(self) -> list[str]:
         """Give the whole lines of stdout so far."""
         return [line[:-1] for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
-    def line(self, pattern: str) -> re.Match[str]:
-        """Wait for a line of stdout that matches."""
+    def line(self, pattern: str, what: str) -> re.Match[str]:
+        """Wait for a line of stdout that matches; `what` says to a person what it is."""
 
         def search() -> re.Match[str] | None:
             return next(filter(None, (re.search(pattern, line) for line in self.lines())), None)
 
-        return self._until(search, f"a line like '{pattern}'")
+        return self._until(search, what)
 
     def more_lines(self, count: int) -> str:
         """Wait for `count` more lines of stdout, and give the last one."""
         goal = len(self.lines()) + count
-        return self._until(lambda: self.lines() if len(self.lines()) >= goal else None, f"{count} more lines")[-1]
+        return self._until(lambda: self.lines() if len(self.lines()) >= goal else None, f"{count} more steps")[-1]
 
     def answer(self) -> dict[str, Any]:
         """Wait until stdout is a whole JSON object, and give it."""
@@ -73,7 +78,7 @@ class Program:
                 return dict(json.loads(self._out.read_text()))
             return None
 
-        return self._until(parse, "an answer")
+        return self._until(parse, "what `hookd attach` has to say")
 
     def _until(self, condition: Callable[[], T | None], what: str) -> T:
         def watched() -> T | None:
@@ -82,7 +87,7 @@ class Program:
             require(found is not None or not has_ended, f"{what} from a process that ended: {self._err.read_text()}")
             return found
 
-        return until(watched, what)
+        return until(watched, what, self.lines)
 
     def end(self) -> None:
         """Make sure that it does not outlive us."""
@@ -105,17 +110,41 @@ def started(words: Sequence[str], base: Path, **variables: str) -> Iterator[Prog
         program.end()
 
 
-def until(condition: Callable[[], T | None], what: str) -> T:
-    """Wait until a condition gives something that is not None, and give that.
+def until(condition: Callable[[], T | None], what: str, lines: Callable[[], list[str]] = list) -> T:
+    """Wait until a condition gives something that is not None, and give that; say now and then what is waited for.
+
+    Args:
+        condition: asked again and again.
+        what: is waited for, in words.
+        lines: that are printed by who works on it. As long as more of them come it is slow, not stuck.
 
     Raises:
         HookdError: it takes too long.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    began = moved = told = time.monotonic()
+    count = 0
     while (found := condition()) is None:
-        require(time.monotonic() < deadline, f"{what} within {PATIENCE_S:.0f} s")
+        now, printed = time.monotonic(), lines()
+        if len(printed) > count:
+            count, moved = len(printed), now
+        if now - moved > PATIENCE_S or now - began > LONGEST_S:
+            raise _gave_up(what, now - began)
+        if now - told > TELL_S:
+            told = now
+            output.say(f"   (slow: waiting for {what} since {now - began:.0f} s{_where(printed)})")
         time.sleep(0.02)
     return found
+
+
+def _where(printed: list[str]) -> str:
+    return f", now at '{output.shorten(printed[-1], 40)}'" if printed else ""
+
+
+def _gave_up(what: str, waited_s: float) -> HookdError:
+    return HookdError(
+        f"the demo gave up after {waited_s:.0f} s of waiting for {what}", reason="demo",
+        hint="If the machine is busy, try again when it is less so. `hookd doctor` tells what else may be in the way.",
+    )  # fmt: skip
 
 
 def require(is_so: bool, what: str) -> None:

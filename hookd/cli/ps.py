@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +11,11 @@ import click
 from hookd.cli import options, output
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hookd.attach.discover import Candidate
+
+COMMAND_WIDTH = 70
 
 
 @click.command()
@@ -28,8 +33,9 @@ def ps(*, everything: bool, as_json: bool) -> None:
     if not rows:
         output.say("no Python process with torch is running here that you may see")
         return
-    table = output.table(">PID", "STATE", "USER", ">AGE", "COMMAND", "NOTE")
-    output.show(output.fill(table, [_cells(row) for row in rows]))
+    has_notes = any(row["why"] for row in rows)
+    table = output.table(">PID", "STATE", "USER", ">AGE", "COMMAND", *["NOTE"] * has_notes)
+    output.show(output.fill(table, [_cells(row, has_notes=has_notes) for row in rows]))
 
 
 def _row(one: Candidate) -> dict[str, Any]:
@@ -45,15 +51,28 @@ def _row(one: Candidate) -> dict[str, Any]:
     }
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: dict[str, Any], *, has_notes: bool) -> tuple[str, ...]:
     return (
         str(row["pid"]),
         row["state"],
         user(row["uid"]),
         output.span(row["age_s"]),
-        output.shorten(" ".join(" ".join(row["cmdline"]).split()), 70),
-        row["why"] or "",
+        command(row["cmdline"], COMMAND_WIDTH),
+        *[row["why"] or ""] * has_notes,
     )
+
+
+def command(cmdline: Sequence[str], width: int) -> str:
+    """Write a command line so that what tells one job from another is seen: the script's name and its arguments."""
+    from hookd.attach import discover
+
+    first, *rest = cmdline or [""]
+    words = [first if set(first) & set(" :") else PurePath(first).name, *rest]  # else a title that it has given itself
+    script, _ = discover.program(cmdline)
+    if len(" ".join(words)) > width and "/" in script and script in rest:
+        words[1 + rest.index(script)] = f"…/{PurePath(script).name}"
+    text = " ".join(" ".join(words).split())
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def user(uid: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, targets
-from hookd.cli.status import step_seconds
+from hookd.cli.status import state, step_seconds
 from hookd.errors import PageError
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
     yield f"{identity.get('script') or '(no script)'}: run {run}, rank {rank}{of}, process {found['pid']}"
     yield f"Python {identity.get('python')}, torch {identity.get('torch')}; watched since {since} ({identity.get('method')})"
     overhead = found["overhead"]["ratio"]
-    cost = f", of which hookd takes {output.percent(overhead)}" if overhead is not None else ""
-    yield f"{found['state']}, {found['step']['text']}, {output.seconds(step_seconds(found))} a step{cost}"
+    cost = f"of which hookd takes {output.percent(overhead)}" if overhead is not None else "hookd's cost not yet known"
+    how = f" ({target['reason']})" if target.get("reason") else ""
+    yield f"{state(found)}{how}, {found['step']['text']}, {output.seconds(step_seconds(found))} a step, {cost}"
     if shares := _phases(found):
         yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares)
     seen = {state: count for state, count in found["observed"].items() if count}

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from hookd.cli import options, output, targets
-from hookd.errors import HookdError
+from hookd.errors import HookdError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.attach.launch import Launch
     from hookd.config import ServeConfig
+
+DAEMON_TIMEOUT_S = 10.0
+"""For so long a command that is to be started waits for a daemon that is there and does not answer."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -60,21 +63,31 @@ def run(
 def _serve(config: ServeConfig, stack: contextlib.ExitStack, *, is_asked: bool) -> str:
     """See to it that somebody serves the command's metrics, and say who does.
 
+    The command is what a person waits for: a daemon that does not answer keeps it from running as little as a taken
+    address does, unless that was asked for.
+
     Raises:
-        HookdError: the address that was asked for cannot be had. The command runs without metrics otherwise.
+        HookdError: the address that was asked for cannot be had, or HOOKD_HOST is none.
     """
     from hookd.cli import beside
 
-    client = None if is_asked else targets.daemon(None)
-    if client is not None:
-        return f"metrics on {client.status()['url']}/metrics, by the daemon that runs here"
+    warning = ""
+    if not is_asked:
+        try:
+            client = targets.daemon(None, timeout_s=DAEMON_TIMEOUT_S)
+            if client is not None:
+                return f"metrics on {client.status()['url']}/metrics, by the daemon that runs here"
+        except UsageError:
+            raise
+        except HookdError as error:
+            warning = f"hookd: warning: {error.message}; the command runs all the same\n"
     try:
         url = stack.enter_context(beside.serving(config))
     except HookdError as error:
         if is_asked:
             raise
-        return f"hookd: metrics are not served: {error.message}; the command runs all the same. {error.hint}"
-    return f"metrics on {url}/metrics, as long as the command runs"
+        return f"{warning}hookd: metrics are not served: {error.message}; the command runs all the same. {error.hint}"
+    return f"{warning}metrics on {url}/metrics, as long as the command runs"
 
 
 def _tell_failures(launch: Launch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -17,7 +16,11 @@ import click
     help="The control socket.  [default: /run/hookd/control.sock, or under XDG_RUNTIME_DIR]",
 )
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file; flags and HOOKD_… variables win over it.")
-@click.option("--state-dir", type=click.Path(path_type=Path), help="Where incidents are kept.")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="Where incidents are kept.  [default: /var/lib/hookd, or under XDG_STATE_HOME]",
+)
 @click.option(
     "--linger-s", type=float, metavar="S", help="How long a dead target's counters are served.  [default: 120]"
 )
@@ -45,6 +48,7 @@ def serve(
     `hookd attach PID` tells it to. Agents that are there already (an earlier daemon's, or those of `hookd run`) are
     found at once.
     """
+    from hookd.cli import address
     from hookd.config import load
     from hookd.daemon import service
 
@@ -56,5 +60,6 @@ def serve(
         "lease_s": lease_s,
         "plugin_dirs": plugin_dirs or None,
     }
-    logging.basicConfig(level=logging.INFO, format="hookd: %(message)s")
-    return service.serve(load(flags, os.environ, config))
+    settings = load(flags, os.environ, config)
+    with address.explaining(settings.listen, "serve"):
+        return service.serve(settings)

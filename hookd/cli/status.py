@@ -84,7 +84,7 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         "pid": pid,
         "run": target.get("run", identity.get("run")),
         "rank": str(target.get("rank", identity.get("rank"))),
-        "state": target.get("state") if target.get("state") not in (None, "attached") else found["state"],
+        "state": state(found),
         "step": found["step"],
         "step_seconds": step_seconds(found),
         "overhead_ratio": found["overhead"]["ratio"],
@@ -92,6 +92,12 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         "incidents": len(incidents),
         "last_incident": incidents[-1].get("message") if incidents else None,
     }
+
+
+def state(report: dict[str, Any]) -> str:
+    """Give the state of a target: as who serves it sees it where that says more than the page, else the page's."""
+    seen = report.get("target", {}).get("state")
+    return str(seen if seen not in (None, "attached") else report["state"])
 
 
 def step_seconds(report: dict[str, Any]) -> float | None:

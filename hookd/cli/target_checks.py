@@ -6,14 +6,14 @@ import contextlib
 import os
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output, targets, untested
 from hookd.cli.checks import Check
 from hookd.errors import HookdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hookd.attach.interpreter import Interpreter
     from hookd.attach.proc import Status
@@ -23,8 +23,13 @@ WATCH_S = 0.5
 """For how long the main thread is watched."""
 
 
-def of_target(pid: int) -> Iterator[Check]:
-    """Look at one process for every reason not to attach, and for what a reader may wonder about."""
+def of_target(pid: int, host: str | None = None) -> Iterator[Check]:
+    """Look at one process for every reason not to attach, and for what a reader may wonder about.
+
+    Args:
+        pid: of the process.
+        host: of `--host`: the daemon that may hold it.
+    """
     from hookd.attach import proc
 
     try:
@@ -36,7 +41,8 @@ def of_target(pid: int) -> Iterator[Check]:
         yield Check(f"process {pid}", "bad", error.message, cure)
         return
     yield _owner(status)
-    yield from _state(status)
+    states = list(_state(status))
+    yield from states
     if status.state in "ZX":
         return
     yield from _disabled(pid)
@@ -44,8 +50,10 @@ def of_target(pid: int) -> Iterator[Check]:
     yield from inside
     yield from _surroundings(status)
     if any(check.name == "Python" and check.state == "ok" for check in inside):
-        yield from _agent(pid)
-        yield from _main_thread(pid)
+        yield from _agent(pid, host)
+        # Of one that is stopped, or that an attach refuses anyhow, it says nothing where the main thread is.
+        if all(check.state != "bad" for check in (*states, *inside)):
+            yield from _main_thread(pid)
 
 
 def _hides_processes() -> str:
@@ -159,7 +167,7 @@ def _surroundings(status: Status) -> Iterator[Check]:
         yield Check("seccomp", "note", "a filter is on it: it must allow mmap, munmap, memfd_create and Unix sockets")
 
 
-def _agent(pid: int) -> Iterator[Check]:
+def _agent(pid: int, host: str | None) -> Iterator[Check]:
     from hookd.attach import discover, upgrade
     from hookd.attach.request import AttachRequest
 
@@ -170,7 +178,7 @@ def _agent(pid: int) -> Iterator[Check]:
     if there is None:
         return
     version = there.get("agent_version")
-    found = f"of hookd {version}, by {there.get('method')}{_holders(pid)}"
+    found = f"of hookd {version}, by {there.get('method')}{_holders(pid, there, host)}"
     if upgrade.is_ours(there):
         yield Check("agent", "ok", f"there already, {found}; attach joins it")
         return
@@ -182,17 +190,20 @@ def _agent(pid: int) -> Iterator[Check]:
     yield Check("agent", "note", f"there already, {found}; attach replaces it")
 
 
-def _holders(pid: int) -> str:
+def _holders(pid: int, there: Mapping[str, Any], host: str | None) -> str:
+    """Say who keeps the agent there."""
     from hookd.attach import Control
 
-    urls = {one["pid"]: one["url"] for one in targets.foregrounds()}
     try:
         with Control.connect(pid, WATCH_S * 4) as control:
             holders = control.request("status").get("holders", ())
     except HookdError as error:
         return f", which does not answer ({error.reason})"
-    names = [f"hookd attach {one} ({urls[one]})" if one in urls else f"process {one}" for one in holders]
-    return f", held by {', '.join(names)}" if names else ", held by nobody"
+    if holders:
+        return f", held by {', '.join(targets.names(holders, host))}"
+    if there.get("method") != "attach":
+        return ", stays as long as its process"
+    return ", kept until detached" if there.get("keep") else ", held by nobody: it leaves when its lease is over"
 
 
 def _main_thread(pid: int) -> Iterator[Check]:

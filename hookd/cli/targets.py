@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from hookd.cli import output
 from hookd.config.rules import fits
 from hookd.errors import DaemonNotRunning, HookdError, NoSuchTarget, PermissionDenied, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hookd.attach.discover import Candidate
     from hookd.daemon.client import DaemonClient
 
+NO_TORCH = "it has not loaded torch"
+"""As `discover` says it of a process that is skipped."""
+POLL_S = 0.2
 
-def daemon(host: str | None) -> DaemonClient | None:
+
+def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
     """Give the daemon that runs here, or None.
 
     Args:
         host: of `--host`; a daemon that was named (there, or in the environment) must answer.
+        timeout_s: how long one request to it may take.
 
     Raises:
         DaemonNotRunning: the daemon that was named does not answer.
     """
     from hookd.daemon.client import DaemonClient
 
-    client = DaemonClient.of(host, os.environ)
+    client = DaemonClient.of(host, os.environ, timeout_s)
     is_named = bool(host or os.environ.get("HOOKD_HOST") or os.environ.get("HOOKD_CONTROL"))
     try:
         client.version()
@@ -54,6 +63,34 @@ def foregrounds() -> list[dict[str, Any]]:
     return found
 
 
+def servers(client: DaemonClient | None) -> list[dict[str, Any]]:
+    """Give the status of the daemon, if there is one, and of every foreground attach of this user."""
+    found = foregrounds()
+    if client is not None:
+        with contextlib.suppress(HookdError):
+            status = client.status()
+            return [status, *(one for one in found if one["pid"] != status["pid"])]
+    return found
+
+
+def names(pids: Iterable[int], host: str | None) -> list[str]:
+    """Name processes that hold or serve agents, with where they serve as far as they tell."""
+    urls = {one["pid"]: one["url"] for one in servers(daemon(host))}
+    return [command_of(pid) + (f" ({urls[pid]})" if pid in urls else "") for pid in pids]
+
+
+def command_of(pid: int) -> str:
+    """Name a process of hookd by its command, any other by its pid alone."""
+    from hookd.attach import proc
+
+    try:
+        words = [PurePath(word).name for word in proc.words(pid, "cmdline")]
+    except (HookdError, OSError):
+        words = []
+    command = next((after for word, after in pairwise(words) if word == "hookd"), "process")
+    return f"hookd {command} {pid}" if command in ("attach", "run", "serve") else f"process {pid}"
+
+
 def attached() -> list[int]:
     """Give the pids of all processes that hold an agent and that we may look into."""
     from hookd.attach.discover import candidates
@@ -64,14 +101,24 @@ def attached() -> list[int]:
 def report(pid: int, client: DaemonClient | None) -> dict[str, Any]:
     """Give the report of one target: the daemon's if it has one, else from the page itself.
 
+    Of a process that has ended, a foreground attach gives the last one for as long as it serves it.
+
     Raises:
         NoSuchTarget: there is no such process, or no agent in it.
         PermissionDenied: its descriptors cannot be seen.
     """
+    from hookd.daemon.client import DaemonClient
+
     if client is not None:
         with contextlib.suppress(NoSuchTarget):  # attached by another tool a moment ago, perhaps
             return {"pid": pid, **client.report(pid)}
-    return _report_of_page(pid)
+    try:
+        return _report_of_page(pid)
+    except NoSuchTarget:
+        for other in DaemonClient.embedded(os.environ):
+            with contextlib.suppress(HookdError):
+                return {"pid": pid, **other.report(pid)}
+        raise
 
 
 def _report_of_page(pid: int) -> dict[str, Any]:
@@ -115,13 +162,14 @@ class Selection:
     is_named: bool
 
 
-def select(pids: Sequence[int], *, tree: bool, match: str | None) -> Selection:
+def select(pids: Sequence[int], *, tree: bool, match: str | None, timeout_s: float = 0.0) -> Selection:
     """Find the processes that were asked for, in order, each once.
 
     Args:
         pids: as given; without a rule, each of them is taken as it is.
         tree: take for each of them all attachable processes among itself and what it has started.
         match: take those whose command line contains this text or matches it as a glob; with pids, among these.
+        timeout_s: how long to wait until those of a tree have loaded torch.
 
     Raises:
         NoSuchTarget: a tree without an attachable process, or nothing that matches.
@@ -130,7 +178,7 @@ def select(pids: Sequence[int], *, tree: bool, match: str | None) -> Selection:
         return Selection(list(dict.fromkeys(pids)), [], is_named=True)
     if not pids and match is None:
         raise UsageError("--tree needs a PID")
-    found = [one for one in _asked(pids, tree=tree) if match is None or fits(match, " ".join(one.cmdline))]
+    found = _loaded(lambda: _asked(pids, tree=tree, match=match), timeout_s if tree else 0.0)
     skipped = [
         {"pid": one.pid, "why": one.why, "cmdline": list(one.cmdline)} for one in found if one.state == "skipped"
     ]
@@ -143,13 +191,35 @@ def select(pids: Sequence[int], *, tree: bool, match: str | None) -> Selection:
     return Selection(usable, skipped, is_named=False)
 
 
-def _asked(pids: Sequence[int], *, tree: bool) -> list[Candidate]:
+def _loaded(ask: Callable[[], list[Candidate]], timeout_s: float) -> list[Candidate]:
+    """Look again and again until those that are to train have loaded torch, or the time is over; say for whom we wait."""
+    deadline, told = time.monotonic() + timeout_s, set[int]()
+    while (late := _late(found := ask())) and time.monotonic() < deadline:
+        if late != told:
+            told = late
+            output.say(f"waiting for {', '.join(map(str, sorted(late)))} to load torch")
+        time.sleep(POLL_S)
+    return found
+
+
+def _late(found: Sequence[Candidate]) -> set[int]:
+    """Give those without torch that may be about to load it: all if none has it yet, else who runs what the others run."""
+    from hookd.attach.discover import program
+
+    running = {program(one.cmdline) for one in found if one.state != "skipped"}
+    without = [one for one in found if one.why == NO_TORCH]
+    return {one.pid for one in without if not running or program(one.cmdline) in running}
+
+
+def _asked(pids: Sequence[int], *, tree: bool, match: str | None) -> list[Candidate]:
     from hookd.attach.discover import candidates
     from hookd.attach.tree import members
 
     if tree and pids:
-        return list({one.pid: one for pid in pids for one in members(pid)}.values())
-    return [one for one in candidates() if not pids or one.pid in pids]
+        found = list({one.pid: one for pid in pids for one in members(pid)}.values())
+    else:
+        found = [one for one in candidates() if not pids or one.pid in pids]
+    return [one for one in found if match is None or fits(match, " ".join(one.cmdline))]
 
 
 def told_skipped(skipped: Iterable[dict[str, Any]]) -> list[str]:

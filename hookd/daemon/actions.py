@@ -165,7 +165,7 @@ class Actions:
             control = Control.connect(target.pid)
             control.request("lease", seconds=self._lease_s)
         except HookdError as exc:
-            _log.warning("no lease on the agent in process %d: %s", target.pid, exc)
+            _log.warning("no lease: %s", exc)
             return
         if not target.take_lease(control):
             control.close()
@@ -190,7 +190,7 @@ class Actions:
             with Control.connect(target.pid, ORPHAN_TIMEOUT_S) as control:
                 status = control.request("status")
         except HookdError as exc:
-            _log.info("agent in process %d: %s", target.pid, exc)
+            _log.info("not taken over: %s", exc)
             return True
         if status.get("leases") != 0:
             return True

@@ -148,10 +148,12 @@ class Service:
             await web.TCPSite(runner, listen.host, listen.port).start()
         except OSError as exc:
             kind = PermissionDenied if isinstance(exc, PermissionError) else HookdError
+            # asyncio's own text holds the address once more; a name that is not found has no number of the kernel's.
+            why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror
             raise kind(
-                f"cannot listen on {listen}: {exc.strerror or exc}",
+                f"cannot listen on {listen} ({why})",
                 reason="address-in-use",
-                hint="Another daemon may be there; choose another with --listen, port 0 for any.",
+                hint="Choose another with --listen, port 0 for any.",
             ) from exc
         host, port = runner.addresses[0][:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -186,7 +188,9 @@ class Service:
         """Attach by rule; a failure is counted, logged, and tried again later."""
         order = Order(plugins=want.rule.plugins, timeout_s=self.config.timeout_s, only_trainers=True)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._by_rule, self._actions.attach, want.pid, order)
+            answer = await asyncio.get_running_loop().run_in_executor(
+                self._by_rule, self._actions.attach, want.pid, order
+            )
         except HookdError as error:
             self._wanted.failed(want, error)
         except Exception as exc:  # noqa: BLE001  ours: told like any other, and tried again like any other
@@ -194,6 +198,7 @@ class Service:
             self._wanted.failed(want, HookdError(f"{type(exc).__name__}: {exc}", reason="internal"))
         else:
             self._wanted.done(want)
+            _log_attached(answer, "by rule")
         self._watch()
 
     async def _adopt(self) -> None:
@@ -256,6 +261,7 @@ class Service:
         """Attach to a process because a person asks for it; see `Actions.attach`."""
         self._wanted.reset(pid)
         answer: dict[str, Any] = await self._run(self._actions.attach, pid, order)
+        _log_attached(answer, "as asked")
         await asyncio.to_thread(self.fleet.store.recall, pid)
         return answer
 
@@ -304,6 +310,11 @@ class Service:
         return answer
 
 
+def _log_attached(answer: Mapping[str, Any], why: str) -> None:
+    did = "joined the agent in" if answer["method"] == "existing" else "attached to"
+    _log.info("%s process %d %s: run %s, rank %s", did, answer["pid"], why, answer["run"], answer["rank"])
+
+
 async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
     """Do the work for ever; a round that fails is logged, and the next one comes."""
     while True:
@@ -326,7 +337,7 @@ def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
     Raises:
         HookdError: it could not start.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s hookd %(levelname)s: %(message)s")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
     async def run() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
 
@@ -158,10 +159,20 @@ def test_a_process_without_an_agent_exits_4(command, idle):
     assert json.loads(done.stdout)["reason"] == "not-attached"
 
 
+def test_a_detach_of_what_is_not_attached_says_that_nothing_has_to_be_done(idle, daemon):
+    for words in ([], ["--host", daemon[0]]):
+        done = hookd("detach", str(idle.pid), *words)
+        assert done.returncode == 4
+        assert "hint: Nothing has to be done" in done.stderr
+        assert "hookd attach" not in done.stderr
+
+
 def test_a_tree_without_a_training_process_exits_4(idle):
-    done = hookd("attach", "--tree", str(idle.pid), "--json")
+    done = hookd("attach", "--tree", str(idle.pid), "--timeout", "0.5", "--json")
     assert done.returncode == 4
     assert json.loads(done.stdout)["reason"] == "no-match"
+    assert f"waiting for {idle.pid} to load torch" in done.stderr
+    assert f"skipped {idle.pid}: it has not loaded torch" in done.stderr
 
 
 def test_a_process_without_torch_exits_6_and_lives_on(idle):
@@ -199,6 +210,12 @@ def test_another_users_process_exits_5(idle, tmp_path):
 # ---- the foreground
 
 
+def agent_check(pid: int, **variables: str) -> str:
+    """Give what doctor says of the agent in a process."""
+    checks = json.loads(hookd("doctor", str(pid), "--json", **variables).stdout)["checks"]
+    return next(check["found"] for check in checks if check["name"] == "agent")
+
+
 def attach(*words: str | int) -> Process:
     command = [str(word) for word in (CONSOLE, "attach", *words, "--listen", "127.0.0.1:0", "--json")]
     return Process(command, env=tool_environment())
@@ -227,7 +244,10 @@ def test_the_whole_way_in_the_foreground(training):
 
         listed = {row["pid"]: row["state"] for row in json.loads(hookd("ps", "--json").stdout)["processes"]}
         assert listed[training.pid] == "attached"
-        assert str(training.pid) in hookd("ps").stdout
+        head, *lines = hookd("ps").stdout.split("\n")
+        assert "NOTE" not in head
+        line = next(line for line in lines if line.split()[:1] == [str(training.pid)])
+        assert re.search(r" python\d?[.\d]* \S*/train\.py\b", line)
 
         def seen() -> dict | None:
             report = json.loads(hookd("report", str(training.pid), "--json").stdout)
@@ -253,6 +273,20 @@ def test_the_whole_way_in_the_foreground(training):
     training.expect(r"^step ", after=len(training.out))
 
 
+def test_the_last_words_of_a_killed_process_can_be_read_while_a_foreground_attach_serves_them(training):
+    with attach(training.pid, "-p", "timing") as watching:
+        answer_of(watching)
+        wait_until(lambda: json.loads(hookd("report", str(training.pid), "--json").stdout)["step"]["counted"] > 2)
+        training.signal(signal.SIGKILL)
+        training.wait()
+        watching.expect(rf"^process {training.pid} has ended")
+        done = hookd("report", str(training.pid))
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"^lost \(died\), step \d+", done.stdout, re.MULTILINE)
+        assert re.search(r"qkv +Linear +\d+ +[\d.]+ [mµ]s", done.stdout)
+    assert hookd("report", str(training.pid)).returncode == 4
+
+
 def test_detach_ends_what_a_foreground_attach_holds(training):
     with attach(training.pid) as watching:
         answer_of(watching)
@@ -270,7 +304,9 @@ def test_keep_leaves_the_agent_and_detach_all_finds_it(training):
         answer_of(watching)
         watching.signal(signal.SIGINT)
         assert watching.wait() == 0, watching.describe()
+        assert f"the agent stays in {training.pid}; `hookd detach {training.pid}` ends it" in watching.err
     assert hookd("report", str(training.pid), "--json").returncode == 0
+    assert "kept until detached" in agent_check(training.pid)
     assert hookd("detach", str(training.pid)).returncode == 0
     assert hookd("detach", str(training.pid)).returncode == 4
 
@@ -299,6 +335,36 @@ def test_tree_finds_the_children_that_train():
         launcher.wait()
 
 
+def test_tree_waits_for_children_that_have_not_loaded_torch_yet(tmp_path):
+    go = tmp_path / "go"
+    code = (
+        f"import os, runpy, sys, time; print('here', flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+        f"sys.argv = [{str(TRAIN)!r}]; runpy.run_path({str(TRAIN)!r}, run_name='__main__')"
+    )
+    script = tmp_path / "late.py"
+    script.write_text(code)
+    with Process(["sh", "-c", f"'{bare_python()}' '{script}' & wait"], env=target_environment()) as launcher:
+        launcher.expect("here")
+        with attach("--tree", launcher.pid, "--timeout", "60") as watching:
+            late = watching.expect(r"^waiting for (\d+) to load torch$")[1]
+            go.touch()
+            assert [target["pid"] for target in answer_of(watching)["targets"]] == [int(late)]
+            watching.signal(signal.SIGINT)
+            assert watching.wait() == 0, watching.describe()
+        os.kill(int(late), signal.SIGTERM)
+        launcher.wait()
+
+
+def test_an_attach_that_takes_long_says_what_it_waits_for(tmp_path, daemon):
+    with stub.start(tmp_path, "print('ready', flush=True)\nctypes.CDLL(None).pause()") as target:
+        for words in (["--listen", "127.0.0.1:0"], ["--host", daemon[0]]):
+            done = hookd("attach", str(target.pid), "--timeout", "4", *words, "--json")
+            assert json.loads(done.stdout)["reason"] == "blocked", done.stderr
+            line = f"waiting for {target.pid} to reach the interpreter, at most 4 s (--timeout)"
+            assert done.stderr.split("\n")[0] == line
+
+
 def test_match_picks_by_the_command_line(training):
     mark = str(training.command[1])
     with attach("--match", mark) as watching:
@@ -319,6 +385,13 @@ def test_the_whole_way_through_a_daemon(training, daemon):
 
     status = json.loads(hookd("status", "--json", "--host", host).stdout)
     assert status["daemon"]["pid"] == process.pid
+    url = status["daemon"]["url"]
+    assert f"held by hookd serve {process.pid} ({url})" in agent_check(training.pid, HOOKD_HOST=host)
+    assert f"held by hookd serve {process.pid}" in agent_check(training.pid)
+    process.expect(
+        rf"^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ hookd INFO: attached to process {training.pid} as asked: "
+        r"run train\.py, rank 0$"
+    )
     assert [row["pid"] for row in status["targets"] if row["run"] == "train.py"] == [training.pid]
     assert "train.py" in hookd("status", HOOKD_HOST=host).stdout
     assert json.loads(hookd("report", str(training.pid), "--json", "--host", host).stdout)["pid"] == training.pid
@@ -398,6 +471,33 @@ def test_status_names_the_foreground_attach_that_holds_and_serves_a_target(train
             assert "* counted from the attach" in done.stdout
         lines = hookd("report", str(training.pid)).stdout.split("\n")
         assert max(map(len, lines)) <= 80, lines
+
+
+def test_an_address_that_is_taken_names_who_is_there_and_gives_the_whole_command(training):
+    with attach(training.pid, "-p", "timing") as watching:
+        address = answer_of(watching)["metrics"].split("/")[2]
+        done = hookd("attach", str(training.pid), "-p", "timing", HOOKD_LISTEN=address)
+        assert done.returncode == 1
+        taken = f"cannot listen on {address} (Address already in use): hookd attach {watching.pid} serves there"
+        assert done.stderr.split("\n")[:2] == [
+            f"hookd: error: {taken}",
+            f"hint: hookd attach --listen 127.0.0.1:0 {training.pid} -p timing",
+        ]
+        done = hookd("attach", str(training.pid), "--listen", address)
+        assert done.stderr.split("\n")[:2] == [
+            f"hookd: error: {taken}",
+            "hint: Choose another with --listen, port 0 for any.",
+        ]
+
+
+def test_an_address_that_is_taken_by_a_daemon_names_it(daemon, tmp_path):
+    host, process = daemon
+    address = json.loads(hookd("status", "--json", "--host", host).stdout)["daemon"]["url"].split("/")[2]
+    words = ("serve", "--state-dir", tmp_path / "other", "--control", tmp_path / "other.sock")
+    done = hookd(*words, HOOKD_HOST=host, HOOKD_LISTEN=address)
+    assert done.returncode == 1
+    assert f"(Address already in use): hookd serve {process.pid} serves there" in done.stderr
+    assert "hint: hookd serve --listen 127.0.0.1:0 --state-dir" in done.stderr
 
 
 def test_a_refusal_has_one_exit_code_whether_the_agent_was_there_or_not():

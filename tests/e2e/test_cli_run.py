@@ -101,6 +101,20 @@ def test_a_daemon_that_runs_serves_the_command(tmp_path):
             assert process.err == [f"metrics on {url}, by the daemon that runs here"]
 
 
+def test_a_named_daemon_that_does_not_answer_does_not_keep_the_command_from_running(tmp_path):
+    environment = tool_environment(HOOKD_HOST=f"unix://{tmp_path}/none.sock")
+    with Process([CONSOLE, "run", "--", "sh", "-c", "echo ran; exit 3"], env=environment) as process:
+        assert process.wait() == 3, process.describe()
+        assert process.out == ["ran"]
+        assert process.err[0].startswith(f"hookd: warning: no daemon answers on {tmp_path}/none.sock")
+        assert process.err[1].startswith("metrics on http://127.0.0.1:")
+
+
+def test_a_host_that_is_none_is_wrong_usage():
+    with Process([CONSOLE, "run", "--", "true"], env=tool_environment(HOOKD_HOST="tcp://here:1")) as process:
+        assert process.wait() == 2, process.describe()
+
+
 def test_forked_ranks_have_agents_of_their_own_and_bystanders_have_none():
     with Process([bare_python(), FORKS], env=target_environment(), stdin=True) as plain:
         without = sorted(plain.expect(rf"rank {rank} \S+").group() for rank in (0, 1))

@@ -73,7 +73,9 @@ def test_a_process_that_has_no_torch_or_is_no_python():
     command = [sys.executable, "-c", "import sys; print('ready', flush=True); sys.stdin.read()"]
     with Process(command, env=tool_environment(), stdin=True) as target:
         target.expect("ready")
-        assert doctor(target.pid, status=1)["torch"]["state"] == "bad"
+        found = doctor(target.pid, status=1)
+        assert found["torch"]["state"] == "bad"
+        assert not [check for check in found.values() if "--force" in check["cure"]]
     with Process(["sleep", "100"], env=tool_environment()) as target:
         assert "no Python" in doctor(target.pid, status=1)["Python"]["found"]
 
@@ -83,7 +85,9 @@ def test_stopped_traced_and_ended(tmp_path):
         assert doctor(target.pid, status=0)["main thread"]["state"] == "ok"
         target.signal(signal.SIGSTOP)
         wait_until(lambda: target_checks._holds(lambda: state(target.pid) == "T", 0.1), what="it stops")
-        assert doctor(target.pid, status=1)["state"]["cure"].startswith(f"Continue it with `kill -CONT {target.pid}`")
+        found = doctor(target.pid, status=1)
+        assert found["state"]["cure"].startswith(f"Continue it with `kill -CONT {target.pid}`")
+        assert not [check for check in found.values() if "--force" in check["cure"]]
         target.signal(signal.SIGCONT)
         with Process([sys.executable, "-c", TRACER, str(target.pid)], env=tool_environment(), stdin=True) as tracer:
             tracer.expect("tracing")

@@ -5,7 +5,10 @@ import os
 
 import pytest
 
-from hookd.daemon.report import build_report
+from hookd.agent.governor import WINDOW_STEPS
+from hookd.cli.report import heading
+from hookd.cli.status import _cells, _row
+from hookd.daemon.report import COST_STEPS, build_report
 from hookd.page import DEPTH, EVENTS, MODULE, PHASE, STEP, PageReader, PageWriter
 
 
@@ -93,6 +96,18 @@ def test_plugins_overhead_and_what_is_observed(page):
     ]
     assert found["overhead"] == {"ratio": 0.004, "seconds": 0.25}
     assert found["observed"] == {"observed": 12}
+
+
+def test_the_cost_is_not_known_before_the_agent_has_reckoned_it(page):
+    assert COST_STEPS == WINDOW_STEPS
+    put(page, "hookd_overhead_ratio", "gauge", [0])
+    put(page, "hookd_step_seconds", "histogram", [COST_STEPS - 1, 0, 2.0], buckets=(0.1,))
+    found = report(page)
+    assert found["overhead"]["ratio"] is None
+    assert "not yet known" in "\n".join(heading({"pid": 1, **found}))
+    assert _cells(_row(1, found))[6] == "-"
+    put(page, "hookd_step_seconds", "histogram", [COST_STEPS, 0, 2.0], buckets=(0.1,))
+    assert report(page)["overhead"]["ratio"] == 0
 
 
 def test_threads_say_where_they_are(page):
