@@ -415,6 +415,13 @@ def test_the_environment_has_one_more_entry_in_pythonpath_and_nothing_else():
     assert found == environment
 
 
+def test_what_python_adds_to_its_own_environment_is_not_passed_on():
+    """LC_CTYPE, in the C locale (PEP 538)."""
+    environment = {key: value for key, value in tool_environment().items() if key not in ("LANG", "LC_ALL", "LC_CTYPE")}
+    with Process([sys.executable, "-c", RUN, "env"], env=environment, cwd=REPOSITORY) as process:
+        assert not [line for line in process.finish() if line.startswith("LC_CTYPE=")]
+
+
 SIGNALS = [int(number) for number in sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})]
 TELLS = """
 import os, signal
