@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookd import page
-from hookd.attach import proc
+from hookd.attach import commandline, proc
 from hookd.errors import HookdError, NoSuchTarget, PageError
 
 if TYPE_CHECKING:
@@ -24,18 +24,7 @@ _PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
 _LIBTORCH = re.compile(r"libtorch[^/]*\.so|/torch/_C\.", re.ASCII)
 _LIBTORCH_IN_MAPS = re.compile(rb"libtorch[^/\n]*\.so|/torch/_C\.")
 _FORK_SERVER = "multiprocessing.forkserver"
-# What stands in a command line of a process that serves a training process and is none itself.
-_NO_TRAINERS = (
-    ("multiprocessing.resource_tracker", "multiprocessing's resource tracker"),
-    ("torch/_inductor/compile_worker", "a compile worker of torch"),
-    ("torch._inductor.compile_worker", "a compile worker of torch"),
-)
-_LAUNCHERS = re.compile(
-    r"(?:^|/)(?:torchrun|accelerate|deepspeed)$"
-    r"|^torch\.distributed\.(?:run|launch)$|^accelerate\.commands\.\w+$|^deepspeed\.launcher\.\w+$"
-)
 _WORKER = re.compile(r"pt_data_worker|pt_data_pin")
-_WITH_ARGUMENT = ("-W", "-X", "--check-hash-based-pycs")
 # System calls in which a process may wait for its children for ever, and the argument that says so: (index, value).
 # Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (Linux 6.18).
 _FOREVER = 0xFFFFFFFF
@@ -221,21 +210,6 @@ def _pids() -> Iterator[int]:
             yield int(entry.name)
 
 
-def program(cmdline: Sequence[str]) -> tuple[str, bool]:
-    """Find what a Python process runs: the script's path, or the module's name and True; ("", False) for code."""
-    words = iter(cmdline[1:])
-    for word in words:
-        if word in _WITH_ARGUMENT:
-            next(words, None)
-        elif word in ("-c", "-"):
-            return "", False
-        elif word.startswith("-m"):
-            return word[2:] or next(words, ""), True
-        elif not word.startswith("-"):
-            return word, False
-    return "", False
-
-
 def _why_skipped(status: proc.Status, cmdline: tuple[str, ...]) -> str:
     """Say why a process is none that trains, as far as that can be seen from outside."""
     if status.state in "ZX":
@@ -244,14 +218,13 @@ def _why_skipped(status: proc.Status, cmdline: tuple[str, ...]) -> str:
         return "HOOKD_DISABLE is set"
     if _WORKER.match(status.name):
         return "a data loader's worker"
+    if what := commandline.helper(cmdline):
+        return what
     text = "\0".join(cmdline)
-    for mark, what in _NO_TRAINERS:
-        if mark in text:
-            return what
     # What a fork server forks keeps its command line.
     if _FORK_SERVER in text and _FORK_SERVER not in "\0".join(_cmdline(status.ppid)):
         return "multiprocessing's fork server"
-    if _LAUNCHERS.search(program(cmdline)[0]) or _waits_for_ranks(status.pid):
+    if commandline.is_launcher(cmdline) or _waits_for_ranks(status.pid):
         return "a launcher of training processes"
     return ""
 
@@ -290,7 +263,7 @@ def _may_train(pid: int) -> bool:
         status, cmdline = proc.status(pid), _cmdline(pid)
         if not is_python(pid, cmdline):  # a shell, `env`, `numactl` before the program
             return False
-        is_helper = _WORKER.match(status.name) or any(mark in "\0".join(cmdline) for mark, _ in _NO_TRAINERS)
+        is_helper = _WORKER.match(status.name) or commandline.helper(cmdline)
         return not is_helper and _LIBTORCH_IN_MAPS.search(proc.read(pid, "maps")) is not None
     except (HookdError, OSError):
         return False

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import tempfile
 import time
 from dataclasses import dataclass
@@ -22,24 +21,15 @@ from hookd.attach import payload
 from hookd.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from hookd.attach.request import AttachRequest
 
 _PREFIX = "hookd-run-"
 _STARTING_S = 60.0
 """So long after it was made, a directory may belong to somebody who has not locked it yet."""
-_SITE = Path(__file__).parent / "_site" / "sitecustomize.py"
-_PASSED_ON = {
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGWINCH,
-}
-_FROM_TERMINAL = 0x80
+_HERE = Path(__file__).parent
+_ELSEWHERE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  a private directory below it
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,7 @@ class Launch:
     Attributes:
         env: its environment.
         directory: where the payload lies; private to this user.
-        lock: held as long as we live.
+        lock: held as long as somebody has it open.
     """
 
     env: dict[str, str]
@@ -62,6 +52,10 @@ class Launch:
             int(path.name.partition("-")[2]): path.read_text("utf-8", "replace")[:1000]
             for path in sorted(self.directory.glob("failed-*"))
         }
+
+    def has_started(self) -> bool:
+        """Whether an agent has started, or tried to, in any process of the command."""
+        return (self.directory / "started").exists() or bool(self.failures())
 
     def cleanup(self) -> None:
         """Remove the directory; processes of the command that start later are not observed."""
@@ -80,10 +74,11 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
 
     Raises:
         PluginError: a plugin is unknown.
+        UsageError: reason "no-directory".
     """
     built = payload.build(request.plugins, request.plugin_dirs)
     _remove_abandoned()
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    directory = _make_directory()
     lock = _locked(directory)
     assert lock is not None
     config = {
@@ -100,13 +95,30 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
     (directory / "arrival.py").write_bytes(payload.arrival()[0])
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
     (directory / "site").mkdir()
-    shutil.copyfile(_SITE, directory / "site" / "sitecustomize.py")
+    shutil.copyfile(_HERE / "commandline.py", directory / "commandline.py")
+    shutil.copyfile(_HERE / "_site" / "sitecustomize.py", directory / "site" / "sitecustomize.py")
     return Launch(environment(directory, base_env), directory, lock)
+
+
+def _places() -> Iterator[str]:
+    """Give the directories that may hold ours: PYTHONPATH cannot name one with a colon in it."""
+    return (place for place in dict.fromkeys((tempfile.gettempdir(), *_ELSEWHERE)) if os.pathsep not in place)
+
+
+def _make_directory() -> Path:
+    for place in _places():
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    raise UsageError(
+        "there is no directory for what the command needs",
+        reason="no-directory",
+        hint=f"Set TMPDIR to a directory that can be written to and has no '{os.pathsep}' in its name.",
+    )
 
 
 def _remove_abandoned() -> None:
     """Remove the directories of those who were killed: nobody holds their lock."""
-    for directory in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+    for directory in (found for place in _places() for found in Path(place).glob(_PREFIX + "*")):
         with contextlib.suppress(OSError):
             status = directory.lstat()
             is_starting = time.time() - status.st_mtime < _STARTING_S
@@ -138,67 +150,3 @@ def is_launched(environment: Mapping[str, str]) -> bool:
     """Whether a process with this environment belongs to a command of `hookd run`."""
     entries = map(Path, environment.get("PYTHONPATH", "").split(os.pathsep))
     return any(entry.name == "site" and entry.parent.name.startswith(_PREFIX) for entry in entries)
-
-
-def run(
-    command: Sequence[str],
-    request: AttachRequest,
-    *,
-    started: Callable[[int, Launch], None] | None = None,
-    ended: Callable[[Launch], None] | None = None,
-) -> int:
-    """Run a command to its end as if it had been started directly; in the main thread.
-
-    It has our stdin, stdout, stderr and process group; signals sent to us go to it (those from the terminal reach it
-    anyhow). Signals are blocked while it runs, and so in threads that `started` starts.
-
-    Args:
-        command: program and arguments.
-        request: what to observe.
-        started: called with its pid when it runs.
-        ended: called when it has ended, before its payload is removed; `Launch.failures` tells what went wrong.
-
-    Returns:
-        Its exit code; 128 + N if signal N ended it.
-
-    Raises:
-        UsageError: reason "command-not-found".
-        PluginError: a plugin is unknown.
-    """
-    launch = prepare(request, os.environ)
-    watched = _PASSED_ON | {signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    try:
-        pid = _spawn(command, launch.env, before)
-        if started is not None:
-            started(pid, launch)
-        code = _wait(pid, watched)
-        if ended is not None:
-            ended(launch)
-        return code
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        launch.cleanup()
-
-
-def _spawn(command: Sequence[str], env: dict[str, str], mask: set[int | signal.Signals]) -> int:
-    ours = [s for s in (signal.SIGPIPE, signal.SIGXFSZ) if signal.getsignal(s) == signal.SIG_IGN]
-    try:
-        # Python ignores SIGPIPE and SIGXFSZ for itself; a command started from a shell has the defaults.
-        return os.posix_spawnp(command[0], list(command), env, setsigmask=mask, setsigdef=ours)
-    except OSError as exc:
-        reason = "command-not-found"
-        raise UsageError(f"cannot run {command[0]}: {exc.strerror}", reason=reason) from exc
-
-
-def _wait(pid: int, watched: set[signal.Signals]) -> int:
-    """Pass signals on until the command ends."""
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
-        info = signal.sigwaitinfo(watched)
-        if info.si_signo in _PASSED_ON and info.si_code != _FROM_TERMINAL:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, info.si_signo)

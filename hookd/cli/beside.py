@@ -1,11 +1,9 @@
-"""A daemon beside the command of `hookd run --listen`, in a thread: it serves the processes that we have started."""
+"""A daemon beside the command of `hookd run`, in a thread of its watcher: it serves the processes of the command."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import threading
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -18,12 +16,18 @@ if TYPE_CHECKING:
 
 
 class Descendants(Collection[int]):
-    """The pids of all processes that descend from this one, at each moment anew."""
+    """The pids of a process and of all that descend from it, at each moment anew."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
 
     def __iter__(self) -> Iterator[int]:
         import psutil
 
-        return iter([child.pid for child in psutil.Process(os.getpid()).children(recursive=True)])
+        try:
+            return iter([self._pid, *(child.pid for child in psutil.Process(self._pid).children(recursive=True))])
+        except psutil.NoSuchProcess:
+            return iter(())
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -33,20 +37,15 @@ class Descendants(Collection[int]):
 
 
 @contextlib.contextmanager
-def serving(config: ServeConfig) -> Iterator[str]:
-    """Serve as long as the block, and give the URL.
+def serving(config: ServeConfig, pid: int) -> Iterator[str]:
+    """Serve a process and its descendants as long as the block, and give the URL.
 
     Raises:
         HookdError: the addresses cannot be bound.
     """
     bound: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-    thread = threading.Thread(target=_serve, args=(config, bound), name="hookd-serve")
-    # Signals are for the main thread, which passes them on to the command.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        thread.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    thread = threading.Thread(target=_serve, args=(config, pid, bound), name="hookd-serve")
+    thread.start()
     try:
         url, loop, stop = bound.result()
         try:
@@ -57,12 +56,12 @@ def serving(config: ServeConfig) -> Iterator[str]:
         thread.join()
 
 
-def _serve(config: ServeConfig, bound: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+def _serve(config: ServeConfig, pid: int, bound: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
     from hookd.daemon.service import Service
 
     async def serve() -> None:
         stop = asyncio.Event()
-        async with Service(config, only=Descendants()) as service:
+        async with Service(config, only=Descendants(pid)) as service:
             bound.set_result((service.url, asyncio.get_running_loop(), stop))
             await stop.wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from hookd.cli import options, output, targets
 from hookd.errors import HookdError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hookd.attach.launch import Launch
@@ -37,13 +39,14 @@ def run(
     listen: str | None,
     plugin_dirs: tuple[Path, ...],
     as_json: bool,  # noqa: ARG001  main looks at it
-) -> int:
+) -> None:
     """Start a command, and watch every training process that it becomes, through torchrun and the like.
 
     hookd need not be installed in the environment of the command. The exit code is the command's. The daemon that
     runs here (`hookd serve`) serves its metrics; where none does, they are served from here while the command runs.
     """
-    from hookd.attach import AttachRequest, launch
+    from hookd.attach import AttachRequest
+    from hookd.attach import command as process
     from hookd.config import load
 
     config = load({"listen": listen}, os.environ)
@@ -54,13 +57,18 @@ def run(
         budget=config.budget,
         detail=config.detail,
     )
+    process.run(command, request, functools.partial(_beside, config, listen is not None))
+
+
+@contextlib.contextmanager
+def _beside(config: ServeConfig, is_asked: bool, pid: int, prepared: Launch) -> Iterator[None]:  # noqa: FBT001
     with contextlib.ExitStack() as stack:
-        told = _serve(config, stack, is_asked=listen is not None)
-        # Only once the command runs: of one that cannot, its error is all that there is to say.
-        return launch.run(command, request, started=lambda *_: output.say(told), ended=_tell_failures)
+        output.say(_serve(config, stack, pid, is_asked=is_asked))
+        yield
+        _tell_end(prepared)
 
 
-def _serve(config: ServeConfig, stack: contextlib.ExitStack, *, is_asked: bool) -> str:
+def _serve(config: ServeConfig, stack: contextlib.ExitStack, pid: int, *, is_asked: bool) -> str:
     """See to it that somebody serves the command's metrics, and say who does.
 
     The command is what a person waits for: a daemon that does not answer keeps it from running as little as a taken
@@ -82,7 +90,7 @@ def _serve(config: ServeConfig, stack: contextlib.ExitStack, *, is_asked: bool) 
         except HookdError as error:
             warning = f"hookd: warning: {error.message}; the command runs all the same\n"
     try:
-        url = stack.enter_context(beside.serving(config))
+        url = stack.enter_context(beside.serving(config, pid))
     except HookdError as error:
         if is_asked:
             raise
@@ -90,6 +98,8 @@ def _serve(config: ServeConfig, stack: contextlib.ExitStack, *, is_asked: bool) 
     return f"{warning}metrics on {url}/metrics, as long as the command runs"
 
 
-def _tell_failures(launch: Launch) -> None:
-    for pid, why in launch.failures().items():
+def _tell_end(prepared: Launch) -> None:
+    for pid, why in prepared.failures().items():
         output.say(f"hookd: process {pid} was not watched: {why}")
+    if not prepared.has_started():
+        output.say("hookd: no process of this command imported torch with hookd in it")

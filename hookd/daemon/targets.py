@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from hookd import labels
-from hookd.attach import control, discover, proc
+from hookd.attach import commandline, control, proc
 from hookd.errors import HookdError, PageError
 from hookd.page import PageReader
 
@@ -94,7 +94,7 @@ class Identity:
 
 def script_of(cmdline: list[str]) -> str:
     """Find the script, or the module after `-m`, in the command line of a Python process; "" when there is none."""
-    name, is_module = discover.program(cmdline)
+    name, is_module = commandline.program(cmdline)
     return name.rpartition(".")[2] + ".py" if is_module and name else name
 
 

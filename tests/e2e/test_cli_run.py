@@ -15,6 +15,7 @@ from tests.support.tool import Metrics
 
 TRAIN = REPOSITORY / "examples" / "train.py"
 FORKS = TARGETS / "forks.py"
+NOBODY = "hookd: no process of this command imported torch with hookd in it"
 CONSOLE = Path(sys.executable).with_name("hookd")
 
 pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not installed here")
@@ -29,7 +30,7 @@ def scrape(url: str) -> Metrics:
         return Metrics(answer.read().decode())
 
 
-@pytest.mark.parametrize(("code", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
+@pytest.mark.parametrize(("code", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", -signal.SIGTERM)])
 def test_the_exit_code_is_the_commands(code, status):
     with run("--", "sh", "-c", code) as process:
         assert process.wait() == status, process.describe()
@@ -77,6 +78,15 @@ def test_without_listen_the_command_is_served_all_the_same():
         wait_until(lambda: scrape(url).total("hookd_steps_total") > 0, what="the command's steps")
         process.signal(signal.SIGTERM)
         assert process.wait() == 0, process.describe()
+        assert NOBODY not in process.err
+
+
+@pytest.mark.parametrize("words", [["env", "-i"], ["env", "PYTHONPATH="], []], ids=" ".join)
+def test_a_command_in_which_nobody_was_watched_says_so_at_its_end(words):
+    isolated = [] if words else ["-I"]
+    with run("--", *words, bare_python(), *isolated, "-c", "import torch; print('ran')") as process:
+        assert process.finish() == ["ran"]
+        assert process.err[1:] == [NOBODY]
 
 
 def test_an_address_that_is_taken_by_default_does_not_keep_the_command_from_running():
@@ -98,7 +108,7 @@ def test_a_daemon_that_runs_serves_the_command(tmp_path):
         wait_until(control.exists)
         with Process([CONSOLE, "run", "--", "echo", "ran"], env=environment) as process:
             assert process.finish() == ["ran"]
-            assert process.err == [f"metrics on {url}, by the daemon that runs here"]
+            assert process.err == [f"metrics on {url}, by the daemon that runs here", NOBODY]
 
 
 def test_a_named_daemon_that_does_not_answer_does_not_keep_the_command_from_running(tmp_path):
@@ -151,7 +161,7 @@ def test_a_python_that_cannot_be_served_notices_nothing(python):
         expected = plain.finish()
     with run("--", python, "-W", "error", "-c", words) as process:
         assert process.finish() == expected
-        assert len(process.err) == 1, process.err  # hookd's own word on where the metrics are
+        assert process.err[1:] == [NOBODY]  # and before it hookd's own word on where the metrics are
 
 
 def test_the_help_shows_what_makes_sense_for_a_command():

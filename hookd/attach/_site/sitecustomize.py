@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN002, ANN003, ANN202, ANN204, INP001
+# ruff: noqa: ANN001, ANN002, ANN003, ANN202, ANN204, F401, INP001, PLW0406
 # mypy: ignore-errors
 """Start hookd's agent in the training processes of a command, under `hookd run`. Runs in every Python of it.
 
@@ -6,79 +6,106 @@ Found through PYTHONPATH by all Pythons that the command starts, of any version 
 for 2.7 and newer, never raises, gives way to the sitecustomize that would have been found without it, and does nothing
 where no training can be. Beside its own directory lie:
 
-    config.json  the agent's configuration        arrival.py hookd/agent/arrival.py
-    payload.zip  the agent and the plugins        failed-PID what went wrong in a process, for the tool to tell
+    config.json  the agent's configuration        arrival.py     hookd/agent/arrival.py
+    payload.zip  the agent and the plugins        commandline.py hookd/attach/commandline.py
+    started      there once an agent has started  failed-PID     what went wrong in a process, for the tool to tell
 """
 
 import os
 import sys
 
+if sys.version_info >= (3,):  # noqa: UP036
+    from _thread import get_ident
+    from _weakref import ref
+
 
 class _AfterTorch(object):  # noqa: UP004  Python 2
-    """A meta path finder that waits for `import torch` and calls a function when it is complete."""
+    """A meta path finder that waits for torch to be loaded and calls a function when that is complete.
+
+    Asked for a spec is not yet loaded: transformers and accelerate look whether torch is there long before they import
+    it. So every loader that is given out gets the function behind its next run, and the first that runs takes it off
+    the others again.
+    """
 
     def __init__(self, action):
         self.action = action
+        self.asking = set()
+        self.loaders = []
 
     def find_spec(self, name, path=None, target=None):  # noqa: ARG002
-        if name != "torch":
+        thread = get_ident()
+        if name != "torch" or thread in self.asking:
             return None
-        # Never in place: another thread that imports meanwhile goes through this list, and would miss a finder.
-        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         from importlib.util import find_spec  # noqa: PLC0415
 
-        spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
+        self.asking.add(thread)
+        try:
+            spec = find_spec(name)
+        finally:
+            self.asking.discard(thread)
+        try:  # noqa: SIM105
             self.wrap(spec.loader)
+        except Exception:  # noqa: BLE001, S110  no torch, or a loader of another kind: imported as without hookd
+            pass
         return spec
 
     def wrap(self, loader):
-        """Set the function behind the loader's next run. An attribute of the instance: nothing of it stays."""
-        action = self.action
+        """Set the function behind the loader's next run: an attribute of the instance, which goes before that."""
+        self.loaders = [(one, before) for one, before in self.loaders if one() is not None]
+        if any(one() is loader for one, _ in self.loaders):
+            return
+        exec_before, before = loader.exec_module, vars(loader).get("exec_module")
 
         def exec_module(module):
-            del loader.exec_module
-            loader.exec_module(module)
-            action()
+            if module.__name__ != "torch":  # a loader of many modules, such as zipimport's
+                return exec_before(module)
+            self.leave()
+            try:
+                exec_before(module)
+            except BaseException:
+                self.enter()  # it may be tried again
+                raise
+            return self.action()
 
         loader.exec_module = exec_module
+        self.loaders.append((ref(loader), before))
+
+    def enter(self):
+        sys.meta_path = [self] + sys.meta_path  # noqa: RUF005  Python 2
+
+    def leave(self):
+        """Make imports as they were."""
+        # Never in place: another thread that imports meanwhile goes through this list, and would miss a finder.
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        for one, before in self.loaders:
+            loader = one()
+            if loader is not None:
+                del loader.exec_module
+                if before is not None:
+                    loader.exec_module = before
+        self.loaders = []
 
 
-def _chain(here):
-    """Import the sitecustomize that would have been found without ours; take our directory off the path for good."""
-    ours = sys.modules.pop("sitecustomize", None)
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]  # noqa: PTH100
-    try:
-        import sitecustomize  # noqa: F401, PLC0415, PLW0406
-    except ImportError as exc:
-        if getattr(exc, "name", "sitecustomize") != "sitecustomize":
-            raise
-    finally:
-        if ours is not None:
-            sys.modules.setdefault("sitecustomize", ours)
-
-
-def _role():
+def _role(directory):
     """Say what this process is: "trainer", "spawned" (multiprocessing started it), or "" for none of these."""
     words = list(getattr(sys, "orig_argv", ()))
+    line = _load(directory, "commandline")
+    if line["helper"](words) or line["is_launcher"](words):
+        return ""
     text = "\0".join(words)
-    for mark in (
-        "multiprocessing.resource_tracker",
-        "torch._inductor.compile_worker",
-        "torch/_inductor/compile_worker",
-    ):
-        if mark in text:
-            return ""
-    if "multiprocessing.spawn" in text or "multiprocessing.forkserver" in text:
-        return "spawned"
-    for i, word in enumerate(words[1:4]):
-        name = word.rpartition("/")[2]
-        is_module = words[i] == "-m"
-        if is_module and word in ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"):
-            return ""
-        if not is_module and name in ("torchrun", "accelerate", "deepspeed"):
-            return ""
-    return "trainer"
+    return "spawned" if "multiprocessing.spawn" in text or "multiprocessing.forkserver" in text else "trainer"
+
+
+def _read(directory, name):
+    with open(os.path.join(directory, name), "rb") as file:  # noqa: PTH118, PTH123
+        return file.read()
+
+
+def _load(directory, name):
+    """Give what a file of hookd's defines, without making it a module."""
+    defined = {"__name__": "hookd." + name}
+    exec(compile(_read(directory, name + ".py"), "hookd/" + name + ".py", "exec"), defined)  # noqa: S102
+    return defined
 
 
 def _when_spawned(action):
@@ -101,7 +128,7 @@ def _when_imported(action):
     if hasattr(sys.modules.get("torch"), "nn"):
         action()
     else:
-        sys.meta_path = [_AfterTorch(action)] + sys.meta_path  # noqa: RUF005  Python 2
+        _AfterTorch(action).enter()
 
 
 def _starter(directory):
@@ -117,19 +144,18 @@ def _starter(directory):
 def _start(directory):
     import json  # noqa: PLC0415
 
-    def read(name):
-        with open(os.path.join(directory, name), "rb") as file:  # noqa: PTH118, PTH123
-            return file.read()
-
-    arrival = {"__name__": "hookd.agent.arrival"}
-    exec(compile(read("arrival.py"), "hookd/agent/arrival.py", "exec"), arrival)  # noqa: S102
-    arrival["start"](json.loads(read("config.json").decode()), read("payload.zip"))
+    arrival = _load(directory, "arrival")
+    arrival["start"](json.loads(_read(directory, "config.json").decode()), _read(directory, "payload.zip"))
+    _note(directory, "started", "")
 
 
 def _tell(directory, exc):
+    _note(directory, "failed-%d" % os.getpid(), "%s: %s" % (type(exc).__name__, exc))  # noqa: UP031
+
+
+def _note(directory, name, text):
     try:
-        text = "%s: %s" % (type(exc).__name__, exc)  # noqa: UP031
-        with open(os.path.join(directory, "failed-%d" % os.getpid()), "w") as file:  # noqa: PTH118, PTH123, UP031
+        with open(os.path.join(directory, name), "w") as file:  # noqa: PTH118, PTH123
             file.write(text)
     except Exception:  # noqa: BLE001, S110
         pass
@@ -139,7 +165,8 @@ def _prepare(here):
     is_served = sys.version_info >= (3, 10) and sys.implementation.name == "cpython"
     if not is_served or os.environ.get("HOOKD_DISABLE", "") not in ("", "0"):
         return
-    role, directory = _role(), os.path.dirname(here)  # noqa: PTH120
+    directory = os.path.dirname(here)  # noqa: PTH120
+    role = _role(directory)
     if role == "trainer":
         _when_imported(_starter(directory))
     elif role == "spawned":
@@ -151,4 +178,15 @@ try:  # noqa: SIM105  no contextlib.suppress in Python 2
     _prepare(_here)
 except Exception:  # noqa: BLE001, S110  the program must not notice
     pass
-_chain(_here)
+
+# The sitecustomize that would have been found without ours, at this level: an error of it shows but one line of ours.
+_ours = sys.modules.pop("sitecustomize", None)
+sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _here]  # noqa: PTH100
+try:
+    import sitecustomize
+except ImportError as exc:
+    if getattr(exc, "name", "sitecustomize") != "sitecustomize":
+        raise
+finally:
+    if _ours is not None:
+        sys.modules.setdefault("sitecustomize", _ours)
