@@ -193,12 +193,14 @@ def select(pids: Sequence[int], *, tree: bool, match: str | None, timeout_s: flo
 
 def _loaded(ask: Callable[[], list[Candidate]], timeout_s: float) -> list[Candidate]:
     """Look again and again until those that are to train have loaded torch, or the time is over; say for whom we wait."""
-    deadline, told = time.monotonic() + timeout_s, set[int]()
-    while (late := _late(found := ask())) and time.monotonic() < deadline:
+    found, told = ask(), set[int]()
+    deadline = time.monotonic() + timeout_s
+    while (late := _late(found)) and time.monotonic() < deadline:
         if late != told:
             told = late
             output.say(f"waiting for {', '.join(map(str, sorted(late)))} to load torch")
         time.sleep(POLL_S)
+        found = ask()
     return found
 
 

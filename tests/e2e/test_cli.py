@@ -168,7 +168,7 @@ def test_a_detach_of_what_is_not_attached_says_that_nothing_has_to_be_done(idle,
 
 
 def test_a_tree_without_a_training_process_exits_4(idle):
-    done = hookd("attach", "--tree", str(idle.pid), "--timeout", "0.5", "--json")
+    done = hookd("attach", "--tree", str(idle.pid), "--timeout", "2", "--json")
     assert done.returncode == 4
     assert json.loads(done.stdout)["reason"] == "no-match"
     assert f"waiting for {idle.pid} to load torch" in done.stderr
