@@ -24,6 +24,8 @@ _PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
 _LIBTORCH = re.compile(r"libtorch[^/]*\.so|/torch/_C\.", re.ASCII)
 _LIBTORCH_IN_MAPS = re.compile(rb"libtorch[^/\n]*\.so|/torch/_C\.")
 _FORK_SERVER = "multiprocessing.forkserver"
+NO_TORCH = "it has not loaded torch"
+"""Why a process is skipped that may yet become a training."""
 _WORKER = re.compile(r"pt_data_worker|pt_data_pin")
 # System calls in which a process may wait for its children for ever, and the argument that says so: (index, value).
 # Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (Linux 6.18).
@@ -166,7 +168,7 @@ def inspect(pid: int) -> Candidate | None:
             return None
         maps, status = proc.read(pid, "maps"), proc.status(pid)
         has_torch, has_page = _LIBTORCH_IN_MAPS.search(maps) is not None, _PAGE_LINK.encode() in maps
-        why = _why_skipped(status, cmdline) or ("" if has_torch else "it has not loaded torch")
+        why = _why_skipped(status, cmdline) or ("" if has_torch else NO_TORCH)
         is_attached = has_page and holds_page(pid)
     except (HookdError, OSError):
         return None

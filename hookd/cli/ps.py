@@ -64,11 +64,11 @@ def _cells(row: dict[str, Any], *, has_notes: bool) -> tuple[str, ...]:
 
 def command(cmdline: Sequence[str], width: int) -> str:
     """Write a command line so that what tells one job from another is seen: the script's name and its arguments."""
-    from hookd.attach import discover
+    from hookd.attach import commandline
 
     first, *rest = cmdline or [""]
     words = [first if set(first) & set(" :") else PurePath(first).name, *rest]  # else a title that it has given itself
-    script, _ = discover.program(cmdline)
+    script, _ = commandline.program(cmdline)
     if len(" ".join(words)) > width and "/" in script and script in rest:
         words[1 + rest.index(script)] = f"…/{PurePath(script).name}"
     text = " ".join(" ".join(words).split())

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hookd.attach.discover import Candidate
     from hookd.daemon.client import DaemonClient
 
-NO_TORCH = "it has not loaded torch"
-"""As `discover` says it of a process that is skipped."""
 POLL_S = 0.2
 
 
@@ -206,7 +204,8 @@ def _loaded(ask: Callable[[], list[Candidate]], timeout_s: float) -> list[Candid
 
 def _late(found: Sequence[Candidate]) -> set[int]:
     """Give those without torch that may be about to load it: all if none has it yet, else who runs what the others run."""
-    from hookd.attach.discover import program
+    from hookd.attach.commandline import program
+    from hookd.attach.discover import NO_TORCH
 
     running = {program(one.cmdline) for one in found if one.state != "skipped"}
     without = [one for one in found if one.why == NO_TORCH]

@@ -130,7 +130,7 @@ class Fleet:
         if self._only is not None:
             self._seen.add((pid, target.start_ticks))
         self._keep_incidents(target)
-        _log.info("target %d: run %s, rank %s, %s", pid, target.claim.run, target.claim.rank, target.state)
+        _log.info("found an agent in process %d: run %s, rank %s", pid, target.claim.run, target.claim.rank)
         return target
 
     def claim(self, identity: Identity, pid: int) -> labels.Claim:
