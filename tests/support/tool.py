@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from hookd.errors import NoSuchTarget
 from tests.support.environment import tool_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
 
@@ -108,7 +110,9 @@ class Page:
 
         def search() -> Page | None:
             assert process.popen.poll() is None, f"ended without a page: {process.describe()}"
-            return next(filter(None, map(cls.of, family_of(process.pid))), None)
+            with contextlib.suppress(NoSuchTarget):  # a child has ended meanwhile
+                return next(filter(None, map(cls.of, family_of(process.pid))), None)
+            return None
 
         return wait_until(search, timeout_s, f"the page of {process.describe()}")
 
