@@ -130,7 +130,7 @@ class _Mailbox:
 
 
 def run(data: bytes, fd: int | None, base: int) -> None:
-    """Do all of the above for one request. Runs on the injected thread, which ends when the agent is to be loaded.
+    """Serve one request: have the agent started, or say why not. Runs on the injected thread, which then ends.
 
     Args:
         data: length and JSON of the request, then the zip.
