@@ -30,6 +30,9 @@ typedef struct { /* functions for one set of instructions */
     void (*f64)(const double *, int, Block *);
     void (*half)(const uint16_t *, int, float *);
     void (*brain)(const uint16_t *, int, float *);
+    int (*bounded_16)(const void *, int, uint64_t);
+    int (*bounded_32)(const void *, int, uint64_t);
+    int (*bounded_64)(const void *, int, uint64_t);
 } Set;
 
 static inline uint32_t bits_of(float x) {
@@ -112,11 +115,31 @@ __attribute__((target("avx512f"))) static void half_avx512(const uint16_t *restr
 }
 #endif
 
+/* Whether the magnitude of every element is below a limit; read as integers, infinity and NaN are above all numbers. */
+#define GATE(set, with, bits, unsigned_type)                                                                          \
+    with static int bounded_##bits##_##set(const void *memory, int n, uint64_t limit) {                               \
+        const unsigned_type *restrict x = memory, magnitude = (unsigned_type)-1 >> 1;                                 \
+        unsigned_type lanes[LANES] = {0}, any = 0, least = (unsigned_type)limit;                                      \
+        int whole = n - n % LANES;                                                                                    \
+        for (int i = 0; i < whole; i += LANES)                                                                        \
+            for (int j = 0; j < LANES; j++)                                                                           \
+                lanes[j] |= (x[i + j] & magnitude) >= least;                                                          \
+        for (int i = whole; i < n; i++)                                                                               \
+            any |= (x[i] & magnitude) >= least;                                                                       \
+        for (int j = 0; j < LANES; j++)                                                                               \
+            any |= lanes[j];                                                                                          \
+        return !any;                                                                                                  \
+    }
+
 #define SET(set, with)                                                                                                \
     FOLD(set, with, f32, float, int32_t)                                                                              \
     FOLD(set, with, f64, double, int64_t)                                                                             \
     BRAIN(set, with)                                                                                                  \
-    static const Set set = {f32_##set, f64_##set, half_##set, brain_##set};
+    GATE(set, with, 16, uint16_t)                                                                                     \
+    GATE(set, with, 32, uint32_t)                                                                                     \
+    GATE(set, with, 64, uint64_t)                                                                                     \
+    static const Set set = {f32_##set,   f64_##set,     half_##set,   brain_##set,                                    \
+                            bounded_16_##set, bounded_32_##set, bounded_64_##set};
 
 SET(plain, )
 #if defined(__x86_64__)
@@ -282,19 +305,15 @@ void hookd_summary_strided(const void *x, int dims, const int64_t *sizes, const 
         block(set, raw, filled, dtype, out);
 }
 
-/* -- is anything not finite? */
-
-#define GATE(set, with, name, unsigned_type, infinity)                                                                \
-    with static int gate_##name##_##set(const unsigned_type *restrict x, int n) {                                     \
-        unsigned_type bad[LANES] = {0}, any = 0;                                                                      \
-        const unsigned_type magnitude = (unsigned_type)-1 >> 1;                                                       \
-        int whole = n - n % LANES;                                                                                    \
-        for (int i = 0; i < whole; i += LANES)                                                                        \
-            for (int j = 0; j < LANES; j++)                                                                           \
-                bad[j] |= (x[i + j] & magnitude) >= infinity;                                                         \
-        for (int i = whole; i < n; i++)                                                                               \
-            bad[0] |= (x[i] & magnitude) >= infinity;                                                                 \
-        for (int j = 0; j < LANES; j++)                                                                               \
-            any |= bad[j];                                                                                            \
-        return any;                                                                                                   \
-    }
+/* Say whether all n elements that lie side by side are finite. */
+int hookd_is_finite(const void *x, int64_t n, int dtype, int level) {
+    static const uint64_t infinity[] = {0x7f800000u, 0x7ff0000000000000u, 0x7c00u, 0x7f80u};
+    const Set *set = set_of(level);
+    int width = size_of(dtype);
+    int (*bounded)(const void *, int, uint64_t) =
+        width == 8 ? set->bounded_64 : width == 4 ? set->bounded_32 : set->bounded_16;
+    for (int64_t i = 0; i < n; i += BLOCK)
+        if (!bounded((const char *)x + i * width, (int)(n - i < BLOCK ? n - i : BLOCK), infinity[dtype]))
+            return 0;
+    return 1;
+}
