@@ -14,6 +14,7 @@ from hookd.inprocess import start, stop
 from hookd.metrics import Counter, Gauge, Histogram
 from hookd.nested import tensors
 from hookd.plugin import Plugin
+from hookd.summary import Summary
 from hookd.version import __version__
 
 hookimpl = HookimplMarker("hookd")
@@ -27,6 +28,7 @@ __all__ = [
     "Module",
     "Plugin",
     "PluginError",
+    "Summary",
     "__version__",
     "hookimpl",
     "start",

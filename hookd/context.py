@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Protocol, TypeVar
 
 from hookd.errors import PluginError
 from hookd.metrics import Counter, Gauge, Histogram
@@ -11,16 +11,28 @@ from hookd.metrics import Counter, Gauge, Histogram
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import Tensor
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
     from hookd.events import Module
     from hookd.page import PageWriter
+    from hookd.summary import Summary
+
+    Numbers = Callable[[list[float]], None]
 
 T = TypeVar("T")
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class Numeric(Protocol):
+    """What a context needs of arithmetic; the methods below say what each does."""
+
+    def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None: ...  # noqa: D102
+    def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor: ...  # noqa: D102
+    def ask(self, context: Context, values: Sequence[Tensor], then: Numbers) -> None: ...  # noqa: D102
 
 
 class Host(Protocol):
@@ -31,6 +43,8 @@ class Host(Protocol):
     rank: int
     world_size: int
 
+    @property
+    def numeric(self) -> Numeric: ...  # noqa: D102
     def step_now(self) -> int: ...  # noqa: D102
     def step_offset(self) -> int | None: ...  # noqa: D102
     def module_stack(self) -> tuple[Module, ...]: ...  # noqa: D102
@@ -130,6 +144,50 @@ class Context:
     def log(self, message: str) -> None:
         """Write a line into the agent's log, which the daemon prints; never to the target's own output."""
         self._host.write_log("info", f"{self.plugin}: {message}")
+
+    # -- the numbers of a tensor
+
+    def summary(self, tensor: Tensor, then: Callable[[Summary], None] | None = None) -> Summary | None:
+        """Give all statistics of a tensor: mean, spread, range, norm, and how much of it is 0, NaN or infinite.
+
+        In the host's memory that is one pass over it, without the interpreter's lock. On a device the sums are made
+        there and arrive a step later, and nothing waits for them.
+
+        Args:
+            tensor: of any kind and type. Sparse and nested ones give what they store, distributed ones this rank's
+                part; it is not modified, and not kept.
+            then: is called with the summary: at once if it is known, else after a later step, in the training thread.
+
+        Returns:
+            None if the tensor has no numbers (integers, empty, meta, quantized; `then` is not called), or if it is on
+            a device.
+        """
+        return self._host.numeric.summary(self, tensor, then)
+
+    def is_finite(self, tensor: Tensor, *, masks: bool = False) -> bool | Tensor:
+        """Say whether no element is NaN or infinite: much quicker than a summary, and no overflow deceives it.
+
+        Args:
+            tensor: as in `summary`; one without numbers is finite.
+            masks: `-inf` counts as finite: attention masks are made of it.
+
+        Returns:
+            Of a tensor on a device a boolean one of 0 dimensions that stays there: see `later`.
+        """
+        return self._host.numeric.is_finite(tensor, masks=masks)
+
+    def later(self, values: Sequence[Tensor], then: Numbers) -> None:
+        """Read small tensors without waiting for their device: `then` is called with all their elements in one list.
+
+        That is after a later step, in the training thread; for tensors in the host's memory after this step. The
+        requests of a step, all plugins' together, cost one copy. Of a plugin that was unloaded or quarantined
+        meanwhile nothing is called.
+
+        Args:
+            values: of one device and of any real type; their numbers arrive as float64.
+            then: must not keep the training waiting, like a hook; what it raises is counted as the plugin's error.
+        """
+        self._host.numeric.ask(self, values, then)
 
     # -- where the training stands
 

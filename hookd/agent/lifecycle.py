@@ -201,6 +201,7 @@ class Agent:
             self._control.end()
         while self._session.frames_inside():  # a call that began under us still stores to the page
             time.sleep(0.05)
+        self._session.numeric.close()
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")
         self._session.namespace.clear()

@@ -19,6 +19,7 @@ from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.agent.governor import Governor
 from hookd.agent.listeners import Registry, check, wanted_interval
 from hookd.agent.models import Models
+from hookd.agent.numeric import Numeric
 from hookd.agent.patch import no_frame
 from hookd.agent.plan import pair
 from hookd.agent.steps import Steps
@@ -27,6 +28,8 @@ from hookd.context import Context
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
@@ -57,6 +60,7 @@ class Session:
         self.world_size: int = identity["world_size"]
         self.is_live = False
         self._heartbeats: dict[int, int] = {}
+        self.numeric = Numeric(self._deliver)
         self.local = Threads(page, self._heartbeats)
         self.registry = Registry()
         self.spent: dict[int, int] = {}
@@ -283,6 +287,19 @@ class Session:
             if mark:
                 self._charge(one.plugin, mark)
 
+    def _deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
+        """Call a plugin with numbers that have arrived, if it is still there."""
+        entry = next((e for e in self.registry.entries.values() if e.context is context), None)
+        if entry is None or entry.state != "active":
+            return
+        mark = time.perf_counter_ns() if self.namespace["accounting"] else 0
+        try:
+            then(numbers)
+        except Failure as failure:
+            self._fault(entry.number, "later", failure)
+        if mark:
+            self._charge(entry.number, mark)
+
     def _charge(self, number: int, mark: int) -> int:
         now = time.perf_counter_ns()
         self.spent[number] = self.spent.get(number, 0) + now - mark
@@ -329,6 +346,7 @@ class Session:
     def step_boundary(self) -> None:
         """An optimizer step is done: account, switch, publish."""
         try:
+            self.numeric.later.turn()
             elapsed_ns = self.governor.boundary(self.steps.done)
             self.core.steps.inc()
             if elapsed_ns:

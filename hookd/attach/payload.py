@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookd.config import PluginSpec
 
 GROUP = "hookd.plugins"
-_TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config", "daemon", "examples", "testing.py"}
+_TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config", "daemon", "examples", "native", "testing.py"}
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCE_ROOT = "/hookd-payload/"
 """Where `hookd/agent/loader.py` says that its modules are; `arrival.py` compiles them under it."""
@@ -136,6 +136,9 @@ def _agent_files() -> Iterator[tuple[str, bytes]]:
         inside = path.relative_to(root)
         if inside.parts[0] not in _TOOL_SIDE:
             yield f"hookd/{inside.as_posix()}", path.read_bytes()
+    kernel = root / "native" / "kernel.so"
+    if kernel.exists():  # made at install, where there was a compiler
+        yield "hookd/native/kernel.so", kernel.read_bytes()
     spec = importlib.util.find_spec("pluggy")
     assert spec is not None
     assert spec.origin is not None
@@ -216,7 +219,7 @@ def _pack(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive, _PARSING:
         for path in sorted(files):
-            source, compiled = _prepared(files[path], path)
+            source, compiled = _prepared(files[path], path) if path.endswith(".py") else (files[path], b"")
             archive.writestr(zipfile.ZipInfo(path, _EPOCH), source)
             if compiled:
                 archive.writestr(zipfile.ZipInfo(path + "c", _EPOCH), compiled)

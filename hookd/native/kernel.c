@@ -147,6 +147,20 @@ SET(avx2, __attribute__((target("avx2,fma"))))
 SET(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))))
 #endif
 
+/* Whether nothing but -inf is not finite: without the sign and with it no number is above infinity, nor equal to it. */
+#define MASKED(bits, unsigned_type)                                                                                   \
+    static int masked_##bits(const void *memory, int n, uint64_t infinity) {                                          \
+        const unsigned_type *restrict x = memory, magnitude = (unsigned_type)-1 >> 1, inf = (unsigned_type)infinity;  \
+        unsigned_type any = 0;                                                                                        \
+        for (int i = 0; i < n; i++)                                                                                   \
+            any |= (unsigned_type)((x[i] & magnitude) > inf) | (unsigned_type)(x[i] == inf);                          \
+        return !any;                                                                                                  \
+    }
+
+MASKED(16, uint16_t)
+MASKED(32, uint32_t)
+MASKED(64, uint64_t)
+
 static void add(double *out, const Block *b, double n) {
     double before = out[COUNT], all = before + n, mean = b->sum / n, delta = mean - out[MEAN];
     if (n == 0)
@@ -226,8 +240,15 @@ static void block(const Set *set, const void *x, int n, int dtype, double *out) 
     }
 }
 
+#define EXPORTED __attribute__((visibility("default")))
+
+/* Who calls this file knows what it takes and gives by this number: hookd/agent/kernel.py. */
+EXPORTED int hookd_version(void) {
+    return 1;
+}
+
 /* What this processor has: 0 for any, 1 for AVX2 with FMA and F16C, 2 for AVX-512 as in Skylake's servers. */
-int hookd_level(void) {
+EXPORTED int hookd_level(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -258,7 +279,7 @@ static int size_of(int dtype) {
 }
 
 /* Summarise n elements that lie side by side. `out` has FIELDS numbers. */
-void hookd_summary(const void *x, int64_t n, int dtype, int level, double *out) {
+EXPORTED void hookd_summary(const void *x, int64_t n, int dtype, int level, double *out) {
     const Set *set = set_of(level);
     clear(out);
     for (int64_t i = 0; i < n; i += BLOCK)
@@ -276,7 +297,7 @@ GATHER(32)
 GATHER(64)
 
 /* Summarise a tensor of gaps: `sizes` (none 0) and `strides`, in elements, of its 1 to 64 dimensions. */
-void hookd_summary_strided(const void *x, int dims, const int64_t *sizes, const int64_t *strides, int dtype, int level,
+EXPORTED void hookd_summary_strided(const void *x, int dims, const int64_t *sizes, const int64_t *strides, int dtype, int level,
                            double *out) {
     void (*gather)(const void *, int64_t, int, void *) =
         dtype == F64 ? gather_64 : dtype == F32 ? gather_32 : gather_16;
@@ -305,15 +326,22 @@ void hookd_summary_strided(const void *x, int dims, const int64_t *sizes, const 
         block(set, raw, filled, dtype, out);
 }
 
-/* Say whether all n elements that lie side by side are finite. */
-int hookd_is_finite(const void *x, int64_t n, int dtype, int level) {
+/* Say what of n elements that lie side by side is not finite: 0 nothing, 1 nothing but -inf, 2 NaN or inf. */
+EXPORTED int hookd_is_finite(const void *x, int64_t n, int dtype, int level) {
     static const uint64_t infinity[] = {0x7f800000u, 0x7ff0000000000000u, 0x7c00u, 0x7f80u};
     const Set *set = set_of(level);
-    int width = size_of(dtype);
+    int width = size_of(dtype), found = 0;
     int (*bounded)(const void *, int, uint64_t) =
         width == 8 ? set->bounded_64 : width == 4 ? set->bounded_32 : set->bounded_16;
-    for (int64_t i = 0; i < n; i += BLOCK)
-        if (!bounded((const char *)x + i * width, (int)(n - i < BLOCK ? n - i : BLOCK), infinity[dtype]))
-            return 0;
-    return 1;
+    int (*masked)(const void *, int, uint64_t) = width == 8 ? masked_64 : width == 4 ? masked_32 : masked_16;
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        const char *at = (const char *)x + i * width;
+        int m = (int)(n - i < BLOCK ? n - i : BLOCK);
+        if (bounded(at, m, infinity[dtype]))
+            continue;
+        if (!masked(at, m, infinity[dtype]))
+            return 2;
+        found = 1;
+    }
+    return found;
 }

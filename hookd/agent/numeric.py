@@ -1,0 +1,204 @@
+"""The numbers of a tensor: which tensors have any, and how they are summed up. Runs in the target.
+
+In the host's memory the kernel does it in one pass, and torch's operations where there is no kernel, with the same
+results. On a device torch's operations do it there, and nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hookd.agent import kernel
+from hookd.agent.later import Later
+from hookd.summary import Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hookd.context import Context
+
+INF = math.inf
+STRIDED = torch.strided
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
+COMPRESSED = frozenset(getattr(torch, f"sparse_{name}", None) for name in ("csr", "csc", "bsr", "bsc"))
+CHUNK = 1 << 16
+"""Elements reduced at a time: their differences from the mean stay in the processor's cache."""
+SAFE = (1e-15, 1e15)
+"""Magnitudes whose squares float32 can add up without losing the small or overflowing with the large."""
+
+
+class Numeric:
+    """What `Context` offers of arithmetic; one for each agent.
+
+    Attributes:
+        kernel: None where torch's operations take its place.
+        later: what is on its way from a device.
+    """
+
+    def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
+        self.kernel = kernel.load()
+        self.later = Later(deliver)
+
+    def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
+        """Do what `Context.summary` says."""
+        found = real(tensor)
+        if found is None:
+            return None
+        if not on_host(found):
+            if then is not None:
+                act = then
+                self.later.ask(context, [device_sums(found)], lambda sums: act(Summary.of_sums(sums)))
+            return None
+        made = self.kernel
+        summary = Summary.of_sums(host_sums(found) if made is None else made.sums(found))
+        if then is not None:
+            then(summary)
+        return summary
+
+    def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor:
+        """Do what `Context.is_finite` says."""
+        found = real(tensor)
+        if found is None:
+            return True
+        made = self.kernel
+        if made is not None and on_host(found):
+            return made.gate(found) <= (kernel.MASKED if masks else kernel.FINITE)
+        # NaN reaches both ends, and unlike a sum the range of finite numbers cannot overflow.
+        low, high = torch.aminmax(found if found.is_contiguous() else kernel.in_memory_order(found))
+        if on_host(found):
+            return high.item() < INF and (low.item() > -INF or masks)
+        return high < INF if masks else (high < INF) & (low > -INF)
+
+    def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
+        """Do what `Context.later` says."""
+        self.later.ask(context, values, then)
+
+    def close(self) -> None:
+        """Let go of everything; nobody may be inside."""
+        self.later.clear()
+        made, self.kernel = self.kernel, None
+        if made is not None:
+            made.close()
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Say whether reading a value of `tensor` costs nothing."""
+    return tensor.is_cpu
+
+
+def real(tensor: Tensor) -> Tensor | None:
+    """Give the real floating-point numbers of any tensor, of a type that the kernel takes; a view where possible.
+
+    Sparse and nested tensors give what they store, distributed ones this rank's part, complex ones their real and
+    imaginary parts.
+
+    Returns:
+        None where there are none: integers, empty, meta and quantized tensors, and kinds that only their class knows.
+    """
+    if type(tensor) not in PLAIN or tensor.layout is not STRIDED or getattr(tensor, "is_nested", False):
+        found = _stored(tensor)
+        if found is None:
+            return None
+        tensor = found
+    if tensor.dtype not in kernel.DTYPES:
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        elif tensor.is_floating_point():
+            tensor = tensor.float()  # float8 has no reductions
+        else:
+            return None
+    if not tensor.numel() or tensor.is_meta:
+        return None
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def _stored(tensor: Tensor) -> Tensor | None:
+    """Give the strided tensor that a tensor of another kind is made of."""
+    if getattr(tensor, "is_nested", False) or tensor.layout in COMPRESSED:
+        tensor = tensor.values()
+    if type(tensor) not in PLAIN:
+        if hasattr(tensor, "to_local"):
+            tensor = tensor.to_local()  # a DTensor: reducing it as a whole would talk to other ranks
+        elif hasattr(tensor, "__tensor_flatten__"):
+            return None  # made of other tensors, in a way that only its own class knows
+        else:
+            tensor = tensor.as_subclass(Tensor)
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor._values()  # values() would want it coalesced first
+    return tensor if tensor.layout is STRIDED else None
+
+
+# -- what the kernel does, by torch's operations
+
+
+def host_sums(tensor: Tensor) -> list[float]:
+    """Give the [9] sums of `Summary.of_sums` of a tensor in the host's memory that is not empty."""
+    flat = _flat(tensor)
+    zeros = flat.numel() - int(flat.count_nonzero())
+    low, high = (end.item() for end in torch.aminmax(flat))
+    nans = infs = negative = 0
+    if not (low > -INF and high < INF):  # false for NaN, too
+        nans, infs, negative = (int(of.count_nonzero()) for of in (flat.isnan(), flat == INF, flat == -INF))
+        flat = flat[flat.isfinite()]
+        if not flat.numel():
+            return [0, 0, 0, INF, -INF, zeros, nans, infs, negative]
+        low, high = (end.item() for end in torch.aminmax(flat))
+    mean, squares = (low, 0.0) if low == high else _moments(flat, max(-low, high))
+    return [flat.numel(), mean, squares, low, high, zeros, nans, infs, negative]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Give all elements in one dimension, in any order; a copy only where the memory has gaps."""
+    return (tensor if tensor.is_contiguous() else kernel.in_memory_order(tensor)).detach().reshape(-1)
+
+
+def _moments(flat: Tensor, peak: float) -> tuple[float, float]:
+    """Give the mean of finite elements, and the sum of their squared differences from it.
+
+    Each chunk is reduced about its own mean, and the chunks are combined pairwise in float64: Chan, Golub, LeVeque,
+    Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979, 2.1.
+
+    Args:
+        flat: [n] finite.
+        peak: the largest magnitude in it.
+    """
+    wide = torch.float32 if flat.dtype != torch.float64 and SAFE[0] < peak < SAFE[1] else torch.float64
+    n, mean, squares = 0, 0.0, 0.0
+    for chunk in torch.split(flat, CHUNK):
+        values, m = chunk.to(wide), chunk.numel()
+        center = values.mean()
+        deviation = values - center
+        delta = center.item() - mean
+        squares += torch.dot(deviation, deviation).item() + delta * delta * n * m / (n + m)
+        mean += delta * m / (n + m)
+        n += m
+    return mean, squares
+
+
+def device_sums(tensor: Tensor) -> Tensor:
+    """Give the [9] sums of `Summary.of_sums` on the tensor's own device, without waiting for it.
+
+    The elements are divided by a power of two near the largest of them, which is exact, so that squares neither
+    overflow nor vanish.
+    """
+    wide = _flat(tensor)
+    wide = wide if wide.dtype is torch.float64 else wide.float()
+    long = torch.float32 if wide.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    finite = wide.isfinite()
+    count = finite.sum()
+    low, high = torch.where(finite, wide, INF).amin(), torch.where(finite, wide, -INF).amax()
+    peak = torch.maximum(high, -low)
+    scale = torch.ldexp(torch.ones_like(peak), torch.frexp(torch.where(peak > 0, peak, 1.0)).exponent - 1)
+    scaled = torch.where(finite, wide, 0.0) / scale
+    divisor = count.clamp(min=1)
+    mean = scaled.sum(dtype=long) / divisor
+    squares = torch.where(finite, scaled - mean.to(wide.dtype), 0.0).square().sum(dtype=long)
+    zeros, nans = wide.numel() - wide.count_nonzero(), wide.isnan().sum()
+    infs, negative = (wide == INF).sum(), (wide == -INF).sum()
+    width = scale.to(long)
+    sums = (count, mean * width, squares * width * width, low, high, zeros, nans, infs, negative)
+    return torch.stack([one.to(long) for one in sums])
