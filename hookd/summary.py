@@ -62,9 +62,14 @@ class Summary(NamedTuple):
                 minimum and maximum, and how many elements are 0, NaN, inf and -inf.
         """
         finite, mean, squares, low, high, zeros, nans, infs, negative = sums
-        counts = int(zeros), int(nans), int(infs + negative), int(negative)
+        odd = infs + negative
+        count = int(finite + nans + odd)
         if not finite:
-            return cls(sum(counts[:3]), math.nan, math.nan, math.nan, math.nan, math.nan, 0.0, *counts)
-        std, norm = math.sqrt(squares / finite), math.sqrt(squares + finite * mean * mean)
-        count = int(finite) + counts[1] + counts[2]
-        return cls(count, mean, std, low, high, max(-low, high), norm, *counts)
+            mean = std = low = high = peak = math.nan
+            norm = 0.0
+        else:
+            if low == high:  # exactly, where sums are rounded
+                mean, squares = low, 0.0
+            std, norm = math.sqrt(squares / finite), math.sqrt(squares + finite * mean * mean)
+            peak = max(-low, high)
+        return cls(count, mean, std, low, high, peak, norm, int(zeros), int(nans), int(odd), int(negative))

@@ -25,16 +25,16 @@ SUMS = 9
 FINITE, MASKED, BAD = range(3)
 """What the gate says: no infinity and no NaN; none but -inf; any."""
 _MFD_EXEC = 0x10  # Linux 6.3: without it, a machine with vm.memfd_noexec = 1 makes files that cannot be mapped as code
-_Sums = ctypes.c_double * SUMS
+_Sums = ctypes.c_double * (SUMS + 1)  # the last is the kernel's own
 
 
 class Kernel:
     """The functions of kernel.c for tensors of `DTYPES` in the host's memory; all release the interpreter's lock."""
 
     def __init__(self, library: Any, level: int | None = None) -> None:
-        self._library = library
+        self.library = library
         number, size, memory = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
-        self._level = _function(library, "hookd_level")() if level is None else level
+        self.level = _function(library, "hookd_level")() if level is None else level
         self._dense = _function(library, "hookd_summary", memory, size, number, number, memory)
         gaps = memory, number, memory, memory, number, number, memory
         self._strided = _function(library, "hookd_summary_strided", *gaps)
@@ -44,22 +44,18 @@ class Kernel:
         """Give the [9] sums of `Summary.of_sums` of a tensor that is not empty."""
         out = _Sums()
         dtype = DTYPES[tensor.dtype]
-        if not tensor.is_contiguous():
-            tensor = in_memory_order(tensor)
-        if tensor.is_contiguous():
-            self._dense(tensor.data_ptr(), tensor.numel(), dtype, self._level, ctypes.addressof(out))
+        if tensor.is_contiguous() or (tensor := in_memory_order(tensor)).is_contiguous():
+            self._dense(tensor.data_ptr(), tensor.numel(), dtype, self.level, ctypes.addressof(out))
         else:
             dims = tensor.dim()
             sizes, strides = ((ctypes.c_int64 * dims)(*of) for of in (tensor.shape, tensor.stride()))
-            self._strided(tensor.data_ptr(), dims, sizes, strides, dtype, self._level, ctypes.addressof(out))
-        return list(out)
+            self._strided(tensor.data_ptr(), dims, sizes, strides, dtype, self.level, ctypes.addressof(out))
+        return out[:SUMS]
 
     def gate(self, tensor: Tensor) -> int:
         """Say whether a tensor that is not empty is FINITE, MASKED or BAD."""
-        if not tensor.is_contiguous():
-            tensor = in_memory_order(tensor)
-        if tensor.is_contiguous():
-            return int(self._gate(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype], self._level))
+        if tensor.is_contiguous() or (tensor := in_memory_order(tensor)).is_contiguous():
+            return self._gate(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype], self.level)  # type: ignore[no-any-return]
         *_, nans, infs, negative = self.sums(tensor)
         return BAD if nans or infs else MASKED if negative else FINITE
 
@@ -67,7 +63,7 @@ class Kernel:
         """Give its memory back (musl's dlclose keeps it mapped). No thread may be inside it, or call it later."""
         import _ctypes  # noqa: PLC0415  # where there is ctypes there is this
 
-        _ctypes.dlclose(self._library._handle)
+        _ctypes.dlclose(self.library._handle)
 
 
 def _function(library: Any, name: str, *arguments: Any) -> Any:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FLAGS = ("-O3", "-shared", "-fPIC", "-s", "-std=gnu11", "-nostdlib", "-nostartfiles", "-ffreestanding",
-         "-fno-stack-protector", "-fno-tree-loop-distribute-patterns", "-fvisibility=hidden")  # fmt: skip
+         "-fno-stack-protector", "-fno-strict-aliasing", "-fno-tree-loop-distribute-patterns", "-fvisibility=hidden")  # fmt: skip
 """No function of any library is called, so that one file serves glibc and musl, and no symbol is to be looked up."""
 TIMEOUT_S = 120
 

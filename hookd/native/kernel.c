@@ -1,13 +1,16 @@
 /* All statistics of a tensor in one pass over its memory. Plain C without any library, so that one file serves every
  * Python and can be loaded from memory. Called through ctypes, without the interpreter's lock; it keeps no state.
  *
- * A tensor is read in blocks that stay in the first cache. A block is read twice: for its sum, range and zeros, then
- * for its squared differences from its own mean; so a mean of 1000 with a spread of 1 loses nothing. The blocks are
- * combined in double precision: Chan, Golub, LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
- * Variances, 1979, 2.1. What is not finite shows in a block's sum; only such a block is looked at element by element.
+ * A tensor is read in blocks. The elements of a block are summed up about the mean of the block before it, so a mean of
+ * 1000 with a spread of 1 loses nothing; that the means of the blocks differ costs no precision either, for what they
+ * differ by is part of the tensor's own spread. The first block is summed up about the mean of its first elements. The
+ * blocks are combined in double precision: Chan, Golub, LeVeque, Updating Formulae and a Pairwise Algorithm for
+ * Computing Sample Variances, 1979, 2.1. What is not finite shows in a block's sum; only such a block is looked at
+ * element by element.
  *
- * Every loop over a block runs in LANES independent lanes, so that the compiler can make vectors of it as it stands,
- * without being allowed to change the order of sums. It does so three times, for three sets of instructions.
+ * Every loop over a block runs in independent lanes, as many as two registers hold, so that the compiler can make
+ * vectors of it as it stands, without being allowed to change the order of sums. It does so for three sets of
+ * instructions.
  */
 #include <stdint.h>
 
@@ -15,19 +18,23 @@
 #include <immintrin.h>
 #endif
 
-enum { BLOCK = 2048, LANES = 32 };
-enum { F32, F64, F16, BF16 };                                                     /* dtype */
-enum { COUNT, MEAN, SQUARES, MIN, MAX, ZEROS, NANS, INFS, NEGATIVE_INFS, FIELDS }; /* COUNT: of finite elements */
+enum { BLOCK = 2048, SAMPLE = 256 };
+enum { F32, F64, F16, BF16 }; /* dtype */
+enum { COUNT, MEAN, SQUARES, MIN, MAX, ZEROS, NANS, INFS, NEGATIVE_INFS, SHIFT, FIELDS };
+/* COUNT: of the finite elements, as MEAN to MAX; SQUARES: of their differences from the mean; SHIFT: the last block's mean */
 
 #define INF __builtin_inf()
+#define EXPORTED __attribute__((visibility("default")))
 
-typedef struct {
-    double sum, squares, min, max, zeros;
+typedef uint32_t __attribute__((may_alias, aligned(2))) Pair; /* two elements of 16 bits */
+
+typedef struct { /* of a block: the sums of the elements' differences from `shift` and of their squares, and the rest */
+    double sum, squares, min, max, zeros, shift;
 } Block;
 
 typedef struct { /* functions for one set of instructions */
-    void (*f32)(const float *, int, Block *);
-    void (*f64)(const double *, int, Block *);
+    void (*f32)(const float *, int, double, Block *);
+    void (*f64)(const double *, int, double, Block *);
     void (*half)(const uint16_t *, int, float *);
     void (*brain)(const uint16_t *, int, float *);
     int (*bounded_16)(const void *, int, uint64_t);
@@ -45,49 +52,51 @@ static inline float from_bits(uint32_t u) {
     return both.f;
 }
 
-#define FOLD(set, with, name, type, integer)                                                                          \
-    with static void name##_##set(const type *restrict x, int n, Block *b) {                                          \
-        type sum[LANES], low[LANES], high[LANES], square[LANES];                                                      \
-        integer zero[LANES];                                                                                          \
-        for (int j = 0; j < LANES; j++)                                                                               \
+/* Sum up n elements, finite or not, about `shift`. */
+#define FOLD(set, with, name, type, integer, lanes)                                                                   \
+    with static void name##_##set(const type *restrict x, int n, double about, Block *b) {                            \
+        type sum[lanes], low[lanes], high[lanes], square[lanes], shift = (type)about;                                 \
+        integer zero[lanes];                                                                                          \
+        for (int j = 0; j < lanes; j++)                                                                               \
             sum[j] = square[j] = 0, zero[j] = 0, low[j] = (type)INF, high[j] = (type)-INF;                            \
-        int whole = n - n % LANES;                                                                                    \
-        for (int i = 0; i < whole; i += LANES)                                                                        \
-            for (int j = 0; j < LANES; j++) {                                                                         \
-                type v = x[i + j];                                                                                    \
-                sum[j] += v;                                                                                          \
+        int whole = n - n % lanes;                                                                                    \
+        for (int i = 0; i < whole; i += lanes)                                                                        \
+            for (int j = 0; j < lanes; j++) {                                                                         \
+                type v = x[i + j], d = v - shift;                                                                     \
+                sum[j] += d;                                                                                          \
+                square[j] += d * d;                                                                                   \
                 low[j] = v < low[j] ? v : low[j];                                                                     \
                 high[j] = v > high[j] ? v : high[j];                                                                  \
-                zero[j] += v == 0;                                                                                    \
+                zero[j] = v == 0 ? zero[j] + 1 : zero[j];                                                             \
             }                                                                                                         \
         for (int i = whole, j = 0; i < n; i++, j++) {                                                                 \
-            type v = x[i];                                                                                            \
-            sum[j] += v;                                                                                              \
+            type v = x[i], d = v - shift;                                                                             \
+            sum[j] += d;                                                                                              \
+            square[j] += d * d;                                                                                       \
             low[j] = v < low[j] ? v : low[j];                                                                         \
             high[j] = v > high[j] ? v : high[j];                                                                      \
             zero[j] += v == 0;                                                                                        \
         }                                                                                                             \
-        Block all = {0, 0, INF, -INF, 0};                                                                             \
-        for (int j = 0; j < LANES; j++) {                                                                             \
-            all.sum += sum[j], all.zeros += (double)zero[j];                                                          \
+        Block all = {0, 0, INF, -INF, 0, shift};                                                                      \
+        for (int j = 0; j < lanes; j++) {                                                                             \
+            all.sum += sum[j], all.squares += square[j], all.zeros += (double)zero[j];                                \
             all.min = low[j] < all.min ? low[j] : all.min;                                                            \
             all.max = high[j] > all.max ? high[j] : all.max;                                                          \
         }                                                                                                             \
-        type mean = (type)(all.sum / n);                                                                              \
-        for (int i = 0; i < whole; i += LANES)                                                                        \
-            for (int j = 0; j < LANES; j++)                                                                           \
-                square[j] += (x[i + j] - mean) * (x[i + j] - mean);                                                   \
-        for (int i = whole, j = 0; i < n; i++, j++)                                                                   \
-            square[j] += (x[i] - mean) * (x[i] - mean);                                                               \
-        for (int j = 0; j < LANES; j++)                                                                               \
-            all.squares += square[j];                                                                                 \
         *b = all;                                                                                                     \
     }
 
+/* In pairs, which fills a register at one stroke; the order of the elements does not matter. */
 #define BRAIN(set, with)                                                                                              \
     with static void brain_##set(const uint16_t *restrict x, int n, float *restrict to) {                             \
-        for (int i = 0; i < n; i++)                                                                                   \
-            to[i] = from_bits((uint32_t)x[i] << 16);                                                                  \
+        const Pair *restrict pairs = (const Pair *)(const void *)x;                                                   \
+        float *restrict odd = to + n / 2;                                                                             \
+        for (int i = 0; i < n / 2; i++) {                                                                             \
+            to[i] = from_bits(pairs[i] << 16);                                                                        \
+            odd[i] = from_bits(pairs[i] & 0xffff0000u);                                                               \
+        }                                                                                                             \
+        if (n % 2)                                                                                                    \
+            to[n - 1] = from_bits((uint32_t)x[n - 1] << 16);                                                          \
     }
 
 /* Exact for denormals too; what is beyond 65504 is an infinity or NaN and keeps its bits. */
@@ -116,35 +125,39 @@ __attribute__((target("avx512f"))) static void half_avx512(const uint16_t *restr
 #endif
 
 /* Whether the magnitude of every element is below a limit; read as integers, infinity and NaN are above all numbers. */
-#define GATE(set, with, bits, unsigned_type)                                                                          \
+#define GATE(set, with, bits, type, lanes)                                                                            \
     with static int bounded_##bits##_##set(const void *memory, int n, uint64_t limit) {                               \
-        const unsigned_type *restrict x = memory, magnitude = (unsigned_type)-1 >> 1;                                 \
-        unsigned_type lanes[LANES] = {0}, any = 0, least = (unsigned_type)limit;                                      \
-        int whole = n - n % LANES;                                                                                    \
-        for (int i = 0; i < whole; i += LANES)                                                                        \
-            for (int j = 0; j < LANES; j++)                                                                           \
-                lanes[j] |= (x[i + j] & magnitude) >= least;                                                          \
-        for (int i = whole; i < n; i++)                                                                               \
-            any |= (x[i] & magnitude) >= least;                                                                       \
-        for (int j = 0; j < LANES; j++)                                                                               \
-            any |= lanes[j];                                                                                          \
-        return !any;                                                                                                  \
+        const type *restrict x = memory, magnitude = (type)(~(uint64_t)0 >> (65 - bits));                             \
+        type most[lanes] = {0};                                                                                       \
+        int whole = n - n % lanes;                                                                                    \
+        for (int i = 0; i < whole; i += lanes)                                                                        \
+            for (int j = 0; j < lanes; j++) {                                                                         \
+                type m = x[i + j] & magnitude;                                                                        \
+                most[j] = m > most[j] ? m : most[j];                                                                  \
+            }                                                                                                         \
+        for (int i = whole, j = 0; i < n; i++, j++) {                                                                 \
+            type m = x[i] & magnitude;                                                                                \
+            most[j] = m > most[j] ? m : most[j];                                                                      \
+        }                                                                                                             \
+        for (int j = 0; j < lanes; j++)                                                                               \
+            most[0] = most[j] > most[0] ? most[j] : most[0];                                                          \
+        return (uint64_t)most[0] < limit;                                                                             \
     }
 
-#define SET(set, with)                                                                                                \
-    FOLD(set, with, f32, float, int32_t)                                                                              \
-    FOLD(set, with, f64, double, int64_t)                                                                             \
+#define SET(set, with, bytes)                                                                                         \
+    FOLD(set, with, f32, float, int32_t, (bytes / 2))                                                                 \
+    FOLD(set, with, f64, double, int64_t, (bytes / 4))                                                                \
     BRAIN(set, with)                                                                                                  \
-    GATE(set, with, 16, uint16_t)                                                                                     \
-    GATE(set, with, 32, uint32_t)                                                                                     \
-    GATE(set, with, 64, uint64_t)                                                                                     \
-    static const Set set = {f32_##set,   f64_##set,     half_##set,   brain_##set,                                    \
+    GATE(set, with, 16, int16_t, (2 * bytes))                                                                         \
+    GATE(set, with, 32, int32_t, bytes)                                                                               \
+    GATE(set, with, 64, int64_t, (bytes / 2))                                                                         \
+    static const Set set = {f32_##set,        f64_##set,        half_##set,      brain_##set,                         \
                             bounded_16_##set, bounded_32_##set, bounded_64_##set};
 
-SET(plain, )
+SET(plain, , 16)
 #if defined(__x86_64__)
-SET(avx2, __attribute__((target("avx2,fma"))))
-SET(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))))
+SET(avx2, __attribute__((target("avx2,fma"))), 32)
+SET(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))), 64)
 #endif
 
 /* Whether nothing but -inf is not finite: without the sign and with it no number is above infinity, nor equal to it. */
@@ -161,16 +174,19 @@ MASKED(16, uint16_t)
 MASKED(32, uint32_t)
 MASKED(64, uint64_t)
 
+/* Join the sums of n finite elements to those of all before them. */
 static void add(double *out, const Block *b, double n) {
-    double before = out[COUNT], all = before + n, mean = b->sum / n, delta = mean - out[MEAN];
+    double off = b->sum / n, squares = b->squares - b->sum * off;
+    double before = out[COUNT], all = before + n, delta = b->shift + off - out[MEAN];
     if (n == 0)
         return;
     out[COUNT] = all;
     out[MEAN] += delta * (n / all);
-    out[SQUARES] += b->squares + delta * delta * (before * (n / all));
+    out[SQUARES] += (squares > 0 ? squares : 0) + delta * delta * (before * (n / all));
     out[MIN] = b->min < out[MIN] ? b->min : out[MIN];
     out[MAX] = b->max > out[MAX] ? b->max : out[MAX];
     out[ZEROS] += b->zeros;
+    out[SHIFT] = b->shift + off;
 }
 
 /* Give the finite elements of a block, moved together, and count the others. */
@@ -199,13 +215,34 @@ static int is_safe(const Block *b) {
     return peak == 0 || (peak > 1e-15 && peak < 1e15);
 }
 
+/* Whether something is not finite, or a sum has overflowed. */
+static int is_odd(const Block *b) {
+    return b->sum - b->sum != 0 || b->squares - b->squares != 0;
+}
+
+#define BLOCKS(name, type)                                                                                            \
+    /* Sum up about the last block's mean, or where there is none about that of the first elements. */                \
+    static void about_mean_##name(const Set *set, const type *x, int n, const double *out, Block *b) {                \
+        double shift = out[SHIFT];                                                                                    \
+        if (out[COUNT] == 0 && n) {                                                                                   \
+            int m = n < SAMPLE ? n : SAMPLE;                                                                          \
+            set->name(x, m, x[0], b);                                                                                 \
+            shift = b->shift + b->sum / m;                                                                            \
+            shift = shift - shift == 0 ? shift : 0;                                                                   \
+        }                                                                                                             \
+        set->name(x, n, shift, b);                                                                                    \
+    }
+
+BLOCKS(f32, float)
+BLOCKS(f64, double)
+
 static void block_f64(const Set *set, const double *x, int n, double *out) {
     double kept[BLOCK];
     Block b;
-    set->f64(x, n, &b);
-    if (b.sum - b.sum != 0) { /* NaN, infinity, or a sum that overflowed */
+    about_mean_f64(set, x, n, out, &b);
+    if (is_odd(&b)) {
         n = finite_f64(x, n, kept, out);
-        set->f64(kept, n, &b);
+        about_mean_f64(set, kept, n, out, &b);
     }
     add(out, &b, n);
 }
@@ -214,16 +251,16 @@ static void block_f32(const Set *set, const float *x, int n, double *out) {
     float kept[BLOCK];
     double wide[BLOCK];
     Block b;
-    set->f32(x, n, &b);
-    if (b.sum - b.sum != 0) {
+    about_mean_f32(set, x, n, out, &b);
+    if (is_odd(&b)) {
         n = finite_f32(x, n, kept, out);
         x = kept;
-        set->f32(x, n, &b);
+        about_mean_f32(set, x, n, out, &b);
     }
-    if (!is_safe(&b) || b.sum - b.sum != 0) {
+    if (!is_safe(&b) || is_odd(&b)) {
         for (int i = 0; i < n; i++)
             wide[i] = x[i];
-        set->f64(wide, n, &b);
+        about_mean_f64(set, wide, n, out, &b);
     }
     add(out, &b, n);
 }
@@ -239,8 +276,6 @@ static void block(const Set *set, const void *x, int n, int dtype, double *out) 
         block_f32(set, wide, n, out);
     }
 }
-
-#define EXPORTED __attribute__((visibility("default")))
 
 /* Who calls this file knows what it takes and gives by this number: hookd/agent/kernel.py. */
 EXPORTED int hookd_version(void) {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import tool, training
+from tests.support.environment import REPOSITORY
 from tests.support.processes import Process, wait_until
 from tests.support.tool import Attachment, Page, plugin_options
 from tests.support.training import Job
@@ -21,6 +22,7 @@ PLUGIN_DIR = Path(__file__).parent / "plugins"
 PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", PLUGIN_DIR]
 PUPPET = Job("puppet.py")
 CYCLES = 50
+KERNEL = REPOSITORY / "hookd" / "native" / "kernel.so"
 RESIDUE = ("hookd.agent.fork.",)  # the trampoline of os.register_at_fork, which cannot be undone
 GUEST = ("hookd", "_pluggy", "pluggy")
 
@@ -123,6 +125,17 @@ def test_hookd_detach_restores_everything(puppet):
     attach_in_process(puppet.pid)
     observed_steps(puppet.pid)
     tool.hookd("detach", str(puppet.pid))
+    assert_as_before(puppet, before)
+
+
+@pytest.mark.skipif(not KERNEL.exists(), reason="no kernel was made at install: there was no C compiler")
+def test_the_kernel_comes_with_the_agent_and_goes_with_it(puppet):
+    before = probe(puppet)
+    assert not any("hookd" in name for name in before["maps"])
+    attach_in_process(puppet.pid)
+    observed_steps(puppet.pid)
+    assert any("hookd-kernel" in name for name in probe(puppet)["maps"])
+    detach_in_process(puppet.pid)
     assert_as_before(puppet, before)
 
 

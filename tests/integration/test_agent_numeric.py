@@ -1,0 +1,368 @@
+"""The numbers of a tensor: the kernel's, those of torch's operations, and the float64 definitions, all the same."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hookd import Plugin, Summary, hookimpl
+from hookd.agent import kernel, numeric
+from tests.support.agent import running
+from tests.support.native import build
+
+NAN, INF = math.nan, math.inf
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SIZES = (1, 2, 33, 100, 2047, 2048, 2049, 9001)
+LARGE = {torch.float32: 1e38, torch.bfloat16: 1e38, torch.float16: 2e4, torch.float64: 1e150}
+
+
+def sprinkled(x):
+    x[torch.rand(len(x)) < 0.3] = NAN
+    x[torch.rand(len(x)) < 0.2] = INF
+    x[torch.rand(len(x)) < 0.2] = -INF
+    return x
+
+
+KINDS = {
+    "normal": lambda x, dtype: x,
+    "mean 1000, std 1": lambda x, dtype: x + 1000,
+    "constant": lambda x, dtype: torch.full_like(x, 0.1),
+    "relu": lambda x, dtype: x.relu(),
+    "with NaN and infinities": lambda x, dtype: sprinkled(x),
+    "nothing finite": lambda x, dtype: x * INF,
+    "small": lambda x, dtype: x * 1e-6,
+    "tiny": lambda x, dtype: x * 1e-30,
+    "huge": lambda x, dtype: x * LARGE[dtype],
+    "drifting": lambda x, dtype: torch.arange(len(x)).clamp(max=60000),
+    "one far off": lambda x, dtype: x + 1e4 * (torch.arange(len(x)) == 0),
+    "a jump": lambda x, dtype: x + 1000 * (torch.arange(len(x)) >= 2048),
+    "minus zero": lambda x, dtype: -0.0 * torch.ones_like(x),
+}
+VIEWS = {
+    "transposed": lambda: torch.randn(300, 200).t(),
+    "permuted": lambda: torch.randn(3, 4, 5, 6, 7).permute(4, 1, 0, 3, 2),
+    "channels last": lambda: torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
+    "every other": lambda: torch.randn(50, 60, 70)[::2, 3:, ::3],
+    "one column": lambda: torch.randn(40, 50)[:, 0],
+    "permuted with gaps": lambda: torch.randn(3, 4, 5, 6, 7).permute(4, 1, 0, 3, 2)[1::2],
+    "expanded": lambda: torch.randn(9).expand(5, 9),
+    "a scalar": lambda: torch.tensor(3.0),
+    "of many dimensions": lambda: torch.randn([1] * 20 + [2] * 10)[..., ::2],
+}
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory):
+    """Give the kernel as this source makes it."""
+    return build(tmp_path_factory.mktemp("kernel")).read_bytes()
+
+
+@pytest.fixture(params=["plain", "AVX2", "AVX-512", "torch", "device"])
+def sums(request):
+    """Give each way to the [9] sums: the kernel by each set of instructions, and torch's operations."""
+    if request.param == "torch":
+        yield numeric.host_sums
+    elif request.param == "device":
+        yield lambda tensor: numeric.device_sums(tensor).tolist()
+    else:
+        level = ["plain", "AVX2", "AVX-512"].index(request.param)
+        made = kernel.load_image(request.getfixturevalue("image"))
+        if level > made.level:
+            pytest.skip(f"this processor has no {request.param}")
+        yield kernel.Kernel(made.library, level).sums
+        made.close()
+
+
+def definitions(tensor):
+    """Give what each field is by definition, in float64."""
+    x = tensor.double().flatten()
+    finite = x[x.isfinite()]
+    none = not finite.numel()
+    return Summary(
+        x.numel(),
+        NAN if none else finite.mean().item(),
+        NAN if none else finite.std(correction=0).item(),
+        NAN if none else finite.min().item(),
+        NAN if none else finite.max().item(),
+        NAN if none else finite.abs().max().item(),
+        finite.norm().item(),
+        int((x == 0).sum()),
+        int(x.isnan().sum()),
+        int(x.isinf().sum()),
+        int((x == -INF).sum()),
+    )
+
+
+def assert_right(got: Summary, tensor: torch.Tensor) -> None:
+    want = definitions(tensor)
+    for name in ("count", "min", "max", "absmax", "zeros", "nans", "infs", "negative_infs"):
+        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=0, abs=0, nan_ok=True), name
+    # A mean near 0 of numbers that are not is known as well as the numbers are.
+    slack = 0 if math.isnan(want.std) else 2e-7 * want.absmax
+    assert got.mean == pytest.approx(want.mean, rel=1e-5, abs=slack, nan_ok=True)
+    assert got.std == pytest.approx(want.std, rel=1e-4, abs=slack, nan_ok=True)
+    assert got.norm == pytest.approx(want.norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sums_are_those_of_float64(sums, kind, dtype):
+    for size in SIZES:
+        torch.manual_seed(size)
+        tensor = KINDS[kind](torch.randn(size, dtype=torch.float64), dtype).to(dtype)
+        assert_right(Summary.of_sums(sums(tensor)), tensor)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("view", VIEWS)
+def test_any_layout_in_memory_gives_the_same(sums, view, dtype):
+    torch.manual_seed(0)
+    like = VIEWS[view]()
+    tensor = like.to(dtype)
+    if 0 not in like.stride():
+        tensor = torch.empty_strided(like.shape, like.stride(), dtype=dtype).copy_(like)
+    assert_right(Summary.of_sums(sums(tensor)), tensor)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_gate_lets_only_finite_numbers_pass_and_knows_masks(image, dtype, level):
+    made = kernel.load_image(image)
+    if level > made.level:
+        pytest.skip("this processor has no such instructions")
+    gate = kernel.Kernel(made.library, level).gate
+    largest = torch.finfo(dtype).max
+    for size in SIZES:
+        for at in {0, size // 2, size - 1}:
+            for value, want in ((largest, 0), (-largest, 0), (-0.0, 0), (-INF, 1), (INF, 2), (NAN, 2), (-NAN, 2)):
+                tensor = torch.full((size,), 1.0, dtype=dtype)
+                tensor[at] = value
+                assert gate(tensor) == want, (size, at, value)
+                assert gate(torch.stack([tensor, tensor], 1)[:, 0]) == want, "with gaps"
+        masked = torch.full((size + 3000,), -INF, dtype=dtype)
+        masked[-1] = NAN
+        assert (gate(masked[:-1]), gate(masked)) == (1, 2)
+    made.close()
+
+
+def fp8(x):
+    if not hasattr(torch, "float8_e4m3fn"):
+        pytest.skip("this torch has no float8")
+    return x.to(torch.float8_e4m3fn)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+# What a kind of tensor has as numbers, by a way that is not the code's own; None: none.
+KINDS_OF_TENSORS = {
+    "a parameter": lambda x: (nn.Parameter(x), x),
+    "one with a graph": lambda x: (nn.Parameter(x) * 2, 2 * x),
+    "float8": lambda x: (fp8(x), fp8(x).float()),
+    "complex": lambda x: (torch.complex(x, 2 * x), torch.cat([x, 2 * x])),
+    "conjugated": lambda x: (torch.complex(x, 2 * x).conj(), torch.cat([x, -2 * x])),
+    "negated by a view": lambda x: (torch.complex(x, 2 * x).conj().imag, -2 * x),
+    "sparse COO": lambda x: (x.relu().to_sparse(), x[x > 0]),
+    "sparse CSR": lambda x: (x.relu().reshape(10, -1).to_sparse_csr(), x[x > 0]),
+    "a subclass": lambda x: (x.as_subclass(Subclass), x),
+    "nested": lambda x: (torch.nested.nested_tensor([x[:30], x[30:]]), x),
+    "jagged": lambda x: (torch.nested.nested_tensor([x[:30], x[30:]], layout=torch.jagged), x),
+    "integers": lambda x: (x.long(), None),
+    "booleans": lambda x: (x > 0, None),
+    "empty": lambda x: (x[:0], None),
+    "meta": lambda x: (x.to("meta"), None),
+    "quantized": lambda x: (torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*")  # nested, sparse and quantized tensors warn of being beta, or going away
+@pytest.mark.parametrize("with_kernel", [True, False], ids=["kernel", "torch"])
+@pytest.mark.parametrize("name", KINDS_OF_TENSORS)
+def test_every_kind_of_tensor_is_decided_in_one_place(name, with_kernel, image):
+    torch.manual_seed(0)
+    numbers = numeric.Numeric(lambda *_: None)
+    numbers.close()
+    numbers.kernel = kernel.load_image(image) if with_kernel else None
+    with torch.no_grad():
+        tensor, want = KINDS_OF_TENSORS[name](torch.randn(100))
+        got = numbers.summary(None, tensor, None)
+        assert numbers.is_finite(tensor, masks=False) is True
+    if want is None:
+        assert got is None
+    else:
+        assert_right(got, want.detach())
+    numbers.close()
+
+
+@pytest.mark.parametrize("with_kernel", [True, False], ids=["kernel", "torch"])
+@pytest.mark.parametrize("value", [1.0, NAN, INF, -INF])
+def test_both_gates_say_the_same(value, with_kernel, image):
+    numbers = numeric.Numeric(lambda *_: None)
+    numbers.close()
+    numbers.kernel = kernel.load_image(image) if with_kernel else None
+    tensor = torch.tensor([0.0, value])
+    assert numbers.is_finite(tensor, masks=False) is math.isfinite(value)
+    assert numbers.is_finite(tensor, masks=True) is (math.isfinite(value) or value == -INF)
+    numbers.close()
+
+
+# -- as plugins see it
+
+
+SEEN: list[object] = []
+
+
+class Looks(Plugin):
+    name = "looks"
+
+    @hookimpl
+    def configure(self, context):
+        SEEN.clear()
+        self.context = context
+
+    @hookimpl
+    def forward(self, output):
+        returned = self.context.summary(output, lambda summary: SEEN.append(("summary", summary)))
+        SEEN.append(("returned", returned))
+        finite = self.context.is_finite(output)
+        if isinstance(finite, torch.Tensor):
+            self.context.later([finite, output.sum()], lambda numbers: SEEN.append(("later", numbers)))
+        else:
+            SEEN.append(("finite", finite))
+
+    @hookimpl
+    def step_post(self):
+        SEEN.append("step")
+
+
+def one_step():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    out = model(torch.ones(2, 3))
+    out.sum().backward()
+    optimizer.step()
+    return out.detach()
+
+
+def test_a_plugin_gets_the_summary_of_a_host_tensor_at_once():
+    with running(Looks):
+        out = one_step()
+    (_, summary), returned, finite, step = SEEN
+    assert returned == ("returned", summary)
+    assert finite == ("finite", True)
+    assert step == "step"
+    assert_right(summary, out)
+
+
+def test_what_is_on_a_device_comes_after_the_step_and_nothing_was_read_before(monkeypatch):
+    monkeypatch.setattr(numeric, "on_host", lambda _tensor: False)
+    with running(Looks):
+        out = one_step()
+    returned, step, (_, summary), (_, (finite, total)) = SEEN
+    assert returned == ("returned", None)
+    assert step == "step"
+    assert_right(summary, out)
+    assert finite == 1.0
+    assert total == pytest.approx(out.sum().item())
+
+
+class Breaks(Plugin):
+    name = "breaks"
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+
+    @hookimpl
+    def forward(self, output):
+        self.context.later([output.sum()], self.fail)
+
+    def fail(self, numbers):
+        raise ValueError(numbers)
+
+
+def test_what_a_plugin_raises_when_numbers_arrive_is_its_own_error():
+    with running(Breaks) as agent:
+        one_step()
+        assert agent.values("hookd_plugin_errors") == {("breaks",): 1.0}
+
+
+def test_numbers_for_a_plugin_that_is_gone_are_dropped():
+    with running(Looks) as agent:
+        model = nn.Linear(3, 1)
+        context = agent.session.registry.named("looks").context
+        context.later([torch.ones(1)], SEEN.append)
+        agent.session.unload("looks")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    assert SEEN == []
+
+
+def test_code_that_makes_no_steps_does_not_fill_the_memory():
+    with running(Looks) as agent:
+        context = agent.session.registry.named("looks").context
+        arrived = []
+        for _ in range(2000):
+            context.later([torch.ones(1)], arrived.append)
+        assert len(arrived) == 1024
+
+
+# -- from memory
+
+
+def maps() -> int:
+    return Path("/proc/self/maps").read_text().count("hookd-kernel")
+
+
+def test_the_kernel_needs_no_library_and_leaves_no_mapping_and_no_descriptor(image):
+    before, descriptors = maps(), set(os.listdir("/proc/self/fd"))
+    made = kernel.load_image(image)
+    assert maps() > before
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+    made.close()
+    assert maps() == before
+
+
+def test_other_threads_run_while_the_kernel_does(image):
+    """A long call would hold up a thread that only counts, if it kept the interpreter's lock."""
+    made = kernel.load_image(image)
+    tensor = torch.zeros(1).expand(1 << 28)  # memory of one element, read 2^28 times
+    counted, ended = [], threading.Event()
+
+    def work():
+        made.sums(tensor)
+        ended.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not ended.is_set():
+        counted.append(len(counted))
+    thread.join()
+    made.close()
+    assert len(counted) > 1000
+
+
+@pytest.mark.parametrize("image_of", [b"", b"no such thing", b"\x7fELF\x02\x01\x01" + bytes(100)])
+def test_what_is_no_kernel_is_refused(image_of):
+    with pytest.raises(OSError):
+        kernel.load_image(image_of)
+
+
+def test_where_memory_files_are_refused_torch_takes_over(monkeypatch):
+    def refused(*_):
+        raise PermissionError(errno.EACCES, "memfd_noexec")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    numbers = numeric.Numeric(lambda *_: None)
+    assert numbers.kernel is None
+    tensor = torch.randn(100)
+    assert_right(numbers.summary(None, tensor, None), tensor)

@@ -1,0 +1,93 @@
+"""The kernel is compiled by an installation, which never fails for want of a compiler, and travels in the payload."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+
+import pytest
+
+from hookd.attach import payload
+from tests.support.environment import REPOSITORY
+from tests.support.native import SCRIPT, build
+
+KERNEL = "hookd/native/kernel.so"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Give a copy of what a wheel is made of, without a kernel."""
+    there = tmp_path / "tree"
+    skip = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in ("hookd", "plugins", "examples"):
+        shutil.copytree(REPOSITORY / name, there / name, ignore=skip)
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, there)
+    return there
+
+
+def wheel(tree, kind="build_wheel", **environment):
+    """Build a wheel as pip does; gives its file name and what is in it."""
+    code = f"from hatchling.build import {kind} as build; print(build('out'))"
+    (tree / "out").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tree, env={**os.environ, **environment}, capture_output=True, text=True,
+        timeout=100, check=True,
+    )  # fmt: skip
+    name = done.stdout.split()[-1]
+    with zipfile.ZipFile(tree / "out" / name) as archive:
+        return name, set(archive.namelist()), done.stdout + done.stderr
+
+
+def test_a_wheel_carries_the_kernel_and_is_for_this_kind_of_machine(tree, tmp_path):
+    build(tmp_path)  # or skip
+    name, files, _ = wheel(tree)
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert name.endswith(f"-py3-none-{platform}.whl")
+    assert KERNEL in files
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_compiler_the_wheel_has_no_kernel_and_says_so(tree, compiler):
+    name, files, said = wheel(tree, CC=compiler)
+    assert name.endswith("-py3-none-any.whl")
+    assert KERNEL not in files
+    assert "hookd/native/kernel.c" in files
+    assert "no numeric kernel" in said
+
+
+def test_an_editable_installation_has_the_kernel_in_the_source_tree(tree, tmp_path):
+    build(tmp_path)
+    wheel(tree, "build_editable")
+    assert (tree / KERNEL).exists()
+
+
+def test_the_script_says_what_is_wrong():
+    done = subprocess.run(
+        [sys.executable, SCRIPT],
+        env={**os.environ, "CC": "false"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "torch's own operations take its place" in done.stderr
+
+
+def test_the_payload_carries_the_kernel_that_is_there(monkeypatch, tree, tmp_path):
+    image = build(tmp_path)
+    monkeypatch.setattr(payload.hookd, "__file__", str(tree / "hookd" / "__init__.py"))
+    assert KERNEL not in carried()
+    shutil.copy(image, tree / KERNEL)
+    assert carried()[KERNEL] == image.read_bytes()
+
+
+def carried():
+    with zipfile.ZipFile(io.BytesIO(payload.build(()).archive)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
