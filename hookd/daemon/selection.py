@@ -20,7 +20,7 @@ CORE = frozenset({
     "hookd_series_dropped",
 })  # fmt: skip
 """Families of the agent itself: never dropped."""
-FINDINGS = frozenset({"hookd_nan_origin", "hookd_nan_nonfinite"})
+FINDINGS = frozenset({"hookd_nan_origin", "hookd_nan_nonfinite", "hookd_activations_finding"})
 """Families in which a series above 0 is a finding about its module."""
 COSTS = frozenset({"hookd_timing_forward_seconds", "hookd_timing_backward_seconds"})
 """Families whose sum is what a module costs."""

@@ -1,47 +1,94 @@
-"""What the outputs of each module look like: mean, spread, range and zeros. Runs in the target.
+"""What modules put out, and how they learn: statistics of outputs, gradients and weights, and what is wrong with them.
 
-    hookd_activations_mean{module}         of the first floating-point tensor in the module's output,
-    hookd_activations_std{module}          over all its elements (population standard deviation),
-    hookd_activations_min{module}          as of the last sampled step: one step in `every`
+Of the first floating-point tensor in the output of each module, as of the last sampled step:
+
+    hookd_activations_mean{module}               over its finite elements, as the next four; NaN where there are none
+    hookd_activations_std{module}                population standard deviation
+    hookd_activations_min{module}
     hookd_activations_max{module}
-    hookd_activations_zero_ratio{module}   share of elements that are exactly 0: of a ReLU's output, the dead part
+    hookd_activations_absmax{module}             the largest magnitude
+    hookd_activations_norm{module}               L2 norm of the finite elements
+    hookd_activations_zero_ratio{module}         share of elements that are exactly 0: of a ReLU's output, the dead part
+    hookd_activations_nonfinite_elements{module} how many are NaN or infinite
+    hookd_activations_saturation_ratio{module}   of Sigmoid, Tanh, GELU and their like: share of elements where the
+                                                 function is flat
+    hookd_activations_below_ratio{module,le}     only with `histogram`: share of elements that are at most `le`
 
-NaN and infinities are left out of mean, std, min and max (hookd_nan reports them), so that attention masks do not
-drown the rest; where nothing is left, the four are NaN. Sums are made in float32 about the mean of each
-chunk, and across chunks in float64: right for a mean of 1000 with a spread of 1, and nothing as large as the output is
-allocated.
+Of the parameters that a module itself owns, at the optimizer step (gradients reduced over ranks and accumulated):
 
-Options: `modules=GLOB|GLOB` (names as in the label) and `depth=N` (deepest modules to look at, the root is 0).
+    hookd_activations_grad_norm{module}          L2 norm of their gradients
+    hookd_activations_weight_norm{module}        L2 norm of the parameters
+    hookd_activations_update_ratio{module}       |dw|/|w|: how far the step moves them, relative to their norm
+    hookd_activations_grad_noise_ratio{module}   share of the gradients' energy that differs from step to step: 1 is all
+                                                 noise, 0 all signal; its x/(1-x) is the noise scale in batches
+    hookd_activations_param_grad_{mean,std,absmax,norm,zero_ratio}{module,param}   only with `parameters=true`
+    hookd_activations_param_{norm,update_ratio}{module,param}                      the same
+
+    hookd_activations_finding{module,kind}       1 while a module shows something that it should not
+
+Findings are incidents, once per module and kind, after `patience` samples in a row that show them:
+
+    dead             a ReLU's output is 0 but for 1 % (`dead=0.99`)
+    saturated        95 % of the output of a Sigmoid, Tanh, GELU or their like is where they are flat (`saturated=0.95`)
+    vanishing        a module's gradient, per element, is below 1e-6 (`vanishing`) of the largest of all modules after it
+    exploding        all gradients together are 100 times (`exploding`) the median of the last 32 looks, twice in a row
+    unchanged        trained parameters get no gradient, or do not change, in 20 looks (`unchanged`), while others learn
+    batchnorm_eval   a BatchNorm that is trained runs in eval mode while its gradients are computed
+    loss_spike       a loss leaves the range of the last 64 by three times (`spike`) that range; looked at in every step
+    near_overflow    a float16 output is above half of what float16 can hold
+
+Options: `modules=GLOB|GLOB` (names as in the label), `types=GLOB|GLOB` (names of classes), `depth=N` (deepest modules to
+look at, the root is 0), `every=N` (one step in N), `rotate=true` (one module in each sampled step, in turn),
+`parameters=true`, `gradients=false` (outputs alone), `histogram=true`, `patience=N` and the thresholds above.
+
+Limits: NaN and infinities are left out of the statistics (hookd_nan reports them), so that attention masks do not drown
+the rest. Saturation and distribution look at no more than 65,536 elements, evenly spread; the update at the first
+16,384 of each parameter, the noise at the first 4,096. What is on a device is known a step or two later. ReLU and its
+like are known as modules only: a function called directly has no name.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from hookd import Context, Module, Plugin, PluginError, hookimpl, tensors
+from hookd import Context, Module, Plugin, Summary, hookimpl, tensors
+from hookd_activations import findings, outputs
+from hookd_activations.parameters import Parameters, Row, by_module
+from hookd_activations.selector import Selector
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-Stats = tuple[float, float, float, float, float]
-STATS = ("mean", "std", "min", "max", "zero_ratio")
-HELP = "of the module's output at the last sampled step."
+OUTPUT = {
+    "mean": "Mean", "std": "Standard deviation", "min": "Smallest finite element", "max": "Largest finite element",
+    "zero_ratio": "Share of zeros", "absmax": "Largest magnitude", "norm": "L2 norm",
+    "nonfinite_elements": "Elements that are NaN or infinite",
+}  # fmt: skip
+OWN = {
+    "grad_norm": "L2 norm of the gradients of the module's own parameters",
+    "weight_norm": "L2 norm of the module's own parameters",
+    "update_ratio": "Norm of the step's change of the module's own parameters over their norm",
+    "grad_noise_ratio": "Share of the energy of the gradients that differs from step to step",
+}
+PARAMETER = {
+    "param_grad_mean": "Mean of the parameter's gradient", "param_grad_std": "Standard deviation of its gradient",
+    "param_grad_absmax": "Largest magnitude in its gradient", "param_grad_norm": "L2 norm of its gradient",
+    "param_grad_zero_ratio": "Share of zeros in its gradient", "param_norm": "L2 norm of the parameter",
+    "param_update_ratio": "Norm of the step's change of the parameter over its norm",
+}  # fmt: skip
 PLAIN = (Tensor, torch.nn.Parameter)
-REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-CHUNK = 1 << 16
-"""Elements reduced at a time: their differences from the mean stay in the processor's cache."""
-SAFE = (1e-15, 1e15)
-"""Magnitudes whose squares float32 can add up without losing the small or overflowing with the large."""
+RECTIFIERS = ("ReLU", "ReLU6", "Threshold")
+BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
+ALERT_STEPS = 8
+"""How many steps are looked at after a loss spike, whatever the interval: what explodes may be over in ten steps."""
+
+Setter = Callable[[float], None]
 
 
 class Activations(Plugin):
-    """Samples the outputs of modules, in one step of ten."""
+    """Samples the outputs of modules, and their parameters, in one step of ten."""
 
     name = "activations"
     sampled = ("forward",)
@@ -49,54 +96,225 @@ class Activations(Plugin):
 
     @hookimpl
     def configure(self, context: Context) -> None:
-        """Read `modules` and `depth`, and declare one gauge for each number."""
-        self.globs = context.option("modules", "*").split("|")
-        self.depth = context.option("depth", -1)
-        if self.depth < -1:
-            raise PluginError(f"activations: depth must be 0 or more, not {self.depth}")
-        words = ("Mean", "Standard deviation", "Smallest finite element", "Largest finite element", "Share of zeros")
-        self.gauges = [context.gauge(name, f"{word} {HELP}", ["module"]) for name, word in zip(STATS, words)]
-        self.cells: dict[int, tuple[Callable[[float], None], ...]] = {}
-        self.later = Later()
+        """Read the options and declare the metrics."""
+        self.context = context
+        self.selector = Selector(context)
+        self.findings = findings.Findings(context)
+        self.losses = findings.Losses(self.findings.spike)
+        self.growth: dict[str, findings.Growth] = {}
+        self.wants_gradients = context.option("gradients", default=True)
+        self.wants_parameters = context.option("parameters", default=False)
+        self.wants_histogram = context.option("histogram", default=False)
+        sample = "at the last sampled step."
+        self.gauges = [
+            context.gauge(name, f"{of} of the module's output {sample}", ["module"]) for name, of in OUTPUT.items()
+        ]
+        self.own = [context.gauge(name, f"{of}, {sample}", ["module"]) for name, of in OWN.items()]
+        self.saturation = context.gauge(
+            "saturation_ratio", f"Share of the output where the function is flat, {sample}", ["module"]
+        )
+        if self.wants_parameters:
+            labels = ["module", "param"]
+            self.each = [context.gauge(name, f"{of}, {sample}", labels) for name, of in PARAMETER.items()]
+        if self.wants_histogram:
+            text = f"Share of the output's elements that are at most `le`, {sample}"
+            self.below = context.gauge("below_ratio", text, ["module", "le"])
+        self.cells: dict[int, list[Setter]] = {}
+        self.parameters = Parameters(context, self.selector.selected, self._learnt)
+        self.is_sampled = False  # something was looked at in this step
+        self.alert = 0
+        self.place = 0  # of the next loss in its step
 
     @hookimpl
     def select(self, module: Module) -> bool:
         """Take the modules that the options name."""
-        is_shallow = self.depth < 0 or module.depth <= self.depth
-        return is_shallow and any(fnmatchcase(module.name, glob) for glob in self.globs)
+        return self.selector.take(module)
+
+    # -- outputs
 
     @hookimpl
     def forward(self, module: Module, output: Any) -> None:
-        """Reduce the output to five numbers."""
+        """Reduce the output to its numbers."""
+        self.is_sampled = True
+        if not self.selector.is_due(module):
+            return
         tensor = next((t for t in tensors(output) if is_real(t)), None)
         if tensor is None:
             return
-        if on_host(tensor):
-            self._store(module, stats(tensor))
+        is_half, is_learning = tensor.dtype is torch.float16, tensor.requires_grad
+        self.context.summary(tensor, lambda summary: self._put_out(module, summary, is_half=is_half))
+        if module.type in outputs.SATURATION:
+            self._read([outputs.saturation_ratio(tensor, module.type)], lambda got: self._saturated(module, *got))
+        if self.wants_histogram:
+            self._read([outputs.below_ratios(tensor)], lambda shares: self._distributed(module, shares))
+        if module.type in BATCH_NORMS:
+            self._check_mode(module, is_learning=is_learning)
+
+    def _read(self, values: list[Tensor], then: Callable[[list[float]], None]) -> None:
+        """Read small tensors: at once in the host's memory, else when they have arrived."""
+        if values[0].is_cpu:
+            then([number for value in values for number in value.reshape(-1).tolist()])
         else:
-            self.later.put(device_stats(tensor), module)
+            self.context.later(values, then)
 
-    @hookimpl
-    def step_post(self) -> None:
-        """Store what has arrived from a device since."""
-        for module, values in self.later.take():
-            self._store(module, values)
+    def _put_out(self, module: Module, summary: Summary, *, is_half: bool) -> None:
+        nonfinite = summary.nans + summary.infs
+        values = (
+            summary.mean, summary.std, summary.min, summary.max, summary.zero_ratio, summary.absmax, summary.norm,
+            nonfinite,
+        )  # fmt: skip
+        for store, value in zip(self._setters(module), values):
+            store(value)
+        see = self.findings.see
+        if module.type in RECTIFIERS:
+            is_dead = summary.count >= findings.FEW and summary.zero_ratio >= self.findings.dead
+            see("dead", module.name, "{module}: {zero_ratio:.1%} of a ReLU's output is 0: it is dead", holds=is_dead,
+                zero_ratio=summary.zero_ratio)  # fmt: skip
+        if is_half:
+            is_near = findings.HALF_LARGEST < summary.absmax < findings.LARGEST
+            see("near_overflow", module.name, "{module}: output of {absmax:.0f} in float16, which ends at 65504",
+                holds=is_near, absmax=summary.absmax)  # fmt: skip
 
-    def _store(self, module: Module, values: Iterable[float]) -> None:
+    def _setters(self, module: Module) -> list[Setter]:
         setters = self.cells.get(module.id)
         if setters is None:
-            setters = self.cells[module.id] = tuple(gauge.labels(module.name).set for gauge in self.gauges)
-        for store, value in zip(setters, values):
-            store(value)
+            setters = self.cells[module.id] = [gauge.labels(module.name).set for gauge in self.gauges]
+        return setters
 
+    def _saturated(self, module: Module, ratio: float) -> None:
+        self.saturation.labels(module.name).set(ratio)
+        self.findings.see(
+            "saturated", module.name, "{module}: {saturation_ratio:.1%} of its output is saturated",
+            holds=ratio >= self.findings.saturated, saturation_ratio=ratio,
+        )  # fmt: skip
 
-def on_host(tensor: Tensor) -> bool:
-    """Say whether reading a value of `tensor` costs nothing."""
-    return tensor.is_cpu
+    def _distributed(self, module: Module, shares: list[float]) -> None:
+        for edge, share in zip(outputs.EDGES, shares):
+            self.below.labels(module.name, f"{edge:g}").set(share)
+
+    def _check_mode(self, module: Module, *, is_learning: bool) -> None:
+        found: Any = module.torch()
+        if found is None:
+            return
+        is_trained = found.weight is not None and bool(found.weight.requires_grad)
+        is_eval = not found.training and bool(found.track_running_stats)
+        self.findings.see(
+            "batchnorm_eval", module.name, "{module}: a BatchNorm in eval mode is being trained",
+            holds=is_learning and is_trained and is_eval,
+        )  # fmt: skip
+
+    # -- the loss
+
+    @hookimpl
+    def loss(self, tensors: tuple[Any, ...]) -> None:
+        """Look for a spike; of one number only: what else a backward starts from is no loss."""
+        place, self.place = self.place, self.place + 1
+        if len(tensors) == 1 and tensors[0].numel() == 1 and is_real(tensors[0]):
+            self._read([tensors[0].detach().reshape(1)], lambda got: self._lost(place, *got))
+
+    def _lost(self, place: int, value: float) -> None:
+        is_spike = self.losses.is_spike(place, value)
+        if is_spike:
+            self.alert = ALERT_STEPS
+        self.findings.see("loss_spike", "", "the loss jumped to {loss:.4g}", holds=is_spike, patience=1, loss=value)
+
+    # -- parameters
+
+    @hookimpl
+    def step_pre(self, optimizer: Optimizer) -> None:
+        """Look at gradients and weights in a step whose outputs were looked at, and after a spike."""
+        if self.wants_gradients and (self.is_sampled or self.alert):
+            self.parameters.before(optimizer, self.selector.is_due)
+
+    @hookimpl
+    def step_post(self, optimizer: Optimizer) -> None:
+        """See what the step did."""
+        self.parameters.after(optimizer)
+        self.place = 0
+        self.alert = max(0, self.alert - 1)
+        if self.is_sampled:
+            self.is_sampled = False
+            self.selector.next()
+
+    def _learnt(self, optimizer: int, rows: list[Row]) -> None:
+        """Publish what one optimizer did in one step, and judge it."""
+        groups = by_module(rows)
+        norms: dict[str, float] = {}
+        for name, own in groups.items():
+            norms[name] = self._publish(name, own)
+            if self.wants_parameters:
+                self._publish_each(own)
+        self._judge_depth(groups, norms)
+        self._judge_growth(optimizer, norms)
+        self._judge_change(groups)
+
+    def _publish(self, module: str, rows: list[Row]) -> float:
+        grad = math.hypot(*(row.grad.norm for row in rows if row.grad is not None))
+        weight = math.hypot(*(row.weight.norm for row in rows if row.weight is not None))
+        before, energy = math.hypot(*(row.before for row in rows)), sum(row.energy for row in rows)
+        update = math.hypot(*(row.moved for row in rows)) / before if before else 0.0
+        values = [grad, weight, update]
+        if energy:  # from the second look on
+            values.append(sum(row.noise for row in rows) / energy)
+        for gauge, value in zip(self.own, values):
+            gauge.labels(module).set(value)
+        return grad
+
+    def _publish_each(self, rows: list[Row]) -> None:
+        for row in rows:
+            if row.grad is not None and row.weight is not None:
+                grad = row.grad
+                values = (
+                    grad.mean,
+                    grad.std,
+                    grad.absmax,
+                    grad.norm,
+                    grad.zero_ratio,
+                    row.weight.norm,
+                    row.update_ratio,
+                )
+                for gauge, value in zip(self.each, values):
+                    gauge.labels(row.module, row.name).set(value)
+
+    def _judge_depth(self, groups: dict[str, list[Row]], norms: dict[str, float]) -> None:
+        """Compare each module's gradient, per element, with the largest of those after it, from the loss backwards."""
+        largest, modules = 0.0, list(groups)
+        for depth in range(len(modules) - 1, -1, -1):
+            name = modules[depth]
+            size = norms[name] / math.sqrt(sum(row.elements for row in groups[name]))
+            holds = 0 < size < self.findings.vanishing * largest
+            self.findings.see(
+                "vanishing", name, "{module}: its gradient is {ratio:.1e} of that of a module after it: it vanishes",
+                holds=holds, ratio=size / largest if largest else 1.0, depth=depth, modules=len(modules),
+            )  # fmt: skip
+            largest = max(largest, size) if math.isfinite(size) else largest
+
+    def _judge_growth(self, optimizer: int, norms: dict[str, float]) -> None:
+        """Compare with the steps before, and name the module that grew most."""
+        factors = {name: self.growth.setdefault(name, findings.Growth()).factor(norm) for name, norm in norms.items()}
+        together = self.growth.setdefault(f"#{optimizer}", findings.Growth()).factor(math.hypot(*norms.values()))
+        worst = max(factors, key=lambda name: factors[name])
+        place = list(norms).index(worst)
+        holds = together > self.findings.exploding and not self.selector.rotate
+        self.findings.see(
+            "exploding", "", "all gradients together are {factor:.0f} times what they were, most of all in {worst}",
+            holds=holds, patience=2, factor=together, worst=worst, depth=place, modules=len(norms),
+        )  # fmt: skip
+
+    def _judge_change(self, groups: dict[str, list[Row]]) -> None:
+        """Find what does not learn though others do, and though nothing else explains it."""
+        still = {name: all(row.stands_still for row in rows) for name, rows in groups.items()}
+        is_explained = self.findings.holds("dead") or self.findings.holds("saturated")
+        some_learn = any(row.moved for rows in groups.values() for row in rows)
+        for name, stands_still in still.items():
+            self.findings.see(
+                "unchanged", name, "{module}: its parameters get no gradient, or never change", patience=self.findings.unchanged,
+                holds=stands_still and some_learn and not is_explained,
+            )  # fmt: skip
 
 
 def is_real(tensor: Tensor) -> bool:
-    """Whether it has floating-point elements that can be read here and now."""
+    """Whether it is a dense tensor of real numbers: what others store is not what the module has put out."""
     return (
         tensor.is_floating_point()
         and type(tensor) in PLAIN
@@ -104,88 +322,3 @@ def is_real(tensor: Tensor) -> bool:
         and not (getattr(tensor, "is_nested", False) or tensor.is_meta)
         and tensor.numel() > 0
     )
-
-
-def stats(tensor: Tensor) -> Stats:
-    """Give mean, std, min, max and the share of zeros of a tensor in the host's memory.
-
-    Args:
-        tensor: [...] floating, not empty; not modified.
-
-    Returns:
-        NaN for the first four where no element is finite.
-    """
-    flat = flatten(tensor)
-    zeros = 1 - int(flat.count_nonzero()) / flat.numel()
-    low, high = (end.item() for end in torch.aminmax(flat))
-    if not (low > -math.inf and high < math.inf):  # false for NaN, too
-        flat = flat[flat.isfinite()]
-        if not flat.numel():
-            return (math.nan, math.nan, math.nan, math.nan, zeros)
-        low, high = (end.item() for end in torch.aminmax(flat))
-    mean, variance = (low, 0.0) if low == high else moments(flat, max(-low, high))
-    return (mean, math.sqrt(variance), low, high, zeros)
-
-
-def flatten(tensor: Tensor) -> Tensor:
-    """Give all elements in one dimension, in any order; a copy only where the memory has gaps, or of a float8."""
-    if not tensor.is_contiguous():
-        tensor = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
-    flat = tensor.reshape(-1)
-    return flat if flat.dtype in REAL else flat.float()
-
-
-def moments(flat: Tensor, peak: float) -> tuple[float, float]:
-    """Give mean and population variance of finite elements of which `peak` is the largest magnitude.
-
-    Each chunk is reduced about its own mean, and the chunks are combined pairwise in float64.
-    Source: Chan, Golub, LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979, 2.1.
-    """
-    wide = torch.float32 if flat.dtype != torch.float64 and SAFE[0] < peak < SAFE[1] else torch.float64
-    n, mean, squares = 0, 0.0, 0.0
-    for chunk in torch.split(flat, CHUNK):
-        values, m = chunk.to(wide), chunk.numel()
-        center = values.mean()
-        deviation = values - center
-        delta = center.item() - mean
-        squares += torch.dot(deviation, deviation).item() + delta * delta * n * m / (n + m)
-        mean += delta * m / (n + m)
-        n += m
-    return mean, squares / n
-
-
-def device_stats(tensor: Tensor) -> Tensor:
-    """Give [5] float32 on the tensor's device: what `stats` gives, without waiting for the device."""
-    wide = flatten(tensor).float()
-    bad = ~wide.isfinite()
-    n = wide.numel() - bad.sum()
-    mean = wide.masked_fill(bad, 0.0).sum() / n
-    variance = (wide - mean).masked_fill(bad, 0.0).square().sum() / n
-    low = wide.masked_fill(bad, math.inf).amin().masked_fill(n == 0, math.nan)
-    high = wide.masked_fill(bad, -math.inf).amax().masked_fill(n == 0, math.nan)
-    zeros = 1 - wide.count_nonzero() / wide.numel()
-    return torch.stack((mean, variance.sqrt(), low, high, zeros))
-
-
-class Later:
-    """Reads small tensors of a device without waiting for it: asked for now, taken when they have arrived."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[tuple[Module, Tensor, Any]] = deque()
-
-    def put(self, values: Tensor, module: Module) -> None:
-        """Send `values` on their way."""
-        if not values.is_cuda:
-            self.waiting.append((module, values, None))
-            return
-        with torch.cuda.device(values.device):
-            host = torch.empty(values.shape, pin_memory=True).copy_(values, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        self.waiting.append((module, host, event))
-
-    def take(self) -> Iterator[tuple[Module, list[float]]]:
-        """Give what has arrived, in order."""
-        while self.waiting and (self.waiting[0][2] is None or self.waiting[0][2].query()):
-            module, values, _ = self.waiting.popleft()
-            yield module, values.tolist()

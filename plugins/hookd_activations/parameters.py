@@ -1,0 +1,187 @@
+"""What the parameters do at an optimizer step: their gradients, their weights, how far they move. Runs in the target.
+
+Of gradients and weights all elements are summed up. For the update, and for the gradient's noise, the first SLICE
+elements of each parameter are kept from before to after the step, so that no model needs memory for a second one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Callable
+
+import torch
+from torch import Tensor
+
+from hookd import Context, Module, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch.optim import Optimizer
+
+SLICE = 1 << 14
+NOISE_SLICE = 1 << 12
+DECAY = 0.9
+"""Of the mean gradient, over looked-at steps."""
+
+
+@dataclass
+class Row:
+    """One parameter at one step. Squares of norms are of slices; `noise` and `energy` as in `Noise.split`."""
+
+    module: str
+    name: str
+    elements: int
+    is_whole: bool
+    has_rate: bool
+    grad: Summary | None = None
+    weight: Summary | None = None
+    moved: float = 0.0
+    before: float = 0.0
+    noise: float = 0.0
+    energy: float = 0.0
+
+    @property
+    def update_ratio(self) -> float:
+        """How far it moved, relative to its norm before; 0 for one that was 0."""
+        return self.moved / self.before if self.before else 0.0
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether nothing can have changed it: it has no gradient, or though it has one all of it is as before."""
+        has_gradient = self.grad is not None and (self.grad.norm > 0 or not self.grad.is_finite)
+        return not has_gradient or (self.is_whole and self.has_rate and self.moved == 0)
+
+
+class Noise:
+    """The mean of a parameter's gradients, and what each step's differs from it.
+
+    With g = G + e, e independent from step to step, E|g|^2 = |G|^2 + tr(Cov e), and the square of the weighted mean is
+    |G|^2 + c tr(Cov e), where c is the sum of the squared weights. So both can be told apart. Source of the notion:
+    McCandlish, Kaplan, Amodei, An Empirical Model of Large-Batch Training, 2018, appendix A.
+    """
+
+    def __init__(self) -> None:
+        self._mean: Tensor | None = None
+        self._energy = 0.0
+        self._steps = 0
+
+    def sums(self, grad: Tensor) -> list[Tensor]:
+        """Take a gradient; gives [] the square of its norm and of the mean's, on its device."""
+        now = grad.detach().reshape(-1)[:NOISE_SLICE].float()
+        if self._mean is None or self._mean.shape != now.shape or self._mean.device != now.device:
+            self._mean, self._energy, self._steps = torch.zeros_like(now), 0.0, 0
+        self._mean.lerp_(now, 1 - DECAY)
+        return [now.square().sum(), self._mean.square().sum()]
+
+    def split(self, grad: float, mean: float) -> tuple[float, float]:
+        """Give tr(Cov e) and E|g|^2, both 0 before the second step; in the order in which `sums` was called."""
+        if not (math.isfinite(grad) and math.isfinite(mean)):
+            self._mean = None  # it would never be finite again
+            return 0.0, 0.0
+        self._steps += 1
+        self._energy += (1 - DECAY) * (grad - self._energy)
+        total = 1 - DECAY**self._steps
+        weights = (1 - DECAY) ** 2 * (1 - DECAY ** (2 * self._steps)) / (1 - DECAY**2) / total**2
+        if self._steps < 2:
+            return 0.0, 0.0
+        energy = self._energy / total
+        return min(max((energy - mean / total**2) / (1 - weights), 0.0), energy), energy
+
+
+@dataclass
+class Round:
+    """The parameters of one optimizer, by its id, at one step, from before it to after it."""
+
+    optimizer: int
+    rows: list[Row] = field(default_factory=list)
+    slices: list[tuple[Row, Tensor, Tensor]] = field(default_factory=list)
+    numbers: list[Tensor] = field(default_factory=list)
+    takers: list[Callable[[list[float]], None]] = field(default_factory=list)
+
+
+class Parameters:
+    """Looks at the parameters of the selected modules before and after an optimizer step."""
+
+    def __init__(
+        self, context: Context, selected: Mapping[str, Module], done: Callable[[int, list[Row]], None]
+    ) -> None:
+        self._context = context
+        self._selected = selected
+        self._done = done
+        self._noise: dict[tuple[str, str], Noise] = {}
+        self._rounds: dict[int, Round] = {}
+
+    def before(self, optimizer: Optimizer, is_due: Callable[[Module], bool]) -> None:
+        """Sum up gradients and weights, and keep what the update is to be compared with."""
+        made = self._rounds[id(optimizer)] = Round(id(optimizer))
+        rates = {id(p): bool(group.get("lr", 1.0)) for group in optimizer.param_groups for p in group["params"]}
+        for name, parameter in self._context.ordered_parameters(optimizer):
+            owner, _, own_name = name.rpartition(".")
+            owner = f"{owner}.(root)".lstrip(".") if "." not in owner and owner[:1] in ("", "#") else owner
+            module = self._selected.get(owner)
+            if module is not None and is_due(module) and parameter.requires_grad and not name.startswith("parameter "):
+                self._look(made, owner, own_name, parameter, has_rate=rates[id(parameter)])
+
+    def _look(self, made: Round, module: str, name: str, parameter: Tensor, *, has_rate: bool) -> None:
+        row = Row(module, name, parameter.numel(), parameter.numel() <= SLICE, has_rate)
+        made.rows.append(row)
+        self._context.summary(parameter, lambda summary: setattr(row, "weight", summary))
+        grad = parameter.grad
+        if grad is not None:
+            self._context.summary(grad, lambda summary: setattr(row, "grad", summary))
+        weights = _strided(parameter)
+        if weights is not None:
+            made.slices.append((row, weights, weights.reshape(-1)[:SLICE].clone()))
+        grads = None if grad is None else _strided(grad)
+        if grads is not None:
+            noise = self._noise.setdefault((module, name), Noise())
+            made.numbers += noise.sums(grads)
+
+            def take(numbers: list[float]) -> None:
+                row.noise, row.energy = noise.split(*numbers)
+
+            made.takers.append(take)
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Compare, and have `done` called with all rows: after this step, or on a device after the next."""
+        made = self._rounds.pop(id(optimizer), None)
+        if made is None or not made.rows:
+            return
+        for row, weights, before in made.slices:
+            was = before.float()
+            made.numbers += [(weights.reshape(-1)[:SLICE].float() - was).square().sum(), was.square().sum()]
+            made.takers.append(_mover(row))
+        made.slices.clear()
+        if made.numbers:
+            self._context.later(made.numbers, lambda numbers: self._arrived(made, numbers))
+        else:
+            self._done(made.optimizer, made.rows)
+
+    def _arrived(self, made: Round, numbers: list[float]) -> None:
+        for at, take in enumerate(made.takers):
+            take(numbers[2 * at : 2 * at + 2])
+        self._done(made.optimizer, made.rows)
+
+
+def _mover(row: Row) -> Callable[[list[float]], None]:
+    def take(numbers: list[float]) -> None:
+        row.moved, row.before = (math.sqrt(number) for number in numbers)
+
+    return take
+
+
+def _strided(tensor: Tensor) -> Tensor | None:
+    """Give the dense tensor whose first elements can be compared: of a distributed one this rank's part."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    is_dense = local.layout == torch.strided and local.is_floating_point() and local.is_contiguous() and local.numel()
+    return local.detach() if is_dense else None
+
+
+def by_module(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Group rows by their module, in order."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.module, []).append(row)
+    return groups
