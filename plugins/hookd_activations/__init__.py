@@ -30,7 +30,8 @@ Findings are incidents, once per module and kind, after `patience` samples in a 
 
     dead             a ReLU's output is 0 but for 1 % (`dead=0.99`)
     saturated        95 % of the output of a Sigmoid, Tanh, GELU or their like is where they are flat (`saturated=0.95`)
-    vanishing        a module's gradient, per element, is below 1e-6 (`vanishing`) of the largest of all modules after it
+    vanishing        a module's gradient, per element, is below 1e-4 (`vanishing`) of the largest of all modules after it,
+                     and a hundredth of what it was; or it is below 1e-7, whatever it was
     exploding        all gradients together are 100 times (`exploding`) the median of the last 32 looks, twice in a row
     unchanged        trained parameters get no gradient, or do not change, in 20 looks (`unchanged`), while others learn
     batchnorm_eval   a BatchNorm that is trained runs in eval mode while its gradients are computed
@@ -101,7 +102,8 @@ class Activations(Plugin):
         self.selector = Selector(context)
         self.findings = findings.Findings(context)
         self.losses = findings.Losses(self.findings.spike)
-        self.growth: dict[str, findings.Growth] = {}
+        self.growth: dict[str, findings.Course] = {}
+        self.ratios: dict[str, findings.Course] = {}
         self.wants_gradients = context.option("gradients", default=True)
         self.wants_parameters = context.option("parameters", default=False)
         self.wants_histogram = context.option("histogram", default=False)
@@ -278,27 +280,34 @@ class Activations(Plugin):
 
     def _judge_depth(self, groups: dict[str, list[Row]], norms: dict[str, float]) -> None:
         """Compare each module's gradient, per element, with the largest of those after it, from the loss backwards."""
-        largest, modules = 0.0, list(groups)
+        largest, modules, found = 0.0, list(groups), self.findings
         for depth in range(len(modules) - 1, -1, -1):
             name = modules[depth]
             size = norms[name] / math.sqrt(sum(row.elements for row in groups[name]))
-            holds = 0 < size < self.findings.vanishing * largest
-            self.findings.see(
+            ratio, course = size / largest if largest else 1.0, self.ratios.setdefault(name, findings.Course())
+            has_faded = course.relative(ratio) < findings.FADED or ratio < findings.UNSEEN * found.vanishing
+            holds = 0 < ratio < found.vanishing and has_faded
+            if not holds:
+                course.take(ratio)
+            found.see(
                 "vanishing", name, "{module}: its gradient is {ratio:.1e} of that of a module after it: it vanishes",
-                holds=holds, ratio=size / largest if largest else 1.0, depth=depth, modules=len(modules),
+                holds=holds, ratio=ratio, depth=depth, modules=len(modules),
             )  # fmt: skip
-            largest = max(largest, size) if math.isfinite(size) else largest
+            largest = max(largest, size)
 
     def _judge_growth(self, optimizer: int, norms: dict[str, float]) -> None:
         """Compare with the steps before, and name the module that grew most."""
-        factors = {name: self.growth.setdefault(name, findings.Growth()).factor(norm) for name, norm in norms.items()}
-        together = self.growth.setdefault(f"#{optimizer}", findings.Growth()).factor(math.hypot(*norms.values()))
-        worst = max(factors, key=lambda name: factors[name])
+        courses = [self.growth.setdefault(name, findings.Course()) for name in (f"#{optimizer}", *norms)]
+        values = [math.hypot(*norms.values()), *norms.values()]
+        total, *factors = (course.relative(value) for course, value in zip(courses, values))
+        for course, value in zip(courses, values):
+            course.take(value)
+        worst = max(zip(factors, norms))[1]
         place = list(norms).index(worst)
-        holds = together > self.findings.exploding and not self.selector.rotate
+        holds = total > self.findings.exploding and not self.selector.rotate
         self.findings.see(
             "exploding", "", "all gradients together are {factor:.0f} times what they were, most of all in {worst}",
-            holds=holds, patience=2, factor=together, worst=worst, depth=place, modules=len(norms),
+            holds=holds, patience=2, factor=total, worst=worst, depth=place, modules=len(norms),
         )  # fmt: skip
 
     def _judge_change(self, groups: dict[str, list[Row]]) -> None:

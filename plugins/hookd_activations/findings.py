@@ -13,6 +13,9 @@ INCIDENTS = 8
 """Of one kind so many are reported, for different modules; the gauge shows all."""
 FEW = 32
 """Fewer elements than this may be 0, or saturated, by chance."""
+FADED = 1e-2
+"""A gradient that vanishes has been so many times larger before; where nobody saw that, it must be smaller by UNSEEN."""
+UNSEEN = 1e-3
 HALF_LARGEST, LARGEST = 32752.0, 65504.0
 """Of float16: a value above the half overflows at the next doubling; the largest itself is what masks are made of."""
 
@@ -28,7 +31,7 @@ class Findings:
         self.patience = _positive(context, "patience", 3)
         self.dead = _positive(context, "dead", 0.99)
         self.saturated = _positive(context, "saturated", 0.95)
-        self.vanishing = _positive(context, "vanishing", 1e-6)
+        self.vanishing = _positive(context, "vanishing", 1e-4)
         self.exploding = _positive(context, "exploding", 100.0)
         self.unchanged = _positive(context, "unchanged", 20)
         self.spike = _positive(context, "spike", 3.0)
@@ -96,17 +99,20 @@ class Losses:
         return found
 
 
-class Growth:
-    """The last norms of all gradients together, and by how much one exceeds them."""
+class Course:
+    """The last values of something, and how the next compares with them."""
 
     WINDOW, LEAST = 32, 5
 
     def __init__(self) -> None:
         self._window: deque[float] = deque(maxlen=self.WINDOW)
 
-    def factor(self, norm: float) -> float:
-        """Give `norm` relative to the median of those before, 1 while they are too few; then it is one of them."""
+    def relative(self, value: float) -> float:
+        """Give `value` relative to the median of those taken, 1 while they are too few."""
         before = median(self._window) if len(self._window) >= self.LEAST else 0.0
-        if math.isfinite(norm) and norm > 0:
-            self._window.append(norm)
-        return norm / before if before > 0 else 1.0
+        return value / before if before > 0 else 1.0
+
+    def take(self, value: float) -> None:
+        """Let it be one of them; what is 0 or not finite is not."""
+        if 0 < value < math.inf:
+            self._window.append(value)

@@ -28,7 +28,7 @@ DECAY = 0.9
 
 @dataclass
 class Row:
-    """One parameter at one step. Squares of norms are of slices; `noise` and `energy` as in `Noise.split`."""
+    """One parameter at one step; `moved` and `before` are norms of slices, `noise` and `energy` as in `Noise.split`."""
 
     module: str
     name: str
@@ -41,6 +41,14 @@ class Row:
     before: float = 0.0
     noise: float = 0.0
     energy: float = 0.0
+
+    def move(self, moved: float, before: float) -> None:
+        """Note how far it has moved, and the norm of where it was."""
+        self.moved, self.before = moved, before
+
+    def vary(self, noise: float, energy: float) -> None:
+        """Note how its gradient varies."""
+        self.noise, self.energy = noise, energy
 
     @property
     def update_ratio(self) -> float:
@@ -69,11 +77,11 @@ class Noise:
 
     def sums(self, grad: Tensor) -> list[Tensor]:
         """Take a gradient; gives [] the square of its norm and of the mean's, on its device."""
-        now = grad.detach().reshape(-1)[:NOISE_SLICE].float()
+        now = grad.reshape(-1)[:NOISE_SLICE].float()
         if self._mean is None or self._mean.shape != now.shape or self._mean.device != now.device:
             self._mean, self._energy, self._steps = torch.zeros_like(now), 0.0, 0
         self._mean.lerp_(now, 1 - DECAY)
-        return [now.square().sum(), self._mean.square().sum()]
+        return [torch.dot(now, now), torch.dot(self._mean, self._mean)]
 
     def split(self, grad: float, mean: float) -> tuple[float, float]:
         """Give tr(Cov e) and E|g|^2, both 0 before the second step; in the order in which `sums` was called."""
@@ -98,7 +106,7 @@ class Round:
     rows: list[Row] = field(default_factory=list)
     slices: list[tuple[Row, Tensor, Tensor]] = field(default_factory=list)
     numbers: list[Tensor] = field(default_factory=list)
-    takers: list[Callable[[list[float]], None]] = field(default_factory=list)
+    takers: list[Callable[[float, float], None]] = field(default_factory=list)
 
 
 class Parameters:
@@ -138,11 +146,7 @@ class Parameters:
         if grads is not None:
             noise = self._noise.setdefault((module, name), Noise())
             made.numbers += noise.sums(grads)
-
-            def take(numbers: list[float]) -> None:
-                row.noise, row.energy = noise.split(*numbers)
-
-            made.takers.append(take)
+            made.takers.append(lambda grad, mean: row.vary(*noise.split(grad, mean)))
 
     def after(self, optimizer: Optimizer) -> None:
         """Compare, and have `done` called with all rows: after this step, or on a device after the next."""
@@ -150,26 +154,19 @@ class Parameters:
         if made is None or not made.rows:
             return
         for row, weights, before in made.slices:
-            was = before.float()
-            made.numbers += [(weights.reshape(-1)[:SLICE].float() - was).square().sum(), was.square().sum()]
-            made.takers.append(_mover(row))
+            now, was = weights.reshape(-1)[:SLICE].float(), before.float()
+            made.numbers += [torch.dist(now, was), torch.linalg.vector_norm(was)]
+            made.takers.append(row.move)
         made.slices.clear()
-        if made.numbers:
-            self._context.later(made.numbers, lambda numbers: self._arrived(made, numbers))
+        if not made.numbers or made.numbers[0].is_cpu:
+            self._arrived(made, [float(number) for number in made.numbers])
         else:
-            self._done(made.optimizer, made.rows)
+            self._context.later(made.numbers, lambda numbers: self._arrived(made, numbers))
 
     def _arrived(self, made: Round, numbers: list[float]) -> None:
         for at, take in enumerate(made.takers):
-            take(numbers[2 * at : 2 * at + 2])
+            take(*numbers[2 * at : 2 * at + 2])
         self._done(made.optimizer, made.rows)
-
-
-def _mover(row: Row) -> Callable[[list[float]], None]:
-    def take(numbers: list[float]) -> None:
-        row.moved, row.before = (math.sqrt(number) for number in numbers)
-
-    return take
 
 
 def _strided(tensor: Tensor) -> Tensor | None:
