@@ -71,6 +71,37 @@ def test_overflow_of_a_scaler_and_masks_of_infinity_are_no_finding(arguments):
         assert (skipped > 0) == (arguments == "--scaler")
 
 
+LEARNING = [("dead-relu", "dead", r"layers\.\d\.act"), ("exploding", "exploding", ""), ("vanishing", "vanishing", r"layers\.\d\.norm")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "kind", "module"), LEARNING)
+def test_what_is_wrong_with_the_learning_is_named(fault, kind, module):
+    job = Job("workloads/faults.py", f"--steps 50 --fault {fault} --at 25 --pause 0.02")
+    with tool.run("-p", "activations:every=1", program=job.command()) as process, Page.below(process) as page:
+        process.finish()
+        incidents = [one for one in page.read().incidents if one["kind"] == kind]
+        assert incidents, page.read().incidents
+        assert all(re.fullmatch(module, one["module"]) and one["step"] >= 25 for one in incidents)
+
+
+HEALTHY = [
+    Job("workloads/faults.py", "--steps 50 --fault none"),
+    Job("workloads/charlm.py", "--steps 40 --width 32 --length 32 --batch 4"),
+    Job("workloads/charlm.py", "--steps 40 --width 32 --length 32 --batch 4 --scaler"),
+    Job("workloads/convnet.py", "--steps 20 --batch 8"),
+]
+
+
+@pytest.mark.parametrize("job", HEALTHY, ids=lambda job: job.arguments)
+def test_a_healthy_training_learns_without_a_finding(job):
+    with (
+        tool.run("-p", "activations:every=1", program=job.command("--pause", "0.02")) as process,
+        Page.below(process) as page,
+    ):
+        assert training.result(process.finish()) == training.plain_result(job)
+        assert page.read().incidents == []
+
+
 @pytest.mark.parametrize(
     ("fault", "layer", "where"), [("forward-nan", "layers.2.fc", "output"), ("loss-nan", "layers.2.fc", "loss")]
 )

@@ -58,6 +58,28 @@ VIEWS = {
 }
 
 
+TENSORS = {
+    "normal": lambda: torch.randn(1000),
+    "one element": lambda: torch.tensor([3.0]),
+    "a scalar": lambda: torch.tensor(3.0),
+    "constant": lambda: torch.full((100,), 0.1),
+    "relu": lambda: torch.randn(50, 40).relu(),
+    "mean 1000, std 1": lambda: torch.randn(200_000) + 1000,
+    "mean 1e4, std 0.01": lambda: torch.randn(200_000, dtype=torch.float64) * 0.01 + 1e4,
+    "several chunks": lambda: torch.randn(3 * numeric.CHUNK + 17),
+    "drifting": lambda: torch.arange(4 * numeric.CHUNK, dtype=torch.float32),
+    "huge": lambda: torch.randn(1000) * 1e30,
+    "tiny": lambda: torch.randn(1000) * 1e-30,
+    "bfloat16": lambda: (torch.randn(100_000) + 3).to(torch.bfloat16),
+    "float16": lambda: (torch.randn(100_000) * 100).to(torch.half),
+    "transposed": lambda: torch.randn(100, 200).t(),
+    "permuted": lambda: torch.randn(4, 5, 6, 7).permute(2, 0, 3, 1),
+    "channels last": lambda: torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
+    "with gaps": lambda: torch.randn(100, 10)[:, ::3],
+    "expanded": lambda: torch.randn(10, 1).expand(10, 20),
+}
+
+
 @pytest.fixture(scope="session")
 def image(tmp_path_factory):
     """Give the kernel as this source makes it."""
@@ -129,6 +151,15 @@ def test_any_layout_in_memory_gives_the_same(sums, view, dtype):
     if 0 not in like.stride():
         tensor = torch.empty_strided(like.shape, like.stride(), dtype=dtype).copy_(like)
     assert_right(Summary.of_sums(sums(tensor)), tensor)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_as_modules_put_them_out(sums, name):
+    torch.manual_seed(0)
+    tensor = TENSORS[name]()
+    copy = tensor.clone()
+    assert_right(Summary.of_sums(sums(tensor)), tensor)
+    assert torch.equal(tensor, copy)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])

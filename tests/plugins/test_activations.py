@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-import hookd_activations
 import pytest
 import torch
-from hookd_activations import CHUNK, device_stats, stats
+from hookd_activations.parameters import NOISE_SLICE, Noise
 from torch import nn
 
 from hookd import PluginError
+from hookd.agent import numeric
 
 NAN, INF = math.nan, math.inf
 NAMES = ("mean", "std", "min", "max", "zero_ratio")
@@ -26,63 +26,6 @@ def expected(tensor):
 
 def shown(hook, module):
     return tuple(hook.value(f"activations_{name}", module) for name in NAMES)
-
-
-TENSORS = {
-    "normal": lambda: torch.randn(1000),
-    "one element": lambda: torch.tensor([3.0]),
-    "a scalar": lambda: torch.tensor(3.0),
-    "constant": lambda: torch.full((100,), 0.1),
-    "relu": lambda: torch.randn(50, 40).relu(),
-    "mean 1000, std 1": lambda: torch.randn(200_000) + 1000,
-    "mean 1e4, std 0.01": lambda: torch.randn(200_000, dtype=torch.float64) * 0.01 + 1e4,
-    "several chunks": lambda: torch.randn(3 * CHUNK + 17),
-    "drifting": lambda: torch.arange(4 * CHUNK, dtype=torch.float32),
-    "huge": lambda: torch.randn(1000) * 1e30,
-    "tiny": lambda: torch.randn(1000) * 1e-30,
-    "bfloat16": lambda: (torch.randn(100_000) + 3).to(torch.bfloat16),
-    "float16": lambda: (torch.randn(100_000) * 100).to(torch.half),
-    "transposed": lambda: torch.randn(100, 200).t(),
-    "permuted": lambda: torch.randn(4, 5, 6, 7).permute(2, 0, 3, 1),
-    "channels last": lambda: torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),
-    "with gaps": lambda: torch.randn(100, 10)[:, ::3],
-    "expanded": lambda: torch.randn(10, 1).expand(10, 20),
-}
-
-
-@pytest.mark.parametrize("name", TENSORS)
-def test_statistics_are_those_of_float64(name):
-    torch.manual_seed(0)
-    x = TENSORS[name]()
-    assert stats(x) == pytest.approx(expected(x), rel=1e-5, abs=1e-30)
-
-
-@pytest.mark.parametrize("name", [n for n in TENSORS if n not in ("huge", "tiny", "mean 1e4, std 0.01")])
-def test_statistics_made_on_a_device_are_the_same(name):
-    torch.manual_seed(0)
-    x = TENSORS[name]()
-    assert device_stats(x).tolist() == pytest.approx(expected(x), rel=1e-3, abs=1e-6)
-
-
-@pytest.mark.parametrize("make", [stats, lambda x: device_stats(x).tolist()])
-def test_what_is_not_finite_is_left_out(make):
-    x = torch.tensor([1.0, NAN, 3.0, INF, -INF, 0.0])
-    assert make(x) == pytest.approx(expected(x), rel=1e-6)
-    assert make(x)[2:] == pytest.approx((0.0, 3.0, 1 / 6))
-
-
-@pytest.mark.parametrize("make", [stats, lambda x: device_stats(x).tolist()])
-def test_nothing_finite_gives_nan(make):
-    *four, zeros = make(torch.tensor([NAN, INF]))
-    assert all(math.isnan(v) for v in four)
-    assert zeros == 0.0
-
-
-def test_input_is_not_modified():
-    x = torch.randn(3 * CHUNK)
-    copy = x.clone()
-    stats(x)
-    assert torch.equal(x, copy)
 
 
 def test_gauges_show_the_last_sampled_step(hook):
@@ -165,7 +108,7 @@ def test_depth_must_not_be_negative(hook):
 
 
 def test_what_is_on_a_device_is_read_at_the_end_of_a_step(hook, monkeypatch):
-    monkeypatch.setattr(hookd_activations, "on_host", lambda _tensor: False)
+    monkeypatch.setattr(numeric, "on_host", lambda _tensor: False)
     model = nn.Linear(4, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     hook.start("activations")
@@ -190,3 +133,91 @@ def test_training_is_bit_identical(hook):
     plain = weights()
     hook.start("activations", every=1)
     assert torch.equal(weights(), plain)
+
+
+def test_gradients_weights_and_updates_are_those_of_the_step(hook):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook.start("activations", every=1, parameters="true")
+    model(torch.randn(16, 4)).square().mean().backward()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    after = dict(model.named_parameters())
+    for name, own in (("0", ("0.weight", "0.bias")), ("2", ("2.weight", "2.bias"))):
+        grad, weight, moved = (
+            torch.cat([of(p).reshape(-1) for p in own]).double().norm().item()
+            for of in (lambda p: after[p].grad, lambda p: before[p], lambda p: after[p].detach() - before[p])
+        )
+        assert hook.value("activations_grad_norm", name) == pytest.approx(grad)
+        assert hook.value("activations_weight_norm", name) == pytest.approx(weight)
+        assert hook.value("activations_update_ratio", name) == pytest.approx(moved / weight, rel=1e-4)
+    grad = after["0.weight"].grad
+    for name, want in {
+        "mean": grad.mean(),
+        "std": grad.std(correction=0),
+        "absmax": grad.abs().max(),
+        "norm": grad.norm(),
+    }.items():
+        assert hook.value(f"activations_param_grad_{name}", "0", "weight") == pytest.approx(
+            want.item(), rel=1e-4, abs=1e-9
+        )
+    zeros = float((grad == 0).float().mean())
+    assert hook.value("activations_param_grad_zero_ratio", "0", "weight") == pytest.approx(zeros)
+    ratio = float((after["0.weight"].detach() - before["0.weight"]).norm() / before["0.weight"].norm())
+    assert hook.value("activations_param_update_ratio", "0", "weight") == pytest.approx(ratio, rel=1e-4)
+    assert hook.value("activations_param_norm", "2", "bias") == pytest.approx(before["2.bias"].norm().item())
+
+
+@pytest.mark.parametrize(("spread", "want"), [(0.0, 0.0), (1.0, 0.5), (3.0, 0.9)])
+def test_noise_is_the_share_of_the_gradient_that_differs_from_step_to_step(spread, want):
+    """Of gradients made of one that stays and one that is drawn anew, |G|^2 = 1 and tr(Cov e) = spread^2 per element."""
+    torch.manual_seed(0)
+    signal, noise = torch.randn(2 * NOISE_SLICE), Noise()
+    ratios = []
+    for _ in range(60):
+        split = noise.split(*(float(x) for x in noise.sums(signal + spread * torch.randn_like(signal))))
+        ratios.append(split[0] / split[1] if split[1] else 0.0)
+    assert sum(ratios[-20:]) / 20 == pytest.approx(want, abs=0.03)
+
+
+def test_modules_take_turns(hook):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook.start("activations", every=1, rotate="true", types="Linear")
+    seen = []
+    for _ in range(3):
+        model(torch.randn(16, 4)).sum().backward()
+        optimizer.step()
+        seen.append((len(hook.metric("activations_mean")), len(hook.metric("activations_grad_norm"))))
+    assert seen == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_modules_are_selected_by_type(hook):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Conv1d(1, 1, 1), nn.Linear(4, 1)))
+    hook.start("activations", types="Conv*|ReLU")
+    model(torch.randn(1, 4))
+    assert set(hook.metric("activations_mean")) == {("1",), ("2.0",)}
+
+
+def test_the_distribution_comes_on_demand_only(hook):
+    x = torch.randn(50_000) * 3
+    hook.start("activations")
+    Form(lambda _: x)(x)
+    with pytest.raises(KeyError):
+        hook.metric("activations_below_ratio")
+    hook.stop()
+    hook.reader.close()
+    hook.start("activations", histogram="true")
+    Form(lambda _: x)(x)
+    shares = {float(le): share for (_, le), share in hook.metric("activations_below_ratio").items()}
+    assert len(shares) == 9
+    for edge, share in shares.items():
+        assert share == pytest.approx(float((x <= edge).double().mean()), abs=1e-4)
+
+
+def test_what_is_not_finite_is_counted(hook):
+    hook.start("activations")
+    Form(lambda x: torch.tensor([1.0, NAN, INF, -INF, -3.0]))(torch.ones(1))
+    assert hook.value("activations_nonfinite_elements", "(root)") == 3
+    assert hook.value("activations_absmax", "(root)") == 3
+    assert hook.value("activations_norm", "(root)") == pytest.approx(math.sqrt(10))

@@ -1,0 +1,229 @@
+"""Each finding of hookd_activations is made in a training that has it, and not in the same training without it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hookd_activations.findings import Losses
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+
+def train(model, steps=6, lr=0.01, loss=lambda out, step: out.float().square().mean(), width=8):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    torch.manual_seed(1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(model(torch.randn(32, width)), step).backward()
+        optimizer.step()
+
+
+def found(hook):
+    return {(incident["kind"], incident["module"]) for incident in hook.incidents}
+
+
+def perceptron(act):
+    return nn.Sequential(nn.Linear(8, 64), act, nn.Linear(64, 1))
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_dead_relu(hook, is_dead):
+    model = perceptron(nn.ReLU())
+    if is_dead:
+        nn.init.constant_(model[0].bias, -100.0)
+    hook.start("activations", every=1)
+    train(model)
+    assert found(hook) == ({("dead", "1")} if is_dead else set())
+    if is_dead:
+        assert hook.value("activations_finding", "1", "dead") == 1
+        assert "1: 100.0% of a ReLU's output is 0" in hook.incident["message"]
+        nn.init.constant_(model[0].bias, 0.0)
+        train(model, steps=1)
+        assert hook.value("activations_finding", "1", "dead") == 0
+        assert len(hook.incidents) == 1
+
+
+def test_patience_is_in_samples(hook):
+    model = perceptron(nn.ReLU())
+    nn.init.constant_(model[0].bias, -100.0)
+    hook.start("activations", every=1, patience=5)
+    train(model, steps=4)
+    assert found(hook) == set()
+    train(model, steps=1)
+    assert found(hook) == {("dead", "1")}
+
+
+@pytest.mark.parametrize("act", [nn.Sigmoid(), nn.Tanh(), nn.GELU(), nn.SiLU()], ids=lambda act: type(act).__name__)
+@pytest.mark.parametrize("is_saturated", [True, False])
+def test_a_saturated_function(hook, act, is_saturated):
+    model = perceptron(act)
+    if is_saturated and isinstance(act, (nn.Sigmoid, nn.Tanh)):
+        model[0].weight.data.mul_(1000.0)
+    elif is_saturated:
+        nn.init.constant_(model[0].bias, -50.0)
+    hook.start("activations", every=1)
+    train(model)
+    assert (("saturated", "1") in found(hook)) == is_saturated
+    assert (hook.value("activations_saturation_ratio", "1") > 0.9) == is_saturated
+
+
+def test_the_saturation_ratio_counts_where_the_slope_is_almost_0(hook):
+    model = nn.Tanh()
+    hook.start("activations", every=1)
+    x = 2 * torch.randn(5000, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(x).sum(), x)
+    want = float((slope <= 1 - 0.98**2).float().mean())
+    assert hook.value("activations_saturation_ratio", "(root)") == pytest.approx(want, abs=1e-3)
+
+
+def test_a_gradient_that_vanishes_with_depth(hook):
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Sigmoid()) for _ in range(14)], nn.Linear(16, 1))
+    hook.start("activations", every=1)
+    train(model, width=16)
+    vanishing = {module for kind, module in found(hook) if kind == "vanishing"}
+    assert "0.0" in vanishing
+    assert "14" not in vanishing
+    incident = next(one for one in hook.incidents if one["module"] == "0.0")
+    assert incident["depth"] == 0
+    assert incident["modules"] == 15
+
+
+def test_a_gradient_that_fades_is_found_before_it_is_tiny(hook):
+    class Gate(nn.Module):
+        factor = 1.0
+
+        def forward(self, x):
+            return x + (x - x.detach()) * (self.factor - 1)  # the value passes, the gradient is scaled
+
+    gate = Gate()
+    model = nn.Sequential(nn.Linear(8, 8), gate, nn.Linear(8, 1))
+    hook.start("activations", every=1)
+    train(model, steps=8)
+    assert found(hook) == set()
+    gate.factor = 1e-6
+    train(model)
+    assert ("vanishing", "0") in found(hook)
+
+
+def test_a_shallow_net_has_no_vanishing_gradient(hook):
+    hook.start("activations", every=1)
+    train(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)), steps=12)
+    assert found(hook) == set()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e4])
+def test_exploding_gradients(hook, factor):
+    hook.start("activations", every=1)
+    model = perceptron(nn.ReLU())
+    train(model, steps=15, lr=0.0, loss=lambda out, step: out.square().mean() * (factor if step >= 12 else 1.0))
+    assert found(hook) == ({("exploding", "")} if factor > 1 else set())
+    if factor > 1:
+        assert hook.incident["worst"] in {"0", "2"}
+
+
+class Detached(nn.Module):
+    def __init__(self, is_detached):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.is_detached = is_detached
+
+    def forward(self, x):
+        hidden = self.a(x)
+        return self.b(hidden.detach() if self.is_detached else hidden)
+
+
+@pytest.mark.parametrize("is_detached", [True, False])
+def test_a_layer_that_gets_no_gradient(hook, is_detached):
+    hook.start("activations", every=1, unchanged=8)
+    train(Detached(is_detached), steps=10)
+    assert found(hook) == ({("unchanged", "a")} if is_detached else set())
+
+
+class Mixed(nn.Module):
+    """Its first layer has bfloat16 weights: of 256 a small update is less than half of the last place."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8, bias=False).bfloat16(), nn.Linear(8, 1)
+        nn.init.constant_(self.a.weight, weight)
+
+    def forward(self, x):
+        return self.b(self.a(x.bfloat16()).float())
+
+
+@pytest.mark.parametrize(("weight", "lr", "is_lost"), [(256.0, 1e-7, True), (1e-4, 1e-2, False)])
+def test_a_layer_whose_updates_are_lost_to_rounding(hook, weight, lr, is_lost):
+    hook.start("activations", every=1, unchanged=8)
+    train(Mixed(weight), steps=10, lr=lr)
+    assert (("unchanged", "a") in found(hook)) == is_lost
+
+
+def test_a_layer_that_is_frozen_on_purpose_is_no_finding(hook):
+    hook.start("activations", every=1, unchanged=4)
+    model = perceptron(nn.Tanh())
+    model[0].requires_grad_(False)
+    train(model, steps=8)
+    assert found(hook) == set()
+
+
+@pytest.mark.parametrize(("is_eval", "is_frozen"), [(True, False), (False, False), (True, True)])
+def test_a_batch_norm_in_eval_mode_by_mistake(hook, is_eval, is_frozen):
+    model = perceptron(nn.BatchNorm1d(64))
+    model[1].train(not is_eval).requires_grad_(not is_frozen)
+    hook.start("activations", every=1)
+    train(model)
+    assert found(hook) == ({("batchnorm_eval", "1")} if is_eval and not is_frozen else set())
+
+
+def test_a_validation_in_eval_mode_is_no_finding(hook):
+    model = perceptron(nn.BatchNorm1d(64)).eval()
+    hook.start("activations", every=1)
+    with torch.no_grad():
+        for _ in range(5):
+            model(torch.randn(32, 8))
+    assert found(hook) == set()
+
+
+@pytest.mark.parametrize("factor", [1.0, 50.0])
+def test_a_loss_spike_is_seen_in_every_step(hook, factor):
+    hook.start("activations", every=100, gradients="false")
+    model = perceptron(nn.Tanh())
+    train(model, steps=40, lr=0.0, loss=lambda out, step: out.square().mean() * (factor if step == 33 else 1.0))
+    assert found(hook) == ({("loss_spike", "")} if factor > 1 else set())
+    if factor > 1:
+        assert hook.incident["step"] == 34
+
+
+@given(st.lists(st.floats(1.0, 1.4), min_size=1, max_size=200))
+def test_noise_of_less_than_half_the_loss_is_no_spike(values):
+    losses = Losses(3.0)
+    assert not any(losses.is_spike(0, value) for value in values)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=Losses.LEAST, max_size=100), st.integers(0, 7))
+def test_what_leaves_the_range_by_far_is_a_spike_in_its_own_place_only(values, place):
+    losses = Losses(3.0)
+    for value in values:
+        losses.is_spike(place, value)
+    assert not losses.is_spike(place + 1, 1e6)
+    assert losses.is_spike(place, 1e6)
+    assert not losses.is_spike(place, float("nan"))
+
+
+class Constant(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def forward(self, x):
+        return torch.full((64,), self.value, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(("value", "is_near"), [(40000.0, True), (-40000.0, True), (100.0, False), (-65504.0, False)])
+def test_a_float16_output_that_is_about_to_overflow(hook, value, is_near):
+    hook.start("activations", every=1)
+    model = Constant(value)
+    for _ in range(3):
+        model(None)
+    assert found(hook) == ({("near_overflow", "(root)")} if is_near else set())
