@@ -27,6 +27,8 @@ PLAIN = frozenset((Tensor, torch.nn.Parameter))
 COMPRESSED = frozenset(getattr(torch, f"sparse_{name}", None) for name in ("csr", "csc", "bsr", "bsc"))
 CHUNK = 1 << 16
 """Elements reduced at a time: their differences from the mean stay in the processor's cache."""
+DEVICE_CHUNK = 1 << 23
+"""Elements that are reduced at a time on a device: about 110 MB are needed meanwhile."""
 SAFE = (1e-15, 1e15)
 """Magnitudes whose squares float32 can add up without losing the small or overflowing with the large."""
 
@@ -182,11 +184,26 @@ def _moments(flat: Tensor, peak: float) -> tuple[float, float]:
 def device_sums(tensor: Tensor) -> Tensor:
     """Give the [9] sums of `Summary.of_sums` on the tensor's own device, without waiting for it.
 
-    The elements are divided by a power of two near the largest of them, which is exact, so that squares neither
-    overflow nor vanish.
+    A large tensor is taken in parts, so that what is made on the way has room on a device that is nearly full.
     """
-    wide = _flat(tensor)
-    wide = wide if wide.dtype is torch.float64 else wide.float()
+    parts = torch.stack([_part_sums(part) for part in torch.split(_flat(tensor), DEVICE_CHUNK)])
+    if len(parts) == 1:
+        return parts[0]
+    counts, means = parts[:, 0], parts[:, 1]
+    count = counts.sum()
+    mean = (counts * means).sum() / count.clamp(min=1)
+    squares = parts[:, 2].sum() + (counts * (means - mean).square()).sum()
+    ends = torch.stack([count, mean, squares, parts[:, 3].amin(), parts[:, 4].amax()])
+    return torch.cat([ends, parts[:, 5:].sum(0)])
+
+
+def _part_sums(flat: Tensor) -> Tensor:
+    """Do that for [n] elements.
+
+    They are divided by a power of two near the largest of them, which is exact, so that squares neither overflow nor
+    vanish.
+    """
+    wide = flat if flat.dtype is torch.float64 else flat.float()
     long = torch.float32 if wide.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     finite = wide.isfinite()
     count = finite.sum()

@@ -245,6 +245,14 @@ def test_both_gates_say_the_same(value, with_kernel, image):
     numbers.close()
 
 
+@pytest.mark.parametrize("kind", ["normal", "with NaN and infinities", "nothing finite", "drifting", "a jump"])
+def test_a_large_tensor_is_taken_in_parts_on_a_device(kind, monkeypatch):
+    monkeypatch.setattr(numeric, "DEVICE_CHUNK", 1000)
+    torch.manual_seed(0)
+    tensor = KINDS[kind](torch.randn(7777, dtype=torch.float64), torch.float32).float()
+    assert_right(Summary.of_sums(numeric.device_sums(tensor).tolist()), tensor)
+
+
 # -- as plugins see it
 
 
