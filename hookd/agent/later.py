@@ -14,7 +14,7 @@ import torch
 from hookd.agent import quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -31,7 +31,7 @@ class _Asked(NamedTuple):
     stream: Any
 
 
-class _Sent(NamedTuple):
+class _Copy(NamedTuple):
     asked: list[_Asked]
     host: Tensor
     event: Any
@@ -47,7 +47,7 @@ class Later:
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self._deliver = deliver
         self._asked: deque[_Asked] = deque()
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[tuple[list[_Asked], list[_Copy]]] = deque()
 
     def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
         """Have `then` called with the elements of `values`, all in one list; any thread may ask."""
@@ -69,7 +69,8 @@ class Later:
             undo = quiet.enter()
             if undo is not None:
                 self._take()
-                self._send()
+                if self._asked:
+                    self._send()
         finally:
             quiet.set_grad_enabled(was)
             if undo:
@@ -81,33 +82,40 @@ class Later:
         self._sent.clear()
 
     def _send(self) -> None:
+        asked = [
+            self._asked.popleft() for _ in range(len(self._asked))
+        ]  # what others add meanwhile is for the next time
         places: dict[tuple[torch.device, Any], list[_Asked]] = {}
-        for _ in range(len(self._asked)):  # what other threads add meanwhile stays for the next time
-            one = self._asked.popleft()
+        for one in asked:
             places.setdefault((one.values[0].device, one.stream), []).append(one)
-        for (device, stream), asked in places.items():
-            if device.type == "cpu":
-                self._hand_out(asked, _joined(asked, device).tolist())
-            elif stream is not None:
-                self._sent.append(_copied(asked, device, stream))
+        copies = []
+        for (device, stream), there in places.items():
+            if stream is not None:
+                copies.append(_copied(there, device, stream))
             else:  # no event that all of these devices have: by the next step it will be there
-                self._sent.append(_Sent(asked, _joined(asked, device), None))
+                copies.append(_Copy(there, _joined(there, device), None))
+        self._sent.append((asked, copies))
+        if all(device.type == "cpu" for device, _ in places):
+            self._take()
 
     def _take(self) -> None:
-        """Hand out what has arrived, in the order in which it was asked for."""
-        for _ in range(len(self._sent)):
-            event = self._sent[0].event
-            if event is not None and not event.query():
+        """Hand out what has arrived, in the order in which it was asked for, whatever device it was on."""
+        while self._sent:
+            asked, copies = self._sent[0]
+            if not all(copy.event is None or copy.event.query() for copy in copies):
                 return
-            sent = self._sent.popleft()
-            self._hand_out(sent.asked, sent.host.tolist())
+            self._sent.popleft()
+            numbers = {id(one): got for copy in copies for one, got in _parts(copy)}
+            for one in asked:
+                self._deliver(one.context, one.then, numbers[id(one)])
 
-    def _hand_out(self, asked: list[_Asked], numbers: list[float]) -> None:
-        at = 0
-        for one in asked:
-            size = sum(value.numel() for value in one.values)
-            self._deliver(one.context, one.then, numbers[at : at + size])
-            at += size
+
+def _parts(copy: _Copy) -> Iterator[tuple[_Asked, list[float]]]:
+    numbers, at = copy.host.tolist(), 0
+    for one in copy.asked:
+        size = sum(value.numel() for value in one.values)
+        yield one, numbers[at : at + size]
+        at += size
 
 
 def _joined(asked: list[_Asked], device: torch.device) -> Tensor:
@@ -116,11 +124,11 @@ def _joined(asked: list[_Asked], device: torch.device) -> Tensor:
     return torch.cat([value.detach().reshape(-1).to(device, wide, non_blocking=True) for value in values])
 
 
-def _copied(asked: list[_Asked], device: torch.device, stream: Any) -> _Sent:
+def _copied(asked: list[_Asked], device: torch.device, stream: Any) -> _Copy:
     """Copy on the stream that the values were made on, so that no stream has to wait for another."""
     with torch.cuda.stream(stream):
         joined = _joined(asked, device)
         host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True).copy_(joined, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
-    return _Sent(asked, host, event)
+    return _Copy(asked, host, event)

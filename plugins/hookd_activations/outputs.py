@@ -32,5 +32,5 @@ def saturation_ratio(tensor: Tensor, kind: str) -> Tensor:
 def below_ratios(tensor: Tensor) -> Tensor:
     """Give [len(EDGES)] for each edge the share of elements that are at most that; NaN is above all."""
     values = spread(tensor).float()
-    edges = torch.tensor(EDGES, device=values.device)
-    return (values[:, None] <= edges).float().mean(0)
+    # One by one: a tensor of the edges would have to be copied to the device, and the copy be waited for.
+    return torch.stack([(values <= edge).float().mean() for edge in EDGES])

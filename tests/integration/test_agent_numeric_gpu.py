@@ -1,0 +1,75 @@
+"""On a GPU the numbers are the same, and nothing ever waits for it; runs where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from hookd import Plugin, hookimpl
+from hookd.agent import numeric
+from hookd.summary import Summary
+from tests.support.agent import running
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+SEEN: list[Summary] = []
+
+
+class Sums(Plugin):
+    name = "sums"
+
+    @hookimpl
+    def configure(self, context):
+        SEEN.clear()
+        self.context = context
+
+    @hookimpl
+    def forward(self, output):
+        assert self.context.summary(output, SEEN.append) is None
+        self.context.later([self.context.is_finite(output)], lambda numbers: SEEN.append(numbers == [1.0]))
+
+
+@contextlib.contextmanager
+def nothing_waits():
+    """Have CUDA raise where the host would wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_the_sums_are_those_of_the_host(dtype):
+    tensor = (torch.randn(100_000) * 3 + 100).to(dtype)
+    tensor[::1000] = float("nan")
+    tensor[1::1000] = -float("inf")
+    there = Summary.of_sums(numeric.device_sums(tensor.cuda()).tolist())
+    assert list(there) == pytest.approx(list(Summary.of_sums(numeric.host_sums(tensor))), rel=1e-4)
+
+
+@pytest.mark.parametrize("plugins", [(Sums,), ("activations",)], ids=["sums", "activations"])
+def test_no_step_waits_and_the_numbers_arrive(plugins):
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = [torch.randn(32, 64).cuda() for _ in range(4)]
+    options = {"every": "1", "histogram": "true"} if "activations" in plugins else {}
+    with running(*plugins, options=options) as agent:
+        for batch in batches[:3]:
+            with nothing_waits():
+                model(batch).square().mean().backward()
+                optimizer.step()
+        torch.cuda.synchronize()
+        out = model(batches[3])
+        out.square().mean().backward()
+        optimizer.step()
+        assert agent.values("hookd_plugin_errors") == {(plugins[0] if "activations" in plugins else "sums",): 0.0}
+        if "activations" in plugins:
+            assert agent.values("hookd_activations_grad_norm")
+            assert agent.values("hookd_activations_std")
+    if "activations" not in plugins:
+        assert len(SEEN) >= 2 * 5 * 3
+        assert all(isinstance(one, Summary) or one is True for one in SEEN)
