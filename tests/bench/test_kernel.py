@@ -86,12 +86,19 @@ def test_all_statistics_cost_a_few_passes_over_the_memory(made, read_pass, dtype
     tensor = torch.randn(elements).to(dtype)
     words = tensor.numel() * tensor.element_size() // 4
     address = tensor.data_ptr()
-    one, all_of_them, gate, torchs = shortest(
-        lambda: read_pass(address, words), lambda: made.sums(tensor), lambda: made.gate(tensor), lambda: naive(tensor)
+    out = (ctypes.c_double * (kernel.SUMS + 1))()
+    arguments = (address, elements, kernel.DTYPES[dtype], made.level, ctypes.addressof(out))
+    one, all_of_them, called, gate, torchs = shortest(
+        lambda: read_pass(address, words),
+        lambda: made._dense(*arguments),
+        lambda: made.sums(tensor),
+        lambda: made.gate(tensor),
+        lambda: naive(tensor),
     )
     print(
         f"\n{dtype!s:15} {elements:9,}: read {one * 1e6:7.1f} us, all {all_of_them / one:5.2f} x,"
-        f" gate {gate / one:5.2f} x, torch one by one {torchs / all_of_them:6.1f} x all"
+        f" from Python {called / one:5.2f} x,"
+        f" gate {gate / one:5.2f} x, torch one by one {torchs / called:6.1f} x that"
     )
     assert all_of_them <= BARS[dtype] * one
-    assert torchs >= NAIVE_RATIO * all_of_them
+    assert torchs >= NAIVE_RATIO * called
