@@ -12,7 +12,7 @@ from hookd.errors import HookdError, PluginError
 from hookd.events import Module
 from hookd.inprocess import start, stop
 from hookd.metrics import Counter, Gauge, Histogram
-from hookd.nested import tensors
+from hookd.nested import tensors, versions
 from hookd.plugin import Plugin
 from hookd.summary import Summary
 from hookd.version import __version__
@@ -34,4 +34,5 @@ __all__ = [
     "start",
     "stop",
     "tensors",
+    "versions",
 ]

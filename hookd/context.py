@@ -51,6 +51,7 @@ class Host(Protocol):
     def model_roots(self) -> list[Module]: ...  # noqa: D102
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
     def interval_of(self, plugin: str) -> int: ...  # noqa: D102
+    def resample(self) -> None: ...  # noqa: D102
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None: ...  # noqa: D102
     def write_log(self, level: str, message: str) -> None: ...  # noqa: D102
 
@@ -68,6 +69,8 @@ class Context:
         self.metrics: list[Counter | Gauge | Histogram] = []
         self._host = host
         self._known: set[str] = {"every"}
+        self._fixed: dict[str, int] = {}
+        self._held: int | None = None
 
     # -- options
 
@@ -237,7 +240,31 @@ class Context:
         """
         return self._host.ordered_parameters(optimizer)
 
+    # -- how often the sampled hooks are called
+
     @property
     def interval(self) -> int:
         """How many steps lie between two sampled steps of this plugin right now."""
         return self._host.interval_of(self.plugin)
+
+    def hold(self, interval: int | None) -> None:
+        """Call the sampled hooks once in so many steps from now on, whatever they cost; None: as often as before.
+
+        For what has found something and must look closely until it knows more. At once, from any hook: of a module
+        call that is under way, what has not returned yet is seen.
+        """
+        self._held = interval
+        self._host.resample()
+
+    def fix(self, hooks: Sequence[str], interval: int) -> None:
+        """Keep some sampled hooks, or all where none is named, at an interval that the person asked for."""
+        self._fixed.update(dict.fromkeys(hooks or ("",), interval))
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the interval of some hook does not depend on the budget."""
+        return self._held is not None or bool(self._fixed)
+
+    def fixed(self, hook: str) -> int | None:
+        """Give the interval that does not depend on the budget, by `hold` or by the person; None: the governor's."""
+        return self._held if self._held is not None else self._fixed.get(hook, self._fixed.get(""))

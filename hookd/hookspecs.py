@@ -106,12 +106,19 @@ def forward_pre(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any],
 
 @hookspec
 def forward(
-    module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, elapsed_ns: int, recompute: bool
+    module: Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    versions: tuple[int, ...],
+    elapsed_ns: int,
+    recompute: bool,
 ) -> Any:
     """Run after `forward` of a selected module has returned; at every call, in the calling thread.
 
     `elapsed_ns` is wall time, children included; on a GPU it is the time to launch, not to run. `inputs` may have
-    been modified in place by the module.
+    been modified in place by the module: then `hookd.versions(inputs, kwargs)` is not what `versions` was at entry
+    (empty where that could not be asked).
 
     Mutating plugins: a returned value replaces the output, for the next hook as well.
 
@@ -119,6 +126,21 @@ def forward(
         def forward(self, module, output):
             if isinstance(output, torch.Tensor):
                 self.norm.labels(module.name).set(float(output.norm()))
+    """
+
+
+@hookspec
+def root_forward(
+    module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, elapsed_ns: int, recompute: bool
+) -> Any:
+    """Run after `forward` of a root has returned, after all `forward` hooks; of no other module.
+
+    For what must look at a model as a whole at every step while it looks into it on sampled steps only: a plugin has
+    `forward` in `sampled` and this hook not. In all else it is as `forward`.
+
+        @hookimpl
+        def root_forward(self, output):
+            self.calls.inc()
     """
 
 
@@ -250,6 +272,7 @@ HOT = frozenset(
     [
         "forward_pre",
         "forward",
+        "root_forward",
         "forward_error",
         "backward_pre",
         "backward",
@@ -261,7 +284,7 @@ HOT = frozenset(
         "mode",
     ]
 )
-MODULE = frozenset(["forward_pre", "forward", "forward_error", "backward_pre", "backward"])
+MODULE = frozenset(["forward_pre", "forward", "root_forward", "forward_error", "backward_pre", "backward"])
 """The hooks that are called per selected module."""
 TENSORS = frozenset(["inputs", "kwargs", "output", "grad_input", "grad_output", "grad", "tensors", "param"])
 """The arguments that make a hook run under no_grad, outside dispatch modes."""

@@ -31,6 +31,19 @@ def tensors(value: Any) -> list[Tensor]:
     return found
 
 
+def versions(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Give the version counters of the tensors that a module is called with: an in-place operation raises one.
+
+    Returns:
+        One number for each tensor that `tensors` finds; -1 for one made in inference mode, which has no counter.
+    """
+    if len(inputs) == 1 and not kwargs and isinstance(inputs[0], sys.modules["torch"].Tensor):
+        found = [inputs[0]]  # as nearly always
+    else:
+        found = tensors((inputs, kwargs))
+    return tuple(-1 if one.is_inference() else one._version for one in found)  # noqa: SLF001
+
+
 def _collect(value: Any, found: list[Tensor], kind: type, depth: int) -> None:
     if len(found) >= LIMIT or depth == 0:
         return

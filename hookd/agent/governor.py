@@ -1,8 +1,9 @@
 """What the plugins cost, and the budget that they are kept in. Runs in the target, at each step boundary.
 
-One step in `ACCOUNTED_EVERY` is measured call by call and stands for all of them, so that the clock is not read at
-every event. Sampled hooks are on in one step of `interval`; where all plugins together exceed the budget, the costliest
-sampled one gets a longer interval, and a shorter one again when there is room. A plugin that cannot be sampled and
+One step in `ACCOUNTED_EVERY` is measured call by call, so that the clock is not read at every event; it stands for the
+others of its kind, of each plugin's sampled steps and of those between them. Sampled hooks are on in one step of
+`interval`; where those of all plugins together exceed the budget, the costliest gets a longer interval, and a shorter
+one again when there is room. A plugin that cannot be sampled and
 takes most of a step is quarantined, unless the person who enabled it fixed its interval.
 """
 
@@ -59,7 +60,7 @@ class Governor:
         elapsed, self._boundary_ns = now - self._boundary_ns if self._boundary_ns else 0, now
         namespace = self._session.namespace
         if elapsed:
-            self._account(elapsed, was_measured=namespace["accounting"])
+            self._account(step - 1, elapsed, was_measured=namespace["accounting"])
         namespace["accounting"] = step % ACCOUNTED_EVERY == 0
         self.switch(step)
         return elapsed
@@ -69,9 +70,8 @@ class Governor:
         namespace = self._session.namespace
         backward = False
         for entry in self._entries():
-            is_sampled_step = step % entry.interval == 0
             for one in entry.listeners:
-                on = entry.state == "active" and (is_sampled_step or not entry.is_sampled(one.hook))
+                on = entry.state == "active" and step % entry.interval_of(one.hook) == 0
                 namespace[one.switch] = on
                 backward = backward or (on and one.hook in ("backward_pre", "backward"))
         namespace["backward_on"] = backward
@@ -79,49 +79,69 @@ class Governor:
     def _entries(self) -> Iterable[Entry]:
         return list(self._session.registry.entries.values())
 
-    def _account(self, elapsed: int, *, was_measured: bool) -> None:
+    def _account(self, step: int, elapsed: int, *, was_measured: bool) -> None:
+        """Charge a step: with what was measured, or with what the last measured step of the same kind took."""
         spent = self._session.spent
-        if was_measured:
-            for entry in self._entries():
-                ns = spent.get(entry.number, 0)
-                self._charge(entry, ns, elapsed)
-            spent.clear()
         self._window_ns += elapsed
         self._window_steps += 1
+        for entry in self._entries():
+            was_sampled = step % entry.interval == 0
+            if was_measured:
+                entry.cost_ns[was_sampled] = spent.get(entry.number, 0)
+                self._watch(entry, entry.cost_ns[was_sampled], elapsed)
+            ns = entry.cost_ns.get(was_sampled, 0)
+            entry.spent_ns += ns
+            self._window_spent[entry.number] = self._window_spent.get(entry.number, 0) + ns
+            self._session.core.overhead.labels(entry.name).inc(ns / 1e9)
+        if was_measured:
+            spent.clear()
         if self._window_steps >= WINDOW_STEPS:
             self._decide()
 
-    def _charge(self, entry: Entry, ns: int, elapsed: int) -> None:
-        scaled = ns * ACCOUNTED_EVERY
-        entry.spent_ns += scaled
-        self._window_spent[entry.number] = self._window_spent.get(entry.number, 0) + scaled
-        self._session.core.overhead.labels(entry.name).inc(scaled / 1e9)
+    def _watch(self, entry: Entry, ns: int, elapsed: int) -> None:
+        """Stop a plugin that takes most of the training's time, if it cannot be made to look less often."""
         # One that says it must not miss a step has said that it is dear; still, it must leave the training some time.
         limit = RUNAWAY_RATIO if entry.plugin.longest > 1 else DEAR_RATIO
-        is_runaway = ns > limit * elapsed and not (entry.plugin.mutates or entry.is_exempt)
+        is_runaway = ns > limit * elapsed and not (entry.plugin.mutates or entry.context.is_fixed)
         self._runaway[entry.number] = self._runaway.get(entry.number, 0) + 1 if is_runaway else 0
         if self._runaway[entry.number] >= RUNAWAY_STEPS and not self._stretch(entry, 8):
             share = f"{100 * ns / elapsed:.0f} % of a step"
             self._session.quarantine(entry, f"it takes {share} and cannot be sampled")
 
     def _decide(self) -> None:
+        """Look less often where the sampled hooks take more than the budget, more often where there is room.
+
+        What cannot be stretched any more must not starve what can: the budget is for those that can.
+        """
         self.ratio = sum(self._window_spent.values()) / self._window_ns
         self._session.core.overhead_ratio.set(self.ratio)
-        costly = sorted(self._entries(), key=lambda e: -self._window_spent.get(e.number, 0))
-        # What cannot be stretched must not starve what can: the budget is for those that look as often as it allows.
-        bendable = sum(self._window_spent.get(e.number, 0) for e in costly if self._can_stretch(e)) / self._window_ns
+        shares = sorted(((self._share(e), e) for e in self._entries() if self._can_stretch(e)), key=lambda one: -one[0])
+        bendable = sum(share for share, entry in shares if entry.interval < entry.plugin.longest)
         if bendable > self.budget:
-            any(self._stretch(entry, 2) for entry in costly)
-        elif bendable < self.budget / 4:
-            for entry in costly:
-                self._relax(entry)
+            any(self._stretch(entry, 2) for _, entry in shares)
+        else:
+            self._relax_all(shares, self.budget / 2 - bendable)
         self._window_ns = self._window_steps = 0
         self._window_spent.clear()
 
+    def _share(self, entry: Entry) -> float:
+        """Give what the sampled hooks of a plugin take of the training's time, at its present interval."""
+        extra_ns = entry.cost_ns.get(True, 0) - entry.cost_ns.get(False, 0)
+        return max(0.0, extra_ns / entry.interval) * self._window_steps / self._window_ns
+
+    def _relax_all(self, shares: list[tuple[float, Entry]], room: float) -> None:
+        """Halve intervals, the cheapest plugins' first, as long as what that costs is less than `room`."""
+        for share, entry in reversed(shares):
+            wanted = wanted_interval(entry.plugin, entry.context)
+            # One at its longest interval is not part of what was counted, and will be.
+            more = share if entry.interval < entry.plugin.longest else 2 * share
+            if entry.interval > wanted and more <= room:
+                self._set(entry, max(wanted, entry.interval // 2))
+                room -= more
+
     @staticmethod
     def _can_stretch(entry: Entry) -> bool:
-        is_sampled = any(entry.is_sampled(one.hook) for one in entry.listeners)
-        return is_sampled and not entry.is_exempt and entry.plugin.longest > 1
+        return entry.is_governed and entry.plugin.longest > 1
 
     def _stretch(self, entry: Entry, factor: int) -> bool:
         """Lengthen a plugin's interval; whether that was possible."""
@@ -129,11 +149,6 @@ class Governor:
             return False
         self._set(entry, min(entry.interval * factor, entry.plugin.longest))
         return True
-
-    def _relax(self, entry: Entry) -> None:
-        wanted = wanted_interval(entry.plugin, entry.context)
-        if entry.interval > wanted:
-            self._set(entry, max(wanted, entry.interval // 2))
 
     def _set(self, entry: Entry, interval: int) -> None:
         entry.interval = interval

@@ -50,7 +50,7 @@ class Entry:
         state: active, quarantined or disabled.
         errors: how often it raised, or returned something without the right to.
         interval: steps between two sampled steps.
-        is_exempt: the person fixed the interval, so the governor leaves it alone.
+        cost_ns: what it took in the last accounted step of each kind, `{was sampled: ns}`.
         spent_ns: estimated time spent in it.
     """
 
@@ -64,13 +64,24 @@ class Entry:
     errors: int = 0
     last_error: str = ""
     interval: int = 1
-    is_exempt: bool = False
+    cost_ns: dict[bool, int] = field(default_factory=dict)
     spent_ns: int = 0
     logged: set[str] = field(default_factory=set)
 
     def is_sampled(self, hook: str) -> bool:
         """Whether this hook of the plugin is called on sampled steps only; a mutator's never is."""
         return hook in self.plugin.sampled and not self.plugin.mutates
+
+    def interval_of(self, hook: str) -> int:
+        """Give the steps between two calls of a hook: 1 where it is not sampled."""
+        if not self.is_sampled(hook):
+            return 1
+        return self.context.fixed(hook) or self.interval
+
+    @property
+    def is_governed(self) -> bool:
+        """Whether there is a hook whose interval depends on the budget."""
+        return any(self.is_sampled(one.hook) and self.context.fixed(one.hook) is None for one in self.listeners)
 
 
 class Registry:
@@ -112,7 +123,8 @@ class Registry:
         self._next += 1
         entry.listeners = tuple(self._frozen(entry))
         entry.interval = wanted_interval(plugin, context)
-        entry.is_exempt = "every" in context.options
+        if "every" in context.options:
+            context.fix(plugin.fixed_by_every, entry.interval)
         self.entries[entry.number] = entry
         return entry
 

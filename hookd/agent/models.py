@@ -293,6 +293,8 @@ class Models:
         return heard
 
     def _wants(self, one: Listener, module: Module) -> bool:
+        if one.hook == "root_forward" and module.depth:
+            return False
         key = (one.plugin, module.id)
         if key not in self._wanted:
             self._wanted[key] = self._select(one.plugin, module)

@@ -7,7 +7,7 @@ The source depends only on which hooks of which plugins listen, so it is compile
 each module by a closure.
 
 In the source, upper-case words are replaced; all lower-case names are globals of the plan's namespace: `cells` (the
-page), `local` (the threads), `clock`, `f_<n>_<hook>` and `on_<n>_<hook>` (plugin n's callback and whether it is on).
+page), `local` (the threads), `clock`, `versions_of`, `f_<n>_<hook>` and `on_<n>_<hook>` (plugin n's callback and whether it is on).
 """
 
 from __future__ import annotations
@@ -94,12 +94,15 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str,
     # A recompute must give what the first pass gave, so what changed that pass is called again, as torch's hooks are.
     heard = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
     pre = [one for one in heard if one.hook == "forward_pre"]
-    post = [one for one in heard if one.hook == "forward"]
+    post = [one for one in heard if one.hook in ("forward", "root_forward")]
     before = _section(pre, recompute=recompute)
     after = _section(post, recompute=recompute)
     if any(one.hook in ("backward_pre", "backward") for one in listeners):
         before += "flow = begin(args) if backward_on else None\n"
         after += f"if flow is not None:\n    output = end(module, args, output, flow, {recompute})\n"
+    wanting = [one.switch for one in post if "versions" in one.arguments]
+    if wanting:
+        before += f"versions = versions_of(args, kwargs) if {' or '.join(wanting)} else ()\n"
     if any("elapsed_ns" in one.arguments for one in post):
         before += "started = clock()\n"
         after = "elapsed_ns = clock() - started\n" + after
@@ -156,7 +159,7 @@ def _call(one: Listener, *, recompute: bool) -> list[str]:
 
 def _mutation(one: Listener, call: str) -> list[str]:
     """Write what torch does with a hook's result: torch/nn/modules/module.py `_call_impl`, 2.13."""
-    if one.hook == "forward":
+    if one.hook in ("forward", "root_forward"):
         return [f"result = {call}", "if result is not None:", "    output = result"]
     if "kwargs" in one.arguments:
         return [f"result = {call}", "if result is not None:", "    args, kwargs = pair(result)"]

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.nested import versions
+
 _C = torch._C
 _tracing = _C._get_tracing_state
 _no_count = int  # int() is 0: stands in for a counter that this torch does not have
@@ -28,6 +31,18 @@ is_grad_enabled = torch.is_grad_enabled
 set_grad_enabled = _C._set_grad_enabled
 """For the caller, who must save and restore the grad mode in its own frame, in try and finally: a signal handler of the
 user may raise after any call, also before this module's functions have returned, and the mode must not stay off."""
+
+
+def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Give `hookd.versions` of a call's inputs, or nothing where asking could be seen or could fail."""
+    if _function_modes():
+        return ()
+    try:
+        return versions(inputs, kwargs)
+    except Failure as failure:
+        if is_from_signal_handler(failure):
+            raise
+        return ()
 
 
 def enter() -> list[Any] | None:

@@ -77,7 +77,7 @@ class Session:
             "cells": self.cells, "local": self.local, "clock": time.perf_counter_ns, "Failure": Failure,
             "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
-            "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
+            "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
             "begins": self._forward_begins, "fault": self._fault, "stray": self._stray, "charge": self._charge,
             "accounting": False, "backward_on": False,
         }  # fmt: skip
@@ -400,6 +400,10 @@ class Session:
     def interval_of(self, plugin: str) -> int:
         """Give how many steps lie between two sampled steps of a plugin."""
         return self.registry.named(plugin).interval if self.registry.has(plugin) else 1
+
+    def resample(self) -> None:
+        """Set the switches anew: an interval has changed in the middle of a step."""
+        self.governor.switch(self.steps.done)
 
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None:
         """Publish something worth telling a person."""

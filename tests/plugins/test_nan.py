@@ -6,10 +6,10 @@ import dataclasses
 import math
 import warnings
 
-import hookd_nan
+import hookd_nan.tensors
 import pytest
 import torch
-from hookd_nan import Event, Judge
+from hookd_nan.judge import Event, Judge
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -501,8 +501,10 @@ class TestWhatIsSaid:
         model = net()
         hook.start("nan", every=4)
         train(model, steps=8, strike=lambda: model.head.register_forward_hook(lambda _m, _i, o: o * INF))
+        assert found(hook.incident) == ("(root)", "output", "inf", 3)
         assert hook.incident["is_exact"] is False
-        assert "steps after 1 were not looked at" in hook.incident["message"]
+        assert hook.incident["since_step"] == 2
+        assert "born since step 2" in hook.incident["message"]
 
     def test_first_step_after_an_attach_may_be_older(self, hook):
         model = net()
@@ -534,7 +536,7 @@ class TestOnADevice:
 
     @pytest.fixture(autouse=True)
     def _nothing_is_on_the_host(self, monkeypatch):
-        monkeypatch.setattr(hookd_nan, "on_host", lambda _tensor: False)
+        monkeypatch.setattr(hookd_nan.tensors, "on_host", lambda _tensor: False)
 
     @pytest.mark.parametrize("layer", ["embed", "layers.2.fc", "layers.2", "layers", "head"])
     def test_output_is_named_with_its_own_step(self, hook, layer):

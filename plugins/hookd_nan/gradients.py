@@ -1,0 +1,76 @@
+"""The gradients and parameters of whole models: which of them there are, and which is bad. Runs in the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookd_nan.tensors import counts, own_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from hookd import Context, Module
+    from hookd_nan.judge import Event
+    from hookd_nan.scan import Scan
+
+
+class Gradients:
+    """Finds gradients and names them. An optimizer of None stands for all models that were called."""
+
+    def __init__(self, context: Context, scan: Scan) -> None:
+        self._context, self._scan = context, scan
+
+    def of(self, optimizer: Optimizer | None) -> list[Tensor]:
+        """Give the gradients that there are, in any order."""
+        if optimizer is None:
+            return [grad for _, _, grad in self._named(None)]
+        return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+    def blame(self, event: Event, optimizer: Optimizer | None) -> None:
+        """Put the last bad gradient in the model's order into an event: the first one in the order of the backward."""
+        bad = [found for found in self._named(optimizer) if self._scan([found[2]])]
+        if not bad:
+            return
+        name, parameter, grad = bad[-1]
+        owner, _, own_name = name.rpartition(".")
+        if owner.startswith("#") or not owner:
+            owner = f"{owner}.(root)".lstrip(".")
+        event.where, tensor = ("param", parameter) if self._scan([parameter]) else ("grad", grad)
+        event.module, event.details = owner, {"parameter": own_name, **counts(tensor)}
+
+    def _named(self, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Give names, parameters and gradients in the model's order."""
+        found: Iterable[tuple[str, Tensor]]
+        if optimizer is not None:
+            found = self._context.ordered_parameters(optimizer)
+        else:
+            found = [one for root in self._context.roots() for one in _parameters(root)]
+        for name, parameter in found:
+            if parameter.grad is not None:
+                yield name, parameter, parameter.grad
+
+    def blame_parameter(self, event: Event, root: Module, since: int) -> None:
+        """Put a bad parameter or buffer of a model into an event, if there is one; it may be bad `since` that step."""
+        model = root.torch()
+        for name, module in model.named_modules() if model is not None else ():
+            for own_name, tensor in own_tensors(module).items():
+                if self._scan([tensor], masks=True):
+                    event.where, event.module = "param", f"{_prefix(root)}{name or '(root)'}"
+                    event.details = {"parameter": own_name, **counts(tensor)}
+                    event.is_certain, event.since = True, since
+                    return
+
+
+def _parameters(root: Module) -> Iterator[tuple[str, Tensor]]:
+    model = root.torch()
+    if model is not None:
+        for name, parameter in model.named_parameters():
+            yield f"{_prefix(root)}{name}", parameter
+
+
+def _prefix(root: Module) -> str:
+    """Give what the names of a root's modules begin with."""
+    return root.name[: -len("(root)")]
