@@ -32,6 +32,7 @@ class Numeric(Protocol):
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None: ...  # noqa: D102
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor: ...  # noqa: D102
+    def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None: ...  # noqa: D102
     def ask(self, context: Context, values: Sequence[Tensor], then: Numbers) -> None: ...  # noqa: D102
 
 
@@ -178,6 +179,14 @@ class Context:
             Of a tensor on a device a boolean one of 0 dimensions that stays there: see `later`.
         """
         return self._host.numeric.is_finite(tensor, masks=masks)
+
+    def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Give the smallest and the largest element, both NaN if there is one; nothing waits for a device.
+
+        Returns:
+            Two tensors of 0 dimensions where the tensor is; None if it has no numbers.
+        """
+        return self._host.numeric.extremes(tensor)
 
     def later(self, values: Sequence[Tensor], then: Numbers) -> None:
         """Read small tensors without waiting for their device: `then` is called with all their elements in one list.

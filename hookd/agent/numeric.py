@@ -69,11 +69,15 @@ class Numeric:
         made = self.kernel
         if made is not None and on_host(found):
             return made.gate(found) <= (kernel.MASKED if masks else kernel.FINITE)
-        # NaN reaches both ends, and unlike a sum the range of finite numbers cannot overflow.
-        low, high = torch.aminmax(found if found.is_contiguous() else kernel.in_memory_order(found))
+        low, high = _ends(found)
         if on_host(found):
             return high.item() < INF and (low.item() > -INF or masks)
         return high < INF if masks else (high < INF) & (low > -INF)
+
+    def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Do what `Context.extremes` says."""
+        found = real(tensor)
+        return None if found is None else _ends(found)
 
     def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
         """Do what `Context.later` says."""
@@ -116,6 +120,12 @@ def real(tensor: Tensor) -> Tensor | None:
     if not tensor.numel() or tensor.is_meta:
         return None
     return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the range: NaN reaches both ends, and unlike a sum that of finite numbers cannot overflow."""
+    low, high = torch.aminmax(tensor if tensor.is_contiguous() else kernel.in_memory_order(tensor))
+    return low, high
 
 
 def _stored(tensor: Tensor) -> Tensor | None:

@@ -47,8 +47,7 @@ from hookd_nan.gradients import Gradients
 from hookd_nan.judge import Event, Judge, Looks
 from hookd_nan.pending import Queue
 from hookd_nan.report import Reporter
-from hookd_nan.scan import Found, Scan, Seen
-from hookd_nan.tensors import INF, counts, own_tensors
+from hookd_nan.scan import INF, Found, Scan, Seen, own_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -72,7 +71,7 @@ class NaN(Plugin):
     def configure(self, context: Context) -> None:
         """Read the options `neginf` and `amp_patience`, and declare the metrics."""
         self.context = context
-        self.scan = Scan(neginf=context.option("neginf", default=False))
+        self.scan = Scan(context, neginf=context.option("neginf", default=False))
         patience = context.option("amp_patience", 30)
         if patience < 1:
             raise PluginError(f"nan: amp_patience must be at least 1, not {patience}")
@@ -83,7 +82,7 @@ class NaN(Plugin):
         self.skipped.inc(0)  # so that the series is there from the start
         self.judge = Judge(patience)
         self.gradients = Gradients(context, self.scan)
-        self.queue = Queue()
+        self.queue = Queue(context)
         self.seen = Seen()
         self.forwards, self.backwards, self.gates = Looks(), Looks(), Looks()
         self.is_inside = False  # a root is being called whose modules are looked at
@@ -223,7 +222,7 @@ class NaN(Plugin):
         self.gates.note(self.context.step)
         self.scaled = any(getattr(t, "grad_fn", None).__class__.__name__ == "MulBackward0" for t in tensors_in(tensors))
         found = self.scan(tensors_in(tensors))
-        cleared = (self.judge.suspect is not None or bool(self.queue)) and self._is_cleared()
+        cleared = (self.judge.suspect is not None or bool(self.queue.entries)) and self._is_cleared()
         if found or cleared:
             event = self._event("loss", "", self.gates)
             self.queue.submit(lambda event: self._judge_loss(event, cleared=cleared), event, found)
@@ -237,7 +236,7 @@ class NaN(Plugin):
     def _is_cleared(self) -> bool:
         """Say whether no bad gradient is left over: else the gradients are still being accumulated."""
         grads = self.gradients.of(None)
-        return not grads if self.queue else not self.scan.many(grads)
+        return not grads if self.queue.entries else not self.scan.many(grads)
 
     @hookimpl
     def loss_done(self) -> None:
@@ -309,7 +308,7 @@ class NaN(Plugin):
         """Count what is bad in the first tensor in which something is."""
         for name, tensor in candidates.items():
             if self.scan([tensor], masks=True):
-                return {**({"parameter": name} if isinstance(name, str) else {}), **counts(tensor)}
+                return {**({"parameter": name} if isinstance(name, str) else {}), **self.scan.counts(tensor)}
         return {}
 
     def _count(self, event: Event) -> None:

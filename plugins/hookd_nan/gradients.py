@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hookd_nan.tensors import counts, own_tensors
+from hookd_nan.scan import own_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,7 +39,7 @@ class Gradients:
         if owner.startswith("#") or not owner:
             owner = f"{owner}.(root)".lstrip(".")
         event.where, tensor = ("param", parameter) if self._scan([parameter]) else ("grad", grad)
-        event.module, event.details = owner, {"parameter": own_name, **counts(tensor)}
+        event.module, event.details = owner, {"parameter": own_name, **self._scan.counts(tensor)}
 
     def _named(self, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Give names, parameters and gradients in the model's order."""
@@ -59,7 +59,7 @@ class Gradients:
             for own_name, tensor in own_tensors(module).items():
                 if self._scan([tensor], masks=True):
                     event.where, event.module = "param", f"{_prefix(root)}{name or '(root)'}"
-                    event.details = {"parameter": own_name, **counts(tensor)}
+                    event.details = {"parameter": own_name, **self._scan.counts(tensor)}
                     event.is_certain, event.since = True, since
                     return
 

@@ -1,4 +1,4 @@
-"""What cannot be judged yet, because its numbers are on a device: kept in order, read without waiting for the device.
+"""What cannot be judged yet, because its numbers are on a device: judged in order, when they have come.
 
 Runs in the target.
 """
@@ -6,53 +6,25 @@ Runs in the target.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Callable
 
-import torch
-from torch import Tensor
-
-from hookd_nan.tensors import kind_of
+from hookd_nan.scan import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
+    from torch import Tensor
+
+    from hookd import Context
     from hookd_nan.judge import Event
     from hookd_nan.scan import Found, Range
 
-QUEUE_LIMIT = 1024
-
-
-class Queue:
-    """Has events judged in the order in which they came: at once, or when what is before them has been read."""
-
-    def __init__(self) -> None:
-        self._entries: list[Entry] = []
-        self._later = Later()
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
-
-    def submit(self, judge: Callable[[Event], None], event: Event, *found: Found) -> None:
-        """Have an event judged: at once if all is known and nothing before it is waiting."""
-        entry = Entry(judge, event, found)
-        if self._entries or self._later.waiting or not entry.is_known:
-            self._entries.append(entry)
-            if len(self._entries) >= QUEUE_LIMIT:
-                self.flush()
-        else:
-            entry.judge(iter(()))
-
-    def flush(self) -> None:
-        """Send what is on a device on its way, and have what has arrived judged; at the end of a step."""
-        if self._entries:
-            self._later.put([end for e in self._entries for pair in e.ranges for end in pair], self._entries)
-            self._entries = []
-        for numbers, entries in self._later.take():
-            values = iter(numbers)
-            for entry in entries:
-                entry.event.is_late = True
-                entry.judge(values)
+LARGEST = 1024
+"""How many events are asked for together;"""
+MOST = 64
+"""and how many such batches may be under way: a model that is called without ever a step must not fill the memory."""
 
 
 @dataclass
@@ -89,29 +61,67 @@ class Entry:
         self.judge_with(self.event)
 
 
-class Later:
-    """Reads 0-dim tensors of a device without waiting for it: they are asked for now, and taken when they are there."""
+@dataclass
+class Batch:
+    """The events of one step; `numbers` has the ends of their ranges, in order, as far as they have come."""
 
-    def __init__(self) -> None:
-        self.waiting: deque[tuple[Tensor, Any, Any]] = deque()
+    entries: list[Entry]
+    numbers: list[float]
+    missing: int = 0
 
-    def put(self, values: list[Tensor], note: Any) -> None:
-        """Send `values`, which may lie on several devices, on their way; `note` comes back with them."""
-        if not values:
-            self.waiting.append((torch.empty(0), None, note))
+    def judge(self) -> None:
+        """Judge all of them."""
+        values = iter(self.numbers)
+        for entry in self.entries:
+            entry.event.is_late = True
+            entry.judge(values)
+
+
+@dataclass
+class Queue:
+    """Has events judged in the order in which they came: at once, or when what is before them has been read."""
+
+    context: Context
+    entries: list[Entry] = field(default_factory=list)
+    batches: deque[Batch] = field(default_factory=deque)
+
+    def submit(self, judge: Callable[[Event], None], event: Event, *found: Found) -> None:
+        """Have an event judged: at once if all is known and nothing before it is waiting."""
+        entry = Entry(judge, event, found)
+        if self.entries or self.batches or not entry.is_known:
+            self.entries.append(entry)
+            if len(self.entries) >= LARGEST:
+                self.flush()
+        else:
+            entry.judge(iter(()))
+
+    def flush(self) -> None:
+        """Ask for the numbers of what was submitted; at the end of a step."""
+        if not self.entries:
             return
-        stacked = torch.stack([v.to(values[0].device, torch.float32, non_blocking=True) for v in values])
-        if not stacked.is_cuda:
-            self.waiting.append((stacked, None, note))
-            return
-        with torch.cuda.device(stacked.device):
-            host = torch.empty(stacked.shape, pin_memory=True).copy_(stacked, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        self.waiting.append((host, event, note))
+        ends = [end for entry in self.entries for pair in entry.ranges for end in pair]
+        batch = Batch(self.entries, [0.0] * len(ends))
+        self.entries = []
+        self.batches.append(batch)
+        if len(self.batches) > MOST:
+            self.batches.popleft()
+        devices: dict[torch.device, list[int]] = {}
+        for at, end in enumerate(ends):
+            devices.setdefault(end.device, []).append(at)
+        batch.missing = len(devices)
+        for places in devices.values():
+            self._ask(batch, places, [ends[at] for at in places])
+        self._judge_complete()
 
-    def take(self) -> Iterator[tuple[list[float], Any]]:
-        """Give what has arrived, in the order in which it was asked for; the newest stays until the next time."""
-        while len(self.waiting) > 1 and (self.waiting[0][1] is None or self.waiting[0][1].query()):
-            host, _, note = self.waiting.popleft()
-            yield host.tolist(), note
+    def _ask(self, batch: Batch, places: list[int], values: list[Tensor]) -> None:
+        def arrived(numbers: list[float]) -> None:
+            for at, number in zip(places, numbers):
+                batch.numbers[at] = number
+            batch.missing -= 1
+            self._judge_complete()
+
+        self.context.later(values, arrived)
+
+    def _judge_complete(self) -> None:
+        while self.batches and not self.batches[0].missing:
+            self.batches.popleft().judge()

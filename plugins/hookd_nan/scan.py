@@ -1,48 +1,68 @@
-"""Looking for NaN and infinity: at once on the host, on a device by flags that are read later. Runs in the target."""
+"""Looking for NaN and infinity: at once on the host, on a device by numbers that are read later. Runs in the target."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
 from torch import Tensor
 
-from hookd_nan import tensors
-from hookd_nan.tensors import INF, dense, is_plain, kind_of, plain
+from hookd import Context
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Range = tuple[Tensor, Tensor]  # minimum and maximum, 0-dim
 Found = Union[str, list[Range]]  # "" (nothing bad), "inf" or "nan"; on a device the ranges, to be read later
+INF = math.inf
 _norms: Any = getattr(torch, "_foreach_norm", None)  # torch 1.13+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _SUMMED = frozenset((torch.bfloat16, torch.float32, torch.float64))  # a sum of squares of float16 overflows too easily
 
 
-class Scan:
-    """Looks at tensors. `-inf` alone is no finding where masks are expected, unless `neginf`."""
+def on_host(tensor: Tensor) -> bool:
+    """Say whether reading a value of `tensor` costs nothing."""
+    return tensor.is_cpu
 
-    def __init__(self, *, neginf: bool) -> None:
-        self._neginf = neginf
+
+class Scan:
+    """Looks at tensors of any kind. `-inf` alone is no finding where masks are expected, unless `neginf`."""
+
+    def __init__(self, context: Context, *, neginf: bool) -> None:
+        self._context, self._neginf = context, neginf
 
     def __call__(self, found: Iterable[Tensor], *, masks: bool = False) -> Found:
-        """Look in one pass over each tensor: NaN reaches both ends of aminmax.
-
-        Unlike a sum, the range of finite numbers cannot overflow, so it raises no false alarm. `masks`: `-inf` alone
-        is none of our business.
-        """
+        """Look at each tensor. `masks`: `-inf` alone is none of our business."""
         worst, ranges = "", []
         masks = masks and not self._neginf
         for tensor in found:
-            real = plain(tensor)
-            if real is not None:
-                low, high = torch.aminmax(dense(real))
-                if tensors.on_host(real):
-                    worst = max(worst, kind_of(low.item(), high.item(), masks=masks))
-                else:
-                    ranges.append((high if masks else low, high))
+            if on_host(tensor):
+                if not self._context.is_finite(tensor, masks=masks):
+                    worst = max(worst, self._kind(tensor))
+            else:
+                ends = self._context.extremes(tensor)
+                if ends is not None:
+                    ranges.append((ends[1] if masks else ends[0], ends[1]))
         return worst or ranges or ""
+
+    def _kind(self, tensor: Tensor) -> str:
+        summary = self._context.summary(tensor)
+        return "nan" if summary is not None and summary.nans else "inf"
+
+    def counts(self, tensor: Tensor) -> dict[str, Any]:
+        """Count exactly; only ever called for the one tensor of an incident."""
+        summary = self._context.summary(tensor)
+        if summary is None:
+            return {}
+        return {
+            "nan_count": summary.nans,
+            "inf_count": summary.infs,
+            "elements": summary.count,
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).replace("torch.", ""),
+        }
 
     def many(self, found: list[Tensor]) -> Found:
         """Look at many tensors that are mostly good, such as all gradients: one call for all of a kind.
@@ -53,7 +73,7 @@ class Scan:
         groups, rest = _groups(found)
         ranges: list[Range] = []
         for group in groups:
-            is_here = tensors.on_host(group[0])
+            is_here = on_host(group[0])
             worst = torch.stack(_norms(group, 2 if is_here else INF)).max()
             if not is_here:
                 ranges.append((worst, worst))
@@ -63,11 +83,25 @@ class Scan:
         return kind if isinstance(kind, str) and kind else [*ranges, *kind] if ranges else kind
 
 
+def kind_of(low: float, high: float) -> str:
+    """Judge a range of which both ends are NaN if there is one: "nan", "inf" or ""."""
+    if high < INF and low > -INF:
+        return ""
+    return "nan" if math.isnan(high) else "inf"
+
+
+def own_tensors(module: torch.nn.Module | None) -> dict[str, Tensor]:
+    """Give the parameters and buffers that `module` itself owns."""
+    if module is None:
+        return {}
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+
+
 def _groups(found: list[Tensor]) -> tuple[list[list[Tensor]], list[Tensor]]:
     groups: dict[Any, list[Tensor]] = {}
     rest = []
     for tensor in found:
-        if _norms is not None and is_plain(tensor) and not tensor.is_meta and _has_norm(tensor):
+        if _norms is not None and _has_norm(tensor):
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
         else:
             rest.append(tensor)
@@ -75,9 +109,12 @@ def _groups(found: list[Tensor]) -> tuple[list[list[Tensor]], list[Tensor]]:
 
 
 def _has_norm(tensor: Tensor) -> bool:
-    if not tensors.on_host(tensor):
-        return tensor.numel() > 0  # nothing has no largest value
-    return tensor.dtype in _SUMMED
+    """Whether it is what nearly all gradients are: strided, of a common floating-point type, and of no subclass."""
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    if on_host(tensor):
+        return tensor.dtype in _SUMMED
+    return tensor.numel() > 0 and tensor.is_floating_point()  # nothing has no largest value
 
 
 class Seen:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import warnings
 
-import hookd_nan.tensors
+import hookd_nan.scan
 import pytest
 import torch
 from hookd_nan.judge import Event, Judge
@@ -536,7 +536,7 @@ class TestOnADevice:
 
     @pytest.fixture(autouse=True)
     def _nothing_is_on_the_host(self, monkeypatch):
-        monkeypatch.setattr(hookd_nan.tensors, "on_host", lambda _tensor: False)
+        monkeypatch.setattr(hookd_nan.scan, "on_host", lambda _tensor: False)
 
     @pytest.mark.parametrize("layer", ["embed", "layers.2.fc", "layers.2", "layers", "head"])
     def test_output_is_named_with_its_own_step(self, hook, layer):
