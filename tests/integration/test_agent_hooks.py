@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import hookd
 from hookd import Plugin, hookimpl, hookspecs
 from tests.support.agent import running
 
@@ -117,6 +118,39 @@ def test_hook_forward() -> None:
         ("2", 1, (3, 2), False),
         ("(root)", 1, (3, 2), False),
     ]
+
+
+def test_hook_root_forward() -> None:
+    class Whole(Recorder):
+        sampled = ("forward",)
+        every = 3
+
+        @hookimpl
+        def forward(self, module):
+            self.seen.append(module.name)
+
+        @hookimpl
+        def root_forward(self, module, inputs, output):
+            self.seen.append((module.name, tuple(inputs[0].shape), tuple(output.shape), torch.is_grad_enabled()))
+
+    whole = ("(root)", (3, 4), (3, 2), False)
+    assert seen_by(Whole, steps=4) == [
+        *("0", "1", "2", "(root)", whole),
+        whole,
+        whole,
+        *("0", "1", "2", "(root)", whole),
+    ]
+
+
+def test_a_forward_hook_is_told_the_versions_that_the_inputs_had_at_entry() -> None:
+    class Versions(Recorder):
+        @hookimpl
+        def forward(self, module, inputs, kwargs, versions):
+            if module.depth:
+                self.seen.append(versions != hookd.versions(inputs, kwargs))
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+    assert seen_by(Versions, net=net) == [False, True, False]
 
 
 def test_hook_forward_error() -> None:

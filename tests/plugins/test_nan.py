@@ -531,6 +531,128 @@ class TestWhatIsSaid:
         assert torch.equal(weights(), plain)
 
 
+class TestGate:
+    """What is seen in a step in which the modules are not looked at: here all but steps 1, 5, 9."""
+
+    @pytest.mark.parametrize(("layer", "owner"), [("embed", "embed"), ("layers.2.fc", "layers.2.fc")])
+    def test_bad_weight_is_named_exactly(self, hook, layer, owner):
+        model = net()
+        hook.start("nan", every=4)
+        train(model, strike=lambda: model.get_submodule(layer).weight.data.view(-1)[:1].fill_(NAN))
+        assert found(hook.incident) == (owner, "param", "nan", 3)
+        assert hook.incident["is_exact"] is True
+
+    def test_bad_batch_is_the_models_input(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        train(model, steps=2)
+        model(torch.full((5, 4), INF))
+        assert found(hook.incident) == ("(root)", "input", "inf", 3)
+
+    def test_loss_is_named_exactly(self, hook):
+        hook.start("nan", every=4)
+        train(net(), loss=lambda out, step: out.mean() * (NAN if step >= 3 else 1))
+        assert found(hook.incident) == ("", "loss", "nan", 3)
+        assert hook.incident["is_exact"] is True
+
+    def test_parameter_whose_bad_gradient_came_first_is_named(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        hooked = model.layers[2].register_forward_hook
+        train(model, strike=lambda: hooked(lambda _m, _i, o: o.register_hook(lambda g: g * NAN) and None))
+        assert found(hook.incident) == ("layers.2.fc", "grad", "nan", 3)
+        assert hook.incident["is_exact"] is False
+
+    def test_module_is_named_when_it_makes_another_one_and_the_first_was_thrown_away(self, hook):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        hook.start("nan", every=4)
+        for step in range(1, 8):
+            if step == 3:
+                model.layers[2].fc.register_forward_hook(poison(NAN))
+            value = model(torch.randn(5, 4)).mean()
+            if value.isfinite():  # a training loop that looks after itself
+                optimizer.zero_grad()
+                value.backward()
+            optimizer.step()
+        first, second = hook.incidents
+        assert found(first) == ("(root)", "output", "nan", 3)
+        assert (first["is_exact"], first["since_step"]) == (False, 2)
+        assert found(second) == ("layers.2.fc", "output", "nan", 4)
+        assert (second["is_exact"], second["since_step"]) == (False, 2)
+        assert second["first_seen"] == {"step": 3, "module": "(root)", "where": "output"}
+        assert hook.metric("nan_origin") == {("layers.2.fc", "output", "nan"): 1}
+        assert hook.value("nan_first_step") == 3
+
+    def test_parameters_that_are_bad_for_it_are_not_taken_for_the_origin(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
+        assert found(hook.incident) == ("(root)", "output", "nan", 3)
+        assert any("cannot be told any more" in line for line in hook.logs)
+        assert hook.value("nan_nonfinite", "embed", "param", "nan") == 1  # step 4, in which everything is looked at
+        assert hook.value("nan_nonfinite", "embed", "output", "nan") == 1  # step 5; then the interval is let go
+
+    def test_root_without_modules_is_its_own_origin(self, hook):
+        class Log(nn.Module):
+            def forward(self, x):
+                return x.log()
+
+        model, log = net(), Log()
+        hook.start("nan", every=4)
+        train(
+            model,
+            steps=6,
+            loss=lambda out, step: log(out * 0 + (1 if step < 3 else -1)).mean(),
+        )
+        assert found(hook.incident)[:2] == ("#2.(root)", "output")
+
+    def test_gradients_whose_norm_overflows_are_no_finding(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        train(
+            model,
+            steps=4,
+            loss=lambda out, _step: out.sum() * 1e30,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        )
+        assert hook.incidents == []
+
+    def test_incident_has_the_stack_of_the_training_code(self, hook):
+        hook.start("nan", every=4)
+        train(net(), loss=lambda out, step: out.mean() * (NAN if step >= 3 else 1))
+        *_, last = hook.incident["python_stack"]
+        assert "test_nan.py" in last
+        assert last.endswith(" train")
+
+
+class TestInPlace:
+    def test_module_that_changed_its_inputs_is_named_and_they_are_called_unknown(self, hook):
+        class Spoiler(nn.Module):
+            def forward(self, x):
+                x.view(-1)[0] = NAN
+                return x.sum()
+
+        hook.start("nan")
+        nn.Sequential(nn.Identity(), Spoiler())(torch.ones(4))
+        assert found(hook.incident)[:3] == ("1", "output", "nan")
+        assert hook.incident["inputs"] == "unknown"
+        assert "changed its inputs in place" in hook.incident["message"]
+
+    def test_module_that_was_given_a_bad_input_and_did_not_change_it_is_not_named(self, hook):
+        class Between(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Identity()
+
+            def forward(self, x):
+                return self.inner(x / 0)
+
+        hook.start("nan")
+        nn.Sequential(Between())(torch.ones(4))
+        assert found(hook.incident)[:3] == ("0", "output", "inf")
+
+
 class TestOnADevice:
     """What is on a device is judged a step later: here with the host's memory in the part of the device's."""
 

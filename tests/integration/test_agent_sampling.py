@@ -1,0 +1,101 @@
+"""How often sampled hooks are called: by the budget, by the person, and by a plugin that has found something."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from hookd import Plugin, hookimpl
+from tests.support.agent import running
+
+
+def train(steps: int) -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        net(torch.ones(3, 4)).pow(2).sum().backward()
+        optimizer.step()
+
+
+class Looker(Plugin):
+    """Notes the steps in which its sampled hooks are called."""
+
+    name = "looker"
+    sampled = ("forward", "loss")
+    longest = 8
+    fixed_by_every = ("forward",)
+
+    def __init__(self) -> None:
+        self.forwards: list[int] = []
+        self.losses: list[int] = []
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+
+    @hookimpl
+    def forward(self, module):
+        self.forwards.append(self.context.step)
+
+    @hookimpl
+    def loss(self):
+        self.losses.append(self.context.step)
+        time.sleep(0.002)  # far more than one per cent of these steps
+
+
+def test_the_budget_stretches_what_is_sampled_to_the_longest_interval_and_no_further() -> None:
+    with running(Looker) as agent:
+        train(96)
+        steps = agent.plugin("looker").forwards
+        assert steps[:8] == list(range(1, 9)), "at first it is not known what they cost"
+        assert steps[-2:] == [81, 89]
+        assert agent.values("hookd_sampling_interval_steps") == {("looker",): 8}
+        assert agent.state("looker") == "active"
+
+
+def test_every_fixes_the_hooks_that_the_plugin_names_and_the_budget_stretches_the_others() -> None:
+    with running(Looker, options={"every": "1"}) as agent:
+        train(80)
+        looker = agent.plugin("looker")
+        assert looker.forwards == list(range(1, 81))
+        assert looker.losses[-1] - looker.losses[-2] == 8
+
+
+def test_a_plugin_can_hold_its_interval_and_let_it_go() -> None:
+    class Holder(Looker):
+        fixed_by_every = ()
+
+        @hookimpl
+        def step_pre(self, step):
+            if step == 3:
+                self.context.hold(1)
+            elif step == 8:
+                self.context.hold(None)
+
+    with running(Holder, options={"every": "5"}) as agent:
+        train(16)
+        assert agent.plugin("looker").forwards == [1, 4, 5, 6, 7, 8, 11, 16]
+
+
+def test_what_is_exported_as_overhead_is_what_a_sampled_plugin_really_took() -> None:
+    """Measured steps are one in four and sampled ones one in eight: each kind stands for its own."""
+
+    class Spender(Looker):
+        fixed_by_every = ()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.spent_s = 0.0
+
+        @hookimpl
+        def loss(self):
+            began = time.perf_counter()
+            time.sleep(0.003)
+            self.spent_s += time.perf_counter() - began
+
+    with running(Spender, options={"every": "8"}) as agent:
+        train(160)
+        spent, said = agent.plugin("looker").spent_s, agent.values("hookd_overhead_seconds")[("looker",)]
+        assert 0.5 < said / spent < 2.0, (said, spent)
