@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hookd._pluggy import HookimplMarker
 from hookd.context import Context
-from hookd.errors import HookdError, PluginError
+from hookd.errors import HookdError, PluginError, TrainingError
 from hookd.events import Module
 from hookd.inprocess import start, stop
 from hookd.metrics import Counter, Gauge, Histogram
@@ -29,6 +29,7 @@ __all__ = [
     "Plugin",
     "PluginError",
     "Summary",
+    "TrainingError",
     "__version__",
     "hookimpl",
     "start",

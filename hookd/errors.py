@@ -11,6 +11,7 @@ HookdError                    exit 1
 +-- AttachError               exit 1   tried and failed: timeout, stopped, traced, zombie, died, blocked
 +-- PageError                 exit 1   the page of a target cannot be created or trusted
 +-- ControlError              exit 1   the agent refused a request, or stopped answering
+TrainingError                          what a plugin raises for the training code itself; no error of hookd's
 """
 
 from __future__ import annotations
@@ -113,3 +114,7 @@ class ControlError(HookdError):
     """The agent refused a request, or stopped answering."""
 
     reason = "control"
+
+
+class TrainingError(Exception):
+    """What a plugin with `mutates = True` raises in a hook for the training code: only this is passed on to it."""

@@ -28,6 +28,7 @@ What holds for all of them:
 - A hook that raises is counted; after `max_errors` its plugin is quarantined and training goes on.
 - Only a plugin with `mutates = True` that was enabled by name may return something from a hot hook. An observer that
   does is counted as in error, and what it returned is ignored.
+- A plugin with `mutates = True` may raise `hookd.TrainingError` for the training code itself: only that is passed on.
 - Arguments have no defaults (pluggy treats those as constants), and hook wrappers are refused.
 - A module call made again by activation checkpointing inside a backward is passed on only to hooks that ask for
   `recompute`, so nothing is counted twice by accident; a mutating plugin gets it always, since a recompute must give

@@ -10,6 +10,7 @@ class Plugin:
         name: a short lower-case word, the middle of all its metrics' names.
         mutates: whether it may change training. It must then be enabled by name, is never sampled, and an error in
             it disarms it at once.
+        mutating: the hooks in which it may, where it mutates; all of them where none is named.
         sampled: hooks that are called only on sampled steps: one step in `every`.
         every: how many steps lie between two sampled steps; the option `every` overrides it, and the governor
             stretches it when the budget is exceeded.
@@ -21,6 +22,7 @@ class Plugin:
 
     name: str = ""
     mutates: bool = False
+    mutating: tuple[str, ...] = ()
     sampled: tuple[str, ...] = ()
     every: int = 1
     longest: int = 4096

@@ -70,7 +70,7 @@ class Entry:
 
     def is_sampled(self, hook: str) -> bool:
         """Whether this hook of the plugin is called on sampled steps only; a mutator's never is."""
-        return hook in self.plugin.sampled and not self.plugin.mutates
+        return hook in self.plugin.sampled and not _mutates(self.plugin, hook)
 
     def interval_of(self, hook: str) -> int:
         """Give the steps between two calls of a hook: 1 where it is not sampled."""
@@ -153,8 +153,12 @@ class Registry:
                         self._manager.unregister(entry.plugin)
                         raise PluginError(f"{entry.name}: {hook} is a hook wrapper, which hot hooks do not allow")
                     names = tuple(impl.argnames)
-                    listeners.append(Listener(entry.number, hook, names, entry.plugin.mutates, impl.function))
+                    listeners.append(Listener(entry.number, hook, names, _mutates(entry.plugin, hook), impl.function))
         return listeners
+
+
+def _mutates(plugin: Plugin, hook: str) -> bool:
+    return plugin.mutates and (not plugin.mutating or hook in plugin.mutating)
 
 
 def wanted_interval(plugin: Plugin, context: Context) -> int:

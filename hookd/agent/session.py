@@ -25,7 +25,7 @@ from hookd.agent.plan import pair
 from hookd.agent.steps import Steps
 from hookd.agent.threads import Threads, ThreadState
 from hookd.context import Context
-from hookd.errors import PluginError
+from hookd.errors import PluginError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,6 +175,8 @@ class Session:
         if is_from_signal_handler(error):
             raise error
         entry = self.registry.entries.get(number)
+        if entry is not None and entry.plugin.mutates and isinstance(error, TrainingError):
+            raise error
         if entry is not None:
             self._count_error(entry, hook, f"{type(error).__name__}: {error}", error)
 
@@ -197,7 +199,7 @@ class Session:
 
     def own_failure(self, where: str, error: BaseException) -> None:
         """Log an error of hookd itself, which must not reach the training code."""
-        if is_from_signal_handler(error):
+        if is_from_signal_handler(error) or isinstance(error, TrainingError):
             raise error
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self.write_log("error", f"hookd itself: {where}: {trace}")

@@ -27,6 +27,17 @@ it: an optimizer step about to use it makes it an origin; a fused optimizer told
 cleared before any step used them, make it a skipped step. After `amp_patience` skipped steps in a row it is reported
 after all: no scale is that large. (Code that throws bad gradients away by itself looks the same, and is treated so.)
 
+An incident has the numbers of the last `recorder` module calls (20) whose modules were looked at, as far as their
+outputs are still alive, and loss, largest gradient and learning rate of the last steps; the stacks of modules and of
+Python; and exact counts of the tensor.
+
+What is done about it, beside telling of it, says `policy`; all but `report` change training and count in
+`hookd_nan_policy_total{policy}`. `raise` raises `FloatingPointError` in the training code, once. `pause` stops the
+training where it is, once, until `policy=report` is configured or the agent leaves; other ranks wait for this one at
+their next collective. `skip` sets `.grad = None` before each optimizer step whose gradients are bad: they are reduced
+by then, so all ranks decide the same; where each rank holds a part of them (FSDP) it refuses. It cannot skip what an
+optimizer computes inside its step (LBFGS), and on a device it waits for the gradients, as GradScaler does.
+
 `-inf` alone in outputs, inputs and parameters is no finding unless `neginf=true`: attention masks are made of it.
 
 Limits: in the first steps after an attach, a module that is not observed yet is reported as the module that called it:
@@ -46,8 +57,10 @@ from hookd import tensors as tensors_in
 from hookd_nan.gradients import Gradients
 from hookd_nan.judge import Event, Judge, Looks
 from hookd_nan.pending import Queue
+from hookd_nan.policy import POLICIES, Policy
+from hookd_nan.recorder import Recorder
 from hookd_nan.report import Reporter
-from hookd_nan.scan import INF, Found, Scan, Seen, own_tensors
+from hookd_nan.scan import INF, Found, Scan, Seen, is_bad, own_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -56,6 +69,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 __all__ = ["NaN"]
+
+LARGEST_RECORDER = 500
 
 
 class NaN(Plugin):
@@ -66,10 +81,11 @@ class NaN(Plugin):
     every = 1
     longest = 10
     fixed_by_every = ("forward",)
+    mutating = ("step_pre",)  # with a policy other than report
 
     @hookimpl
     def configure(self, context: Context) -> None:
-        """Read the options `neginf` and `amp_patience`, and declare the metrics."""
+        """Read the options, and declare the metrics."""
         self.context = context
         self.scan = Scan(context, neginf=context.option("neginf", default=False))
         patience = context.option("amp_patience", 30)
@@ -77,7 +93,13 @@ class NaN(Plugin):
             raise PluginError(f"nan: amp_patience must be at least 1, not {patience}")
         labels = ["module", "where", "kind"]
         self.nonfinite = context.counter("nonfinite", "Tensors seen with a NaN or else an infinity.", labels)
-        self.reporter = Reporter(context)
+        calls = context.option("recorder", 20)
+        if not 0 <= calls <= LARGEST_RECORDER:
+            raise PluginError(f"nan: recorder must be from 0 to {LARGEST_RECORDER} calls, not {calls}")
+        self.recorder = Recorder(context, calls)
+        self.policy = Policy(context, context.option("policy", "report", POLICIES))
+        self.mutates = self.policy.name != "report"
+        self.reporter = Reporter(context, self.recorder, self.policy)
         self.skipped = context.counter("amp_skipped_steps", "Optimizer steps skipped for overflowed gradients.")
         self.skipped.inc(0)  # so that the series is there from the start
         self.judge = Judge(patience)
@@ -88,8 +110,10 @@ class NaN(Plugin):
         self.is_inside = False  # a root is being called whose modules are looked at
         self.stepping: Optimizer | None = None
         self.scaled = False  # the last loss looked like one that a GradScaler scaled
+        self.masks = not self.scan.neginf
         self.order = 0
         self.reached: dict[int, int] = {}  # by module.id: when in that order a gradient last reached it
+        self.is_skipping = False  # the step in progress is one whose gradients were taken away
         self.undecided: list[Event] = []  # bad gradients, not counted until it is known what becomes of them
 
     @hookimpl
@@ -117,13 +141,14 @@ class NaN(Plugin):
             self._returned(module, found, output, (inputs, kwargs), versions)
         else:
             self.seen.note(output)
+            self.recorder.calls.append((module.name, self.seen.ref, self.seen.version))
 
     def _spread(self, module: Module, found: Found) -> None:
         """Count what follows from the origin."""
         if found and isinstance(found, str):
             self.nonfinite.labels(module.name, "output", found).inc()
         elif found:
-            self.queue.submit(self._count, self._event("output", module.name), found)
+            self.queue.submit(self._count, self._event("output", module.name), found, masks=self.masks)
 
     def _returned(
         self, module: Module, found: Found, output: Any, inputs: tuple[Any, Any], before: tuple[int, ...]
@@ -138,15 +163,18 @@ class NaN(Plugin):
         inputs_found: Found = self.scan(tensors_in(inputs), masks=True)
         if inputs_found and before and before != versions(*inputs):
             inputs_found, event.details = "", {**event.details, "inputs": "unknown"}
-        self.queue.submit(self._judge_call, event, found, inputs_found, own_found)
+        self.queue.submit(self._judge_call, event, found, inputs_found, own_found, masks=self.masks)
 
     def _judge_call(self, event: Event) -> None:
         self._count(event)
+        if event.ends and not event.kind:
+            self.recorder.calls.append((event.module, *event.ends))
         self.reporter.report(self.judge.call(event))
 
     @hookimpl
     def root_forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Look at what a model gives back in the steps in which its modules are not looked at."""
+        self.policy.act()
         self.gates.note(self.context.step)
         if self.is_inside:
             self.is_inside = False
@@ -165,7 +193,7 @@ class NaN(Plugin):
         if isinstance(found, str) and isinstance(inputs_found, str) and not inputs_found:
             event.details = self._details(dict(enumerate(tensors_in(output))))
             self.gradients.blame_parameter(event, module, self.gates.since(event.step))
-        self.queue.submit(self._judge_gate, event, found, inputs_found)
+        self.queue.submit(self._judge_gate, event, found, inputs_found, masks=self.masks)
 
     def _judge_gate(self, event: Event) -> None:
         self._count(event)
@@ -219,6 +247,7 @@ class NaN(Plugin):
     @hookimpl
     def loss(self, tensors: tuple[Any, ...]) -> None:
         """Look at what a backward starts from, and at what became of the gradients of the one before."""
+        self.recorder.loss(tensors)
         self.gates.note(self.context.step)
         self.scaled = any(getattr(t, "grad_fn", None).__class__.__name__ == "MulBackward0" for t in tensors_in(tensors))
         found = self.scan(tensors_in(tensors))
@@ -242,28 +271,33 @@ class NaN(Plugin):
     def loss_done(self) -> None:
         """Look at the parameters' gradients where no optimizer step may follow (GradScaler) or runs already (LBFGS)."""
         if self.stepping is not None:
-            self._judge_step(self.stepping)
+            self._judge_step(self.stepping, self.scan.many(self.gradients.of(self.stepping)))
         elif self.scaled and self.judge.suspect is None:
-            self._look_at_gradients(self.judge.gradient, None)
+            self._judge_gradients(self.judge.gradient, None, self.scan.many(self.gradients.of(None)))
 
     # -- the step
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:
         """Look at the gradients that are about to be used: reduced over ranks, accumulated and unscaled."""
-        self._judge_step(optimizer)
+        with torch.no_grad():  # with a policy this hook is a mutator's, for whom nothing is switched off
+            found = self.scan.many(self.gradients.of(optimizer))
+            self.is_skipping = self.policy.may_skip(optimizer) and is_bad(found)
+            self._judge_step(optimizer, found)
+        if self.is_skipping:
+            self.policy.skip(optimizer)
+        self.recorder.step(optimizer, self.scan.largest)
         self.stepping = optimizer
 
-    def _judge_step(self, optimizer: Optimizer) -> None:
+    def _judge_step(self, optimizer: Optimizer, found: Found) -> None:
         found_inf = getattr(optimizer, "found_inf", None)
         flag = [] if found_inf is None else [torch.where(found_inf > 0, INF, 0.0)]
-        self._look_at_gradients(self._decide, optimizer, flag)
+        self._judge_gradients(self._decide, optimizer, found, flag)
 
-    def _look_at_gradients(
-        self, judge: Callable[[Event], None], optimizer: Optimizer | None, flag: Iterable[Tensor] = ()
+    def _judge_gradients(
+        self, judge: Callable[[Event], None], optimizer: Optimizer | None, found: Found, flag: Iterable[Tensor] = ()
     ) -> None:
-        """Look at the gradients of all parameters, or of those that an optimizer holds."""
-        found = self.scan.many(self.gradients.of(optimizer))
+        """Judge what was found in the gradients of all parameters, or of those that an optimizer holds."""
         event = self._event("grad", "")
         event.is_certain = self.backwards.latest == event.step
         if found and isinstance(found, str):
@@ -280,7 +314,7 @@ class NaN(Plugin):
         self.undecided.clear()
         self.reporter.report(self.judge.step(event, found_inf=bool(event.inputs)))
         self._skipped(self.judge.skipped - skipped)
-        if is_used:
+        if is_used and not self.is_skipping:
             self.reporter.gradients_used()
 
     def _skipped(self, steps: int) -> None:
@@ -294,6 +328,11 @@ class NaN(Plugin):
         self.stepping = None
         self.judge.pending.clear()
         self.queue.flush()
+
+    @hookimpl
+    def unconfigure(self) -> None:
+        """Let a paused training go on."""
+        self.policy.release()
 
     # -- what all of them use
 

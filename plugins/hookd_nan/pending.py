@@ -37,6 +37,7 @@ class Entry:
     judge_with: Callable[[Event], None]
     event: Event
     found: tuple[Found, ...]
+    masks: bool = False
 
     @property
     def ranges(self) -> list[Range]:
@@ -51,7 +52,7 @@ class Entry:
     def judge(self, values: Iterator[float]) -> None:
         """Judge the event; `values` goes on with the minima and maxima of its ranges."""
         kinds = [
-            found if isinstance(found, str) else max(kind_of(next(values), next(values)) for _ in found)
+            found if isinstance(found, str) else self._worst([(next(values), next(values)) for _ in found])
             for found in self.found
         ]
         self.event.kind = kinds[0]
@@ -59,6 +60,11 @@ class Entry:
         if kinds[0] and len(kinds) > 2 and kinds[2]:
             self.event.where = "param"
         self.judge_with(self.event)
+
+    def _worst(self, ends: list[tuple[float, float]]) -> str:
+        if not self.event.ends:  # the first are those of the event's own tensors
+            self.event.ends = ends[0]
+        return max(kind_of(low, high, masks=self.masks) for low, high in ends)
 
 
 @dataclass
@@ -85,9 +91,9 @@ class Queue:
     entries: list[Entry] = field(default_factory=list)
     batches: deque[Batch] = field(default_factory=deque)
 
-    def submit(self, judge: Callable[[Event], None], event: Event, *found: Found) -> None:
+    def submit(self, judge: Callable[[Event], None], event: Event, *found: Found, masks: bool = False) -> None:
         """Have an event judged: at once if all is known and nothing before it is waiting."""
-        entry = Entry(judge, event, found)
+        entry = Entry(judge, event, found, masks)
         if self.entries or self.batches or not entry.is_known:
             self.entries.append(entry)
             if len(self.entries) >= LARGEST:

@@ -14,6 +14,8 @@ import hookd
 if TYPE_CHECKING:
     from hookd import Context
     from hookd_nan.judge import Event
+    from hookd_nan.policy import Policy
+    from hookd_nan.recorder import Recorder
 
 NAMES = {"nan": "NaN", "inf": "Inf"}
 FRAMES = 12
@@ -27,8 +29,8 @@ class Reporter:
         is_over: the origin is known, or lost: what is bad from now on follows from it.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, recorder: Recorder, policy: Policy) -> None:
+        self._context, self._recorder, self._policy = context, recorder, policy
         labels = ["module", "where", "kind"]
         self._origin = context.gauge("origin", "1 for the place where the first NaN or infinity was born.", labels)
         self._first_step = context.gauge("first_step", "Step in which the first NaN or infinity was born.")
@@ -41,12 +43,13 @@ class Reporter:
         if event is None or self.is_over:
             return
         if self._hit is None:
-            self._tell(event, "first")
+            message = self._tell(event, "first")
             if event.is_certain:
                 self.is_over = True
             else:
                 self._hit = event
                 self._context.hold(1)
+            self._policy.told(message, is_late=event.is_late)
         elif event.is_certain and event.where in ("output", "param", "grad"):
             self._close(self._hit, event)
 
@@ -68,18 +71,20 @@ class Reporter:
         self.is_over = True
         self._context.hold(None)
 
-    def _tell(self, event: Event, what: str, hit: Event | None = None) -> None:
+    def _tell(self, event: Event, what: str, hit: Event | None = None) -> str:
         self._origin.labels(event.module, event.where, event.kind).set(1)
-        is_absolute = self._context.is_step_absolute
+        is_absolute, more = self._context.is_step_absolute, {}
         if hit is None:
             self._first_step.set(event.step)
+            more = self._recorder.contents()
         message, fields = describe(event, what, is_step_absolute=is_absolute)
         if not event.is_late:
             fields["python_stack"] = training_stack()
         if hit is not None:
             message += f"; first seen in {place(hit)} at step {hit.step}"
             fields["first_seen"] = {"step": hit.step, "module": hit.module, "where": hit.where}
-        self._context.incident(event.kind, message, **fields)
+        self._context.incident(event.kind, message, **fields, **more)
+        return message
 
 
 def place(event: Event) -> str:

@@ -28,15 +28,20 @@ def on_host(tensor: Tensor) -> bool:
 
 
 class Scan:
-    """Looks at tensors of any kind. `-inf` alone is no finding where masks are expected, unless `neginf`."""
+    """Looks at tensors of any kind. `-inf` alone is no finding where masks are expected, unless `neginf`.
+
+    Attributes:
+        largest: the largest norm of those that `many` has looked at last, None where it is not known.
+    """
 
     def __init__(self, context: Context, *, neginf: bool) -> None:
-        self._context, self._neginf = context, neginf
+        self._context, self.neginf = context, neginf
+        self.largest: float | None = None
 
     def __call__(self, found: Iterable[Tensor], *, masks: bool = False) -> Found:
         """Look at each tensor. `masks`: `-inf` alone is none of our business."""
         worst, ranges = "", []
-        masks = masks and not self._neginf
+        masks = masks and not self.neginf
         for tensor in found:
             if on_host(tensor):
                 if not self._context.is_finite(tensor, masks=masks):
@@ -44,7 +49,7 @@ class Scan:
             else:
                 ends = self._context.extremes(tensor)
                 if ends is not None:
-                    ranges.append((ends[1] if masks else ends[0], ends[1]))
+                    ranges.append(ends)
         return worst or ranges or ""
 
     def _kind(self, tensor: Tensor) -> str:
@@ -70,6 +75,7 @@ class Scan:
         Their norms are finite if they are. A norm that is not may have overflowed: then each tensor is looked at. On a
         device nobody can look again later, so there it is the norm that does not overflow, the largest absolute value.
         """
+        self.largest = None
         groups, rest = _groups(found)
         ranges: list[Range] = []
         for group in groups:
@@ -77,17 +83,26 @@ class Scan:
             worst = torch.stack(_norms(group, 2 if is_here else INF)).max()
             if not is_here:
                 ranges.append((worst, worst))
-            elif not worst.item() < INF:
+                continue
+            self.largest = max(worst.item(), self.largest or 0.0)
+            if not self.largest < INF:
                 return self(found)
         kind = self(rest)
         return kind if isinstance(kind, str) and kind else [*ranges, *kind] if ranges else kind
 
 
-def kind_of(low: float, high: float) -> str:
+def kind_of(low: float, high: float, *, masks: bool = False) -> str:
     """Judge a range of which both ends are NaN if there is one: "nan", "inf" or ""."""
-    if high < INF and low > -INF:
+    if high < INF and (low > -INF or masks):
         return ""
     return "nan" if math.isnan(high) else "inf"
+
+
+def is_bad(found: Found) -> bool:
+    """Say whether anything is bad; waits for a device."""
+    if isinstance(found, str):
+        return bool(found)
+    return any(kind_of(low.item(), high.item()) for low, high in found)
 
 
 def own_tensors(module: torch.nn.Module | None) -> dict[str, Tensor]:
@@ -121,13 +136,13 @@ class Seen:
     """The tensor that was found good last: a container mostly returns the very tensor that its last module did."""
 
     def __init__(self) -> None:
-        self._ref: Any = lambda: None
-        self._version = 0
+        self.ref: Any = lambda: None
+        self.version = 0
 
     def __contains__(self, value: Any) -> bool:
-        return value is self._ref() and value is not None and value._version == self._version  # noqa: SLF001
+        return value is self.ref() and value is not None and value._version == self.version  # noqa: SLF001
 
     def note(self, value: Any) -> None:
         """Remember a good output; weakly, and only where a change of it would show."""
         if type(value) is Tensor and not value.is_inference():
-            self._ref, self._version = weakref.ref(value), value._version  # noqa: SLF001
+            self.ref, self.version = weakref.ref(value), value._version  # noqa: SLF001

@@ -1,11 +1,11 @@
 """What a plugin costs a training step: a ratio for each of three models, with and without it in turn.
 
-    python tests/bench/plugin_cost.py [-p NAME[:key=value,...]] [--model mlp] [--rounds N] [--seconds S] [--budget B]
+    python tests/bench/plugin_cost.py [-p NAME[:key=value,...]]... [--model mlp] [--rounds N] [--steps N] [--warm N]
 
-One process, one thread, blocks of steps in turn (A B A B ...): hookd is started before each B and stopped after it,
-so A is a process that has no agent. CPU time of the thread per step (on a busy machine wall time says nothing), the
-mean of a block without its dearest tenth; the ratio is the median over the rounds of B to the mean of the A before and
-the A after it. `control` is the same of A to A. Prints one JSON object per model.
+One process, one thread, blocks of steps in turn (A B A B ...): for A everything that hookd has replaced is put back.
+CPU time of the thread per step (on a busy machine wall time says nothing), the mean of a block without its dearest
+tenth; the ratio is the median over the rounds of B to the mean of the A before and the A after it. `control` is the
+same of A to A. Before that the governor settles for `--warm` steps. Prints one JSON object per model.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 import hookd
+from hookd.agent import bootstrap
 
 
 class Attention(nn.Module):
@@ -80,31 +81,41 @@ def convnet():
 MODELS = {"mlp": mlp, "charlm": charlm, "convnet": convnet}
 
 
-def block(model, x, optimizer, seconds, warm=0.0):
-    """Train for so long; gives the CPU time of a step in us, the first `warm` seconds left out."""
-    times, started = [], time.perf_counter()
-    while (now := time.perf_counter()) - started < seconds + warm:
-        began = time.thread_time()
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        if now - started >= warm:
+class Job:
+    """One training, with hookd in it or not."""
+
+    def __init__(self, make):
+        torch.manual_seed(0)
+        self.model, self.x, make_optimizer = make()
+        self.optimizer = make_optimizer(self.model)
+
+    def step_us(self, steps):
+        """Train; gives the CPU time of a step, after two to settle."""
+        times = []
+        for _ in range(steps + 2):
+            began = time.thread_time()
+            self.optimizer.zero_grad()
+            self.model(self.x).square().mean().backward()
+            self.optimizer.step()
             times.append(time.thread_time() - began)
-    return statistics.fmean(sorted(times)[: max(1, len(times) * 9 // 10)]) * 1e6
+        return statistics.fmean(sorted(times[2:])[: max(1, steps * 9 // 10)]) * 1e6
 
 
 def measure(make, plugins, args):
-    rounds, seconds, warm, budget = args.rounds, args.seconds, args.warm, args.budget
-    torch.manual_seed(0)
-    model, x, make_optimizer = make()
-    optimizer = make_optimizer(model)
-    block(model, x, optimizer, warm)
-    plain, observed = [block(model, x, optimizer, seconds)], []
-    for _ in range(rounds):
-        hookd.start(plugins, run="bench", budget=budget)
-        observed.append(block(model, x, optimizer, seconds, warm))
-        hookd.stop()
-        plain.append(block(model, x, optimizer, seconds))
+    job = Job(make)
+    hookd.start(plugins, run="bench", budget=args.budget)
+    session = bootstrap._agent._session
+    job.step_us(args.warm)
+    session.disarm()
+    plain, observed = [job.step_us(args.steps)], []
+    for _ in range(args.rounds):
+        session.arm()
+        session.models.replan()
+        observed.append(job.step_us(args.steps))
+        session.disarm()
+        plain.append(job.step_us(args.steps))
+    intervals = {entry.name: entry.interval for entry in session.registry.entries.values()}
+    hookd.stop()
     ratios = [b / ((plain[i] + plain[i + 1]) / 2) for i, b in enumerate(observed)]
     controls = [b / a for a, b in itertools.pairwise(plain)]
     return {
@@ -112,6 +123,7 @@ def measure(make, plugins, args):
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(r, 3) for r in ratios],
         "control": round(statistics.median(controls), 3),
+        "interval_steps": intervals,
     }
 
 
@@ -125,8 +137,8 @@ def main() -> None:
     parser.add_argument("-p", "--plugin", action="append", type=spec)
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--warm", type=float, default=0.5, help="how long the governor has to settle")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--warm", type=int, default=100)
     parser.add_argument("--budget", type=float, default=0.01)
     args = parser.parse_args()
     torch.set_num_threads(1)

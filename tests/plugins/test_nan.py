@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 import warnings
+import weakref
 
 import hookd_nan.scan
 import pytest
@@ -15,6 +17,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from hookd import PluginError
+from hookd.agent import bootstrap
+from tests.support.processes import wait_until
 
 NAN, INF = math.nan, math.inf
 
@@ -651,6 +655,121 @@ class TestInPlace:
         hook.start("nan")
         nn.Sequential(Between())(torch.ones(4))
         assert found(hook.incident)[:3] == ("0", "output", "inf")
+
+
+class TestRecorder:
+    def test_calls_before_the_first_one_have_their_numbers(self, hook):
+        model = net(layers=2)
+        hook.start("nan", recorder=3)
+        train(model, strike=lambda: model.layers[1].fc.register_forward_hook(poison(NAN)))
+        calls = hook.incident["calls_before"]
+        assert [call["module"] for call in calls] == ["layers.0.act", "layers.0", "layers.1.norm"]
+        assert all(call["min"] <= call["max"] and call["norm"] > 0 for call in calls[1:])
+
+    def test_steps_before_show_what_changed(self, hook):
+        hook.start("nan")
+        model = net()
+        train(model, at=4, strike=lambda: model.head.register_forward_hook(poison(NAN)))
+        steps = hook.incident["steps_before"]
+        assert [one["step"] for one in steps] == [1, 2, 3]
+        assert all(one["loss"] > 0 and one["largest_gradient_norm"] > 0 and one["lr"] == 0.01 for one in steps)
+
+    def test_nothing_is_kept_alive(self, hook):
+        model, kept = net(), []
+        model.layers[0].register_forward_hook(lambda _m, _i, o: kept.append(weakref.ref(o)))
+        hook.start("nan")
+        with torch.no_grad():
+            model(torch.randn(5, 4))
+        assert [ref() for ref in kept] == [None]
+
+
+class TestPolicy:
+    def test_raise_raises_in_the_training_code(self, hook):
+        model = net()
+        hook.start("nan", policy="raise")
+        with pytest.raises(FloatingPointError, match=r"first NaN: layers\.2\.fc output at step 3"):
+            train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
+        assert hook.value("nan_policy", "raise") == 1
+        assert len(hook.incidents) == 1
+        model.layers[2].fc._forward_hooks.clear()
+        train(model)  # what it left behind does not stand in the way
+
+    @pytest.mark.parametrize("place", ["loss", "gradient"])
+    def test_raise_is_heard_wherever_it_is_found(self, hook, place):
+        model = net()
+        hook.start("nan", policy="raise")
+        if place == "gradient":
+            model.head.bias.register_hook(lambda g: g * NAN)
+        with pytest.raises(FloatingPointError, match=place):
+            train(model, loss=lambda out, _step: out.mean() * (NAN if place == "loss" else 1))
+
+    def test_raise_of_what_was_on_a_device_comes_at_the_next_call(self, hook, monkeypatch):
+        monkeypatch.setattr(hookd_nan.scan, "on_host", lambda _tensor: False)
+        model = net()
+        hook.start("nan", policy="raise")
+        with pytest.raises(FloatingPointError, match=r"layers\.2\.fc output at step 3"):
+            train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
+
+    @pytest.mark.parametrize("kind", ["sgd", "adam", "fused"])
+    def test_skipped_step_changes_nothing_at_all(self, hook, kind):
+        model = net()
+        optimizer = {
+            "sgd": lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            "adam": lambda: torch.optim.AdamW(model.parameters(), lr=0.1),
+            "fused": lambda: torch.optim.AdamW(model.parameters(), lr=0.1, fused=True),
+        }[kind]()
+        hook.start("nan", policy="skip")
+        train(model, steps=3, optimizer=optimizer)
+        before = [p.detach().clone() for p in model.parameters()]
+        train(model, steps=1, optimizer=optimizer, loss=lambda out, _step: out.mean() * NAN)
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        train(model, steps=1, optimizer=optimizer)
+        assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert hook.value("nan_policy", "skip") == 1
+        assert found(hook.incident) == ("", "loss", "nan", 4)
+
+    def test_skip_lets_the_origin_be_found_after_a_hit_of_the_gate(self, hook):
+        model = net()
+        hook.start("nan", policy="skip", every=4)
+        train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
+        assert [found(one) for one in hook.incidents] == [
+            ("(root)", "output", "nan", 3),
+            ("layers.2.fc", "output", "nan", 4),
+        ]
+        assert all(p.isfinite().all() for p in model.parameters())
+
+    def test_pause_holds_the_training_until_it_is_configured_away(self, hook):
+        model, done = net(), threading.Event()
+
+        def training():
+            train(model, loss=lambda out, step: out.mean() * (NAN if step == 3 else 1))
+            done.set()
+
+        hook.start("nan", policy="pause")
+        thread = threading.Thread(target=training)
+        thread.start()
+        wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
+        assert not done.wait(0.5)
+        bootstrap._agent._handle({"op": "configure", "name": "nan", "options": {"policy": "report"}})
+        thread.join(60)
+        assert done.is_set()
+
+    def test_detach_lets_a_paused_training_go_on(self, hook):
+        thread = threading.Thread(target=train, args=(net(),), kwargs={"loss": lambda out, _step: out.mean() * NAN})
+        hook.start("nan", policy="pause")
+        thread.start()
+        wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
+        bootstrap.stop(0.5)
+        thread.join(60)
+        assert not thread.is_alive()
+
+    def test_policy_must_be_one_of_four(self, hook):
+        with pytest.raises(PluginError, match="policy must be one of report, raise, pause, skip"):
+            hook.start("nan", policy="zero")
+
+    def test_by_default_it_is_no_mutator(self, hook):
+        hook.start("nan")
+        assert bootstrap._agent._session.registry.named("nan").plugin.mutates is False
 
 
 class TestOnADevice:
