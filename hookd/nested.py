@@ -37,10 +37,7 @@ def versions(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]
     Returns:
         One number for each tensor that `tensors` finds; -1 for one made in inference mode, which has no counter.
     """
-    if len(inputs) == 1 and not kwargs and isinstance(inputs[0], sys.modules["torch"].Tensor):
-        found = [inputs[0]]  # as nearly always
-    else:
-        found = tensors((inputs, kwargs))
+    found = tensors((inputs, kwargs))
     return tuple(-1 if one.is_inference() else one._version for one in found)  # noqa: SLF001
 
 

@@ -16,6 +16,7 @@ from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.nested import versions
 
 _C = torch._C
+_Tensor = torch.Tensor
 _tracing = _C._get_tracing_state
 _no_count = int  # int() is 0: stands in for a counter that this torch does not have
 _dispatch_modes = getattr(_C, "_len_torch_dispatch_stack", _no_count)
@@ -38,6 +39,8 @@ def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, .
     if _function_modes():
         return ()
     try:
+        if len(inputs) == 1 and not kwargs and type(inputs[0]) is _Tensor:  # as nearly always
+            return (inputs[0]._version,)
         return versions(inputs, kwargs)
     except Failure as failure:
         if is_from_signal_handler(failure):

@@ -58,9 +58,9 @@ from hookd_nan.gradients import Gradients
 from hookd_nan.judge import Event, Judge, Looks
 from hookd_nan.pending import Queue
 from hookd_nan.policy import POLICIES, Policy
-from hookd_nan.recorder import Recorder
+from hookd_nan.recorder import Recorder, nothing
 from hookd_nan.report import Reporter
-from hookd_nan.scan import INF, Found, Scan, Seen, is_bad, own_tensors
+from hookd_nan.scan import INF, Found, Scan, Seen, is_bad, on_host, own_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -102,6 +102,7 @@ class NaN(Plugin):
         self.reporter = Reporter(context, self.recorder, self.policy)
         self.skipped = context.counter("amp_skipped_steps", "Optimizer steps skipped for overflowed gradients.")
         self.skipped.inc(0)  # so that the series is there from the start
+        self.is_finite = context.is_finite
         self.judge = Judge(patience)
         self.gradients = Gradients(context, self.scan)
         self.queue = Queue(context)
@@ -132,16 +133,21 @@ class NaN(Plugin):
         if not module.depth:
             self.forwards.note(self.context.step)
             self.is_inside = True
-        if output in self.seen and not self.judge.pending:
-            return
+        seen = self.seen
+        if type(output) is torch.Tensor and not (self.judge.pending or self.reporter.is_over):
+            if output is seen.ref() and output._version == seen.version:  # noqa: SLF001
+                return
+            if on_host(output) and self.is_finite(output, masks=self.masks):
+                seen.note(output)
+                self.recorder.calls.append((module.name, seen.ref, seen.version))
+                return
         found = self.scan(tensors_in(output), masks=True)
         if self.reporter.is_over:
             self._spread(module, found)
         elif found or self.judge.pending:
             self._returned(module, found, output, (inputs, kwargs), versions)
         else:
-            self.seen.note(output)
-            self.recorder.calls.append((module.name, self.seen.ref, self.seen.version))
+            self.recorder.calls.append((module.name, nothing, 0))
 
     def _spread(self, module: Module, found: Found) -> None:
         """Count what follows from the origin."""

@@ -69,6 +69,10 @@ class Recorder:
         return {**call, "is_changed": True} if tensor._version != more else call  # noqa: SLF001
 
 
+def nothing() -> None:
+    """Stand in for a reference to an output that is no single tensor."""
+
+
 def number(value: float) -> float | str:
     """Give a number that JSON knows, rounded to 6 digits, or its name."""
     return float(f"{value:.6g}") if math.isfinite(value) else str(float(value))

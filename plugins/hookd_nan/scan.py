@@ -133,16 +133,18 @@ def _has_norm(tensor: Tensor) -> bool:
 
 
 class Seen:
-    """The tensor that was found good last: a container mostly returns the very tensor that its last module did."""
+    """The output that was found good last: a container mostly returns the very tensor that its last module did.
+
+    Attributes:
+        ref: gives it, while it lives.
+        version: which one of it that was; an operation in place makes another.
+    """
 
     def __init__(self) -> None:
         self.ref: Any = lambda: None
         self.version = 0
 
-    def __contains__(self, value: Any) -> bool:
-        return value is self.ref() and value is not None and value._version == self.version  # noqa: SLF001
-
-    def note(self, value: Any) -> None:
-        """Remember a good output; weakly, and only where a change of it would show."""
-        if type(value) is Tensor and not value.is_inference():
-            self.ref, self.version = weakref.ref(value), value._version  # noqa: SLF001
+    def note(self, tensor: Tensor) -> None:
+        """Remember a good one; weakly, and only where a change of it would show."""
+        if not tensor.is_inference():
+            self.ref, self.version = weakref.ref(tensor), tensor._version  # noqa: SLF001
