@@ -51,10 +51,10 @@ class Entry:
 
     def judge(self, values: Iterator[float]) -> None:
         """Judge the event; `values` goes on with the minima and maxima of its ranges."""
-        kinds = [
-            found if isinstance(found, str) else self._worst([(next(values), next(values)) for _ in found])
-            for found in self.found
-        ]
+        read = [f if isinstance(f, str) else [(next(values), next(values)) for _ in f] for f in self.found]
+        if not isinstance(read[0], str):
+            self.event.ends = read[0][0]
+        kinds = [one if isinstance(one, str) else self._worst(one) for one in read]
         self.event.kind = kinds[0]
         self.event.inputs = kinds[1] if len(kinds) > 1 else ""
         if kinds[0] and len(kinds) > 2 and kinds[2]:
@@ -62,8 +62,6 @@ class Entry:
         self.judge_with(self.event)
 
     def _worst(self, ends: list[tuple[float, float]]) -> str:
-        if not self.event.ends:  # the first are those of the event's own tensors
-            self.event.ends = ends[0]
         return max(kind_of(low, high, masks=self.masks) for low, high in ends)
 
 
