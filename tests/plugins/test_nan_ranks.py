@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(300)
 def test_both_ranks_skip_the_same_step_and_end_with_the_same_weights(tmp_path):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"}
     script, store = ROOT / "tests" / "targets" / "nan_skip.py", tmp_path / "store"
@@ -18,7 +21,7 @@ def test_both_ranks_skip_the_same_step_and_end_with_the_same_weights(tmp_path):
         for rank in (0, 1)
     ]
     try:
-        first, second = (rank.communicate(timeout=100)[0].strip() for rank in ranks)
+        first, second = (rank.communicate(timeout=280)[0].strip() for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()
