@@ -15,7 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench soak compat clean
+.PHONY: help demo test lint format bench long soak compat clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -39,6 +39,9 @@ format: .venv/.dev ## let ruff rewrite the sources
 
 bench: .venv/.dev ## measure what hookd costs; fails above its budgets
 	$(BIN)/python -m pytest -m bench -s tests/bench $(ARGS)
+
+long: .venv/.dev ## what is too long for `make test`: 2,000 healthy steps of each workload, all of torch's own modules (an hour)
+	$(BIN)/python -m pytest -m "load and not bench" $(ARGS)
 
 soak: .venv/.dev ## 5,000 injections and 500 attaches to busy and hostile processes (an hour)
 	$(BIN)/python -m tests.bench.attach.soak

@@ -31,7 +31,7 @@ def bare_python() -> Path:
     home = Path(_keep(tempfile.TemporaryDirectory(prefix="bare-env-")).name)
     venv.EnvBuilder(symlinks=True).create(home)
     site = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    for source in _files_of({"torch", "numpy"}):
+    for source in _files_of({"torch", "numpy", "expecttest"}):
         (site / source.name).symlink_to(source)
     python = home / "bin" / "python"
     absent = "import importlib.util as u, torch, numpy; assert not [m for m in ('hookd', 'pluggy') if u.find_spec(m)]"
