@@ -1,0 +1,170 @@
+"""Where memory goes, and whether it comes back: the process, CUDA's allocator, each module. Runs in the target.
+
+    hookd_memory_resident_bytes{kind}        `anonymous` (the program's own) and `shared` (files, shared memory); once a
+                                             second
+    hookd_memory_output_bytes{module}        of the module's outputs, at the last sampled step: one step in `every`
+    hookd_memory_forward_bytes{module}       by which CUDA's allocator grew from the module's entry to its exit, at the
+                                             last sampled step: outputs and what the backward needs
+    hookd_memory_cuda_allocated_bytes{device}      at the end of the last sampled step
+    hookd_memory_cuda_reserved_bytes{device}
+    hookd_memory_cuda_peak_bytes{device}           allocated at most, since the training code last reset that
+    hookd_memory_cuda_retries_total{device}        allocations that had to free the cache first, since the attach
+    hookd_memory_cuda_ooms_total{device}           allocations that failed
+    hookd_memory_growth_bytes{place}         per step, over the last two thirds of what was seen; `place` is `anonymous`
+                                             or a CUDA device. No series before there is enough to tell from
+
+Incidents of the kind `leak`, each once:
+- the training code keeps outputs or losses with their graphs: those of so many sampled steps in a row (option `kept`)
+  are all still alive. Named by module. Found by weak references, so it works on every device;
+- a place grows steadily, by `growth` bytes at least and by 2 % (see hookd_memory.trend). That finds what is no tensor,
+  too, but not where it comes from.
+
+A loss that is summed up over steps with its graph (`total += loss`) keeps nodes of the graph alive and no tensor that
+can be watched: only the growth shows it. Outputs that are kept for an epoch on purpose look like a leak while it lasts.
+
+Nothing here waits for a device: the allocator's books are kept on the host.
+
+Options: `every=N`, `kept=N` (sampled steps in a row, 16), `growth=BYTES` (64 MiB).
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from hookd import Context, Module, Plugin, PluginError, hookimpl, tensors
+from hookd_memory.kept import Kept, nbytes
+from hookd_memory.places import CUDA, Resident, is_cuda_initialized
+from hookd_memory.trend import Trend
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+LISTED = 8
+"""Modules named in one incident."""
+
+
+class Memory(Plugin):
+    """Measures the process, CUDA's allocator and each module's share, and tells of leaks."""
+
+    name = "memory"
+    sampled = ("forward_pre", "forward", "loss")
+    every = 10
+
+    @hookimpl
+    def configure(self, context: Context) -> None:
+        """Read the options and declare the metrics."""
+        self.context = context
+        self.least_kept = context.option("kept", 16)
+        self.least_growth = context.option("growth", 64 << 20)
+        if self.least_kept < 2 or self.least_growth < 1:
+            raise PluginError("memory: kept must be 2 or more, and growth 1 or more")
+        self.output = context.gauge(
+            "output_bytes", "Size of the module's outputs at the last sampled step.", ["module"]
+        )
+        self.grown = context.gauge(
+            "forward_bytes",
+            "Growth of CUDA's allocator during the module's forward, at the last sampled step.",
+            ["module"],
+        )
+        self.growth = context.gauge("growth_bytes", "Growth per step, over the last two thirds of it.", ["place"])
+        self.resident = Resident(context)
+        self.cuda = CUDA(context)
+        self.outputs: dict[int, Any] = {}
+        self.entered: dict[tuple[int, int], tuple[Any, int]] = {}
+        self.watched: dict[int, tuple[str, Kept]] = {}
+        self.found: list[tuple[str, Kept]] = []
+        self.trends: dict[str, Trend] = {}
+
+    @hookimpl
+    def select(self, module: Module) -> Collection[str]:  # noqa: ARG002 - a hook's arguments go by name
+        """Ask for `forward_pre` only where there is an allocator to read."""
+        return {"forward_pre", "forward"} if is_cuda_initialized() else {"forward"}
+
+    @hookimpl
+    def forward_pre(self, module: Module, inputs: tuple[Any, ...]) -> None:
+        """Note what is allocated."""
+        device = next((t.device for t in tensors(inputs) if t.is_cuda), None)
+        self.entered[get_ident(), module.id] = (device, self.cuda.allocated(device))
+
+    @hookimpl
+    def forward(self, module: Module, output: Any) -> None:
+        """Measure the outputs, and watch whether they go."""
+        found = tensors(output)
+        store = self.outputs.get(module.id)
+        if store is None:
+            store = self.outputs[module.id] = self.output.labels(module.name).set
+        store(sum(map(nbytes, found)))
+        entered = self.entered.pop((get_ident(), module.id), None)
+        if entered is not None:
+            self.grown.labels(module.name).set(self.cuda.allocated(entered[0]) - entered[1])
+        self._watch(module.id, module.name, found)
+
+    @hookimpl
+    def loss(self, tensors: tuple[Any, ...]) -> None:
+        """Watch whether the losses go."""
+        self._watch(0, "", list(tensors))
+
+    def _watch(self, number: int, name: str, found: list[Any]) -> None:
+        tensor = next((t for t in found if t.grad_fn is not None), None)
+        if tensor is None:
+            return
+        if number not in self.watched:
+            self.watched[number] = (name, Kept(self.least_kept))
+        kept = self.watched[number][1]
+        if kept.watch(tensor, self.context.step):
+            self.found.append((name, kept))
+
+    @hookimpl
+    def step_post(self) -> None:
+        """Read CUDA's books and tell of what is kept."""
+        self.cuda.look()
+        if self.found:
+            found, self.found = self.found, []
+            self._tell_kept(found)
+
+    def _tell_kept(self, found: list[tuple[str, Kept]]) -> None:
+        # A model often returns what its last layer returned: one tensor, told of the outer one, which comes later.
+        found = list({id(kept.last): (name, kept) for name, kept in found}.values())
+        what = [f"the output of {name}" if name else "the loss" for name, _ in found]
+        more = f" and {len(what) - LISTED} more" if len(what) > LISTED else ""
+        since, size = min(kept.since for _, kept in found), sum(kept.nbytes for _, kept in found)
+        self.context.incident(
+            "leak",
+            f"the training code keeps {', '.join(what[:LISTED])}{more} of every step, with its graph: since step {since}"
+            f" none has been freed ({size} bytes a step, the graph not counted)",
+            modules=[name or "(loss)" for name, _ in found],
+            since_step=since,
+            bytes_per_step=size,
+        )
+
+    @hookimpl
+    def tick(self, now_s: float) -> None:  # noqa: ARG002 - a hook's arguments go by name
+        """Read what the process has, and look whether anything grows."""
+        for place, value in [*self.resident.look().items(), *self.cuda.lowest().items()]:
+            if place not in self.trends:
+                self.trends[place] = Trend(self.least_growth)
+            self._follow(place, self.trends[place], value)
+
+    def _follow(self, place: str, trend: Trend, value: int) -> None:
+        if not trend.add(self.context.step, value):
+            return
+        self.growth.labels(place).set(trend.per_step)
+        if trend.is_leak and not trend.is_told:
+            trend.is_told = True
+            self.context.incident(
+                "leak",
+                f"memory of {place} grows steadily: {trend.grown >> 20} MiB since step {trend.since},"
+                f" {trend.per_step:.0f} bytes a step, and it is not slowing down",
+                place=place,
+                since_step=trend.since,
+                bytes_per_step=trend.per_step,
+                grown_bytes=trend.grown,
+            )
+
+    @hookimpl
+    def unconfigure(self) -> None:
+        """Let go of the weak references."""
+        self.watched.clear()
+        self.found.clear()
+        self.resident.close()

@@ -1,0 +1,54 @@
+"""Whether the training code keeps what a module made. Runs in the target."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Give the size of a tensor's elements; of an expanded one more than it takes in memory."""
+    return tensor.numel() * tensor.element_size()
+
+
+class Kept:
+    """Weak references to an output of each of the last sampled steps: when all are alive, somebody keeps them.
+
+    Only tensors with a graph are watched. What is referred to weakly cannot be swapped (torch.utils.swap_tensors), and
+    a module may return a buffer of its own; that has no graph.
+
+    Attributes:
+        nbytes: of the last one.
+        is_told: whether `watch` has said so.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._refs: deque[tuple[int, weakref.ref[Tensor]]] = deque(maxlen=most)
+        self.nbytes = 0
+        self.is_told = False
+
+    @property
+    def since(self) -> int:
+        """The step of the oldest that is watched."""
+        return self._refs[0][0]
+
+    @property
+    def last(self) -> Tensor | None:
+        """The newest, as long as it is alive. Never keep it."""
+        return self._refs[-1][1]()
+
+    def watch(self, tensor: Tensor, step: int) -> bool:
+        """Watch the first output of a step; whether it is known since now that they are kept."""
+        refs = self._refs
+        if self.is_told or (refs and (refs[-1][0] == step or refs[-1][1]() is tensor)):
+            return False
+        refs.append((step, weakref.ref(tensor)))
+        if len(refs) < (refs.maxlen or 0) or any(ref() is None for _, ref in refs):
+            return False
+        self.nbytes = nbytes(tensor)
+        self.is_told = True
+        return True
