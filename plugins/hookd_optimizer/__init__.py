@@ -1,0 +1,155 @@
+"""What the optimizers do: learning rate, momentum, weight norms, the loss scale, skipped steps. Runs in the target.
+
+    hookd_optimizer_steps_total{optimizer}             calls of its `step`
+    hookd_optimizer_lr{optimizer,group}                as of the last sampled step: one step in `every`, before a
+    hookd_optimizer_momentum{optimizer,group}          scheduler changes it; momentum, or the first beta of Adam's kind
+    hookd_optimizer_beta2{optimizer,group}             the second beta
+    hookd_optimizer_weight_decay{optimizer,group}
+    hookd_optimizer_weight_norm{optimizer,group}       L2 norm of the group's parameters, over their finite elements
+    hookd_optimizer_loss_scale                         of the GradScaler, at the last step that was not skipped
+    hookd_optimizer_skipped_steps_total                steps that the GradScaler skipped, counted when the next one is not
+
+`optimizer` is the name of its class, that of a second one begins with `#2.`; `group` counts from 0. Of at most eight
+optimizers and `groups` groups of each; what is beyond that is said in the log.
+
+A group's norm is summed up over several sampled steps, `elements` at most in each, so that no step pays for all: it is a
+little older than the rest, and parameters of its beginning are older than those of its end. Of distributed parameters it
+is this rank's part.
+
+The loss scale is looked for at each step, in the GradScaler that called it. Skipped steps are known by how often the
+scale was backed off since the call before; several optimizers of one scaler count as one. After an attach, skips are
+counted from the first step that is not skipped. Without a GradScaler these two have no series.
+
+Options: `every=N`, `groups=N` (32), `elements=N` (4000000).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hookd import Context, Plugin, PluginError, hookimpl
+from hookd_optimizer.norms import Norms
+from hookd_optimizer.scale import Scale, scaler_of
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from hookd import Gauge
+
+OPTIMIZERS = 8
+BOTH = ["optimizer", "group"]
+
+
+class Watched:
+    """One optimizer: the value of its label, and where the summing up of its norms stands."""
+
+    def __init__(self, ordinal: int, label: str, norms: Norms) -> None:
+        self.ordinal = ordinal
+        self.label = label
+        self.norms = norms
+
+
+class Optimizers(Plugin):
+    """Shows learning rates, momentum, weight norms, the loss scale and skipped steps of each optimizer."""
+
+    name = "optimizer"
+    sampled = ("step_post",)
+    every = 10
+
+    @hookimpl
+    def configure(self, context: Context) -> None:
+        """Read the options and declare the metrics."""
+        self.context = context
+        self.most_groups = context.option("groups", 32)
+        self.elements = context.option("elements", 4_000_000)
+        if self.most_groups < 1 or self.elements < 1:
+            raise PluginError("optimizer: groups and elements must be 1 or more")
+        self.steps = context.counter("steps", "Calls of the optimizer's step.", ["optimizer"])
+        self.gauges = {
+            "lr": context.gauge("lr", "Learning rate.", BOTH),
+            "momentum": context.gauge("momentum", "Momentum, or the first beta.", BOTH),
+            "beta2": context.gauge("beta2", "The second beta.", BOTH),
+            "weight_decay": context.gauge("weight_decay", "Weight decay.", BOTH),
+        }
+        self.weight_norm = context.gauge("weight_norm", "L2 norm of the group's parameters.", BOTH)
+        self.scale = Scale(context)
+        self.watched: weakref.WeakKeyDictionary[Optimizer, Watched] = weakref.WeakKeyDictionary()
+        self.shown: dict[str, int] = {}  # how many groups of each label have series
+        self.is_told = False
+
+    @hookimpl
+    def step_pre(self, optimizer: Optimizer) -> None:
+        """Count the step, and ask for the loss scale that its gradients were made with."""
+        watched = self.watched.get(optimizer) or self._watch(optimizer)
+        if watched is not None:
+            self.steps.labels(watched.label).inc()
+        scaler = scaler_of(optimizer)
+        if scaler is not None:
+            self.scale.look(scaler, optimizer)
+
+    @hookimpl
+    def step_post(self, optimizer: Optimizer) -> None:
+        """Look at the groups, and at the next of their parameters."""
+        watched = self.watched.get(optimizer)
+        if watched is None:
+            return
+        groups = optimizer.param_groups[: self.most_groups]
+        self.shown[watched.label] = len(groups)
+        if len(optimizer.param_groups) > self.most_groups:
+            self._tell(f"of {watched.label} only {self.most_groups} of {len(optimizer.param_groups)} groups are shown")
+        for at, group in enumerate(groups):
+            for name, value in settings(group):
+                self._store(self.gauges[name], value, watched.label, str(at))
+        watched.norms.look([group["params"] for group in groups], self.elements)
+
+    def _store(self, gauge: Gauge, value: Any, *labels: str) -> None:
+        if isinstance(value, Tensor):  # a `capturable` optimizer has its learning rate on the device
+            self.context.later([value.detach().clone()], lambda found: gauge.labels(*labels).set(found[0]))
+        else:
+            gauge.labels(*labels).set(float(value))
+
+    def _watch(self, optimizer: Optimizer) -> Watched | None:
+        """Give a new optimizer a label; one that is made anew takes over that of the one that is gone."""
+        taken = {watched.ordinal for watched in self.watched.values()}
+        ordinal = next(n for n in range(1, len(taken) + 2) if n not in taken)
+        if ordinal > OPTIMIZERS:
+            self._tell(f"only {OPTIMIZERS} optimizers are shown")
+            return None
+        self._retire({watched.label for watched in self.watched.values()})
+        kind = type(optimizer).__name__
+        label = kind if ordinal == 1 else f"#{ordinal}.{kind}"
+
+        def store(group: int, norm: float) -> None:
+            self.weight_norm.labels(label, str(group)).set(norm)
+
+        watched = self.watched[optimizer] = Watched(ordinal, label, Norms(self.context, store))
+        return watched
+
+    def _retire(self, living: set[str]) -> None:
+        """Let the series of optimizers end that are gone."""
+        for label in [label for label in self.shown if label not in living]:
+            for group in map(str, range(self.shown.pop(label))):
+                for gauge in (*self.gauges.values(), self.weight_norm):
+                    gauge.remove(label, group)
+
+    def _tell(self, what: str) -> None:
+        if not self.is_told:
+            self.is_told = True
+            self.context.log(what)
+
+    @hookimpl
+    def unconfigure(self) -> None:
+        """Let go of the optimizers."""
+        self.watched.clear()
+
+
+def settings(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Give what a parameter group says of itself, under our names."""
+    found = [(name, group.get(name)) for name in ("lr", "momentum", "weight_decay")]
+    betas = group.get("betas")
+    if isinstance(betas, (tuple, list)) and len(betas) >= 2:
+        found += [("momentum", betas[0]), ("beta2", betas[1])]
+    return [(name, value) for name, value in found if isinstance(value, (int, float, Tensor))]

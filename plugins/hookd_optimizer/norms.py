@@ -1,0 +1,83 @@
+"""The norms of parameter groups, summed up over several steps. Runs in the target."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Callable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from hookd import Context, Summary
+
+
+HOST = ("cpu", "meta")
+
+
+class Norms:
+    """Goes round the parameters of one optimizer, some at a time.
+
+    Args:
+        store: is called with a group's number and its norm when all its parameters have been seen.
+    """
+
+    def __init__(self, context: Context, store: Callable[[int, float], None]) -> None:
+        self._context = context
+        self._store = store
+        self._group = self._parameter = 0  # what comes next
+        self._sum = _Sum(store, 0)
+
+    def look(self, groups: Sequence[Sequence[Tensor]], most: int) -> None:
+        """Look at the next parameters, until they have `most` elements together; one at least, each once at most."""
+        left = most
+        for _ in range(sum(map(len, groups)) + len(groups)):
+            if self._group >= len(groups):
+                self._begin(0)
+            params = groups[self._group] if groups else ()
+            if self._parameter < len(params):
+                parameter = params[self._parameter]
+                self._parameter += 1
+                left -= parameter.numel()
+                self._sum.add(self._context, parameter)
+            if self._parameter >= len(params):
+                self._sum.close()
+                self._begin(self._group + 1)
+            if left <= 0:
+                return
+
+    def _begin(self, group: int) -> None:
+        self._group, self._parameter = group, 0
+        self._sum = _Sum(self._store, group)
+
+
+class _Sum:
+    """The squares of one group; those of a device's parameters arrive later."""
+
+    def __init__(self, store: Callable[[int, float], None], group: int) -> None:
+        self._store, self._group = store, group
+        self._squares = 0.0
+        self._due = 0
+        self._is_closed = False
+
+    def add(self, context: Context, parameter: Tensor) -> None:
+        """Ask for the squares of one more."""
+        self._due += 1
+        is_known = context.summary(parameter, self._arrived) is not None
+        if not is_known and (parameter.device.type in HOST or not parameter.numel()):
+            self._due -= 1  # it has no numbers: nothing will arrive
+
+    def close(self) -> None:
+        """Say that there are no more."""
+        self._is_closed = True
+        self._end()
+
+    def _arrived(self, summary: Summary) -> None:
+        self._squares += summary.norm * summary.norm
+        self._due -= 1
+        self._end()
+
+    def _end(self) -> None:
+        if self._is_closed and not self._due:
+            self._store(self._group, math.sqrt(self._squares))

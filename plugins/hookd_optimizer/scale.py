@@ -1,0 +1,92 @@
+"""The loss scale, and how many steps it has cost. Runs in the target."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from hookd import Context
+
+GradScaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # torch < 2.3 has only the latter
+CALLS = {GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__}  # noqa: SLF001 - there is no public way
+FRAMES = 16
+"""How far up the stack a GradScaler is looked for: hookd's and the optimizer's own wrappers lie between."""
+MOST = 64
+"""More steps than this in a row were not skipped: somebody has set the scale."""
+
+
+class Seen(NamedTuple):
+    """A scaler at the call of an optimizer's `step`; `found_inf` is above 0 where a fused one will skip it."""
+
+    scale: float
+    tracker: float
+    found_inf: float
+
+
+def scaler_of(optimizer: Optimizer) -> Any:
+    """Find the GradScaler that is calling this optimizer's step, or None. It has no other way to be known from outside."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001
+    for _ in range(FRAMES):
+        if frame is None:
+            return None
+        if frame.f_code in CALLS:
+            scaler = frame.f_locals.get("self")
+            return scaler if frame.f_locals.get("optimizer") is optimizer else None
+        frame = frame.f_back
+    return None
+
+
+class Scale:
+    """Follows the scale of a GradScaler from step to step.
+
+    Source of its rules: torch/amp/grad_scaler.py `GradScaler.update`, 2.13: `backoff_factor` after a step that
+    overflowed, `growth_factor` after `growth_interval` steps in a row that did not.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._gauge = context.gauge("loss_scale", "Loss scale at the last step that was not skipped.")
+        self._counter = context.counter("skipped_steps", "Steps that the GradScaler skipped.")
+        self._before: Seen | None = None
+
+    def look(self, scaler: Any, optimizer: Optimizer) -> None:
+        """Ask for the scale of the step that begins; it arrives later."""
+        scale, tracker = getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)
+        if not isinstance(scale, torch.Tensor) or not isinstance(tracker, torch.Tensor):
+            return
+        rules = (scaler.get_growth_interval(), scaler.get_growth_factor(), scaler.get_backoff_factor())
+        if self._before is None and self._context.is_step_absolute and self._context.step == 1:
+            self._before = Seen(float(scaler._init_scale), -1.0, 0.0)  # noqa: SLF001 - we are here from the beginning
+        # What a fused optimizer is told, which then skips the step by itself.
+        found_inf = getattr(optimizer, "found_inf", None)
+        numbers = (scale, tracker, found_inf if isinstance(found_inf, torch.Tensor) else torch.zeros_like(scale))
+        now = torch.stack([number.detach().reshape(()).to(scale.device, torch.float32) for number in numbers])
+        self._context.later([now], lambda found: self._arrived(Seen(*found), rules))
+
+    def _arrived(self, now: Seen, rules: tuple[int, float, float]) -> None:
+        self._gauge.set(now.scale)
+        self._counter.inc(0 if self._before is None else skipped(self._before, now, rules))
+        self._before = now
+
+
+def skipped(before: Seen, now: Seen, rules: tuple[int, float, float]) -> int:
+    """Give how many steps were skipped from one call of `step` to the next, the first of them included.
+
+    Args:
+        before: what was seen at the first call.
+        now: what was seen at the second.
+        rules: growth interval, growth factor, backoff factor.
+    """
+    interval, growth, backoff = rules
+    has_grown = before.tracker + 1 == interval and not before.found_inf
+    expected = before.scale * (growth if has_grown else 1.0)
+    if not (0.0 < backoff < 1.0 and expected > 0.0 and now.scale > 0.0):
+        return 0
+    times = math.log(now.scale / expected) / math.log(backoff)
+    return round(times) if 0.5 < times <= MOST else 0
