@@ -50,6 +50,7 @@ class Host(Protocol):
     def step_offset(self) -> int | None: ...  # noqa: D102
     def module_stack(self) -> tuple[Module, ...]: ...  # noqa: D102
     def model_roots(self) -> list[Module]: ...  # noqa: D102
+    def module_states(self) -> list[tuple[Module, str]]: ...  # noqa: D102
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
     def interval_of(self, plugin: str) -> int: ...  # noqa: D102
     def resample(self) -> None: ...  # noqa: D102
@@ -240,6 +241,16 @@ class Context:
     def roots(self) -> list[Module]:
         """Give the roots of all models seen, in the order in which they were first called."""
         return self._host.model_roots()
+
+    def module_states(self) -> list[tuple[Module, str]]:
+        """Give every module of all models seen, with what is seen of it, parents first.
+
+        `observed`; `compiled` and `scripted` (their calls are not seen); `never_called` since the attach, though its
+        model was trained a step; `bypassed`, when such a module's parameters get gradients all the same: somebody calls
+        `.forward()` or uses the parameters in a function. Empty for what has no `forward` of its own (ModuleList), and
+        where no plugin listens.
+        """
+        return self._host.module_states()
 
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
         """Give the parameters that `optimizer` holds, in the models' order, with their names.

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 PLUGIN_STATES = ("active", "quarantined", "disabled")
-MODULE_STATES = ("observed", "compiled", "scripted", "bypassed", "never_called")
 
 
 class CoreMetrics:

@@ -16,6 +16,7 @@ from hookd.agent.faults import Failure
 from hookd.agent.names import Model, Names, Ref
 from hookd.agent.patch import SKIP, ClassPatch, Replaced, is_dynamo_compiling, plain_call, skip_frames
 from hookd.agent.plan import compile_plan, source
+from hookd.agent.seen import Seen
 from hookd.hookspecs import MODULE
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Models:
 
     Attributes:
         learning: the models of which a portion is still to be learnt.
+        lock: held while plans are made or taken away.
+        seen: what is seen of each module.
     """
 
     def __init__(self, session: Session, *, gentle: bool = False) -> None:
@@ -63,7 +66,8 @@ class Models:
         self._died_at: dict[int, float] = {}
         self._parameters: dict[int, tuple[Any, Any]] = {}
         self._train: Replaced | None = None
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        self.seen = Seen(self, session.core.modules)
 
     # -- install and restore
 
@@ -82,7 +86,7 @@ class Models:
         residue = [] if restored else ["nn.Module.__call__: somebody has patched on top of us; ours passes through"]
         if self._train is not None and not self._train.restore():
             residue.append("nn.Module.train: somebody has patched on top of us")
-        with self._lock:  # a training thread that is learning a model right now must not hook what was unhooked
+        with self.lock:  # a training thread that is learning a model right now must not hook what was unhooked
             # Dynamo guards on the plan of a compiled module that has hooks of its own: what it has traced must not change.
             compiled = {key for model in self.names.models for key in model.compiled}
             for key in [key for key in self.plans if key not in compiled]:
@@ -92,11 +96,12 @@ class Models:
             for _, handle in self._parameters.values():
                 handle.remove()
             self._parameters.clear()
+            self.seen.restore()
         return restored, residue
 
     def restore_in_child(self) -> None:
         """Undo `install` in a forked child, where another thread of the parent's may have held the lock."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.restore()
 
     # -- what the patched __call__ asks
@@ -127,7 +132,7 @@ class Models:
             thread = self._session.local.thread
             if thread.busy or _graph_task() != -1 or getattr(_compiler, "_is_compiling_flag", False):
                 return None
-            with self._lock:
+            with self.lock:
                 if not self._session.is_live:
                     return None
                 if thread.top is not None:
@@ -163,7 +168,7 @@ class Models:
         """Learn the next portions of the models that are being learnt; at the beginning of a root's call."""
         frame = self._session.namespace["no_frame"](None)
         try:
-            with self._lock:
+            with self.lock:
                 for model in list(self.learning):
                     self._proceed(model)
         except Failure as failure:
@@ -179,7 +184,7 @@ class Models:
         if model.walk is None:
             self.learning.discard(model)
             self._hook_parameters(model)
-            self._publish()
+            self.seen.learnt(model)
 
     def _learn_inside(self, module: nn.Module, thread: ThreadState) -> None:
         """Learn a module that was added to its model after the model was learnt, or that belongs to none.
@@ -217,7 +222,7 @@ class Models:
 
     def replan(self) -> None:
         """Make all plans anew: a plugin came or went."""
-        with self._lock:
+        with self.lock:
             self._heard.clear()
             if not self._may_wait():
                 for model in self.learning:
@@ -229,7 +234,7 @@ class Models:
     def _plan_model(self, model: Model) -> None:
         self._plan_modules([key for key, (_, owner, _) in list(self.names.known.items()) if owner is model])
         self._hook_parameters(model)
-        self._publish()
+        self.seen.learnt(model)
 
     def _plan_modules(self, keys: list[int]) -> None:
         for key in keys:
@@ -248,7 +253,7 @@ class Models:
             return SKIP
         wrapped = key in model.wrapped or not module.depth
         make = self._maker(heard, wrapped=wrapped, recompute=False)
-        return make(module, module.id, self._again(module, heard, wrapped=wrapped))
+        return self.seen.plan(module, make(module, module.id, self._again(module, heard, wrapped=wrapped)))
 
     def _again(self, module: Module, heard: tuple[Listener, ...], *, wrapped: bool) -> Callable[..., Any]:
         """Give what a recompute calls. Its plan is compiled when the first one comes: most trainings have none."""
@@ -265,7 +270,7 @@ class Models:
     def _recompute_plan(self, module: Module, heard: tuple[Listener, ...], *, wrapped: bool) -> Any:
         frame = self._session.namespace["no_frame"](None)
         try:
-            with self._lock:  # a recompute may come in any of autograd's threads
+            with self.lock:  # a recompute may come in any of autograd's threads
                 return self._maker(heard, wrapped=wrapped, recompute=True)(module, module.id, None)
         finally:
             self._session.namespace["no_frame"](frame)
@@ -377,9 +382,11 @@ class Models:
         self.patch.register()
         if thread.top is not None and not _is_in_flight():
             thread.top = None
+        self.seen.look(is_training_thread=True)
 
     def tick(self, now_s: float) -> None:
-        """Forget models that have been gone for a while."""
+        """Forget models that have been gone for a while, and publish what has changed."""
+        self.seen.look(is_training_thread=False)
         dead = self.names.dead()
         self._died_at = {m.ordinal: self._died_at.get(m.ordinal, now_s) for m in dead}
         for model in dead:
@@ -387,7 +394,7 @@ class Models:
                 self._drop(model)
 
     def _drop(self, model: Model) -> None:
-        with self._lock:
+        with self.lock:
             if model.alive:
                 return
             self.names.drop(model)
@@ -400,22 +407,12 @@ class Models:
             self._session.page.retire_module(module.id)
         self._heard.clear()
         self._session.page.compact()
-        self._publish()
+        self.seen.forget(model.names.values())
+        self.seen.publish()
 
-    def _publish(self) -> None:
-        counts = {"observed": 0, "compiled": 0, "scripted": 0}
-        for key, (ref, model, _) in list(self.names.known.items()):
-            if key in model.wrapped:  # one module with its wrapper
-                continue
-            held = ref()
-            if isinstance(held, torch.jit.ScriptModule):
-                counts["scripted"] += 1
-            elif key in model.compiled:
-                counts["compiled"] += 1
-            elif self.plans.get(key, SKIP) is not SKIP:
-                counts["observed"] += 1
-        for state, count in counts.items():
-            self._session.core.modules.labels(state).set(count)
+    def steps_done(self) -> int:
+        """Give the steps since the attach."""
+        return self._session.steps.done
 
 
 def _inner_code(make: Any) -> Any:

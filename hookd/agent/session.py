@@ -395,6 +395,10 @@ class Session:
         """Give the roots of all models that are alive."""
         return [model.root for model, _ in self.models.names.live_roots()]
 
+    def module_states(self) -> list[tuple[Module, str]]:
+        """Give each module with what is seen of it."""
+        return self.models.seen.states()
+
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
         """Give what `optimizer` holds in the models' order."""
         return self.models.names.ordered_parameters(optimizer)
