@@ -35,6 +35,10 @@ class HookdError(Exception):
         self.reason = reason if reason is not None else type(self).reason
         self.hint = hint
 
+    def as_json(self) -> dict[str, object]:
+        """Give it as `--json` and the daemon print it."""
+        return {"error": self.message, "reason": self.reason, "hint": self.hint, "exit_code": self.exit_code}
+
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with reason and hint: the injector helper sends its error over a pipe."""
         return (_rebuild, (type(self), self.message, self.reason, self.hint))

@@ -228,14 +228,27 @@ def loss_done(elapsed_ns: int) -> None:
 
 
 @hookspec
-def step_pre(optimizer: Optimizer, step: int) -> None:
+def step_pre(optimizer: Optimizer, step: int, has_closure: bool) -> None:
     """Run before `optimizer.step` does anything: gradients are reduced, accumulated and (if not fused) unscaled.
 
-    The place to look at, or with `mutates = True` to change, `.grad`.
+    The place to look at, or with `mutates = True` to change, `.grad`. With a closure the gradients of this step are
+    computed inside of it, perhaps several times (LBFGS): see `closure_done`.
 
         @hookimpl
         def step_pre(self, optimizer, step):
             self.lr.set(optimizer.param_groups[0]["lr"])
+    """
+
+
+@hookspec
+def closure_done(optimizer: Optimizer, step: int) -> None:
+    """Run when a closure that was given to `optimizer.step` has returned: its gradients are there, and used next.
+
+    Like `step_pre`, for optimizers that are called with a closure; as often as the closure is.
+
+        @hookimpl
+        def closure_done(self, optimizer):
+            self.evaluations.inc()
     """
 
 
@@ -281,6 +294,7 @@ HOT = frozenset(
         "loss",
         "loss_done",
         "step_pre",
+        "closure_done",
         "step_post",
         "mode",
     ]

@@ -111,6 +111,10 @@ class _Metric:
         self._children[values] = child
         return child
 
+    def known(self) -> list[tuple[str, ...]]:
+        """Give the label values of all series that there are."""
+        return list(self._children)
+
     def remove(self, *values: str) -> None:
         """Let the series of these label values end."""
         if self._children.pop(values, None) is not None:
@@ -123,8 +127,12 @@ class _Metric:
             for values in [v for v in self._children if v[at] == name]:
                 self.remove(*values)
 
-    def retire(self) -> None:
-        """Let the whole family end."""
+    def retire(self, heir: _Metric | None = None) -> None:
+        """Let the whole family end, or of one with an heir, the same family declared anew, what that does not go on with."""
+        if heir is not None:
+            for values in set(self._children).difference(heir.known()):
+                self.remove(*values)
+            return
         self._children.clear()
         self._page.retire_family(self._family)
 

@@ -12,8 +12,10 @@ connection and then the page are closed; `{"op": "status"}` is answered by an ob
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import signal
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,23 +26,29 @@ from hookd.agent.faults import Failure
 from hookd.errors import ControlError, HookdError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
 MAX_LINE = 16 << 20
 MAX_LEASE_S = 1e9
 TICK_S = 1.0
-_MOST_CONNECTIONS, _MOST_REQUESTS = 64, 256
+_MOST_CONNECTIONS, _MOST_REQUESTS, _MOST_FDS = 64, 256, 4
 _SEND_TIMEOUT_S = 1.0
 
 
 class Connection:
-    """One client, and its pid as the target sees it."""
+    """One client.
 
-    def __init__(self, sock: socket.socket, pid: int) -> None:
+    Attributes:
+        pid: its pid as the target sees it, and `uid` its user.
+        fds: descriptors that it has sent and that no request has taken yet.
+    """
+
+    def __init__(self, sock: socket.socket, pid: int, uid: int) -> None:
         self.socket = sock
         self.pid = pid
+        self.uid = uid
         self.buffer = bytearray()
+        self.fds: list[int] = []
         self.lease_s: float | None = None
 
 
@@ -53,6 +61,10 @@ class Control:
         lease_s: how long the agent stays before the first lease; None: for ever. Each lease says for how long the
             agent stays after it; of several the one that ends last counts.
         expire: called when that time is over.
+
+    Attributes:
+        asking: whose request is being handled.
+        left: called with each connection that has been closed.
     """
 
     def __init__(
@@ -68,6 +80,8 @@ class Control:
         self._connections: dict[int, Connection] = {}
         self._selector = selectors.DefaultSelector()
         self._is_ending = False
+        self.asking: Connection | None = None
+        self.left: Callable[[Connection], None] = lambda _: None
         self._door = open_door()
         self.path = self._door.path
         self._selector.register(self._door.socket, selectors.EVENT_READ)
@@ -95,8 +109,12 @@ class Control:
     def end(self) -> None:
         """Have the thread end, after the answer under way; wait for it, unless it is the caller."""
         self._is_ending = True
-        if threading.get_ident() != self._thread.ident:
+        if not self.is_own_thread():
             self._thread.join(TICK_S * 5)
+
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the thread that answers requests."""
+        return threading.get_ident() == self._thread.ident
 
     def keep(self) -> None:
         """Do without a lease from now on."""
@@ -136,6 +154,7 @@ class Control:
     def _close(self) -> None:
         for connection in list(self._connections.values()):
             connection.socket.close()
+            _close_all(connection)
         self._connections.clear()
         self._selector.close()
         self._door.close()
@@ -151,7 +170,8 @@ class Control:
             return
         connection = self._connections[sock.fileno()]
         try:
-            data = sock.recv(1 << 16)
+            data, fds, _, _ = socket.recv_fds(sock, 1 << 16, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+            connection.fds += fds
         except OSError:
             data = b""
         buffer = connection.buffer
@@ -172,7 +192,7 @@ class Control:
             sock.close()
             return
         sock.settimeout(_SEND_TIMEOUT_S)
-        self._connections[sock.fileno()] = Connection(sock, peer(sock)[0])
+        self._connections[sock.fileno()] = Connection(sock, *peer(sock))
         self._selector.register(sock, selectors.EVENT_READ)
 
     def _drop(self, connection: Connection) -> None:
@@ -184,6 +204,8 @@ class Control:
         self._selector.unregister(connection.socket)
         self._connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
+        _close_all(connection)
+        self.left(connection)
 
     def _answer(self, connection: Connection, line: bytes) -> None:
         try:
@@ -210,4 +232,10 @@ class Control:
                 raise ControlError(f"a lease of {seconds} s is none", reason="bad-request")
             connection.lease_s = seconds
             return {"leases": self.leases}
+        self.asking = connection
         return self._handle(request)
+
+
+def _close_all(connection: Connection) -> None:
+    while connection.fds:
+        os.close(connection.fds.pop())

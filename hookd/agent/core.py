@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hookd.page import PageWriter
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-PLUGIN_STATES = ("active", "quarantined", "disabled")
+PLUGIN_STATES = ("active", "quarantined", "disabled", "waiting")
 
 
 class CoreMetrics:
@@ -35,6 +35,9 @@ class CoreMetrics:
         self.plugin_state = Gauge(
             page, "hookd_plugin_state", "1 for the state that a plugin is in.", ("plugin", "state")
         )
+        self.changes_training = Gauge(
+            page, "hookd_plugin_changes_training", "1 while a plugin that may change the training does.", ("plugin",)
+        )
         self.series_dropped = Counter(page, "hookd_series_dropped", "Series that found no room in the page.").labels()
 
     def show(self, entry: Entry) -> None:
@@ -44,10 +47,12 @@ class CoreMetrics:
         self.plugin_errors.labels(entry.name).inc(0.0)
         self.overhead.labels(entry.name).inc(0.0)
         self.sampling_interval.labels(entry.name).set(entry.interval)
+        if type(entry.plugin).mutates:
+            self.changes_training.labels(entry.name).set(float(entry.changes_training))
 
     def hide(self, entry: Entry) -> None:
         """End the series of a plugin that was unloaded."""
         for state in PLUGIN_STATES:
             self.plugin_state.remove(entry.name, state)
-        for metric in (self.plugin_errors, self.overhead, self.sampling_interval):
+        for metric in (self.plugin_errors, self.overhead, self.sampling_interval, self.changes_training):
             metric.remove(entry.name)

@@ -13,12 +13,14 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import spawn
+from hookd.agent.changes import several_ranks
 from hookd.agent.control import Control
 from hookd.agent.fork import set_after_fork
 from hookd.agent.identity import identity, ranks
 from hookd.agent.loader import release
 from hookd.agent.session import Session
 from hookd.agent.standby import Standby
+from hookd.agreement import Agreement
 from hookd.errors import ControlError, PluginError
 from hookd.page import PageWriter
 from hookd.plugin import Plugin
@@ -27,7 +29,10 @@ from hookd.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hookd.agent.listeners import Entry
 
+AGREED_END_S = 5.0
+"""How long a detach waits for the step at which all ranks do without what changed their training."""
 ORPHAN_S = 60.0
 """How long an agent stays that was to be kept, when who attached it has died before it could tell of it."""
 
@@ -42,6 +47,7 @@ class Agent:
         self._page = PageWriter.create(who)
         self._session = Session(self._page, who, budget=float(config.get("budget", 0.01)))
         self._control: Any = None
+        self._changing: Any = None
         self._is_kept = False
         self._detached: dict[str, Any] | None = None
 
@@ -52,6 +58,7 @@ class Agent:
             if self._loader is not None:
                 self._loader.rest()
         self._control = Control(self._handle, self._tick, self._config.get("lease_s"), self._expired)
+        self._control.left = self._left
         self._page.update_identity(control=self._control.path)
         set_after_fork(self._silence)
         atexit.register(self._exiting)
@@ -61,6 +68,7 @@ class Agent:
 
     def _tick(self, now_s: float) -> None:
         self._find_rank()
+        self._session.changes.settle()
         self._session.tick(now_s)
 
     def _find_rank(self) -> None:
@@ -77,7 +85,8 @@ class Agent:
         op = request.get("op")
         operations: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
-            "configure": self._configure, "detach": self._detach_on_request,
+            "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
+            "detach": self._detach_on_request,
         }  # fmt: skip
         if op not in operations:
             raise ControlError(f"no such op: {op!r}", reason="bad-request")
@@ -85,6 +94,7 @@ class Agent:
 
     def _status(self, _request: dict[str, Any]) -> dict[str, Any]:
         session = self._session
+        session.changes.settle()
         plugins = [
             {
                 "name": e.name, "state": e.state, "mutates": e.plugin.mutates, "errors": e.errors,
@@ -98,6 +108,7 @@ class Agent:
             "step": session.steps.done, "step_offset": session.steps.offset, "plugins": plugins,
             "modules": len(session.models.names.known), "leases": self._control.leases,
             "holders": self._control.holders, "age_s": self._control.age_s,
+            **session.changes.describe(),
         }  # fmt: skip
 
     def _keep(self, _request: dict[str, Any]) -> dict[str, Any]:
@@ -106,28 +117,60 @@ class Agent:
         self._page.update_identity(keep=True)
         return {}
 
+    # Each of these three is done when it is answered, unless it changes what changes the training: then it is prepared,
+    # and `arm` lets it take place at a step's boundary.
+
     def _load_live(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._session.changes.require_idle()
         if self._loader is not None and request.get("sources"):
             self._loader.add(request["sources"])
-        self._load(request["plugin"])
-        return {}
+        spec = request["plugin"]
+        plugin, options = self._made(spec), dict(spec.get("options") or {})
+        return self._change("load", None, self._session.ready(plugin, options, by_name=bool(spec.get("by_name"))))
 
     def _unload(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._session.unload(str(request.get("name")))
-        return {}
+        self._session.changes.require_idle()
+        return self._change("unload", self._session.registry.named(str(request.get("name"))), None)
 
     def _configure(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Load the plugin anew with other options; with the old ones again if it refuses them."""
+        """Make the plugin anew with other options; if it refuses them, the old one goes on."""
+        self._session.changes.require_idle()
         entry = self._session.registry.named(str(request.get("name")))
-        before, kind = dict(entry.context.options), type(entry.plugin)
-        after = {**before, **{k: str(v) for k, v in request.get("options", {}).items()}}
-        self._session.unload(entry.name)
-        try:
-            self._session.load(kind(), after, by_name=entry.by_name)
-        except PluginError:
-            self._session.load(kind(), before, by_name=entry.by_name)
-            raise
-        return {"options": after}
+        after = {**entry.context.options, **{k: str(v) for k, v in request.get("options", {}).items()}}
+        if after == entry.context.options:
+            return {"options": after, "state": "done"}
+        new = self._session.ready(type(entry.plugin)(), after, by_name=entry.by_name, old=entry)
+        return {"options": after, **self._change("configure", entry, new)}
+
+    def _change(self, kind: str, old: Entry | None, new: Entry | None) -> dict[str, Any]:
+        session, connection = self._session, self._control.asking
+        if (old is not None and old.changes_training) or (new is not None and new.plugin.mutates):
+            session.changes.prepare(kind, old, new, {"uid": connection.uid, "pid": connection.pid})
+            self._changing = connection
+            return {"state": "prepared", "ranks": session.world_size, "rank": session.rank}
+        session.switch(old, new)
+        if old is not None:
+            session.discard(old, new)
+        return {"state": "done"}
+
+    def _arm(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Let the prepared change take place: at the boundary `mark` if all ranks agree, whose agreement comes with it."""
+        mark, fds = request.get("mark"), self._control.asking.fds
+        agreement = Agreement(fds.pop()) if fds else None
+        if (mark is None or agreement is None) and self._session.world_size > 1:
+            raise several_ranks("arm", self._session.world_size)
+        self._session.changes.arm(mark, agreement)
+        return {}
+
+    def _abandon(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self._session.changes.abandon()
+        return {}
+
+    def _left(self, connection: Any) -> None:
+        """Who has prepared a change has gone."""
+        if connection is self._changing:
+            self._changing = None
+            self._session.changes.abandon()
 
     def _detach_on_request(self, request: dict[str, Any]) -> dict[str, Any]:
         self._page.update_identity(sent_away=True)  # a daemon must tell it from an agent that leaves by itself
@@ -154,6 +197,11 @@ class Agent:
     # -- plugins
 
     def _load(self, spec: dict[str, Any]) -> None:
+        entry = self._session.load(self._made(spec), dict(spec.get("options") or {}), by_name=bool(spec.get("by_name")))
+        by = self._config.get("by") or {"uid": os.getuid(), "pid": self._pid}
+        self._session.changes.loaded(entry, by)
+
+    def _made(self, spec: dict[str, Any]) -> Plugin:
         module, _, name = str(spec["entry"] if "entry" in spec else _entry_point(spec["name"])).partition(":")
         importing = self._loader.importing() if self._loader is not None else contextlib.nullcontext()
         try:
@@ -166,7 +214,7 @@ class Agent:
             raise PluginError(text) from exc
         if not (isinstance(kind, type) and issubclass(kind, Plugin)):
             raise PluginError(f"{spec['name']}: {module}:{name} is no subclass of hookd.Plugin")
-        self._session.load(kind(), dict(spec.get("options") or {}), by_name=bool(spec.get("by_name")))
+        return kind()
 
     # -- the end
 
@@ -179,6 +227,8 @@ class Agent:
         """
         if self._detached is not None:
             return self._detached
+        # A training thread that calls `hookd.stop()` takes no step while it waits.
+        self._session.changes.leave(min(timeout_s, AGREED_END_S) if self._is_own_thread() else 0.0)
         self._page.set_state("detaching")
         restored = self._session.disarm()
         deadline = time.monotonic() + timeout_s
@@ -190,6 +240,9 @@ class Agent:
         restored = "pending" if is_pending else restored
         self._detached = {"restored": restored, "residue": list(self._session.residue)}
         return self._detached
+
+    def _is_own_thread(self) -> bool:
+        return self._control is not None and self._control.is_own_thread()
 
     def leave(self) -> None:
         """Let go of the socket, the page, the payload; the last thing that an agent does."""
@@ -205,6 +258,7 @@ class Agent:
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")
         self._session.namespace.clear()
+        self._session.changes.close()
         self._on_left()
         if self._loader is not None:
             self._loader.purge()
@@ -223,6 +277,7 @@ class Agent:
         self._session.is_live = False
         self._session.steps.restore()
         self._session.models.restore_in_child()
+        self._session.changes.close()
         # Forked inside a module's forward: frames of ours go on in this child, and store to the page when they end.
         if self._session.is_inside():
             self._page.sever()

@@ -14,6 +14,7 @@ from hookd.errors import PluginError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hookd.agreement import Agreement
     from hookd.context import Context
     from hookd.plugin import Plugin
 
@@ -47,11 +48,12 @@ class Entry:
     """One loaded plugin and what became of it.
 
     Attributes:
-        state: active, quarantined or disabled.
+        state: active, quarantined, disabled, or waiting: ready, and not yet switched on.
         errors: how often it raised, or returned something without the right to.
         interval: steps between two sampled steps.
         cost_ns: what it took in the last accounted step of each kind, `{was sampled: ns}`.
         spent_ns: estimated time spent in it.
+        agreement: of all ranks, for a plugin that changes the training in a job of several.
     """
 
     number: int
@@ -66,7 +68,13 @@ class Entry:
     interval: int = 1
     cost_ns: dict[bool, int] = field(default_factory=dict)
     spent_ns: int = 0
+    agreement: Agreement | None = None
     logged: set[str] = field(default_factory=set)
+
+    @property
+    def changes_training(self) -> bool:
+        """Whether it changes the training now; one that may can be made not to, as by gradclip's dry run."""
+        return self.plugin.mutates and self.state == "active"
 
     def is_sampled(self, hook: str) -> bool:
         """Whether this hook of the plugin is called on sampled steps only; a mutator's never is."""
@@ -85,21 +93,28 @@ class Entry:
 
 
 class Registry:
-    """The loaded plugins, in the order in which pluggy would call them."""
+    """The loaded plugins, in the order in which pluggy would call them.
+
+    Attributes:
+        agreed: those that change the training as all ranks have agreed.
+        alone: those that change it because there was one rank.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
         self._manager = PluginManager("hookd")
         self._manager.add_hookspecs(hookspecs)
         self._next = 0
+        self.agreed: list[Entry] = []
+        self.alone: list[Entry] = []
 
     def named(self, name: str) -> Entry:
-        """Find a loaded plugin.
+        """Find a loaded plugin; while its options are changed, the one that is there.
 
         Raises:
             PluginError: none of this name is loaded.
         """
-        for entry in self.entries.values():
+        for entry in list(self.entries.values()):
             if entry.name == name:
                 return entry
         raise PluginError(f"no plugin {name!r} is loaded", reason="no-such-plugin")
@@ -116,10 +131,11 @@ class Registry:
         """
         check(plugin, by_name=by_name)
         try:
-            self._manager.register(plugin, name=plugin.name)
+            # Not by its name: while its options are changed there are two of it.
+            self._manager.register(plugin, name=f"{plugin.name} {self._next}")
         except PluginValidationError as exc:
             raise PluginError(f"{plugin.name}: {exc}") from exc
-        entry = Entry(self._next, plugin.name, plugin, context, by_name)
+        entry = Entry(self._next, plugin.name, plugin, context, by_name, state="waiting")
         self._next += 1
         entry.listeners = tuple(self._frozen(entry))
         entry.interval = wanted_interval(plugin, context)
@@ -132,6 +148,12 @@ class Registry:
         """Forget a plugin."""
         self._manager.unregister(entry.plugin)
         self.entries.pop(entry.number, None)
+
+    def note_changing(self) -> None:
+        """Find again those that change the training."""
+        changing = [entry for entry in list(self.entries.values()) if entry.changes_training]
+        self.agreed = [entry for entry in changing if entry.agreement is not None]
+        self.alone = [entry for entry in changing if entry.agreement is None]
 
     def ordered(self, hook: str) -> list[Listener]:
         """Give the listeners of one hook as pluggy would call them: last registered first, tryfirst, trylast."""

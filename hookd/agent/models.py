@@ -312,7 +312,7 @@ class Models:
         plugin: Any = entry.plugin
         if not hasattr(plugin, "select"):
             return True
-        if entry.state != "active":
+        if entry.state not in ("active", "waiting"):
             return False
         try:
             wanted = plugin.select(module)

@@ -14,6 +14,7 @@ import torch
 
 from hookd import page as pages
 from hookd.agent import backward, quiet
+from hookd.agent.changes import Changes, several_ranks
 from hookd.agent.core import CoreMetrics
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.agent.governor import Governor
@@ -66,6 +67,7 @@ class Session:
         self.spent: dict[int, int] = {}
         self.core = CoreMetrics(page)
         self.governor = Governor(self, budget)
+        self.changes = Changes(self)
         self.steps = Steps(self, from_beginning=identity["method"] == "run")
         self.namespace = self._namespace()
         self.models = Models(self, gentle=identity["method"] == "attach")
@@ -105,13 +107,32 @@ class Session:
     # -- plugins
 
     def load(self, plugin: Plugin, options: dict[str, str], *, by_name: bool) -> Entry:
-        """Configure and register a plugin.
+        """Configure and register a plugin, and switch it on.
+
+        Raises:
+            PluginError: it breaks a rule, or refuses its options, or would change one rank of several.
+        """
+        entry = self.ready(plugin, options, by_name=by_name)
+        if entry.plugin.mutates and self.world_size > 1:
+            self.discard(entry, None)
+            raise several_ranks(entry.name, self.world_size)
+        self.switch(None, entry)
+        return entry
+
+    def ready(self, plugin: Plugin, options: dict[str, str], *, by_name: bool, old: Entry | None = None) -> Entry:
+        """Configure and register a plugin that does nothing until it is switched on.
+
+        Args:
+            plugin: of the class of `old`, where it is to take that one's place.
+            options: of the plugin.
+            by_name: whether a person named it.
+            old: stays as it is; series of the same names go on.
 
         Raises:
             PluginError: it breaks a rule, or refuses its options.
         """
         check(plugin, by_name=by_name)
-        if self.registry.has(plugin.name):
+        if old is None and self.registry.has(plugin.name):
             raise PluginError(f"{plugin.name} is loaded already", reason="already-loaded")
         context = Context(plugin.name, options, self)
         try:
@@ -121,17 +142,45 @@ class Session:
             context.check_options()
             entry = self.registry.add(plugin, context, by_name=by_name)
         except BaseException as exc:
-            for metric in context.metrics:
-                metric.retire()
+            self._retire(context, old)
             if isinstance(exc, PluginError) or not isinstance(exc, Exception):
                 raise
             raise PluginError(f"{plugin.name}: configure raised {type(exc).__name__}: {exc}") from exc
         for one in entry.listeners:
             self.namespace[one.function] = one.call
-        self.core.show(entry)
+        if old is None:
+            self.core.show(entry)
         self.governor.switch(self.steps.done)
         self.models.replan()
         return entry
+
+    def switch(self, old: Entry | None, new: Entry | None) -> None:
+        """Switch from one plugin to another, or on, or off; only flags are turned, so any thread may do it."""
+        if old is not None:
+            self.switch_off(old, "disabled")
+        if new is not None:
+            new.state = "active"
+            self.core.show(new)
+        self.registry.note_changing()
+        self.governor.switch(self.steps.done)
+
+    def discard(self, entry: Entry, heir: Entry | None) -> None:
+        """Take a plugin out that was switched off, and its series with it, but for those that its heir goes on with."""
+        self.registry.remove(entry)
+        self.models.replan()
+        self.unconfigure(entry)
+        self._retire(entry.context, heir)
+        if heir is None:
+            self.core.hide(entry)
+        if entry.agreement is not None and (heir is None or heir.agreement is not entry.agreement):
+            entry.agreement.close()
+        self.page.compact()
+
+    @staticmethod
+    def _retire(context: Context, heir: Entry | None) -> None:
+        kept = {metric.name: metric for metric in heir.context.metrics} if heir is not None else {}
+        for metric in context.metrics:
+            metric.retire(kept.get(metric.name))
 
     def unload(self, name: str) -> None:
         """Take a plugin out, and its series with it.
@@ -140,14 +189,8 @@ class Session:
             PluginError: it is not loaded.
         """
         entry = self.registry.named(name)
-        self._switch_off(entry, "disabled")
-        self.registry.remove(entry)
-        self.models.replan()
-        self.unconfigure(entry)
-        for metric in entry.context.metrics:
-            metric.retire()
-        self.core.hide(entry)
-        self.page.compact()
+        self.switch(entry, None)
+        self.discard(entry, None)
 
     def unconfigure(self, entry: Entry) -> None:
         """Let a plugin let go; its errors no longer matter."""
@@ -159,11 +202,13 @@ class Session:
 
     def quarantine(self, entry: Entry, why: str) -> None:
         """Stop calling a plugin, and tell a person."""
-        self._switch_off(entry, "quarantined")
+        self.switch_off(entry, "quarantined")
         self.core.show(entry)
+        self.changes.failed(entry)
         self.report_incident(entry.name, "quarantine", f"plugin {entry.name} is quarantined: {why}", {"error": why})
 
-    def _switch_off(self, entry: Entry, state: str) -> None:
+    def switch_off(self, entry: Entry, state: str) -> None:
+        """Stop calling a plugin at once."""
         entry.state = state
         for one in entry.listeners:
             self.namespace[one.switch] = False
@@ -330,6 +375,8 @@ class Session:
     def _forward_begins(self) -> None:
         """A root was called."""
         self.steps.forward_begins()
+        if self.registry.alone:
+            self.changes.require_alone()
         if self.models.learning:
             self.models.learn_on()
 
@@ -386,6 +433,11 @@ class Session:
     def step_offset(self) -> int | None:
         """Give what to add to it to count from the training's beginning, None while unknown."""
         return self.steps.offset
+
+    def origin(self) -> str:
+        """Give the step in progress in words, with what it counts from."""
+        is_known = self.steps.offset is not None
+        return f"step {self.step_number()}" + ("" if is_known else " (counted from the attach)")
 
     def module_stack(self) -> tuple[Module, ...]:
         """Give the modules that the calling thread is inside of."""

@@ -73,16 +73,32 @@ class Steps:
         return [] if restored else ["torch.autograd.backward: somebody has patched on top of us"]
 
     def _before(self) -> Callable[..., None]:
-        def step_pre(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        def step_pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             session = self._session
             if is_dynamo_compiling() or not session.is_live or _is_nested(sys._getframe(1)):
-                return
+                return None
             thread = session.local.thread
             session.cells[thread.beat + PHASE] = OPTIMIZER
-            session.emit("step_pre", {"optimizer": optimizer, "step": session.step_number()})
+            self._find_offset(optimizer, completed=0)
+            session.changes.boundary()
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            values = {"optimizer": optimizer, "step": session.step_number(), "has_closure": callable(closure)}
+            session.emit("step_pre", values)
             self._started_ns = time.perf_counter_ns()
+            if not callable(closure) or not session.models.listeners("closure_done", None):
+                return None
+            return _replaced(args, kwargs, self._observed_closure(optimizer, closure))
 
         return step_pre
+
+    def _observed_closure(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            result = closure(*args, **kwargs)
+            if self._session.is_live:
+                self._session.emit("closure_done", {"optimizer": optimizer, "step": self._session.step_number()})
+            return result
+
+        return observed
 
     def _after(self) -> Callable[..., None]:
         def step_post(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -99,7 +115,7 @@ class Steps:
         session = self._session
         values = {"optimizer": optimizer, "step": session.step_number(), "elapsed_ns": elapsed_ns}
         session.emit("step_post", values)
-        self._find_offset(optimizer)
+        self._find_offset(optimizer, completed=1)
         if self._begins_a_step(optimizer):
             self.done += 1
             session.step_boundary()
@@ -111,17 +127,22 @@ class Steps:
         self._stepped = ([] if is_new else self._stepped) + [weakref.ref(optimizer)]
         return is_new
 
-    def _find_offset(self, optimizer: Any) -> None:
-        """Read the absolute number from the optimizer's state, once per optimizer, where that costs no device sync."""
-        if optimizer in self._asked:
+    def _find_offset(self, optimizer: Any, completed: int) -> None:
+        """Read the absolute number from the optimizer's state, once per optimizer, where that costs no device sync.
+
+        Args:
+            optimizer: has its state from its first step on.
+            completed: whether the step in progress is counted in it.
+        """
+        if optimizer in self._asked or not optimizer.state:
             return
         self._asked.add(optimizer)
         for state in list(optimizer.state.values())[:1]:
             step = state.get("step") if isinstance(state, dict) else None
             if isinstance(step, torch.Tensor) and (step.device.type != "cpu" or step.numel() != 1):
                 return
-            if step is not None and int(step) > self.done + (self.offset or 0):
-                self.offset = max(0, int(step) - self.done - 1)
+            if step is not None and int(step) + 1 - completed > self.done + (self.offset or 0):
+                self.offset = max(0, int(step) - self.done - completed)
                 self._session.page.update_identity(step_offset=self.offset)
 
     def _wrap_backward(self, original: Any) -> Callable[..., Any]:
@@ -168,6 +189,14 @@ class Steps:
             self._is_stepped_by_backward = False
             self.done += 1
             self._session.step_boundary()
+            self._session.changes.boundary()
+
+
+def _replaced(args: tuple[Any, ...], kwargs: dict[str, Any], closure: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give the arguments of a `step`, the optimizer among them, with another closure."""
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs
 
 
 def _is_nested(wrapper: Any) -> bool:

@@ -19,6 +19,7 @@ from hookd.attach import discover, permission, proc
 from hookd.errors import ControlError, NoSuchTarget, rebuild
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -59,8 +60,10 @@ class Control:
             raise NoSuchTarget(f"no agent in process {pid}", reason="not-attached", hint=f"Run `hookd attach {pid}`.")
         return cls(_open(pid, str(identity.get("control", "")), timeout_s), pid)
 
-    def request(self, op: str, *, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
-        """Send one request and give its answer.
+    def request(
+        self, op: str, *, timeout_s: float | None = None, fds: Sequence[int] = (), **arguments: Any
+    ) -> dict[str, Any]:
+        """Send one request, with copies of descriptors, and give its answer.
 
         Raises:
             HookdError: the agent refuses, with its own kind and reason; ControlError, reason "gone": it is gone.
@@ -69,7 +72,9 @@ class Control:
             try:
                 if timeout_s is not None:
                     self._connection.settimeout(timeout_s)
-                self._connection.sendall(json.dumps({"op": op, **arguments}).encode() + b"\n")
+                line = json.dumps({"op": op, **arguments}).encode() + b"\n"
+                sent = socket.send_fds(self._connection, [line], fds) if fds else 0
+                self._connection.sendall(line[sent:])
                 line = self._file.readline(_MAX_ANSWER)
             except OSError as exc:
                 raise ControlError(f"the agent in process {self.pid} does not answer: {exc}", reason="gone") from exc

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
 from hookd import errors
 from hookd.attach import control, discover, mailbox, payload, permission, proc, remote_debug, target, upgrade
+from hookd.attach.change import change
 from hookd.attach.delivery import Delivery, ScriptDelivery, StopDelivery
 from hookd.attach.request import AttachRequest, AttachResult
 from hookd.errors import AttachError, HookdError, PermissionDenied
@@ -82,11 +84,9 @@ def _join(pid: int, request: AttachRequest, there: dict[str, Any], started: floa
         for spec in request.plugins:
             if spec.name in had:
                 if spec.options:
-                    connection.request("configure", name=spec.name, options=dict(spec.options))
+                    change(pid, "configure", spec, request.plugin_dirs, request.timeout_s)
                 continue
-            source = payload.find(spec.name, request.plugin_dirs)
-            texts = {path: text.decode() for path, text in source.files.items()}
-            connection.request("load", plugin=payload.describe(spec, source), sources=texts)
+            change(pid, "load", spec, request.plugin_dirs, request.timeout_s)
             added.append(spec.name)
         if request.lease_s is None:
             connection.request("keep")
@@ -109,6 +109,7 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
         "lease_s": request.lease_s,
         "budget": request.budget,
         "detail": request.detail,
+        "by": {"uid": os.getuid(), "pid": os.getpid()},
         "token": f"{token:016x}",
     }
 

@@ -119,6 +119,35 @@ def _broken(plugin_dirs: Sequence[Path]) -> list[PluginError]:
     return [one for directory in plugin_dirs for one in in_directory(directory) if isinstance(one, PluginError)]
 
 
+def read(source: Source) -> tuple[str, bool]:
+    """Give the first line of the class' docstring, and whether it says that it changes training."""
+    module, _, class_name = source.entry.partition(":")
+    path = module.replace(".", "/")
+    text = source.files.get(f"{path}/__init__.py") or source.files.get(f"{path}.py") or b""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
+            return summary, any(_says_mutates(statement) for statement in node.body)
+    return "", False
+
+
+def _says_mutates(node: ast.stmt) -> bool:
+    target = (
+        node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
+    )
+    if not isinstance(target, ast.Name) or not isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return False
+    return target.id == "mutates" and isinstance(node.value, ast.Constant) and node.value.value is True
+
+
+def apart(
+    specs: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = ()
+) -> tuple[tuple[PluginSpec, ...], tuple[PluginSpec, ...]]:
+    """Tell the plugins that only look from those that may change the training."""
+    told = [(spec, read(find(spec.name, plugin_dirs))[1]) for spec in specs]
+    return tuple(spec for spec, mutates in told if not mutates), tuple(spec for spec, mutates in told if mutates)
+
+
 def arrival() -> tuple[bytes, bytes]:
     """Give `hookd/agent/arrival.py`, which is executed in the target before there is a payload.
 

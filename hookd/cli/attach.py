@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Timer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from hookd.cli.options import Watch
     from hookd.cli.targets import Selection
+    from hookd.config import PluginSpec
     from hookd.daemon.client import DaemonClient
 
 AT_ONCE = 16
@@ -47,10 +49,7 @@ def attach(*, pids: tuple[int, ...], watch: Watch, host: str | None, as_json: bo
 
         return foreground.attach(chosen, watch, as_json=as_json)
     reminder = waiting(chosen.pids, watch.timeout_s)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        entries = list(
-            pool.map(lambda pid: _tried(lambda pid: _by_daemon(client, pid, watch, chosen), pid), chosen.pids)
-        )
+    entries = _all_by_daemon(client, watch, chosen)
     reminder.cancel()
     url = client.status()["url"]
     return finish_attached(entries, chosen, as_json=as_json, metrics=f"{url}/metrics")
@@ -85,11 +84,38 @@ def waiting(pids: Sequence[int], timeout_s: float) -> Timer:
     return timer
 
 
-def _by_daemon(client: DaemonClient, pid: int, watch: Watch, chosen: Selection) -> dict[str, Any]:
+def _all_by_daemon(client: DaemonClient, watch: Watch, chosen: Selection) -> list[dict[str, Any]]:
+    """Attach to all at once; to what changes the training all ranks must agree, so it comes when all are attached."""
+    from hookd.attach.change import enable_together
+    from hookd.attach.payload import apart
+
+    first, later = apart(watch.plugins, watch.plugin_dirs) if len(chosen.pids) > 1 else (watch.plugins, ())
+    plugins = [spec.as_json() for spec in first] if watch.plugins else None
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        tries = pool.map(
+            lambda pid: _tried(lambda pid: _by_daemon(client, pid, watch, chosen, plugins), pid), chosen.pids
+        )
+        entries = list(tries)
+    for spec in later:
+        enable_together(entries, spec.name, functools.partial(_enable, client, watch, spec))
+    return entries
+
+
+def _enable(client: DaemonClient, watch: Watch, spec: PluginSpec, op: str, pid: int) -> dict[str, Any]:
+    how: dict[str, Any] = {
+        "timeout_s": watch.timeout_s,
+        "plugin_dirs": [str(one.absolute()) for one in watch.plugin_dirs],
+    }
+    return _tried(lambda pid: client.change_plugins(pid, op, spec.as_json(), **how), pid)
+
+
+def _by_daemon(
+    client: DaemonClient, pid: int, watch: Watch, chosen: Selection, plugins: list[dict[str, Any]] | None
+) -> dict[str, Any]:
     return client.attach(
         pid,
         timeout_s=watch.timeout_s,
-        plugins=[spec.as_json() for spec in watch.plugins],
+        plugins=plugins,
         plugin_dirs=[str(Path(directory).absolute()) for directory in watch.plugin_dirs],
         keep=watch.keep,
         force=watch.force,
@@ -120,7 +146,7 @@ def _tried(act: Callable[[int], dict[str, Any]], pid: int) -> dict[str, Any]:
     try:
         return {"pid": pid, **act(pid)}
     except HookdError as error:
-        return {"pid": pid, **output.describe(error)}
+        return {"pid": pid, **error.as_json()}
 
 
 def finish(

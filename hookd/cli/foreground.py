@@ -34,10 +34,10 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
         try:
             target.look(pids[0])
         except HookdError as error:
-            entry = {"pid": pids[0], **output.describe(error)}
+            entry = {"pid": pids[0], **error.as_json()}
             return words.finish([entry], as_json=as_json, say=words.told_attached, skipped=chosen.skipped)
     order = Order(
-        plugins=watch.plugins,
+        plugins=watch.plugins or None,
         timeout_s=watch.timeout_s,
         keep=watch.keep,
         force=watch.force,

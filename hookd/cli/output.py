@@ -45,11 +45,6 @@ def say(message: str) -> None:
     click.echo(message, err=True)
 
 
-def describe(error: HookdError) -> dict[str, Any]:
-    """Give an error as `--json` prints it."""
-    return {"error": error.message, "reason": error.reason, "hint": error.hint, "exit_code": error.exit_code}
-
-
 def complain(error: HookdError) -> None:
     """Print an error and what the reader can do, on stderr."""
     say(f"hookd: error: {error.message}")
@@ -61,7 +56,7 @@ def fail(error: HookdError, *, as_json: bool) -> int:
     """Print an error, with `--json` also as an object on stdout; return its exit code."""
     complain(error)
     if as_json:
-        emit(describe(error))
+        emit(error.as_json())
     return error.exit_code
 
 

@@ -1,41 +1,32 @@
-"""`hookd plugin`: which plugins there are."""
+"""`hookd plugin`: which plugins there are, and those of a target."""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hookd.cli import options, output
+from hookd.cli import options, output, targets
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from hookd.attach.payload import Source
+    from pathlib import Path
 
 
 @click.group()
 def plugin() -> None:
-    """Look at plugins."""
+    """Look at plugins, and change those of a target."""
 
 
 @plugin.command("list")
-@click.option(
-    "--plugin-dir",
-    "plugin_dirs",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A directory with plugins of your own; may be repeated.",
-)
+@options.plugin_dirs
 @options.json
 def list_(*, plugin_dirs: tuple[Path, ...], as_json: bool) -> int:
     """List the plugins that `-p NAME` finds, and the files of --plugin-dir that cannot be read."""
     found, broken = installed(plugin_dirs), unreadable(plugin_dirs)
     if as_json:
-        output.emit({"plugins": found, "unreadable": [output.describe(error) for error in broken]})
+        output.emit({"plugins": found, "unreadable": [error.as_json() for error in broken]})
     else:
         rows = [(one["name"], _habit(one), one["summary"], one["entry"]) for one in found]
         output.show(output.fill(output.table("PLUGIN", "", "WHAT IT DOES", "FROM"), rows))
@@ -59,7 +50,7 @@ def installed(plugin_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     found = []
     for name in payload.names(plugin_dirs):
         source = payload.find(name, plugin_dirs)
-        summary, mutates = read(source)
+        summary, mutates = payload.read(source)
         is_default = name in defaults
         found.append(
             {"name": name, "entry": source.entry, "summary": summary, "mutates": mutates, "is_default": is_default}
@@ -75,22 +66,76 @@ def unreadable(plugin_dirs: Sequence[Path]) -> list[PluginError]:
     return [one for one in found if isinstance(one, PluginError)]
 
 
-def read(source: Source) -> tuple[str, bool]:
-    """Give the first line of the class' docstring, and whether it says that it changes training."""
-    module, _, class_name = source.entry.partition(":")
-    path = module.replace(".", "/")
-    text = source.files.get(f"{path}/__init__.py") or source.files.get(f"{path}.py") or b""
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
-            return summary, any(_says_mutates(statement) for statement in node.body)
-    return "", False
+TARGET = click.argument("pid", metavar="TARGET", type=options.Pid())
+NAME = click.argument("name", metavar="NAME")
+SETTINGS = click.argument("settings", metavar="[KEY=VALUE]…", nargs=-1)
+TIMEOUT = click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=10.0, metavar="S",
+                       show_default=True, help="Seconds that it may take until the training's next step.")  # fmt: skip
 
 
-def _says_mutates(node: ast.stmt) -> bool:
-    target = (
-        node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
-    )
-    if not isinstance(target, ast.Name) or not isinstance(node, (ast.Assign, ast.AnnAssign)):
-        return False
-    return target.id == "mutates" and isinstance(node.value, ast.Constant) and node.value.value is True
+@plugin.command()
+@TARGET
+@NAME
+@SETTINGS
+@TIMEOUT
+@options.plugin_dirs
+@options.host
+@options.json
+def enable(*, pid: int, name: str, settings: tuple[str, ...], plugin_dirs: tuple[Path, ...], **how: Any) -> int:
+    """Load a plugin into a target; one that changes the training, into all ranks of its job at one step."""
+    return _change("load", pid, name, settings, plugin_dirs=plugin_dirs, **how)
+
+
+@plugin.command()
+@TARGET
+@NAME
+@TIMEOUT
+@options.host
+@options.json
+def disable(*, pid: int, name: str, **how: Any) -> int:
+    """Take a plugin out of a target; one that changes the training, out of all ranks of its job at one step."""
+    return _change("unload", pid, name, **how)
+
+
+@plugin.command()
+@TARGET
+@NAME
+@SETTINGS
+@TIMEOUT
+@options.host
+@options.json
+def config(*, pid: int, name: str, settings: tuple[str, ...], **how: Any) -> int:
+    """Change options of a loaded plugin; those that are not named stay. Refused options change nothing."""
+    if not settings:
+        raise click.UsageError(f"Which options? Write them as `hookd plugin config {pid} {name} key=value`.")
+    return _change("configure", pid, name, settings, **how)
+
+
+def _change(  # noqa: PLR0913 - the options of three commands
+    op: str, pid: int, name: str, settings: tuple[str, ...] = (), *, plugin_dirs: tuple[Path, ...] = (),
+    timeout_s: float, host: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    from hookd.attach.change import change
+    from hookd.config import PluginSpec
+
+    spec = PluginSpec.parse(f"{name}:{','.join(settings)}" if settings else name)
+    client = targets.daemon(host)
+    if client is not None:
+        more = {"plugin_dirs": [str(directory.absolute()) for directory in plugin_dirs]}
+        answer = client.change_plugins(pid, op, spec.as_json(), timeout_s=timeout_s, **more)
+    else:
+        answer = {"pid": pid, **change(pid, op, spec, plugin_dirs, timeout_s)}
+    if as_json:
+        output.emit(answer)
+    output.say(_told(op, name, answer))
+    return 0
+
+
+def _told(op: str, name: str, answer: dict[str, Any]) -> str:
+    ranks, steps = answer["ranks"], answer.get("step", {})
+    where = f"process {answer['pid']}" if len(ranks) == 1 else f"all {len(ranks)} ranks"
+    what = {"load": "loaded into", "unload": "taken out of", "configure": "changed in"}[op]
+    if answer["state"] == "pending":
+        return f"{name} will be {what} {where} at the next step, which has not come yet"
+    words = [text for text in steps.values() if text]
+    return f"{name} was {what} {where}" + (f" at {words[0]}" if words else "")

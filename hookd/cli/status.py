@@ -77,7 +77,7 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
     if isinstance(found, HookdError):
-        return {"pid": pid, **output.describe(found)}
+        return {"pid": pid, **found.as_json()}
     identity, target = found["identity"], found.get("target", {})
     incidents = found["incidents"]
     return {

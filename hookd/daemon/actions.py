@@ -6,17 +6,18 @@ import contextlib
 import logging
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookd.attach import AttachRequest, Control, attach, detach, payload
+from hookd.attach.change import change, enable_together
 from hookd.config import PluginSpec
 from hookd.daemon.targets import Identity
 from hookd.errors import HookdError, NoSuchTarget, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hookd.config import ServeConfig
     from hookd.daemon.collector import Tally
@@ -32,9 +33,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked for one attach. Empty `plugins` stand for the configured ones.
+    """What is asked for one attach.
 
     Attributes:
+        plugins: to load; None: the configured ones.
         timeout_s: how long it may take.
         keep: the agent stays when nobody holds it.
         run: the label; found from the target if None.
@@ -43,7 +45,7 @@ class Order:
         only_trainers: refuse a process that turns out to be a data loader's worker.
     """
 
-    plugins: tuple[PluginSpec, ...] = ()
+    plugins: tuple[PluginSpec, ...] | None = None
     timeout_s: float = 10.0
     keep: bool = False
     run: str | None = None
@@ -71,7 +73,8 @@ class Order:
         for key, value in values.items():
             if key not in kinds or not isinstance(value, kinds[key]):
                 raise UsageError(f"the request's '{key}' is unknown or has the wrong type", reason="bad-request")
-        plugins = tuple(PluginSpec.from_json(item) for item in values.pop("plugins", ()))
+        listed = values.pop("plugins", None)
+        plugins = None if listed is None else tuple(PluginSpec.from_json(item) for item in listed)
         plugin_dirs = tuple(Path(str(item)) for item in values.pop("plugin_dirs", ()))
         return cls(plugins=plugins, plugin_dirs=plugin_dirs, **values)
 
@@ -129,7 +132,7 @@ class Actions:
 
     def _request(self, pid: int, order: Order) -> AttachRequest:
         config = self._config
-        plugins = order.plugins or config.plugins
+        plugins = config.plugins if order.plugins is None else order.plugins
         return AttachRequest(
             plugins=tuple(map(config.with_options, plugins)),
             timeout_s=order.timeout_s,
@@ -221,28 +224,36 @@ class Actions:
         return {"pid": pid, "restored": answer.get("restored"), "residue": answer.get("residue", [])}
 
     def change_plugins(self, pid: int, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Load, unload or configure a plugin: `{"op", "plugin"}`, see `api.py`.
+        """Load, unload or configure a plugin: `{"op", "plugin"}`, see `api.py` and `hookd.attach.change`.
 
         Raises:
             HookdError: the agent refuses, or there is no such plugin.
         """
-        op, spec = body.get("op"), PluginSpec.from_json(body.get("plugin"))
+        op, spec, timeout_s = str(body.get("op")), PluginSpec.from_json(body.get("plugin")), body.get("timeout_s", 10.0)
+        if not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
+            raise UsageError("the request's 'timeout_s' is no time", reason="bad-request")
         if op == "load":
-            source = payload.find(spec.name, self._config.plugin_dirs)
-            texts = {path: text.decode() for path, text in source.files.items()}
-            arguments: dict[str, Any] = {
-                "plugin": payload.describe(self._config.with_options(spec), source),
-                "sources": texts,
-            }
-        elif op == "unload":
-            arguments = {"name": spec.name}
-        elif op == "configure":
-            arguments = {"name": spec.name, "options": dict(spec.options)}
-        else:
-            raise UsageError("the request's 'op' is none of load, unload, configure", reason="bad-request")
-        with Control.connect(pid) as control:
-            answer = control.request(str(op), **arguments)
-        return {key: value for key, value in answer.items() if key != "ok"}
+            spec = self._config.with_options(spec)
+        more = tuple(Path(str(directory)) for directory in body.get("plugin_dirs", ()))
+        return {"pid": pid, **change(pid, op, spec, (*more, *self._config.plugin_dirs), timeout_s)}
+
+    def apart(self, order: Order) -> tuple[Order, tuple[PluginSpec, ...]]:
+        """Take out of an order the plugins that may change the training."""
+        specs = self._config.plugins if order.plugins is None else order.plugins
+        first, later = payload.apart(specs, (*order.plugin_dirs, *self._config.plugin_dirs))
+        return replace(order, plugins=first), later
+
+    def enable_together(self, results: Sequence[dict[str, Any]], spec: PluginSpec, order: Order) -> None:
+        """Load what changes the training into processes that were attached to; see `hookd.attach.change`."""
+
+        def enable(op: str, pid: int) -> dict[str, Any]:
+            try:
+                directories = (*order.plugin_dirs, *self._config.plugin_dirs)
+                return change(pid, op, self._config.with_options(spec), directories, order.timeout_s)
+            except HookdError as exc:
+                return exc.as_json()
+
+        enable_together(results, spec.name, enable)
 
     @contextlib.contextmanager
     def _alone(self, pid: int, wait_s: float = 0.0) -> Iterator[None]:

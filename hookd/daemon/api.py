@@ -7,7 +7,8 @@
                                         "only_trainers"?}
     POST /v1/detach                    {"pid"} or {"all": true}, "timeout_s"?
     GET  /v1/targets/PID/report        see `report.build_report`
-    POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "configure", "plugin": "NAME:key=value,…" or object}
+    POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "configure", "plugin": "NAME:key=value,…" or object,
+                                        "timeout_s"?, "plugin_dirs"?}; what changes the training, in all ranks of the job
     GET  /v1/incidents                 ?run= &pid= &kind= &since= &limit=   {"incidents": [row…]}
 
 An error is {"error", "reason", "hint", "exit_code"} with a status of 400 or above.
@@ -130,25 +131,20 @@ def incident_filter(request: web.Request) -> dict[str, Any]:
     return wanted
 
 
-def error_json(exc: HookdError) -> dict[str, Any]:
-    """Write an error down so that `client.error_of` makes it again."""
-    return {"error": exc.message, "reason": exc.reason, "hint": exc.hint, "exit_code": exc.exit_code}
-
-
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except HookdError as exc:
         status = next((code for kind, code in _STATUS.items() if isinstance(exc, kind)), 500)
-        return web.json_response(error_json(exc), status=status)
+        return web.json_response(exc.as_json(), status=status)
     except web.HTTPException as exc:
         error: HookdError = UsageError(f"{request.method} {request.path}: {exc.reason}", reason="bad-request")
-        return web.json_response(error_json(error), status=exc.status)
+        return web.json_response(error.as_json(), status=exc.status)
     except Exception as exc:  # noqa: BLE001  a mistake of ours must not look like a daemon that is gone
         _log.exception("%s %s", request.method, request.path)
         error = HookdError(f"the daemon failed: {type(exc).__name__}: {exc}", reason="internal")
-        return web.json_response(error_json(error), status=500)
+        return web.json_response(error.as_json(), status=500)
 
 
 @web.middleware

@@ -135,6 +135,11 @@ class DaemonClient:
         """Detach from all targets; each has its own result under `results`."""
         return self.request("POST", "/v1/detach", {"all": True, "timeout_s": timeout_s}, timeout_s=timeout_s + 60)
 
+    def change_plugins(self, pid: int, op: str, plugin: object, *, timeout_s: float, **more: Any) -> dict[str, Any]:
+        """Load, unload or configure a plugin; see `hookd.attach.change`."""
+        body = {"op": op, "plugin": plugin, "timeout_s": timeout_s, **more}
+        return self.request("POST", f"/v1/targets/{pid}/plugins", body, timeout_s=timeout_s + 60)
+
     def report(self, pid: int) -> dict[str, Any]:
         """Give the report of a target."""
         return self.request("GET", f"/v1/targets/{pid}/report")

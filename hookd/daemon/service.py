@@ -186,7 +186,7 @@ class Service:
 
     async def _try(self, want: Want) -> None:
         """Attach by rule; a failure is counted, logged, and tried again later."""
-        order = Order(plugins=want.rule.plugins, timeout_s=self.config.timeout_s, only_trainers=True)
+        order = Order(plugins=want.rule.plugins or None, timeout_s=self.config.timeout_s, only_trainers=True)
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
                 self._by_rule, self._actions.attach, want.pid, order
@@ -266,8 +266,15 @@ class Service:
         return answer
 
     async def attach_all(self, pids: Sequence[int], order: Order) -> list[dict[str, Any]]:
-        """Attach to several processes at once; give the result or the error of each."""
-        return list(await asyncio.gather(*(self._tried(self._actions.attach, pid, order) for pid in pids)))
+        """Attach to several processes at once; give the result or the error of each.
+
+        What changes the training comes when all are attached, since all ranks of a job must agree on the step.
+        """
+        at_once, later = self._actions.apart(order) if len(pids) > 1 else (order, ())
+        results = list(await asyncio.gather(*(self._tried(self._actions.attach, pid, at_once) for pid in pids)))
+        for spec in later:
+            await asyncio.to_thread(self._actions.enable_together, results, spec, order)
+        return results
 
     async def detach(self, pid: int, timeout_s: float) -> dict[str, Any]:
         """Detach from a process; see `Actions.detach`."""
@@ -306,7 +313,7 @@ class Service:
         try:
             answer: dict[str, Any] = await self._run(work, target, *arguments)
         except HookdError as exc:
-            return {"pid": pid, **api.error_json(exc)}
+            return {"pid": pid, **exc.as_json()}
         return answer
 
 

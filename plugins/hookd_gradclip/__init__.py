@@ -1,25 +1,36 @@
 """Clips gradients of a training that does not, or says what clipping would do. Runs in the target; changes training.
 
-    hookd_gradclip_norm                  the norm before clipping (mode value: the largest magnitude; mode module: the
-                                         largest norm of the step)
+    hookd_gradclip_norm                  what is compared with the limit, before clipping: the norm (mode value: the
+                                         largest magnitude; modes param and module: the largest norm of the step; mode
+                                         agc: the largest ratio of a unit's gradient to its weights)
     hookd_gradclip_scale                 the (smallest) factor of the step; 1 where nothing was clipped; not in mode value
     hookd_gradclip_clipped_total{mode}   how often something was clipped, or would have been in a dry run:
                                          optimizer steps, and in mode module gradients
-    hookd_gradclip_nonfinite_total       steps, or gradients, left as they are because of a NaN or an infinity
+    hookd_gradclip_nonfinite_total       steps, or gradients, with a NaN or an infinity, which are never clipped
+    hookd_gradclip_skipped_total         steps from which such gradients were taken out (`nonfinite=skip`)
 
 Modes (`mode=...`):
 - norm (the default): the norm of all gradients that the optimizer is about to use is at most `max_norm`, bit for bit as
   `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)` before the step. `order=optimizer` sums in
   the order of the optimizer's groups instead of the model's, which gives other bits.
 - value: each element lies within +-`clip_value`, as `torch.nn.utils.clip_grad_value_`.
+- param: the norm of each parameter's gradient is at most `max_norm`, as `clip_grad_norm_` of each parameter alone.
+- agc: adaptive gradient clipping (arXiv:2102.06171, see `rules.ByUnit`): the gradient's norm of each unit is at most
+  `clip_factor` times the norm of its weights, or of `eps` (0.001) where these are smaller. The paper leaves the last
+  linear layer out: `exclude=fc.*`.
 - module: each gradient that flows from a module into one of its inputs has a norm of at most `max_norm`, as a full
   backward hook would do it; `modules=GLOB|GLOB` says which modules. Not the same as clipping parameters' gradients.
+`exclude=GLOB|GLOB` leaves out the parameters of these names, in all modes but module.
 
 `dry_run=true` measures and changes nothing: the default where no setting was given at all. With a GradScaler the
 limits hold for the unscaled gradients, with fused optimizers, too (not so in mode module, which sees scaled ones).
-Non-finite gradients are never touched: a clipped
-infinity would be a silent zero or NaN. Each optimizer is clipped by itself. LBFGS and other optimizers that compute
-gradients inside their step have none before it, so nothing is clipped there; the log says so once.
+Gradients accumulate first; of an optimizer whose gradients come from a closure (LBFGS) they are clipped at the end of
+each closure, as one would write it there. Each optimizer is clipped by itself. Sparse gradients are clipped as dense
+ones of the same values.
+
+Non-finite gradients are never clipped: a clipped infinity would be a silent zero or NaN. A step that has one is left
+as it is (`nonfinite=leave`), or with `nonfinite=skip` the optimizer gets no gradients at all (`.grad = None`; zeros
+would still move Adam), for which each step waits for the device; a GradScaler skips such steps by itself.
 """
 
 from __future__ import annotations
@@ -30,24 +41,30 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
-from torch.nn import utils
 
 from hookd import Context, Module, Plugin, PluginError, hookimpl
+from hookd_gradclip import rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import Tensor
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
-SETTINGS = ("mode", "max_norm", "norm_type", "clip_value", "order", "modules")
-EPS = 1e-6
-"""As in torch/nn/utils/clip_grad.py, 2.13: the limit is divided by (norm + 1e-6)."""
+MODES = {
+    "norm": ("max_norm", "norm_type", "order", "exclude", "nonfinite"),
+    "value": ("clip_value", "exclude", "nonfinite"),
+    "param": ("max_norm", "norm_type", "exclude", "nonfinite"),
+    "agc": ("clip_factor", "eps", "exclude", "nonfinite"),
+    "module": ("max_norm", "norm_type", "modules"),
+}
+"""The settings of each mode, the limit first."""
+SETTINGS = {"mode"}.union(*MODES.values())
 
 
 class GradClip(Plugin):
-    """Clips by global norm, by value, or module by module."""
+    """Clips by global norm, by value, parameter by parameter, by AGC, or module by module."""
 
     name = "gradclip"
     mutates = True
@@ -57,48 +74,64 @@ class GradClip(Plugin):
         """Read the options.
 
         Raises:
-            PluginError: a limit is missing or not positive, or this is a job of several ranks and it is no dry run.
+            PluginError: a limit is missing or not positive, or a setting belongs to another mode.
         """
         self.context = context
         option = context.option
-        self.mode = option("mode", "norm", ("norm", "value", "module"))
+        self.mode = option("mode", "norm", tuple(MODES))
+        self.dry_run = option("dry_run", SETTINGS.isdisjoint(context.options))
+        self.mutates = not self.dry_run
+        self.limit = self._limit()
+        self.norm_type = self._positive("norm_type", 2.0)
         self.order = option("order", "model", ("model", "optimizer"))
-        self.norm_type = option("norm_type", 2.0)
-        if not self.norm_type > 0:
-            raise PluginError(f"gradclip: norm_type must be positive, or inf, not {self.norm_type:g}")
+        self.nonfinite_policy = option("nonfinite", "leave", ("leave", "skip"))
         self.globs = option("modules", "*").split("|")
-        self.dry_run = option("dry_run", not any(name in context.options for name in SETTINGS))
-        self.limit = self._limit(option("max_norm", 0.0), option("clip_value", 0.0))
-        self._refuse_ranks(context.world_size)
+        self.excluded = option("exclude", "").split("|")
+        self.rule = self._rule(self._positive("eps", 1e-3))
+        self._refuse_foreign_settings()
+        self._declare(context)
+        self.largest = 0.0  # of the norms of this step, in mode module
+        self.later = Later()
+
+    def _declare(self, context: Context) -> None:
         self.norm = context.gauge("norm", "Norm of the gradients before clipping.")
         self.scale = context.gauge("scale", "Factor that the gradients were multiplied by.")
         self.clipped = context.counter("clipped", "Times that something was, or would have been, clipped.", ["mode"])
-        self.nonfinite = context.counter("nonfinite", "Times that non-finite gradients were left as they were.")
+        self.nonfinite = context.counter(
+            "nonfinite", "Times that there were non-finite gradients, which are not clipped."
+        )
+        self.skipped = context.counter("skipped", "Steps from which non-finite gradients were taken out.")
         self.clipped_here = self.clipped.labels(self.mode)
-        self.clipped_here.inc(0)
-        self.nonfinite.inc(0)
-        self.largest = 0.0  # of the norms of this step, in mode module
-        self.later = Later()
-        self.has_said_none = False
-        context.log(f"{'measuring only' if self.dry_run else 'clipping'}: mode={self.mode}, limit={self.limit:g}")
+        for counter in (self.clipped_here, self.nonfinite, self.skipped):
+            counter.inc(0)
 
-    def _limit(self, max_norm: float, clip_value: float) -> float:
-        name, limit = ("clip_value", clip_value) if self.mode == "value" else ("max_norm", max_norm)
-        if not limit and self.dry_run and name not in self.context.options:
-            return 1.0
-        if not 0 < limit < math.inf:
+    def _limit(self) -> float:
+        limits = {name: self.context.option(name, 0.0) for name in ("max_norm", "clip_value", "clip_factor")}
+        name = MODES[self.mode][0]
+        if self.dry_run and name not in self.context.options:
+            return 0.01 if self.mode == "agc" else 1.0
+        if not 0 < limits[name] < math.inf:
             raise PluginError(f"gradclip: mode={self.mode} needs a positive {name}", hint=f"{name}=1.0")
-        return limit
+        return limits[name]
 
-    def _refuse_ranks(self, ranks: int) -> None:
-        """Refuse to change training on one of several ranks: a step's difference between them parts their weights."""
-        if distributed.is_available() and distributed.is_initialized():
-            ranks = max(ranks, distributed.get_world_size())
-        if ranks > 1 and not self.dry_run:
-            raise PluginError(
-                f"gradclip: this job has {ranks} ranks, and clipping must begin on all of them at one step",
-                hint="hookd cannot agree on that step yet; dry_run=true measures what would be clipped",
-            )
+    def _positive(self, name: str, default: float) -> float:
+        value = self.context.option(name, default)
+        if not value > 0:
+            raise PluginError(f"gradclip: {name} must be positive, not {value:g}")
+        return value
+
+    def _rule(self, eps: float) -> rules.Rule:
+        if self.mode == "value":
+            return rules.ByValue(self.limit)
+        if self.mode == "agc":
+            return rules.ByUnit(self.limit, eps)
+        return (rules.ByParameter if self.mode == "param" else rules.ByNorm)(self.limit, self.norm_type)
+
+    def _refuse_foreign_settings(self) -> None:
+        own = MODES[self.mode]
+        for name in self.context.options:
+            if name in SETTINGS - {"mode", *own}:
+                raise PluginError(f"gradclip: mode={self.mode} has no {name}", hint=f"it has: {', '.join(own)}")
 
     @hookimpl
     def select(self, module: Module) -> bool:
@@ -108,66 +141,68 @@ class GradClip(Plugin):
     @hookimpl
     def backward(self, grad_input: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Scale each gradient that leaves the module."""
-        norms = [None if g is None else vector_norm(g, self.norm_type) for g in grad_input]
+        norms = [None if g is None else rules.vector_norm(g, self.norm_type) for g in grad_input]
         for norm in norms:
             if norm is not None:
                 self._measured(norm)
         if self.dry_run:
             return None
-        return tuple(g if n is None else g * factor(n, self.limit).to(g.dtype) for g, n in zip(grad_input, norms))
+        pairs = zip(grad_input, norms)
+        return tuple(g if n is None else g * rules.factor(n, self.limit).to(g.dtype) for g, n in pairs)
 
     @hookimpl
-    def step_pre(self, optimizer: Optimizer) -> None:
+    def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Clip the gradients that the optimizer is about to use."""
-        self._refuse_ranks(1)
         for norm in self.later.take():
             self._record(norm)
         if self.mode == "module":
             self._publish(self.largest)
             self.largest = 0.0
-            return
-        parameters = [p for p in self._parameters(optimizer) if p.grad is not None]
-        if parameters:
-            self._clip(parameters, getattr(optimizer, "grad_scale", None))
-        elif not self.has_said_none:
-            self.has_said_none = True
-            self.context.log(f"{type(optimizer).__name__} has no gradients before its step: nothing to clip")
+        elif not has_closure:
+            self._clip(optimizer)
 
-    def _parameters(self, optimizer: Optimizer) -> list[Parameter]:
+    @hookimpl
+    def closure_done(self, optimizer: Optimizer) -> None:
+        """Clip the gradients that a closure has computed inside of the optimizer's step."""
+        if self.mode != "module":
+            self._clip(optimizer)
+
+    def _parameters(self, optimizer: Optimizer) -> Iterator[Parameter]:
+        for name, parameter in self.context.ordered_parameters(optimizer):
+            if parameter.grad is not None and not any(fnmatchcase(name, glob) for glob in self.excluded):
+                yield parameter
+
+    def _ordered(self, optimizer: Optimizer) -> list[Parameter]:
+        parameters = list(self._parameters(optimizer))
         if self.order == "model":
-            return [parameter for _, parameter in self.context.ordered_parameters(optimizer)]
-        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            return parameters
+        chosen = {id(parameter) for parameter in parameters}
+        return [p for group in optimizer.param_groups for p in group["params"] if id(p) in chosen]
 
     @torch.no_grad()
-    def _clip(self, parameters: list[Parameter], grad_scale: Tensor | None) -> None:
-        grads = [p.grad for p in parameters if p.grad is not None]
-        if any(g.layout != torch.strided for g in grads):
-            raise PluginError("gradclip: sparse gradients cannot be clipped, by torch's own functions neither")
-        norm = total_norm(grads, math.inf if self.mode == "value" else self.norm_type)
-        if grad_scale is not None:  # a fused optimizer will divide by it, so the limit holds for the quotient
-            norm = norm / grad_scale.to(norm.device)
+    def _clip(self, optimizer: Optimizer) -> None:
+        held = [rules.hold(parameter, changes=not self.dry_run) for parameter in self._ordered(optimizer)]
+        held = [one for one in held if one.grad.numel()]
+        if not held:
+            return
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer will divide by it
+        norm = self.rule.measure(held, scale)
         self._measured(norm)
         if self.dry_run:
             return
-        # What is not finite counts as zero here, for which nothing is clipped; and no device is waited for.
-        norm = torch.where(norm.isfinite(), norm, torch.zeros_like(norm))
-        if self.mode == "norm":
-            scale_down(parameters, self.limit, norm)
-        elif grad_scale is None and on_host(norm):
-            if norm.item() > self.limit:
-                utils.clip_grad_value_(parameters, self.limit)
-        else:
-            self._clip_values(grads, norm, 1.0 if grad_scale is None else grad_scale)
+        if self.nonfinite_policy == "skip" and scale is None and not norm.isfinite().item():
+            self._take_out(optimizer)
+        else:  # what is not finite counts as zero, for which nothing is clipped; and no device is waited for
+            self.rule.clip(held, torch.where(norm.isfinite(), norm, torch.zeros_like(norm)), scale)
 
-    def _clip_values(self, grads: list[Tensor], largest: Tensor, scale: Tensor | float) -> None:
-        """Clip without knowing, on the host, what the limit in scaled gradients is."""
-        bound = torch.where(largest > self.limit, self.limit, math.inf) * scale
-        for grad in grads:
-            own = bound.to(grad.device, grad.dtype)
-            grad.clamp_(min=-own, max=own)
+    def _take_out(self, optimizer: Optimizer) -> None:
+        self.skipped.inc()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def _measured(self, norm: Tensor) -> None:
-        if on_host(norm):
+        if rules.on_host(norm):
             self._record(norm.item())
         else:
             self.later.put(norm)
@@ -185,42 +220,8 @@ class GradClip(Plugin):
     def _publish(self, norm: float) -> None:
         self.norm.set(norm)
         if self.mode != "value":
-            self.scale.set(min(1.0, self.limit / (norm + EPS)) if math.isfinite(norm) else 1.0)
-
-
-def on_host(tensor: Tensor) -> bool:
-    """Say whether reading a value of `tensor` costs nothing."""
-    return tensor.is_cpu
-
-
-def total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
-    """Give the norm of all gradients as one vector, as the first half of `clip_grad_norm_` does."""
-    if hasattr(utils, "get_total_norm"):
-        return utils.get_total_norm(grads, norm_type)
-    norms = [torch.linalg.vector_norm(g, norm_type).to(grads[0].device) for g in grads]  # torch < 2.6
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    return whole
-
-
-def scale_down(parameters: list[Parameter], max_norm: float, norm: Tensor) -> None:
-    """Scale the gradients to `max_norm` if their `norm` is larger, as the second half of `clip_grad_norm_` does."""
-    if hasattr(utils, "clip_grads_with_norm_"):
-        utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return
-    for grad in [p.grad for p in parameters if p.grad is not None]:  # torch < 2.6
-        grad.mul_((max_norm / (norm + EPS)).clamp(max=1.0).to(grad.device))
-
-
-def vector_norm(grad: Tensor, norm_type: float) -> Tensor:
-    """Give the norm of one gradient, [] float32 or wider: in float16 the norm of 70 thousand ones is infinite."""
-    dtype = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else None
-    norm: Tensor = torch.linalg.vector_norm(grad.detach(), norm_type, dtype=dtype)
-    return norm
-
-
-def factor(norm: Tensor, limit: float) -> Tensor:
-    """Give what brings a gradient of this norm to the limit: at most 1, and 1 for a norm that is not finite."""
-    return torch.where(norm.isfinite(), (limit / (norm + EPS)).clamp(max=1.0), torch.ones_like(norm))
+            eps = 0.0 if self.mode == "agc" else rules.EPS
+            self.scale.set(min(1.0, self.limit / (norm + eps)) if math.isfinite(norm) and norm else 1.0)
 
 
 class Later:

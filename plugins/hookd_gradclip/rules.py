@@ -1,0 +1,223 @@
+"""What each mode of hookd_gradclip measures and changes. Runs in the target.
+
+A rule measures one number of a step, as a 0-dim tensor where the gradients are, and clips by it: nothing happens unless
+it exceeds the rule's limit. Nothing here reads a value, so no device is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import utils
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.nn import Parameter
+
+EPS = 1e-6
+"""As in torch/nn/utils/clip_grad.py, 2.13: the limit is divided by (norm + 1e-6)."""
+
+
+class Held(NamedTuple):
+    """One gradient that an optimizer is about to use.
+
+    Attributes:
+        parameter: whose it is.
+        grad: its values; of a sparse gradient those of its rows, each row once.
+        weight: the parameter's values at the same places.
+    """
+
+    parameter: Parameter
+    grad: Tensor
+    weight: Tensor
+
+
+def hold(parameter: Parameter, *, changes: bool) -> Held:
+    """Take hold of a parameter's gradient.
+
+    Args:
+        parameter: with a gradient.
+        changes: the values will be changed, so a sparse gradient that has rows twice must make way for one that has not.
+    """
+    grad = parameter.grad
+    assert grad is not None
+    weight = parameter.detach()
+    if not grad.is_sparse:
+        return Held(parameter, grad.detach(), weight)
+    whole = grad.detach().coalesce()
+    if changes:
+        parameter.grad = whole
+    places = whole.indices()
+    return Held(parameter, whole.values(), weight[tuple(places)])
+
+
+class Rule:
+    """What one mode measures and changes.
+
+    Args:
+        limit: what `measure` gives may not be larger.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+    def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
+        """Give the number that is compared with the limit, for gradients that the optimizer will divide by `scale`."""
+        raise NotImplementedError
+
+    def clip(self, held: Sequence[Held], measured: Tensor, scale: Tensor | None) -> None:
+        """Bring what `measure` saw to the limit where it is above; `measured` is 0 where nothing may be changed."""
+        raise NotImplementedError
+
+
+class ByNorm(Rule):
+    """The norm of all gradients together, as `torch.nn.utils.clip_grad_norm_`."""
+
+    def __init__(self, limit: float, norm_type: float) -> None:
+        super().__init__(limit)
+        self.norm_type = norm_type
+
+    def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
+        """Give the norm."""
+        return unscaled(total_norm([one.grad for one in held], self.norm_type), scale)
+
+    def clip(self, held: Sequence[Held], measured: Tensor, _scale: Tensor | None) -> None:
+        """Scale all gradients alike."""
+        scale_down(held, self.limit, measured)
+
+
+class ByValue(Rule):
+    """The largest magnitude, as `torch.nn.utils.clip_grad_value_`."""
+
+    def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
+        """Give the largest magnitude."""
+        return unscaled(total_norm([one.grad for one in held], math.inf), scale)
+
+    def clip(self, held: Sequence[Held], measured: Tensor, scale: Tensor | None) -> None:
+        """Clamp all elements."""
+        if is_within(measured, self.limit):
+            return
+        bound = torch.where(measured > self.limit, self.limit, math.inf)
+        bound = bound if scale is None else bound * scale.to(bound.device)
+        for _, grad, _ in held:
+            own = bound.to(grad.device, grad.dtype)
+            grad.clamp_(min=-own, max=own)
+
+
+class ByParameter(Rule):
+    """The norm of each parameter's gradient by itself."""
+
+    def __init__(self, limit: float, norm_type: float) -> None:
+        super().__init__(limit)
+        self.norm_type = norm_type
+        self._norms: list[Tensor] = []
+
+    def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
+        """Give the largest of the norms."""
+        self._norms = [unscaled(total_norm([one.grad], self.norm_type), scale) for one in held]
+        return largest(self._norms)
+
+    def clip(self, held: Sequence[Held], measured: Tensor, _scale: Tensor | None) -> None:
+        """Scale each gradient by itself."""
+        for one, norm in zip(held, self._norms):
+            scale_down([one], self.limit, torch.minimum(norm, measured.to(norm.device, norm.dtype)))
+
+
+class ByUnit(Rule):
+    """Adaptive gradient clipping: the gradient's norm over the weight's, unit by unit.
+
+    Source: A. Brock, S. De, S. L. Smith, K. Simonyan, High-Performance Large-Scale Image Recognition Without
+    Normalization, arXiv:2102.06171, section 4.1: with a unit's weights W and gradients G in the Frobenius norm, where
+    |G| / max(|W|, eps) exceeds the clipping factor, G becomes factor * max(|W|, eps) / |G| * G. A unit is a row: all
+    weights of one output; what has a single axis (a bias, a gain) is one unit.
+    """
+
+    def __init__(self, limit: float, eps: float) -> None:
+        super().__init__(limit)
+        self.eps = eps
+        self._ratios: list[Tensor] = []
+
+    def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
+        """Give the largest ratio of all units."""
+        units = [(unit_norm(one.grad), unit_norm(one.weight).clamp(min=self.eps)) for one in held]
+        self._ratios = [unscaled(grad, scale) / weight for grad, weight in units]
+        return largest([ratio.amax() for ratio in self._ratios])
+
+    def clip(self, held: Sequence[Held], measured: Tensor, _scale: Tensor | None) -> None:
+        """Scale the gradients of each unit by itself."""
+        if is_within(measured, self.limit):
+            return
+        for (_, grad, _), ratio in zip(held, self._ratios):
+            exceeds = (ratio > self.limit) & (measured.to(ratio.device) > self.limit)
+            grad.mul_(torch.where(exceeds, self.limit / ratio, 1.0).to(grad.dtype))
+
+
+def unscaled(measured: Tensor, scale: Tensor | None) -> Tensor:
+    """Divide by a loss scale; without one the bits stay what they are."""
+    return measured if scale is None else measured / scale.to(measured.device)
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Say whether reading a value of `tensor` costs nothing."""
+    return tensor.is_cpu
+
+
+def is_within(measured: Tensor, limit: float) -> bool:
+    """Say whether nothing is to be done, as far as that is known without waiting for a device."""
+    return on_host(measured) and not measured.item() > limit
+
+
+def unit_norm(tensor: Tensor) -> Tensor:
+    """Give the norm of each row, in a shape that multiplies with the tensor; float32 or wider."""
+    dtype = wide(tensor)
+    rows = tuple(range(1, tensor.dim())) if sum(size > 1 for size in tensor.shape) > 1 else tuple(range(tensor.dim()))
+    norm: Tensor = torch.linalg.vector_norm(tensor, 2.0, dim=rows or None, keepdim=True, dtype=dtype)
+    return norm
+
+
+def wide(tensor: Tensor) -> torch.dtype | None:
+    """Give the type to sum in where the tensor's own is narrow: in float16 the norm of 70 thousand ones is infinite."""
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
+
+
+def largest(values: Sequence[Tensor]) -> Tensor:
+    """Give the largest of 0-dim tensors; NaN if one of them is."""
+    first = values[0]
+    return torch.stack([value.to(first.device, first.dtype) for value in values]).amax()
+
+
+def total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
+    """Give the norm of all gradients as one vector, as the first half of `clip_grad_norm_` does."""
+    if hasattr(utils, "get_total_norm"):
+        return utils.get_total_norm(grads, norm_type)
+    norms = [torch.linalg.vector_norm(g, norm_type).to(grads[0].device) for g in grads]  # torch < 2.6
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return whole
+
+
+def scale_down(held: Sequence[Held], max_norm: float, norm: Tensor) -> None:
+    """Scale the gradients to `max_norm` if their `norm` is larger, as the second half of `clip_grad_norm_` does."""
+    if hasattr(utils, "clip_grads_with_norm_") and not any(_is_sparse(one) for one in held):
+        utils.clip_grads_with_norm_([one.parameter for one in held], max_norm, norm)
+        return
+    for _, grad, _ in held:  # sparse, or torch < 2.6
+        grad.mul_((max_norm / (norm + EPS)).clamp(max=1.0).to(grad.device))
+
+
+def _is_sparse(one: Held) -> bool:
+    return one.parameter.grad is not None and one.parameter.grad.is_sparse
+
+
+def vector_norm(grad: Tensor, norm_type: float) -> Tensor:
+    """Give the norm of one gradient, [] float32 or wider."""
+    norm: Tensor = torch.linalg.vector_norm(grad.detach(), norm_type, dtype=wide(grad))
+    return norm
+
+
+def factor(norm: Tensor, limit: float) -> Tensor:
+    """Give what brings a gradient of this norm to the limit: at most 1, and 1 for a norm that is not finite."""
+    return torch.where(norm.isfinite(), (limit / (norm + EPS)).clamp(max=1.0), torch.ones_like(norm))
