@@ -38,7 +38,8 @@ class Change:
         mark: the agreed boundary; None: the next one.
         agreement: among several ranks.
         state: prepared, armed, done, aborted.
-        at: the mark at which it was carried out, and `step` the number of that step.
+        turns: of the training threads that come to the boundary together, one takes it (a list's pop is atomic).
+        at: the mark at which it was carried out, and `step` that step in words.
     """
 
     def __init__(self, kind: str, old: Entry | None, new: Entry | None, by: dict[str, Any]) -> None:
@@ -49,6 +50,7 @@ class Change:
         self.mark: int | None = None
         self.agreement: Agreement | None = None
         self.state = "prepared"
+        self.turns = [True]
         self.at: int | None = None
         self.step: str = ""
 
@@ -175,6 +177,10 @@ class Changes:
         return mark
 
     def _carry_out(self, change: Change, mark: int) -> None:
+        try:
+            change.turns.pop()
+        except IndexError:
+            return
         if change.agreement is not None and not change.agreement.decide(commit=False):
             change.state = "aborted"
             return

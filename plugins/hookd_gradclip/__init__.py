@@ -28,6 +28,12 @@ Gradients accumulate first; of an optimizer whose gradients come from a closure 
 each closure, as one would write it there. Each optimizer is clipped by itself. Sparse gradients are clipped as dense
 ones of the same values.
 
+In a job of several ranks clipping begins, changes and ends on all of them at one step. With DistributedDataParallel all
+have the same gradients then. Those of `fully_shard` (FSDP2) are clipped by the norm of the whole in modes norm, value
+and param, for which the ranks add up their parts, as in torch's own function; a dry run and mode agc are refused. Of
+FSDP1 only mode value is served. Shards that are plain tensors (Megatron's tensor parallelism) cannot be recognised:
+there each rank would clip by the norm of its own part.
+
 Non-finite gradients are never clipped: a clipped infinity would be a silent zero or NaN. A step that has one is left
 as it is (`nonfinite=leave`), or with `nonfinite=skip` the optimizer gets no gradients at all (`.grad = None`; zeros
 would still move Adam), for which each step waits for the device; a GradScaler skips such steps by itself.
@@ -81,6 +87,7 @@ class GradClip(Plugin):
         self.mode = option("mode", "norm", tuple(MODES))
         self.dry_run = option("dry_run", SETTINGS.isdisjoint(context.options))
         self.mutates = not self.dry_run
+        self.max_errors = 1
         self.limit = self._limit()
         self.norm_type = self._positive("norm_type", 2.0)
         self.order = option("order", "model", ("model", "optimizer"))
@@ -185,6 +192,7 @@ class GradClip(Plugin):
         held = [one for one in held if one.grad.numel()]
         if not held:
             return
+        self._require_whole(held)
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer will divide by it
         norm = self.rule.measure(held, scale)
         self._measured(norm)
@@ -194,6 +202,19 @@ class GradClip(Plugin):
             self._take_out(optimizer)
         else:  # what is not finite counts as zero, for which nothing is clipped; and no device is waited for
             self.rule.clip(held, torch.where(norm.isfinite(), norm, torch.zeros_like(norm)), scale)
+
+    def _require_whole(self, held: list[rules.Held]) -> None:
+        """Refuse gradients of which a part is in other ranks, where it would have to be known."""
+        if any(rules.is_sharded(one.grad) for one in held):
+            if self.dry_run:
+                raise PluginError("gradclip: the norm of sharded gradients is known to all ranks together or not at all, "
+                                  "so there is no dry run")  # fmt: skip
+            if self.mode == "agc":
+                raise PluginError("gradclip: mode=agc cannot be used with sharded gradients")
+        if self.mode != "value" and any(getattr(one.parameter, "_fsdp_flattened", False) for one in held):
+            raise PluginError(
+                "gradclip: in FullyShardedDataParallel (FSDP1) no rank knows the norm; fully_shard is served"
+            )
 
     def _take_out(self, optimizer: Optimizer) -> None:
         self.skipped.inc()

@@ -105,7 +105,7 @@ class ByValue(Rule):
         bound = bound if scale is None else bound * scale.to(bound.device)
         for _, grad, _ in held:
             own = bound.to(grad.device, grad.dtype)
-            grad.clamp_(min=-own, max=own)
+            local(grad).clamp_(min=-own, max=own)
 
 
 class ByParameter(Rule):
@@ -161,6 +161,23 @@ def unscaled(measured: Tensor, scale: Tensor | None) -> Tensor:
     return measured if scale is None else measured / scale.to(measured.device)
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor (torch 2.0 to 2.14): parts of it are in other ranks."""
+    return hasattr(tensor, "full_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Give this rank's part of a tensor, which shares its memory."""
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return part
+
+
+def whole(norm: Tensor) -> Tensor:
+    """Give a norm that every rank knows. Of sharded gradients that is a collective, as in `clip_grad_norm_` itself."""
+    known: Tensor = norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
+    return known
+
+
 def on_host(tensor: Tensor) -> bool:
     """Say whether reading a value of `tensor` costs nothing."""
     return tensor.is_cpu
@@ -193,10 +210,9 @@ def largest(values: Sequence[Tensor]) -> Tensor:
 def total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
     """Give the norm of all gradients as one vector, as the first half of `clip_grad_norm_` does."""
     if hasattr(utils, "get_total_norm"):
-        return utils.get_total_norm(grads, norm_type)
+        return whole(utils.get_total_norm(grads, norm_type))
     norms = [torch.linalg.vector_norm(g, norm_type).to(grads[0].device) for g in grads]  # torch < 2.6
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    return whole
+    return whole(torch.linalg.vector_norm(torch.stack(norms), norm_type))
 
 
 def scale_down(held: Sequence[Held], max_norm: float, norm: Tensor) -> None:

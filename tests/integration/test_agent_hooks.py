@@ -237,6 +237,33 @@ def test_hook_step_pre() -> None:
     assert seen_by(Before, steps=3) == [("SGD", 1), ("SGD", 2), ("SGD", 3)]
 
 
+def test_hook_closure_done() -> None:
+    class Closed(Recorder):
+        @hookimpl
+        def step_pre(self, has_closure):
+            self.seen.append(has_closure)
+
+        @hookimpl
+        def closure_done(self, optimizer, step):
+            self.seen.append((type(optimizer).__name__, step, optimizer.param_groups[0]["params"][0].grad.item()))
+
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.LBFGS([weight], lr=0.1, max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    with running(Closed) as agent:
+        optimizer.step(closure)
+        seen = agent.plugin("recorder").seen
+    assert seen[0] is True
+    assert seen[1] == ("LBFGS", 1, 2.0)
+    assert len(seen) == 1 + 2, "as often as the closure was called"
+
+
 def test_hook_step_post() -> None:
     class After(Recorder):
         @hookimpl

@@ -1,6 +1,8 @@
-"""Trains a fixed number of steps on one rank or two under gloo, and clips from given steps on if told so.
+"""Trains on one rank or two under gloo, and clips from given steps on if told so; each rank prints its checksum.
 
-clipping.py {1,2} STEPS PAUSE [FROM:MAX_NORM…]; MAX_NORM `inf` ends it. Each rank prints its steps and its checksum.
+clipping.py {1,2} STEPS PAUSE [FROM:MAX_NORM…]; MAX_NORM `inf` ends it. STEPS may be the path of a file: when that is
+there, the training ends, on all ranks after the same step, whose number is printed. With FULLY_SHARD in the environment
+the parameters are sharded (FSDP2).
 """
 
 import hashlib
@@ -12,6 +14,8 @@ import time
 import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 
 def train(rank, ranks, store, steps, pause, schedule):  # noqa: PLR0917
@@ -21,11 +25,16 @@ def train(rank, ranks, store, steps, pause, schedule):  # noqa: PLR0917
     wrapped = model
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-        wrapped = nn.parallel.DistributedDataParallel(model)
+        if "FULLY_SHARD" in os.environ:
+            fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+        else:
+            wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(rank)
     limit = float("inf")
-    for step in range(1, steps + 1):
+    step = 0
+    while not is_over(step, steps, ranks):
+        step += 1
         limit = schedule.get(step, limit)
         optimizer.zero_grad()
         (wrapped(torch.randn(8, 16, generator=generator)) - 3).square().mean().backward()
@@ -35,17 +44,26 @@ def train(rank, ranks, store, steps, pause, schedule):  # noqa: PLR0917
         if step % 10 == 0:
             print(f"rank {rank} step {step}", flush=True)
         time.sleep(pause * (rank + 1))  # one of them waits for the other
+    print(f"rank {rank} over {step}", flush=True)
     digest = hashlib.sha256()
     for value in model.state_dict().values():
-        digest.update(value.detach().numpy().tobytes())
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        digest.update(whole.detach().numpy().tobytes())
     print(f"rank {rank} done {digest.hexdigest()}", flush=True)
     if ranks > 1:
         dist.barrier()
         dist.destroy_process_group()
 
 
+def is_over(step, steps, ranks):
+    over = torch.tensor(float(step >= int(steps) if steps.isdecimal() else os.path.exists(steps)))
+    if ranks > 1:
+        dist.all_reduce(over)
+    return over > 0
+
+
 if __name__ == "__main__":
-    ranks, steps, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    ranks, steps, pause = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     schedule = {int(step): float(limit) for step, limit in (word.split(":") for word in sys.argv[4:])}
     if ranks == 1:
         train(0, 1, None, steps, pause, schedule)

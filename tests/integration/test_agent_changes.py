@@ -1,0 +1,231 @@
+"""A plugin that changes the training is loaded, changed and taken out where a step begins; others at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from hookd import Plugin, hookimpl
+from hookd.attach.change import change
+from hookd.attach.control import Control
+from hookd.config import PluginSpec
+from hookd.errors import ControlError, PluginError
+from tests.support.agent import running
+from tests.support.processes import wait_until
+
+
+class Adds(Plugin):
+    """Adds a number to each gradient: which one shows whose options hold."""
+
+    name = "adds"
+    mutates = True
+
+    @hookimpl
+    def configure(self, context):
+        self.number = context.option("number", 1.0)
+        self.mutates = not context.option("dry_run", default=False)
+        self.calls = context.counter("calls", "Steps.").labels()
+        self.shown = context.gauge("number", "The number.", ["sign"]).labels("+" if self.number > 0 else "-")
+        context.option("last", 0)
+        if self.number == 13.0:
+            raise ValueError("not that one")
+
+    @hookimpl
+    def step_pre(self, optimizer):
+        self.calls.inc()
+        self.shown.set(self.number)
+        if self.mutates:
+            optimizer.param_groups[0]["params"][0].grad.add_(self.number)
+
+
+class Training:
+    """One parameter, whose change in a step is what was added to its gradient."""
+
+    def __init__(self):
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
+
+    def step(self):
+        before = self.weight.item()
+        self.weight.grad = torch.zeros(1)
+        self.optimizer.step()
+        return before - self.weight.item()
+
+
+@pytest.fixture
+def tool():
+    """Changes plugins of this process from another thread, as a tool does from another process."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda op, spec, timeout_s=30.0: pool.submit(
+            change, os.getpid(), op, PluginSpec.parse(spec), (), timeout_s
+        )
+
+
+def is_armed(agent):
+    current = agent.session.changes.current
+    return current is not None and current.state == "armed"
+
+
+def told(agent):
+    return [one for one in agent.read().incidents if one["kind"] == "training_changed"]
+
+
+def test_options_hold_from_the_next_step_on_and_counters_go_on(tool):
+    training = Training()
+    with running(Adds) as agent:
+        assert [training.step(), training.step()] == [1.0, 1.0]
+        done = tool("configure", "adds:number=-2")
+        wait_until(lambda: is_armed(agent))
+        assert not done.done()
+        assert agent.plugin("adds").number == 1.0
+        assert training.step() == -2.0
+        assert done.result()["options"] == {"number": "-2"}
+        assert agent.plugin("adds").number == -2.0
+        assert agent.values("hookd_adds_calls") == {(): 3.0}
+        assert agent.values("hookd_adds_number") == {("-",): -2.0}
+
+
+@pytest.mark.parametrize("spec", ["adds:number=13", "adds:number=many", "adds:nummer=2"])
+def test_refused_options_change_nothing(tool, spec):
+    training = Training()
+    with running(Adds, options=None) as agent:
+        training.step()
+        with pytest.raises(PluginError):
+            tool("configure", spec).result()
+        assert training.step() == 1.0
+        assert agent.values("hookd_adds_calls") == {(): 2.0}
+        assert agent.values("hookd_adds_number") == {("+",): 1.0}
+
+
+def test_what_changes_the_training_and_who_wanted_it_is_told(tool):
+    training = Training()
+    with running(Adds) as agent:
+        training.step()
+        for op, spec in (("configure", "adds:number=2"), ("configure", "adds:dry_run=true"), ("unload", "adds")):
+            done = tool(op, spec)
+            wait_until(lambda done=done: is_armed(agent) or done.done())
+            assert training.step() == (2.0 if spec == "adds:number=2" else 0.0)
+            done.result()
+        first, second, third = told(agent)
+        assert (first["change"], first["step"], first["options"]) == ("load", 1, {})
+        assert (second["step"], second["options"]) == (2, {"number": "2"})
+        assert second["by"] == {"uid": os.getuid(), "pid": os.getpid()}
+        assert third["step"] == 3
+        assert "no longer changes the training" in third["message"]
+        assert agent.values("hookd_incidents")[("training_changed",)] == 3, (
+            "it did nothing any more when it was unloaded"
+        )
+
+
+def test_whether_it_changes_the_training_is_a_metric(tool):
+    training = Training()
+    with running(Adds) as agent:
+        assert agent.values("hookd_plugin_changes_training") == {("adds",): 1.0}
+        done = tool("configure", "adds:dry_run=true")
+        wait_until(lambda: is_armed(agent))
+        training.step()
+        done.result()
+        assert agent.values("hookd_plugin_changes_training") == {("adds",): 0.0}
+        tool("unload", "adds").result()
+        assert agent.values("hookd_plugin_changes_training") == {}
+
+
+def test_without_a_step_it_stays_pending_and_holds_at_the_next(tool):
+    training = Training()
+    with running(Adds):
+        training.step()
+        assert tool("configure", "adds:number=5", 0.1).result()["state"] == "pending"
+        assert training.step() == 5.0
+
+
+def test_what_a_tool_has_prepared_is_forgotten_when_it_goes(tool):
+    training = Training()
+    with running(Adds) as agent:
+        training.step()
+        with Control.connect(os.getpid()) as control:
+            assert control.request("configure", name="adds", options={"number": "7"})["state"] == "prepared"
+            with pytest.raises(ControlError, match="being changed right now"):
+                tool("configure", "adds:number=8").result()
+        wait_until(lambda: agent.session.changes.current.state == "aborted")
+        assert training.step() == 1.0
+        assert len(agent.session.registry.entries) == 1
+        done = tool("configure", "adds:number=8")
+        wait_until(lambda: is_armed(agent))
+        assert training.step() == 8.0
+        done.result()
+
+
+def test_a_plugin_that_only_looks_is_changed_at_once(tool):
+    with running("timing") as agent:
+        assert tool("configure", "timing:every=3").result()["state"] == "done"
+        assert agent.session.registry.named("timing").interval == 3
+        assert not told(agent)
+
+
+@pytest.fixture
+def two_ranks():
+    """A process group of two ranks in this one process: torch's own stand-in, whose collectives do nothing."""
+    yield lambda: distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def test_one_of_several_ranks_is_not_changed_alone(two_ranks):
+    two_ranks()
+    with pytest.raises(PluginError, match="this job has 2 ranks") as caught, running(Adds):
+        pass
+    assert caught.value.reason == "several-ranks"
+
+
+def test_a_job_that_becomes_one_of_several_ranks_is_left_alone_from_then_on(two_ranks):
+    training = Training()
+    with running(Adds) as agent:
+        assert training.step() == 1.0
+        two_ranks()
+        assert training.step() == 0.0
+        assert agent.state("adds") == "disabled"
+        assert "has become a job of 2 ranks" in told(agent)[-1]["message"]
+
+
+def test_what_only_measures_is_welcome_on_one_of_several_ranks(two_ranks):
+    two_ranks()
+    training = Training()
+    with running(Adds, options={"dry_run": "true"}) as agent:
+        assert training.step() == 0.0
+        assert agent.values("hookd_adds_calls") == {(): 1.0}
+
+
+def test_descriptors_that_nobody_asked_for_are_closed():
+    with running(Adds):
+        before = len(os.listdir("/proc/self/fd"))
+        with Control.connect(os.getpid()) as control:
+            control.request("status", fds=[0, 0, 0])
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+
+def test_two_threads_that_train_carry_a_change_out_once(tool):
+    trainings = [Training(), Training()]
+    over = threading.Event()
+
+    def train(training):
+        while not over.is_set():
+            training.step()
+
+    with running(Adds) as agent:
+        threads = [threading.Thread(target=train, args=[one]) for one in trainings]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(2, 8):
+                tool("configure", f"adds:number={number}").result()
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert [one["options"].get("number") for one in told(agent)] == [None, "2", "3", "4", "5", "6", "7"]
