@@ -157,6 +157,12 @@ def _kind(labels: dict[str, Any]) -> str:
     return {"nan": "NaN", "inf": "Inf"}.get(labels["kind"], str(labels["kind"]))
 
 
+def _state(plugin: dict[str, Any]) -> str:
+    if plugin["state"] != "active" or plugin.get("changes_training") is None:
+        return plugin["state"] or "-"
+    return "changes training" if plugin["changes_training"] else "dry run"
+
+
 def incidents(found: dict[str, Any]) -> Iterator[str]:
     """Give a line for each incident, as it was told."""
     if not found["incidents"]:
@@ -176,5 +182,5 @@ def plugins(found: dict[str, Any]) -> Table:
         every = one["interval_steps"]
         looks = "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"
         spent = output.seconds(one["overhead_seconds"])
-        rows.append((one["name"], one["state"] or "-", looks, f"{one['errors'] or 0:.0f}", spent))
+        rows.append((one["name"], _state(one), looks, f"{one['errors'] or 0:.0f}", spent))
     return output.fill(table, rows)

@@ -70,6 +70,8 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
             continue
         if blind := row["modules"].get("compiled", 0):
             yield f"{row['pid']}: {blind:.0f} more modules are compiled and not seen inside"
+        if row["changed_by"]:
+            yield f"{row['pid']}: {', '.join(row['changed_by'])} changes the training"
         if row["last_incident"]:
             more = f" (and {row['incidents'] - 1} more: hookd report {row['pid']})" if row["incidents"] > 1 else ""
             yield f"{row['pid']}: {row['last_incident']}{more}"
@@ -89,6 +91,7 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         "step_seconds": step_seconds(found),
         "overhead_ratio": found["overhead"]["ratio"],
         "modules": found["observed"],
+        "changed_by": [one["name"] for one in found["plugins"] if one.get("changes_training")],
         "incidents": len(incidents),
         "last_incident": incidents[-1].get("message") if incidents else None,
     }

@@ -126,12 +126,13 @@ def _values(snapshot: Snapshot) -> dict[str, list[tuple[dict[str, str], Any]]]:
 
 
 def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]]) -> list[dict[str, Any]]:
-    """Give a row for each plugin that the agent has told about."""
+    """Give a row for each plugin that the agent has told about; of one that only looks `changes_training` is None."""
     rows: dict[str, dict[str, Any]] = {}
 
     def row(labels: dict[str, str]) -> dict[str, Any]:
         name = labels.get("plugin", "")
-        empty = {"name": name, "state": None, "errors": 0, "interval_steps": None, "overhead_seconds": None}
+        empty = {"name": name, "state": None, "changes_training": None, "errors": 0, "interval_steps": None,
+                 "overhead_seconds": None}  # fmt: skip
         return rows.setdefault(name, empty)
 
     for labels, value in values.get("hookd_plugin_state", []):
@@ -145,6 +146,8 @@ def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]]) -> list[dict[s
     for column, name in columns.items():
         for labels, value in values.get(name, []):
             row(labels)[column] = value
+    for labels, value in values.get("hookd_plugin_changes_training", []):
+        row(labels)["changes_training"] = bool(value)
     return sorted(rows.values(), key=lambda one: str(one["name"]))
 
 

@@ -33,7 +33,7 @@ class Job:
         self._stop = stop
         self.process = stack.enter_context(clipping(ranks, stop, 0.01, **extra))
         for rank in range(ranks):
-            self.process.expect(f"rank {rank} step 20", timeout_s=120)
+            self.process.expect(f"rank {rank} step 20", timeout_s=300)
         self.pids = family_of(self.process.pid)[1:] if ranks > 1 else [self.process.pid]
         assert len(self.pids) == ranks
 
