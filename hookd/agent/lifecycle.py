@@ -126,6 +126,7 @@ class Agent:
             self._loader.add(request["sources"])
         spec = request["plugin"]
         plugin, options = self._made(spec), dict(spec.get("options") or {})
+        self._session.forget_stopped(plugin.name)
         return self._change("load", None, self._session.ready(plugin, options, by_name=bool(spec.get("by_name"))))
 
     def _unload(self, request: dict[str, Any]) -> dict[str, Any]:

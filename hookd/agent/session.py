@@ -192,6 +192,11 @@ class Session:
         self.switch(entry, None)
         self.discard(entry, None)
 
+    def forget_stopped(self, name: str) -> None:
+        """Take a plugin out that was put aside, so that it can be loaded again."""
+        if self.registry.has(name) and self.registry.named(name).state in ("quarantined", "disabled"):
+            self.unload(name)
+
     def unconfigure(self, entry: Entry) -> None:
         """Let a plugin let go; its errors no longer matter."""
         try:

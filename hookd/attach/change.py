@@ -152,11 +152,11 @@ def _others(pid: int, world_size: int) -> dict[int, int]:
     here = discover.identity(pid) or {}
     parent, found = proc.status(pid).ppid, {}
     for one in discover.candidates():
-        if one.state != "attached" or proc.status(one.pid).ppid != parent:
-            continue
-        there = discover.identity(one.pid) or {}
-        if (there.get("run"), there.get("world_size")) == (here.get("run"), world_size):
-            found[int(there["rank"])] = one.pid
+        with contextlib.suppress(HookdError, OSError):  # it may end while we look at it
+            if one.state == "attached" and proc.status(one.pid).ppid == parent:
+                there = discover.identity(one.pid) or {}
+                if (there.get("run"), there.get("world_size")) == (here.get("run"), world_size):
+                    found[int(there.get("rank", 0))] = one.pid
     if sorted(found) != list(range(world_size)):
         ranks = ", ".join(map(str, sorted(found)))
         raise PluginError(

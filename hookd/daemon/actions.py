@@ -230,11 +230,14 @@ class Actions:
             HookdError: the agent refuses, or there is no such plugin.
         """
         op, spec, timeout_s = str(body.get("op")), PluginSpec.from_json(body.get("plugin")), body.get("timeout_s", 10.0)
+        directories = body.get("plugin_dirs", [])
         if not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
             raise UsageError("the request's 'timeout_s' is no time", reason="bad-request")
+        if not isinstance(directories, list):
+            raise UsageError("the request's 'plugin_dirs' is no list", reason="bad-request")
         if op == "load":
             spec = self._config.with_options(spec)
-        more = tuple(Path(str(directory)) for directory in body.get("plugin_dirs", ()))
+        more = tuple(Path(str(directory)) for directory in directories)
         return {"pid": pid, **change(pid, op, spec, (*more, *self._config.plugin_dirs), timeout_s)}
 
     def apart(self, order: Order) -> tuple[Order, tuple[PluginSpec, ...]]:

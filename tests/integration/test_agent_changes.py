@@ -201,6 +201,20 @@ def test_what_only_measures_is_welcome_on_one_of_several_ranks(two_ranks):
         assert agent.values("hookd_adds_calls") == {(): 1.0}
 
 
+def test_what_was_put_aside_can_be_loaded_again():
+    training = Training()
+    with running(Adds) as agent:
+        training.step()
+        agent.session.quarantine(agent.session.registry.named("adds"), "for the test")
+        assert training.step() == 0.0
+        assert agent.values("hookd_plugin_changes_training") == {("adds",): 0.0}
+        with Control.connect(os.getpid()) as control:
+            spec = {"name": "adds", "entry": "hookd_of_the_test:Adds", "by_name": True, "options": {"number": "4"}}
+            assert control.request("load", plugin=spec)["state"] == "prepared"
+            control.request("arm")
+            assert training.step() == 4.0
+
+
 def test_descriptors_that_nobody_asked_for_are_closed():
     with running(Adds):
         before = len(os.listdir("/proc/self/fd"))
