@@ -42,7 +42,6 @@ would still move Adam), for which each step waits for the device; a GradScaler s
 from __future__ import annotations
 
 import math
-from collections import deque
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,6 @@ class GradClip(Plugin):
         self._refuse_foreign_settings()
         self._declare(context)
         self.largest = 0.0  # of the norms of this step, in mode module
-        self.later = Later()
 
     def _declare(self, context: Context) -> None:
         self.norm = context.gauge("norm", "Norm of the gradients before clipping.")
@@ -160,8 +158,6 @@ class GradClip(Plugin):
     @hookimpl
     def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Clip the gradients that the optimizer is about to use."""
-        for norm in self.later.take():
-            self._record(norm)
         if self.mode == "module":
             self._publish(self.largest)
             self.largest = 0.0
@@ -226,7 +222,7 @@ class GradClip(Plugin):
         if rules.on_host(norm):
             self._record(norm.item())
         else:
-            self.later.put(norm)
+            self.context.later([norm], lambda numbers: self._record(numbers[0]))
 
     def _record(self, norm: float) -> None:
         if not math.isfinite(norm):
@@ -243,26 +239,3 @@ class GradClip(Plugin):
         if self.mode != "value":
             eps = 0.0 if self.mode == "agc" else rules.EPS
             self.scale.set(min(1.0, self.limit / (norm + eps)) if math.isfinite(norm) and norm else 1.0)
-
-
-class Later:
-    """Reads norms from a device without waiting for it: asked for now, taken when they have arrived."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[tuple[Tensor, Any]] = deque()
-
-    def put(self, norm: Tensor) -> None:
-        """Send one 0-dim tensor on its way."""
-        if not norm.is_cuda:
-            self.waiting.append((norm.detach(), None))
-            return
-        with torch.cuda.device(norm.device):
-            host = torch.empty((), dtype=norm.dtype, pin_memory=True).copy_(norm.detach(), non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        self.waiting.append((host, event))
-
-    def take(self) -> Iterator[float]:
-        """Give what has arrived, in order."""
-        while self.waiting and (self.waiting[0][1] is None or self.waiting[0][1].query()):
-            yield self.waiting.popleft()[0].item()
