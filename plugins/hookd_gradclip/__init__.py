@@ -86,7 +86,7 @@ class GradClip(Plugin):
         self.mode = option("mode", "norm", tuple(MODES))
         self.dry_run = option("dry_run", SETTINGS.isdisjoint(context.options))
         self.mutates = not self.dry_run
-        self.max_errors = 1
+        self.max_errors = self.longest = 1  # a dry run counts every step, too, and ends at once where it cannot know
         self.limit = self._limit()
         self.norm_type = self._positive("norm_type", 2.0)
         self.order = option("order", "model", ("model", "optimizer"))
