@@ -113,13 +113,15 @@ def forward(
     output: Any,
     versions: tuple[int, ...],
     elapsed_ns: int,
+    self_ns: int,
     recompute: bool,
 ) -> Any:
     """Run after `forward` of a selected module has returned; at every call, in the calling thread.
 
-    `elapsed_ns` is wall time, children included; on a GPU it is the time to launch, not to run. `inputs` may have
-    been modified in place by the module: then `hookd.versions(inputs, kwargs)` is not what `versions` was at entry
-    (empty where that could not be asked).
+    `elapsed_ns` is wall time, children included; on a GPU it is the time to launch, not to run. `self_ns` is what of
+    it was not spent in calls inside this one of which somebody asks the time. `inputs` may have been modified in place
+    by the module: then `hookd.versions(inputs, kwargs)` is not what `versions` was at entry (empty where that could not
+    be asked). Of a recompute that torch ends early, before there is an output, those are told that ask for no `output`.
 
     Mutating plugins: a returned value replaces the output, for the next hook as well.
 
@@ -174,12 +176,15 @@ def backward_pre(module: Module, grad_output: tuple[Any, ...]) -> Any:
 
 
 @hookspec
-def backward(module: Module, grad_input: tuple[Any, ...], grad_output: tuple[Any, ...], elapsed_ns: int) -> Any:
+def backward(
+    module: Module, grad_input: tuple[Any, ...], grad_output: tuple[Any, ...], elapsed_ns: int, self_ns: int
+) -> Any:
     """Run when the module's backward is done.
 
     `grad_input` has one entry for each positional input, None where it is no tensor or needs no gradient; it is the
     gradient that flows out of this module alone, not the sum over all users of the input. `elapsed_ns` is the wall
-    time since `backward_pre`.
+    time from the first of the module's nodes to the last, without the recomputes and without hookd's own hooks in
+    between; accumulating into `.grad` comes after that. `self_ns` is what of it was not spent in modules inside.
 
     Mutating plugins: a returned value replaces `grad_input`, as torch's full backward hook would, without adding
     nodes to the graph and with in-place operations allowed. They are called once for each group of inputs whose
@@ -263,6 +268,22 @@ def step_post(optimizer: Optimizer, step: int, elapsed_ns: int) -> None:
 
 
 @hookspec
+def phase(name: str, now_ns: int) -> None:
+    """Run when the calling thread goes over to another phase: other, data, forward, backward or optimizer.
+
+    `data` is waiting for a DataLoader of torch, `forward` an outermost module call, `backward` is
+    `torch.autograd.backward`, a recompute in it included. What is inside another phase goes back to that when it ends;
+    a call inside `data` (a transform is a module) or inside another call is no phase of its own. Autograd's own
+    threads have none. `now_ns` is `time.perf_counter_ns()` at the change.
+
+        @hookimpl
+        def phase(self, name, now_ns):
+            self.seconds.labels(self.last).inc((now_ns - self.since_ns) / 1e9)
+            self.last, self.since_ns = name, now_ns
+    """
+
+
+@hookspec
 def mode(module: Module, training: bool) -> None:
     """Run when a model was switched by `train()` or `eval()`; once per outermost call, not for its children.
 
@@ -293,6 +314,7 @@ HOT = frozenset(
         "param_grad",
         "loss",
         "loss_done",
+        "phase",
         "step_pre",
         "closure_done",
         "step_post",
@@ -303,6 +325,8 @@ MODULE = frozenset(["forward_pre", "forward", "root_forward", "forward_error", "
 """The hooks that are called per selected module."""
 TENSORS = frozenset(["inputs", "kwargs", "output", "grad_input", "grad_output", "grad", "tensors", "param"])
 """The arguments that make a hook run under no_grad, outside dispatch modes."""
+TIMES = frozenset(["elapsed_ns", "self_ns"])
+"""The arguments for which the clock is read."""
 
 
 def arguments(hook: str) -> Mapping[str, Any]:

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from hookd.agent.quiet import is_unreal
+from hookd.hookspecs import TIMES
 from hookd.nested import tensors
 
 if TYPE_CHECKING:
+    from hookd.agent.threads import Threads, ThreadState
     from hookd.events import Module
 
 _sequence = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
@@ -47,11 +49,17 @@ class Emit(Protocol):
 
 
 class Entered:
-    """What is known when a module is entered: where the graph stands, and the edges of the positional inputs."""
+    """What is known when a module is entered: where the graph stands, and the edges of the positional inputs.
 
-    __slots__ = ("edges", "sequence")
+    Attributes:
+        lost: `thread.lost` then.
+    """
 
-    def __init__(self, args: tuple[Any, ...]) -> None:
+    __slots__ = ("edges", "lost", "sequence", "thread")
+
+    def __init__(self, thread: ThreadState, args: tuple[Any, ...]) -> None:
+        self.thread = thread
+        self.lost = thread.lost
         self.sequence = _sequence()
         self.edges = [_edge(x) for x in args]
 
@@ -82,38 +90,65 @@ def _view_of_leaf(x: torch.Tensor) -> torch.Tensor | None:
 
 
 class Flow:
-    """The gradients of one call of one module, while a backward runs through it. Holds no node of the module."""
+    """The gradients of one call of one module, while a backward runs through it. Holds no node of the module.
+
+    Attributes:
+        asked: the arguments that those who listen to `backward` want: who does not want the gradients does not pay
+            for their sum, and who does not want the time not for the hook on the last node.
+        elapsed_ns: of this backward, see `hookd.hookspecs.backward`; 0 until it is done.
+        self_ns: what of it was not inside a module inside.
+    """
 
     __slots__ = (
-        "due", "due_in", "due_out", "emit", "grads_in", "grads_out", "is_open", "module", "mutates", "started",
-        "was_used",
+        "again", "asked", "due", "due_in", "due_out", "elapsed_ns", "emit", "grads_in", "grads_out", "inner", "is_open",
+        "local", "lost", "module", "mutates", "self_ns", "started", "thread", "was_used",
     )  # fmt: skip
 
-    def __init__(self, module: Module, emit: Emit, inputs: int, outputs: int, *, mutates: bool) -> None:
+    def __init__(self, module: Module, emit: Emit, local: Threads, *, mutates: bool, asked: frozenset[str]) -> None:
         self.module = module
         self.emit = emit
+        self.local = local
         self.mutates = mutates
+        self.asked = asked
         self.is_open = self.was_used = False
-        self.started = self.due_out = self.due_in = 0
-        self.grads_in: list[Any] = [None] * inputs
-        self.grads_out: list[Any] = [None] * outputs
-        self.due: list[int] = [0] * inputs
+        self.due_out = self.due_in = self.elapsed_ns = self.self_ns = 0
+        self.started = self.inner = self.lost = self.again = 0
+        self.thread: ThreadState | None = None
+        self.grads_in: list[Any] = []
+        self.grads_out: list[Any] = []
+        self.due: list[int] = []
 
-    def open(self, due_out: int, ends: list[Entry]) -> None:
-        """Begin a backward in which `ends` are the entries that will run."""
+    def expect(self, inputs: int, outputs: int) -> None:
+        """Make room for the gradients of so many tensors."""
+        self.grads_in, self.grads_out, self.due = [None] * inputs, [None] * outputs, [0] * inputs
+
+    def open(self, due_out: int, ends: list[Entry], mark: int) -> None:
+        """Begin a backward in which `ends` are the entries that will run; `mark` is when its first hook was called."""
         self.is_open = self.was_used = True
-        self.started = time.perf_counter_ns()
+        self.thread = thread = self.local.thread
+        self.started, self.inner, self.lost, self.again = mark, thread.inner, thread.lost, thread.again
+        self.elapsed_ns = self.self_ns = 0
         self.due_out, self.due_in = due_out, len(ends)
         for end_ in ends:
             for i in end_.inputs:
                 self.due[i] += 1
 
+    def stop(self, mark: int) -> None:
+        """Take the time; on a GPU of several devices the end may be in another thread, which knows of its own alone."""
+        thread = self.local.thread
+        spent = mark - self.started
+        self.elapsed_ns = self.self_ns = spent
+        if thread is self.thread:
+            spent -= thread.lost - self.lost
+            self.elapsed_ns = spent - (thread.again - self.again)
+            self.self_ns = max(0, spent - (thread.inner - self.inner))
+            thread.inner = self.inner + spent
+
     def close(self) -> None:
         """Forget this backward's gradients; the next one (retain_graph) begins anew."""
         self.is_open = False
-        self.grads_in = [None] * len(self.grads_in)
-        self.grads_out = [None] * len(self.grads_out)
-        self.due = [0] * len(self.due)
+        self.thread = None
+        self.expect(len(self.grads_in), len(self.grads_out))
 
 
 class Entry:
@@ -127,9 +162,9 @@ class Entry:
         self.inputs = sorted({i for _, i in places})
 
 
-def begin(args: tuple[Any, ...]) -> Entered | None:
+def begin(thread: ThreadState, args: tuple[Any, ...]) -> Entered | None:
     """Note where the graph stands before a module runs; None where no graph is being built, or none of training's."""
-    return Entered(args) if _is_grad_enabled() and not is_unreal() else None
+    return Entered(thread, args) if _is_grad_enabled() and not is_unreal() else None
 
 
 def is_reentrant() -> bool:
@@ -141,19 +176,14 @@ def is_reentrant() -> bool:
     return isinstance(_node(), torch.autograd.function.BackwardCFunction)
 
 
-def end(  # noqa: PLR0917 - what a call consists of
-    module: Module, args: tuple[Any, ...], output: Any, entered: Entered, emit: Emit, *, mutates: bool,
-    heard_backward: bool,
-) -> Any:  # fmt: skip
-    """Hook the nodes that a call of `module` made.
+def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, heard_backward: bool) -> Any:
+    """Hook the nodes that a call of a module made.
 
     Args:
-        module: whose call it was.
+        flow: of this call.
         args: its positional inputs.
         output: what it returned, possibly nested.
         entered: what `begin` gave.
-        emit: see `Emit`.
-        mutates: whether gradients may be replaced.
         heard_backward: whether anybody listens to `backward`, which needs a walk through the module's nodes.
 
     Returns:
@@ -161,7 +191,8 @@ def end(  # noqa: PLR0917 - what a call consists of
         view: only so has it a node, whose gradient can be told from that of the input's other users.
     """
     outputs = tensors(output)
-    flow = Flow(module, emit, len(args), len(outputs), mutates=mutates)
+    flow.expect(len(args), len(outputs))
+    mutates = flow.mutates
     if mutates:
         places = {id(x): i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad}
         passed = [(slot, places[id(t)]) for slot, t in enumerate(outputs) if id(t) in places]
@@ -172,14 +203,15 @@ def end(  # noqa: PLR0917 - what a call consists of
     slots = [(t.grad_fn, t.output_nr) for t in outputs]
     # The highest sequence number runs first, so a hook may hold the nodes that come after its own.
     nodes = sorted({id(n): n for n, _ in slots if n is not None}.values(), key=lambda n: -n._sequence_nr())
-    walk = _Walk(nodes, entered) if heard_backward else None
+    timed = bool(flow.asked & TIMES)
+    walk = _Walk(nodes, entered, timed=timed) if heard_backward else None
     for at, node in enumerate(nodes):
         mine = [Slot(slot, nr) for slot, (n, nr) in enumerate(slots) if n is node]
         later = nodes[at + 1 :]
         entries = [] if walk is None else walk.entries
         if len(nodes) > 1 and not mutates:
             # An output may be dropped while another lives on: hold nothing that this node does not lead to.
-            below = _Walk([node], entered)
+            below = _Walk([node], entered, timed=timed)
             later = [n for n in later if id(n) in below.seen]
             entries = below.entries if walk is not None else []
         own = [Entry(None, e.places) for e in entries if e.node is node]
@@ -231,10 +263,12 @@ class _Walk:
     Attributes:
         seen: the nodes by id; holding them keeps their Python wrappers alive, and so their ids apart.
         entries: those that lead to an input. Where no input needs a gradient there is none: the last node to run, the
-            one with the lowest sequence number, then stands for the end of the module's backward.
+            one with the lowest sequence number, then stands for the end of the module's backward. Where the time is
+            asked for it always does: the engine runs ready nodes in the order of their numbers, and a weight that the
+            module computes (a parametrization) has its nodes behind those that lead to an input.
     """
 
-    def __init__(self, outputs: list[Any], entered: Entered) -> None:
+    def __init__(self, outputs: list[Any], entered: Entered, *, timed: bool = False) -> None:
         self.seen: dict[int, Any] = {}
         self.entries: list[Entry] = []
         wanted = [(*edge, at) for at, edge in enumerate(entered.edges) if edge is not None]
@@ -244,8 +278,10 @@ class _Walk:
             if id(node) not in self.seen:
                 self.seen[id(node)] = node
                 self._look(node, wanted, entered.sequence, todo)
-        if not self.entries and self.seen:
-            self.entries.append(Entry(min(self.seen.values(), key=lambda n: n._sequence_nr()), []))
+        if self.seen and (timed or not self.entries):
+            last = min(self.seen.values(), key=lambda n: n._sequence_nr())
+            if not any(entry.node is last for entry in self.entries):
+                self.entries.append(Entry(last, []))
 
     def _look(self, node: Any, wanted: list[Any], sequence: int, todo: list[Any]) -> None:
         places = []
@@ -263,8 +299,11 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
     """Make the pre-hook of one node that made outputs; `outputs` and `later` are the nodes that run after it."""
 
     def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        mark = time.perf_counter_ns()
         if not flow.is_open:
-            flow.open(1 + sum(1 for n in outputs if _will_run(n)), own + [e for e in later if _will_run(e.node)])
+            ends = own + [e for e in later if _will_run(e.node)]
+            flow.open(1 + sum(1 for n in outputs if _will_run(n)), ends, mark)
+        thread = flow.thread
         for slot in mine:
             flow.grads_out[slot.at] = grads[slot.nr]
         if flow.mutates:  # what this node does not make is None to them
@@ -274,7 +313,8 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
         if not flow.due_out:
             flow.emit("backward_pre", flow, tuple(flow.grads_out), mutators=False)
             if not flow.due_in:
-                _finish(flow, tuple(flow.grads_in))
+                _finish(flow, mark)
+        _lose(thread, mark)
         return new
 
     return prehook
@@ -294,17 +334,27 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
     def posthook(grads_in: tuple[Any, ...], _grads_out: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not flow.is_open:
             return None
-        for at, i in places:
+        mark = time.perf_counter_ns()
+        thread = flow.thread
+        for at, i in places if is_asked else ():
             share = grads_in[at]
             if share is not None:
                 flow.grads_in[i] = share if flow.grads_in[i] is None else flow.grads_in[i] + share
         flow.due_in -= 1
         new = _replaced(flow, grads_in, places, inputs) if flow.mutates else None
         if not flow.due_in:
-            _finish(flow, tuple(flow.grads_in))
+            _finish(flow, mark)
+        _lose(thread, mark)
         return new
 
+    is_asked = flow.mutates or "grad_input" in flow.asked
     return posthook
+
+
+def _lose(thread: ThreadState | None, mark: int) -> None:
+    """Note what a hook has taken, so that it is not taken for the module's."""
+    if thread is not None:
+        thread.lost += time.perf_counter_ns() - mark
 
 
 def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int]], inputs: list[int]) -> Any:
@@ -323,8 +373,9 @@ def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int
     return _with(grads_in, final)
 
 
-def _finish(flow: Flow, grads_in: tuple[Any, ...]) -> None:
-    flow.emit("backward", flow, grads_in, mutators=False)
+def _finish(flow: Flow, mark: int) -> None:
+    flow.stop(mark)
+    flow.emit("backward", flow, tuple(flow.grads_in), mutators=False)
     flow.close()
 
 

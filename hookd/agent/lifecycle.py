@@ -277,6 +277,7 @@ class Agent:
         """In a forked child: unpatched, no page, no socket, no thread; it takes no lock."""
         self._session.is_live = False
         self._session.steps.restore()
+        self._session.data.restore()
         self._session.models.restore_in_child()
         self._session.changes.close()
         # Forked inside a module's forward: frames of ours go on in this child, and store to the page when they end.

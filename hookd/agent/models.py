@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hookd import page as pages
 from hookd.agent.faults import Failure
 from hookd.agent.names import Model, Names, Ref
 from hookd.agent.patch import SKIP, ClassPatch, Replaced, is_dynamo_compiling, plain_call, skip_frames
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiler = getattr(torch, "compiler", torch)
-_CONSTANTS = {"FORWARD": pages.PHASES.index("forward"), "OTHER": pages.PHASES.index("other")}
 _PORTION = 8
 """So many modules are learnt at one call of a root at least;"""
 _MODULES_PER_S = 200
@@ -253,7 +251,7 @@ class Models:
             return SKIP
         wrapped = key in model.wrapped or not module.depth
         make = self._maker(heard, wrapped=wrapped, recompute=False)
-        return self.seen.plan(module, make(module, module.id, self._again(module, heard, wrapped=wrapped)))
+        return self.seen.plan(module, make(module, float(module.id), self._again(module, heard, wrapped=wrapped)))
 
     def _again(self, module: Module, heard: tuple[Listener, ...], *, wrapped: bool) -> Callable[..., Any]:
         """Give what a recompute calls. Its plan is compiled when the first one comes: most trainings have none."""
@@ -271,7 +269,7 @@ class Models:
         frame = self._session.namespace["no_frame"](None)
         try:
             with self.lock:  # a recompute may come in any of autograd's threads
-                return self._maker(heard, wrapped=wrapped, recompute=True)(module, module.id, None)
+                return self._maker(heard, wrapped=wrapped, recompute=True)(module, float(module.id), None)
         finally:
             self._session.namespace["no_frame"](frame)
 
@@ -280,7 +278,7 @@ class Models:
         shape = (*((one.plugin, one.hook) for one in heard), wrapped, recompute)
         make = self._makers.get(shape)
         if make is None:
-            text = source(heard, plain_call(self.patch.original), _CONSTANTS, recompute=recompute, wrapped=wrapped)
+            text = source(heard, plain_call(self.patch.original), recompute=recompute, wrapped=wrapped)
             exec(compile_plan(text), self._session.namespace)
             make = self._makers[shape] = self._session.namespace.pop("make")
             skip_frames(_inner_code(make))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookd.hookspecs import TENSORS
+from hookd.hookspecs import TENSORS, TIMES
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -33,7 +33,7 @@ def make(module, number, again):
             return again(self, args, kwargs)
         beat = thread.beat
         try:
-            thread.top = (module, top)
+            thread.top = (module, top, number)
             cells[beat] = number
             ENTER
             PRE
@@ -41,6 +41,7 @@ def make(module, number, again):
             POST
         except BaseException as error:
             unwind(thread, top, module, error)
+            STOPPED
             raise
         thread.top = top
         LEAVE
@@ -48,24 +49,30 @@ def make(module, number, again):
     return run
 """
 # The heartbeat's cells in the order of the page: module, events, phase. Events are counted at outermost calls alone:
-# a read-modify-write costs three times a store. Inside a recompute `backwards` is not 0, nor in autograd's threads.
+# a read-modify-write costs three times a store, and a store of an int, which has to become a float, twice. Inside a recompute `backwards` is not 0, nor in autograd's threads.
 
 FIRST_PASS = {
-    "ENTER": "if top is None:\n    cells[beat + 1] += 1.0\n    cells[beat + 2] = FORWARD\n    begins()",
-    "LEAVE": "if top is None:\n    cells[beat] = 0.0\n    cells[beat + 2] = OTHER\nelse:\n    cells[beat] = top[0].id",
+    "ENTER": "if top is None:\n    cells[beat + 1] += 1.0\n    begins(thread)",
+    "LEAVE": "if top is None:\n    cells[beat] = 0.0\n    ends(thread)\nelse:\n    cells[beat] = top[2]",
 }
-RECOMPUTE = {"ENTER": "", "LEAVE": "cells[beat] = 0.0 if top is None else top[0].id"}
+RECOMPUTE = {"ENTER": "", "LEAVE": "cells[beat] = 0.0 if top is None else top[2]"}
+
+# What a thread has spent so far is on its state: `inner` in observed calls, `lost` in hookd's own hooks on the graph,
+# `again` in recomputes. A call remembers how they stood when it began, and its caller is told of its time by one store;
+# so an exception leaves them right, and an inner call cannot be counted twice.
+CLOCK = "inner = thread.inner\nstarted = clock()\n"
+ELAPSED = "elapsed_ns = clock() - started\n"
+OWN = "self_ns = elapsed_ns - thread.inner + inner\nthread.inner = inner + elapsed_ns\n"
+HOOKED = "if flow is not None:\n    elapsed_ns -= thread.lost - flow.lost\n"
+AGAIN = "thread.again = again_before + elapsed_ns\n"
 
 
-def source(
-    listeners: tuple[Listener, ...], call: str, constants: dict[str, int], *, recompute: bool, wrapped: bool
-) -> str:
+def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapped: bool) -> str:
     """Write the source of the plans of one shape.
 
     Args:
         listeners: what listens, in the order of calling.
         call: the expression that runs the module as if hookd were not there.
-        constants: offsets of the heartbeat's cells and numbers of its phases.
         recompute: for calls made again by activation checkpointing inside a backward.
         wrapped: for modules that may stand inside a wrapper of the same name, whose call is then the one to report.
     """
@@ -74,12 +81,9 @@ def source(
     parts["BUSY"] = "thread.busy or is_unreal()" if any(one.mutates for one in listeners) else "thread.busy"
     if wrapped:
         parts["WRAPPED"] = f"if top is not None and top[0] is module:\n    return {call}"
-    parts["PRE"], parts["POST"] = _sections(listeners, recompute=recompute)
+    parts["PRE"], parts["POST"], parts["STOPPED"] = _sections(listeners, recompute=recompute)
     lines = [line for line in BODY.splitlines() if not (recompute and ("graph_task" in line or " again(" in line))]
-    text = "\n".join(_filled(line, parts) for line in lines)
-    for name, value in constants.items():
-        text = text.replace(name, str(value))
-    return text
+    return "\n".join(_filled(line, parts) for line in lines)
 
 
 def _filled(line: str, parts: dict[str, str]) -> str:
@@ -90,32 +94,45 @@ def _filled(line: str, parts: dict[str, str]) -> str:
     return line.replace("CALL", parts["CALL"]).replace("BUSY", parts["BUSY"])
 
 
-def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str, str]:
+def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str, str, str]:
+    """Write what comes before the call, after it, and after a recompute that was ended early."""
     # A recompute must give what the first pass gave, so what changed that pass is called again, as torch's hooks are.
     heard = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
     pre = [one for one in heard if one.hook == "forward_pre"]
     post = [one for one in heard if one.hook in ("forward", "root_forward")]
     before = _section(pre, recompute=recompute)
     after = _section(post, recompute=recompute)
-    if any(one.hook in ("backward_pre", "backward") for one in listeners):
-        before += "flow = begin(args) if backward_on else None\n"
+    flows = any(one.hook in ("backward_pre", "backward") for one in listeners)
+    if flows:
+        before += "flow = begin(thread, args) if backward_on else None\n"
         after += f"if flow is not None:\n    output = end(module, args, output, flow, {recompute})\n"
     wanting = [one.switch for one in post if "versions" in one.arguments]
     if wanting:
         before += f"versions = versions_of(args, kwargs) if {' or '.join(wanting)} else ()\n"
-    if any("elapsed_ns" in one.arguments for one in post):
-        before += "started = clock()\n"
-        after = "elapsed_ns = clock() - started\n" + after
-    return before, after
+    if not any(a in TIMES for one in post for a in one.arguments):
+        return before, after, ""
+    measured = ELAPSED + (HOOKED if flows else "") + OWN + (AGAIN if recompute else "")
+    before += ("again_before = thread.again\n" if recompute else "") + CLOCK
+    return before, measured + after, _stopped(post, measured) if recompute else ""
+
+
+def _stopped(post: list[Listener], measured: str) -> str:
+    """Write what tells of a recompute that torch ends as soon as it has what it needs: it has taken time as well."""
+    told = _section([one for one in post if not one.mutates and "output" not in one.arguments], recompute=True)
+    return "if was_stopped(error):\n" + "\n".join("    " + line for line in (measured + told).splitlines())
 
 
 def _section(listeners: list[Listener], *, recompute: bool) -> str:
-    """Write the calls of one hook, all in one bracket: dynamo must not compile plugins that run under its callback."""
+    """Write the calls of one hook, all in one bracket: dynamo must not compile plugins that run under its callback.
+
+    Where all of them are switched off, as on steps that are not sampled, there is no bracket either.
+    """
     if not listeners:
         return ""
     lines = ["frame = no_frame(None)", "thread.busy = True", "mark = clock() if accounting else 0"]
     for quiet, group in _groups(listeners):
-        calls = [line for one in group for line in _call(one, recompute=recompute)]
+        alone = len(listeners) == 1  # its switch is asked before the bracket
+        calls = [line for one in group for line in _call(one, recompute=recompute, alone=alone)]
         if quiet:
             switches = " or ".join(one.switch for one in group)
             calls = [
@@ -132,7 +149,9 @@ def _section(listeners: list[Listener], *, recompute: bool) -> str:
                 "            leave(undo)",
             ]
         lines += calls
-    return "\n".join([*lines, "thread.busy = False", "no_frame(frame)"]) + "\n"
+    lines += ["thread.busy = False", "no_frame(frame)"]
+    switches = " or ".join(one.switch for one in listeners)
+    return "\n".join([f"if {switches}:", *("    " + line for line in lines)]) + "\n"
 
 
 def _groups(listeners: list[Listener]) -> list[tuple[bool, list[Listener]]]:
@@ -146,15 +165,16 @@ def _groups(listeners: list[Listener]) -> list[tuple[bool, list[Listener]]]:
     return groups
 
 
-def _call(one: Listener, *, recompute: bool) -> list[str]:
+def _call(one: Listener, *, recompute: bool, alone: bool) -> list[str]:
     names = {"inputs": "args", "recompute": str(recompute)}
     call = f"{one.function}({', '.join(names.get(a, a) for a in one.arguments)})"
     body = (
         _mutation(one, call) if one.mutates else [f"if {call} is not None:", f"    stray({one.plugin}, {one.hook!r})"]
     )
-    return [f"if {one.switch}:", "    try:", *("        " + line for line in body),
-            "    except Failure as failure:", f"        fault({one.plugin}, {one.hook!r}, failure)",
-            "    if accounting:", f"        mark = charge({one.plugin}, mark)"]  # fmt: skip
+    lines = ["try:", *("    " + line for line in body),
+             "except Failure as failure:", f"    fault({one.plugin}, {one.hook!r}, failure)",
+             "if accounting:", f"    mark = charge({one.plugin}, mark)"]  # fmt: skip
+    return lines if alone else [f"if {one.switch}:", *("    " + line for line in lines)]
 
 
 def _mutation(one: Listener, call: str) -> list[str]:

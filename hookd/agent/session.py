@@ -16,6 +16,7 @@ from hookd import page as pages
 from hookd.agent import backward, quiet
 from hookd.agent.changes import Changes, several_ranks
 from hookd.agent.core import CoreMetrics
+from hookd.agent.data import Data
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.agent.governor import Governor
 from hookd.agent.listeners import Registry, check, wanted_interval
@@ -24,7 +25,7 @@ from hookd.agent.numeric import Numeric
 from hookd.agent.patch import no_frame
 from hookd.agent.plan import pair
 from hookd.agent.steps import Steps
-from hookd.agent.threads import Threads, ThreadState
+from hookd.agent.threads import Threads
 from hookd.context import Context
 from hookd.errors import PluginError, TrainingError
 
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from hookd.agent.listeners import Entry, Listener
+    from hookd.agent.threads import ThreadState
     from hookd.events import Module
     from hookd.plugin import Plugin
 
-FORWARD, OTHER = pages.PHASES.index("forward"), pages.PHASES.index("other")
+FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
 STEP_RECORD = 1
 PHASE, STEP = pages.PHASE - pages.MODULE, pages.STEP - pages.MODULE
 """Cells of a heartbeat, from its module cell on."""
@@ -69,6 +71,7 @@ class Session:
         self.governor = Governor(self, budget)
         self.changes = Changes(self)
         self.steps = Steps(self, from_beginning=identity["method"] == "run")
+        self.data = Data(self)
         self.namespace = self._namespace()
         self.models = Models(self, gentle=identity["method"] == "attach")
         self.namespace["original"] = self.models.patch.original
@@ -80,7 +83,7 @@ class Session:
             "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
             "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
-            "begins": self._forward_begins, "fault": self._fault, "stray": self._stray, "charge": self._charge,
+            "begins": self._forward_begins, "ends": self._forward_ends, "was_stopped": _was_stopped, "fault": self._fault, "stray": self._stray, "charge": self._charge,
             "accounting": False, "backward_on": False,
         }  # fmt: skip
 
@@ -90,6 +93,7 @@ class Session:
         """Install everything; from the next outermost call on, modules are observed."""
         self.is_live = True
         self.steps.install()
+        self.data.install()
         self.models.install()
 
     def disarm(self) -> str:
@@ -99,7 +103,7 @@ class Session:
             `identity`, or `pass-through` where somebody has patched `nn.Module.__call__` on top of us.
         """
         self.is_live = False
-        self.residue += self.steps.restore()
+        self.residue += [*self.steps.restore(), *self.data.restore()]
         restored, residue = self.models.restore()
         self.residue += residue
         return "identity" if restored else "pass-through"
@@ -258,11 +262,10 @@ class Session:
         """A call was left by an exception: put the thread's state right, tell those who asked, let it go on."""
         thread.busy = False
         thread.top = top
-        self.cells[thread.beat] = 0.0 if top is None else top[0].id
+        self.cells[thread.beat] = 0.0 if top is None else top[2]
         if top is None and self.cells[thread.beat + PHASE] == FORWARD:
-            self.cells[thread.beat + PHASE] = OTHER
-        # torch.utils.checkpoint ends a recompute early by this exception (2.1 to 2.14); it is no error.
-        if type(error).__name__ != "_StopRecomputationError" and self.is_live:
+            self._forward_ends(thread)
+        if not _was_stopped(error) and self.is_live:
             self.emit("forward_error", {"module": module, "error": error}, module)
 
     # -- cold events
@@ -282,7 +285,7 @@ class Session:
             return None
         values = {
             "module": flow.module, "grad_input": tuple(flow.grads_in), "grad_output": tuple(flow.grads_out),
-            "elapsed_ns": time.perf_counter_ns() - flow.started,
+            "elapsed_ns": flow.elapsed_ns or time.perf_counter_ns() - flow.started, "self_ns": flow.self_ns,
         }  # fmt: skip
         replaces = "grad_output" if hook == "backward_pre" else "grad_input"
         values[replaces] = grads
@@ -315,15 +318,25 @@ class Session:
             self.namespace["no_frame"](frame)
         return replaced
 
-    def _call(self, one: Any, arguments: list[Any]) -> Any:
-        mark = time.perf_counter_ns() if self.namespace["accounting"] else 0
+    def _call(self, one: Listener, arguments: list[Any]) -> Any:
+        if one.mutates:
+            return self._guarded(one, arguments)
         was, undo = quiet.is_grad_enabled(), None
         try:
-            if not one.mutates:
-                quiet.set_grad_enabled(False)
-                undo = quiet.enter()
-                if undo is None:
-                    return None
+            quiet.set_grad_enabled(False)
+            undo = quiet.enter()
+            return None if undo is None else self._guarded(one, arguments)
+        except Failure as failure:
+            self._fault(one.plugin, one.hook, failure)
+            return None
+        finally:
+            quiet.set_grad_enabled(was)
+            if undo:
+                quiet.leave(undo)
+
+    def _guarded(self, one: Listener, arguments: list[Any]) -> Any:
+        mark = time.perf_counter_ns() if self.namespace["accounting"] else 0
+        try:
             result = one.call(*arguments)
             if result is not None and not one.mutates:
                 self._stray(one.plugin, one.hook)
@@ -332,10 +345,6 @@ class Session:
             self._fault(one.plugin, one.hook, failure)
             return None
         finally:
-            if not one.mutates:
-                quiet.set_grad_enabled(was)
-            if undo:
-                quiet.leave(undo)
             if mark:
                 self._charge(one.plugin, mark)
 
@@ -363,34 +372,67 @@ class Session:
         """Hook the graph that a call has made; in a recompute only where that graph will be used (reentrant)."""
         if recompute and not backward.is_reentrant():
             return output
-        mark = time.perf_counter_ns() if self.namespace["accounting"] else 0
+        mark = time.perf_counter_ns()
         before, after = (self._switched_on(hook, module) for hook in ("backward_pre", "backward"))
         if not before and not after:
             return output
+        asked = frozenset(argument for one in after for argument in one.arguments)
+        mutates = any(one.mutates for one in before + after)
+        flow = backward.Flow(module, self._flow, self.local, mutates=mutates, asked=asked)
         try:
-            mutates = any(one.mutates for one in before + after)
-            return backward.end(module, args, output, entered, self._flow, mutates=mutates, heard_backward=bool(after))
+            return backward.end(flow, args, output, entered, heard_backward=bool(after))
         except Failure as failure:
             self.own_failure(f"backward of {module.name}", failure)
             return output
         finally:
-            if mark:  # who listens pays for the hooks on the graph as well
+            entered.thread.lost += time.perf_counter_ns() - mark
+            if self.namespace["accounting"]:  # who listens pays for the hooks on the graph as well
                 self._charge((after or before)[0].plugin, mark)
 
-    def _forward_begins(self) -> None:
-        """A root was called."""
+    def _forward_begins(self, thread: ThreadState) -> None:
+        """A call begins inside of no other."""
         self.steps.forward_begins()
         if self.registry.alone:
             self.changes.require_alone()
         if self.models.learning:
             self.models.learn_on()
+        phase = int(self.cells[thread.beat + PHASE])
+        thread.outside = (
+            phase if phase != FORWARD else OTHER
+        )  # it is that still where an exception came at a bad moment
+        if phase != DATA:
+            self.turn(thread, FORWARD)
 
-    def _begin_forward(self, args: tuple[Any, ...]) -> backward.Entered | None:
+    def _forward_ends(self, thread: ThreadState) -> None:
+        if thread.outside != DATA:
+            self.turn(thread, thread.outside)
+
+    def turn(self, thread: ThreadState, phase: int) -> None:
+        """A thread goes over to another phase: tell its heartbeat, and who listens."""
+        self.cells[thread.beat + PHASE] = phase
+        heard = self.models.listeners("phase", None)
+        if not heard or thread.busy or thread.is_engine:
+            return
+        values = {"name": pages.PHASES[phase], "now_ns": time.perf_counter_ns()}
+        frame = self.namespace["no_frame"](None)
         try:
-            return backward.begin(args)
+            thread.busy = True
+            for one in heard:
+                if self.namespace.get(one.switch):
+                    self._guarded(one, [values[a] for a in one.arguments])
+        finally:
+            thread.busy = False
+            self.namespace["no_frame"](frame)
+
+    def _begin_forward(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
+        mark = time.perf_counter_ns()
+        try:
+            return backward.begin(thread, args)
         except Failure as failure:
             self.own_failure("backward", failure)
             return None
+        finally:
+            thread.lost += time.perf_counter_ns() - mark
 
     def _switched_on(self, hook: str, module: Module) -> list[Listener]:
         return [one for one in self.models.listeners(hook, module) if self.namespace.get(one.switch)]
@@ -409,6 +451,7 @@ class Session:
             self.cells[thread.beat + STEP] = float(self.step_number())
             self.page.record(STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
             self.models.boundary(thread)
+            self.data.install()
         except Failure as failure:
             self.own_failure("step boundary", failure)
 
@@ -507,6 +550,11 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 def is_ours(filename: str) -> bool:
     """Whether a code object's file is hookd's."""
     return filename.startswith((_HERE, "<hookd"))
+
+
+def _was_stopped(error: BaseException) -> bool:
+    """Whether torch.utils.checkpoint ends a recompute early by this exception (2.1 to 2.14); it is no error."""
+    return type(error).__name__ == "_StopRecomputationError"
 
 
 def _graph_task() -> int:

@@ -47,6 +47,7 @@ class Steps:
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._session = session
         self._started_ns = 0
+        self._outside = OTHER
         self._stepped: list[weakref.ref[Any]] = []  # the optimizers that have stepped since the last boundary
         self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handles: list[Any] = []
@@ -78,7 +79,9 @@ class Steps:
             if is_dynamo_compiling() or not session.is_live or _is_nested(sys._getframe(1)):
                 return None
             thread = session.local.thread
-            session.cells[thread.beat + PHASE] = OPTIMIZER
+            phase = int(session.cells[thread.beat + PHASE])
+            self._outside = phase if phase != OPTIMIZER else OTHER  # it is that still where a step has raised
+            session.turn(thread, OPTIMIZER)
             self._find_offset(optimizer, completed=0)
             session.changes.boundary()
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -106,8 +109,8 @@ class Steps:
             if is_dynamo_compiling() or not session.is_live or _is_nested(sys._getframe(1)):
                 return
             elapsed_ns = time.perf_counter_ns() - self._started_ns if self._started_ns else 0
+            session.turn(session.local.thread, self._outside)
             self._step_done(optimizer, elapsed_ns)
-            session.cells[session.local.thread.beat + PHASE] = OTHER
 
         return step_post
 
@@ -158,20 +161,21 @@ class Steps:
         return backward
 
     def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
-        session, beat = self._session, thread.beat + PHASE
-        phase = session.cells[beat]
+        session = self._session
+        phase = int(session.cells[thread.beat + PHASE])
         started = time.perf_counter_ns()
         try:
             thread.backwards += 1  # inside: a signal handler may raise after any call
             self._announce(args, kwargs)
-            session.cells[beat] = BACKWARD
+            session.turn(thread, BACKWARD)
             started = time.perf_counter_ns()
             return original(*args, **kwargs)
         finally:
             thread.backwards = 0
             if session.is_live:
-                session.cells[beat] = phase
-                session.emit("loss_done", {"elapsed_ns": time.perf_counter_ns() - started})
+                elapsed_ns = time.perf_counter_ns() - started
+                session.turn(thread, phase)
+                session.emit("loss_done", {"elapsed_ns": elapsed_ns})
             self._is_stepped_by_backward = not self.has_hooks
 
     def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

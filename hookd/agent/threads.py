@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hookd.page import MODULE
+from hookd.page import MODULE, PHASES
 
 if TYPE_CHECKING:
     from hookd.events import Module
     from hookd.page import PageWriter
 
-    Top = tuple[Module, "Top | None"]
+    Top = tuple[Module, "Top | None", float]
 
 
+OTHER = PHASES.index("other")
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
@@ -23,15 +24,21 @@ class ThreadState:
     """One thread that calls modules.
 
     Attributes:
-        top: the observed module it is inside of and what it was inside of before that, `(module, top)`; None outside.
+        top: the observed module it is inside of, what it was inside of before that, and the module's id as a cell has
+            it: `(module, top, number)`; None outside.
         beat: index of its heartbeat's module cell in the page.
         busy: a plugin is running in it; modules that the plugin calls are none of the training's.
         backwards: not 0 while it is inside a backward: how many `torch.autograd.backward` (reentrant checkpointing
             nests them), and 1 for ever in a thread of autograd's own, which does nothing else.
         switching: how many `Module.train` it is inside of.
+        is_engine: it is one of autograd's own.
+        outside: the phase in which the outermost call was made, to go back to.
+        inner: ns spent so far in calls, and backwards of calls, that are timed; what was inside one is counted once.
+        lost: ns that hookd's own hooks on the graph have taken so far.
+        again: ns spent so far in recomputes.
     """
 
-    __slots__ = ("backwards", "beat", "busy", "switching", "top")
+    __slots__ = ("again", "backwards", "beat", "busy", "inner", "is_engine", "lost", "outside", "switching", "top")
 
     def __init__(self, beat: int, *, is_engine: bool) -> None:
         self.top: Top | None = None
@@ -39,6 +46,9 @@ class ThreadState:
         self.busy = False
         self.backwards = int(is_engine)
         self.switching = 0
+        self.is_engine = is_engine
+        self.outside = OTHER
+        self.inner = self.lost = self.again = 0
 
     def stack(self) -> tuple[Module, ...]:
         """Give the observed modules that it is inside of, the outermost first."""

@@ -1,121 +1,192 @@
 """How long each module takes, forward and backward, and where a step's time goes. Runs in the target.
 
-    hookd_timing_forward_seconds_total{module}     wall time of the module's calls, children included
-    hookd_timing_forward_calls_total{module}
-    hookd_timing_backward_seconds_total{module}    estimated: one step in `every` is timed, and counted `every` times
-    hookd_timing_backward_calls_total{module}      estimated likewise: divide by it for the mean
-    hookd_timing_phase_seconds_total{phase}        forward, backward, optimizer, other; together the step's wall time
+Per module, of all calls of `forward` (wall time of the calling thread):
 
-On a GPU these are the times in which the work is launched, not those in which it runs. A forward that activation
-checkpointing runs again belongs to the backward that needs it.
+    hookd_timing_forward_seconds_total{module}         children included
+    hookd_timing_forward_self_seconds_total{module}    without the modules called inside; all of them add up to the whole
+    hookd_timing_forward_calls_total{module}
+    hookd_timing_recompute_seconds_total{module}       the same for calls that activation checkpointing made again inside
+    hookd_timing_recompute_self_seconds_total{module}  a backward; they are no part of the forward's figures, nor of the
+    hookd_timing_recompute_calls_total{module}         modules' backward
+
+Per module, estimated: one step in `every` is timed, and counted for all the steps that it stands for:
+
+    hookd_timing_backward_seconds_total{module}        from its first node of the autograd graph to its last
+    hookd_timing_backward_self_seconds_total{module}
+    hookd_timing_backward_calls_total{module}          divide by it for the mean
+    hookd_timing_forward_device_seconds_total{module}  on a GPU: what the device took for the call, from events in its
+    hookd_timing_backward_device_seconds_total{module} stream that are read when they are over; nothing ever waits
+
+Of the training thread:
+
+    hookd_timing_phase_seconds_total{phase}            data (waiting for a DataLoader of torch), forward (an evaluation's
+                                                       too), backward (recompute included), optimizer, other: together
+                                                       they are the wall time of the steps
+    hookd_timing_steps_per_second                      over the last second, or the last step where that is longer
+    hookd_timing_samples_total                         estimated from sampled steps
+    hookd_timing_samples_per_second
+    hookd_timing_flops_total                           operations of the layers in `hookd_timing.flops`, estimated; a
+    hookd_timing_flops_per_second                      multiplication and an addition are two, a recompute is none
+    hookd_timing_mfu_ratio                             that over what the device can do at its best
+
+Options:
+
+    every=10        steps between two sampled steps
+    batch_dim=0     which dimension of the input counts the samples; -1: none does
+    peak_flops=     operations per second of this rank's device, for mfu_ratio; by default that of the GPU's name in
+                    `hookd_timing.throughput`, and no series where it is not there (a CPU)
+
+Samples are counted at the root with the most trained parameters, while it is in training mode: the size of its first
+argument, or of the first tensor in that if it is a dict. Where that is no tensor (a list of images, a graph) there are
+no samples. A tensor that begins with another dimension (time, nodes) needs `batch_dim`.
+
+Limits. On a GPU `seconds` without `device` are those of launching. Accumulating into `.grad` is in the backward of the
+caller. `torch.autograd.grad` and data that no DataLoader gives are `other`. Attention written as a function, and what
+is compiled, has no FLOPs here. Of a model with tensor parallelism a rank counts the whole layer.
 """
 
 from __future__ import annotations
 
-from threading import get_ident
-from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from hookd import Context, Module, Plugin, hookimpl
+from hookd_timing.device import Device, is_in_use
+from hookd_timing.flops import has_formula
+from hookd_timing.phases import Phases
+from hookd_timing.throughput import Throughput
 
 if TYPE_CHECKING:
     from hookd import Counter
 
-Inc = Callable[[float], None]
-PHASES = ("forward", "backward", "optimizer", "other")
-KEPT_SPANS = 1024
+    Forward = tuple[Any, int, int, list[int]]
+    """The page's cells, those of a module's seconds and calls, and its own time in ns."""
 
 
 class Timing(Plugin):
     """Times modules and the phases of a step.
 
-    Forward calls are all timed: that costs two clock readings, which hookd takes once for all plugins. A backward is
-    timed through hooks on the autograd graph, which cost microseconds, so it is sampled.
+    Forward calls are all timed: that costs two clock readings, which hookd takes once for all plugins. What needs hooks
+    on the autograd graph, a look at shapes or events in a stream costs microseconds, so it is sampled.
     """
 
     name = "timing"
-    sampled = ("backward",)
+    sampled = ("forward_pre", "backward_pre", "backward")
     every = 10
 
     @hookimpl
     def configure(self, context: Context) -> None:
-        """Declare the metrics; `every` is the one option, and hookd reads that itself."""
+        """Read the options and declare the metrics."""
         self.context = context
-        per_module = ["module"]
-        self.forward_seconds = context.counter(
-            "forward_seconds", "Wall time of the module's forward calls, children included.", per_module
-        )
-        self.forward_calls = context.counter("forward_calls", "Forward calls of the module.", per_module)
-        self.backward_seconds = context.counter(
-            "backward_seconds",
-            "Wall time of the module's backward, estimated: sampled steps are counted once for each step they stand for.",
-            per_module,
-        )
-        self.backward_calls = context.counter(
-            "backward_calls",
-            "Backward calls of the module, estimated likewise: for the mean of backward_seconds.",
-            per_module,
-        )
-        phase: Counter = context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"])
-        self.phases = {name: phase.labels(name).inc for name in PHASES}
-        self.forwards: dict[int, tuple[Any, int, int]] = {}
-        self.backwards: dict[int, tuple[Inc, Inc]] = {}
-        self.thread: int | None = None  # the one that steps, once that is known
-        self.spans: list[tuple[int, int]] = []  # (middle, length) of what ended in this step and lies in no other
-        self.busy_ns = 0  # what `phases` were given since `last_ns`
-        self.last_ns = 0  # when the last step ended
+        self.known: dict[int, Forward] = {}
+        self.own: dict[int, int] = {}  # which cell shows own_ns
+        self.forwards: dict[int, Forward] = {}  # without those whose end somebody waits for
+        self.recomputes: dict[int, tuple[Any, int, int, int]] = {}
+        self.backwards: dict[int, tuple[Any, int, int, int]] = {}
+        self.of_forward = _families(context, "forward", "of the module's forward calls")
+        self.of_recompute = _families(context, "recompute", "of calls made again by activation checkpointing")
+        self.of_backward = _families(context, "backward", "of the module's backward, estimated from sampled steps")
+        self.phases = Phases(context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"]))
+        self.throughput = Throughput(context)
+        self.device = Device(context)
 
     @hookimpl
-    def forward(self, module: Module, elapsed_ns: int) -> None:
-        """Count one call."""
-        try:
-            cells, seconds, calls = self.forwards[module.id]
-        except KeyError:
-            first, second = self.forward_seconds.labels(module.name), self.forward_calls.labels(module.name)
-            cells, seconds, calls = self.forwards[module.id] = (first.cells, first.at, second.at)
-        cells[seconds] += elapsed_ns * 1e-9  # what inc() does, without the calls: this is the hottest line of all
-        cells[calls] += 1.0
+    def select(self, module: Module) -> set[str]:
+        """Say which events of a module are worth their price."""
+        wanted = {"forward", "backward"}
+        if is_in_use():
+            return wanted | {"forward_pre", "backward_pre"}
+        return wanted | {"forward_pre"} if module.depth == 0 or has_formula(module.torch()) else wanted
+
+    @hookimpl
+    def forward_pre(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the shapes of a sampled step, and begin to time the device."""
         if module.depth == 0:
-            self._end("forward", elapsed_ns)
+            self.throughput.see_root(module, inputs, kwargs)
+        self.throughput.see(module, inputs, kwargs)
+        if self.device.begin_forward(module, inputs):
+            self.forwards.pop(module.id, None)
 
     @hookimpl
-    def backward(self, module: Module, elapsed_ns: int) -> None:
+    def forward(self, module: Module, elapsed_ns: int, self_ns: int, recompute: bool) -> None:
+        """Count one call."""
+        if recompute:
+            _add(self.recomputes, self.of_recompute, module, elapsed_ns, self_ns, 1.0)
+            return
+        try:
+            cells, seconds, calls, own_ns = self.forwards[module.id]
+        except KeyError:
+            cells, seconds, calls, own_ns = self._look_up(module)
+        cells[seconds] += elapsed_ns * 1e-9  # what inc() does, without the calls: these are the hottest lines of all
+        cells[calls] += 1.0
+        own_ns[0] += self_ns  # a sixth of what a cell costs; `tick` publishes it
+
+    def _look_up(self, module: Module) -> Forward:
+        """Give a module its series at its first call, and end what was begun at a sampled one."""
+        if module.id not in self.known:
+            cells, seconds, own, calls = _cells(self.of_forward, module)
+            self.known[module.id] = (cells, seconds, calls, [0])
+            self.own[module.id] = own
+        self.device.end_forward(module)
+        self.forwards[module.id] = self.known[module.id]
+        return self.known[module.id]
+
+    @hookimpl
+    def backward_pre(self, module: Module) -> None:
+        """Begin to time the device."""
+        self.device.begin_backward(module)
+
+    @hookimpl
+    def backward(self, module: Module, elapsed_ns: int, self_ns: int) -> None:
         """Count one backward of a sampled step for all the steps that it stands for."""
-        if module.id not in self.backwards:
-            first, second = self.backward_seconds.labels(module.name), self.backward_calls.labels(module.name)
-            self.backwards[module.id] = (first.inc, second.inc)
-        seconds, calls = self.backwards[module.id]
-        seconds(elapsed_ns * 1e-9 * self.context.interval)
-        calls(self.context.interval)
+        _add(self.backwards, self.of_backward, module, elapsed_ns, self_ns, float(self.context.interval))
+        self.throughput.see_backward(module)
+        self.device.end_backward(module)
 
     @hookimpl
-    def loss_done(self, elapsed_ns: int) -> None:
-        """End a phase: a backward is done."""
-        self._end("backward", elapsed_ns)
+    def phase(self, name: str, now_ns: int) -> None:
+        """Give the time since the last change to the phase that was."""
+        self.phases.turn(name, now_ns)
 
     @hookimpl
-    def step_post(self, elapsed_ns: int) -> None:
-        """End a phase and, with it, a step; what no phase accounts for is `other` (data, logging, evaluation code)."""
-        self.thread = get_ident()
-        self._end("optimizer", elapsed_ns)
-        now_ns = perf_counter_ns()
-        if self.last_ns:
-            self.phases["other"](max(0, now_ns - self.last_ns - self.busy_ns) * 1e-9)
-        self.last_ns, self.busy_ns = now_ns, 0
-        self.spans.clear()
+    def step_post(self) -> None:
+        """End a step."""
+        self.throughput.step_done()
+        self.device.read()
 
-    def _end(self, phase: str, elapsed_ns: int) -> None:
-        """Give a phase its time without what other phases had inside it (LBFGS calls the model in its step).
+    @hookimpl
+    def tick(self) -> None:
+        """Publish the modules' own time."""
+        for number, (cells, _, _, own_ns) in list(self.known.items()):
+            cells[self.own[number]] = own_ns[0] * 1e-9
 
-        A span lies inside this one if its middle does: the ends are read a little late, behind other plugins.
-        """
-        if self.thread is not None and get_ident() != self.thread:
-            return  # an evaluation beside the training: its time is not the training thread's
-        start_ns = perf_counter_ns() - elapsed_ns
-        own_ns = elapsed_ns
-        while self.spans and self.spans[-1][0] >= start_ns:
-            own_ns -= self.spans.pop()[1]
-        self.spans.append((start_ns + elapsed_ns // 2, elapsed_ns))
-        del self.spans[:-KEPT_SPANS]
-        self.phases[phase](max(0, own_ns) * 1e-9)
-        self.busy_ns += max(0, own_ns)
+    @hookimpl
+    def unconfigure(self) -> None:
+        """Publish what the last tick has not."""
+        self.tick()
+
+
+def _families(context: Context, direction: str, what: str) -> tuple[Counter, Counter, Counter]:
+    of_module = ["module"]
+    return (
+        context.counter(f"{direction}_seconds", f"Wall time {what}, children included.", of_module),
+        context.counter(f"{direction}_self_seconds", f"Wall time {what}, without modules called inside.", of_module),
+        context.counter(f"{direction}_calls", f"Number {what}.", of_module),
+    )
+
+
+def _cells(families: tuple[Counter, Counter, Counter], module: Module) -> tuple[Any, int, int, int]:
+    seconds, own, calls = (family.labels(module.name) for family in families)
+    return seconds.cells, seconds.at, own.at, calls.at
+
+
+def _add(  # noqa: PLR0917 - one event
+    known: dict[int, tuple[Any, int, int, int]], families: tuple[Counter, Counter, Counter], module: Module,
+    elapsed_ns: int, self_ns: int, weight: float,
+) -> None:  # fmt: skip
+    if module.id not in known:
+        known[module.id] = _cells(families, module)
+    cells, seconds, own, calls = known[module.id]
+    elapsed_s, self_s = elapsed_ns * 1e-9 * weight, self_ns * 1e-9 * weight
+    cells[seconds] += elapsed_s
+    cells[own] += self_s
+    cells[calls] += weight

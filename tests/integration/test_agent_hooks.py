@@ -228,6 +228,39 @@ def test_hook_loss_done() -> None:
     assert seen_by(Done, steps=2) == [True, True]
 
 
+def test_hook_phase() -> None:
+    class Phase(Recorder):
+        @hookimpl
+        def phase(self, name, now_ns):
+            self.seen.append((name, now_ns))
+
+    seen = seen_by(Phase, steps=2)
+    names = [name for name, _ in seen]
+    assert names == ["forward", "other", "backward", "other", "optimizer", "other"] * 2
+    times = [now_ns for _, now_ns in seen]
+    assert times == sorted(times)
+
+
+def test_hook_phase_goes_back_to_what_is_around() -> None:
+    class Phase(Recorder):
+        @hookimpl
+        def phase(self, name):
+            self.seen.append(name)
+
+    net = model()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=1)
+
+    def closure():
+        loss = net(torch.ones(3, 4)).pow(2).sum()
+        loss.backward()
+        return loss
+
+    with running(Phase) as agent:
+        optimizer.step(closure)
+        seen = agent.plugin("recorder").seen
+    assert seen == ["optimizer", "forward", "optimizer", "backward", "optimizer", "other"]
+
+
 def test_hook_step_pre() -> None:
     class Before(Recorder):
         @hookimpl

@@ -13,7 +13,9 @@ class Everything(Plugin):
         self.context = context
         events = context.counter("events", "Events that were passed on.", ["event"])
         names = "select forward_pre forward forward_error backward_pre backward param_grad loss loss_done step_pre"
-        self.count = {name: events.labels(name) for name in [*names.split(), "step_post", "mode", "tick", "recompute"]}
+        self.count = {
+            name: events.labels(name) for name in [*names.split(), "step_post", "phase", "mode", "tick", "recompute"]
+        }
         self.seen = context.gauge("seen", "Sum of what was looked at last.", ["module"])
 
     @hookimpl
@@ -34,10 +36,10 @@ class Everything(Plugin):
             self.count["recompute"].inc()
 
     @hookimpl
-    def forward(self, module, inputs, kwargs, output, elapsed_ns, recompute):  # noqa: PLR0917
+    def forward(self, module, inputs, kwargs, output, elapsed_ns, self_ns, recompute):  # noqa: PLR0917
         self.look("forward", module, output)
         assert not torch.is_grad_enabled()
-        assert elapsed_ns >= 0
+        assert 0 <= self_ns <= elapsed_ns
 
     @hookimpl
     def forward_error(self, module, error):
@@ -48,9 +50,10 @@ class Everything(Plugin):
         self.look("backward_pre", module, grad_output)
 
     @hookimpl
-    def backward(self, module, grad_input, grad_output, elapsed_ns):
+    def backward(self, module, grad_input, grad_output, elapsed_ns, self_ns):  # noqa: PLR0917
         self.look("backward", module, grad_input)
         assert elapsed_ns >= 0
+        assert self_ns >= 0
 
     @hookimpl
     def param_grad(self, module, name, param, grad):
@@ -73,6 +76,10 @@ class Everything(Plugin):
     @hookimpl
     def step_post(self, optimizer, step, elapsed_ns):
         self.count["step_post"].inc()
+
+    @hookimpl
+    def phase(self, name, now_ns):
+        self.count["phase"].inc()
 
     @hookimpl
     def mode(self, module, training):

@@ -1,0 +1,117 @@
+"""What a CUDA device takes for a module's forward and backward, by events in its stream. Runs in the target.
+
+Events come from a pool and are read at the ends of later steps, once they are over: nothing ever waits for the device.
+Only sampled steps have events, for recording one costs a microsecond.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from hookd import Context, Counter, Module
+
+is_in_use: Any = torch.cuda.is_initialized
+_new_event: Any = torch.cuda.Event
+MOST_PENDING = 8192
+"""Spans that are not over; a device so far behind is measured no further until it has caught up."""
+
+
+class Span(NamedTuple):
+    """A beginning that waits for its end."""
+
+    number: int
+    stream: Any
+    start: Any
+
+
+class Calls(threading.local):
+    """The sampled calls that the calling thread is inside of."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+
+class Device:
+    """Times spans of a stream."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._of_forward = _family(context, "forward")
+        self._of_backward = _family(context, "backward")
+        self._calls = Calls()
+        self._backwards: dict[int, list[Span]] = {}
+        self._seen: set[int] = set()  # modules that have run on a device
+        self._pending: deque[tuple[Any, Any, Any, int]] = deque()
+        self._free: list[Any] = []
+
+    def begin_forward(self, module: Module, inputs: tuple[Any, ...]) -> bool:
+        """Mark the beginning of a sampled call, if it is on a device; whether it is."""
+        device = _device(module, inputs) if is_in_use() else None
+        if device is None or len(self._pending) >= MOST_PENDING:
+            return False
+        if module.depth == 0:
+            self._calls.spans.clear()  # of calls that an exception has ended
+        self._seen.add(module.id)
+        self._calls.spans.append(self._begin(module, torch.cuda.current_stream(device)))
+        return True
+
+    def end_forward(self, module: Module) -> None:
+        """Mark the end of a call, if its beginning was marked."""
+        spans = self._calls.spans
+        while spans:
+            span = spans.pop()
+            if span.number == module.id:
+                self._end(span, self._of_forward.labels(module.name))
+                return
+
+    def begin_backward(self, module: Module) -> None:
+        """Mark the beginning of the backward of a call that was on a device, in the stream that the engine has set."""
+        if module.id in self._seen and len(self._pending) < MOST_PENDING:
+            span = self._begin(module, torch.cuda.current_stream())
+            self._backwards.setdefault(module.id, []).append(span)
+
+    def end_backward(self, module: Module) -> None:
+        """Mark its end."""
+        spans = self._backwards.get(module.id)
+        if spans:
+            self._end(spans.pop(), self._of_backward.labels(module.name))
+
+    def _begin(self, module: Module, stream: Any) -> Span:
+        start = self._event()
+        start.record(stream)
+        return Span(module.id, stream, start)
+
+    def _end(self, span: Span, seconds: Any) -> None:
+        stop = self._event()
+        stop.record(span.stream)
+        self._pending.append((span.start, stop, seconds, self._context.interval))
+
+    def _event(self) -> Any:
+        return self._free.pop() if self._free else _new_event(enable_timing=True)
+
+    def read(self) -> None:
+        """Read what is over; at the end of a step."""
+        self._backwards.clear()
+        while self._pending and self._pending[0][1].query():
+            start, stop, seconds, weight = self._pending.popleft()
+            seconds.inc(start.elapsed_time(stop) * 1e-3 * weight)  # milliseconds; both are over, so it does not wait
+            self._free += (start, stop)
+
+
+def _family(context: Context, direction: str) -> Counter:
+    text = f"Time of the device for the module's {direction}, children included, estimated from sampled steps."
+    return context.counter(f"{direction}_device_seconds", text, ["module"])
+
+
+def _device(module: Module, inputs: tuple[Any, ...]) -> Any:
+    """Give the CUDA device that a call is on: that of its first input, else of the module's first parameter."""
+    tensor = next((x for x in inputs if isinstance(x, torch.Tensor)), None)
+    if tensor is None:
+        own = module.torch()
+        tensor = next(own.parameters(), None) if own is not None else None
+    return tensor.device if tensor is not None and tensor.is_cuda else None

@@ -1,0 +1,240 @@
+"""Every moment of a step belongs to one phase: real loops, against the wall clock between the ends of their steps."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
+
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+LONG_S = 0.01
+
+
+class Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx, x):
+        time.sleep(LONG_S)  # stands for work
+        return x * 1.0
+
+    @staticmethod
+    def backward(_ctx, grad):
+        time.sleep(LONG_S)
+        return grad
+
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return Sleep.apply(self.fc(x))
+
+
+class Checkpointed(Slow):
+    def forward(self, x):
+        return checkpoint(lambda x: self.fc(super(Checkpointed, self).forward(x)), x, use_reentrant=False)
+
+
+class SlowSGD(torch.optim.SGD):
+    def step(self, closure=None):
+        time.sleep(LONG_S)
+        return super().step(closure)
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, at):
+        time.sleep(LONG_S / 2)
+        return torch.full((4,), float(at))
+
+
+def loss_of(model, x=None):
+    return model(torch.randn(2, 4) if x is None else x).square().mean()
+
+
+def plain(model):
+    optimizer = SlowSGD(model.parameters(), lr=0.01)
+    while True:
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        yield {"forward": 1, "backward": 1, "optimizer": 1}
+
+
+def checkpointing(_model):
+    for least in plain(Checkpointed()):
+        yield {**least, "backward": 2}
+
+
+def accumulation(model):
+    optimizer = SlowSGD(model.parameters(), lr=0.01)
+    while True:
+        optimizer.zero_grad()
+        for _ in range(3):
+            loss_of(model).backward()
+        time.sleep(LONG_S)
+        optimizer.step()
+        yield {"forward": 3, "backward": 3, "optimizer": 1, "other": 1}
+
+
+def several_backwards(model):
+    optimizer = SlowSGD(model.parameters(), lr=0.01)
+    while True:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+        yield {"forward": 1, "backward": 2, "optimizer": 1}
+
+
+def lbfgs(model):
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    while True:
+        optimizer.step(closure)
+        yield {"forward": 2, "backward": 2}
+
+
+def evaluation_between(model):
+    for least in plain(model):
+        with torch.no_grad():
+            loss_of(model.eval())
+        model.train()
+        yield {**least, "forward": 2}
+
+
+def grad_scaler(model):
+    optimizer = SlowSGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for step in itertools.count():
+        optimizer.zero_grad()
+        x = torch.full((2, 4), torch.inf) if step % 2 else None  # an overflow: the optimizer is not called
+        scaler.scale(loss_of(model, x)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step % 2:
+            continue
+        yield {"forward": 2 if step else 1, "backward": 2 if step else 1, "optimizer": 1}
+
+
+def data_loader(model):
+    optimizer = SlowSGD(model.parameters(), lr=0.01)
+    for x in DataLoader(Samples(), batch_size=2):
+        optimizer.zero_grad()
+        loss_of(model, x).backward()
+        optimizer.step()
+        yield {"data": 1, "forward": 1, "backward": 1, "optimizer": 1}
+
+
+def two_optimizers(model):
+    other = Slow()
+    steps = plain(model), plain(other)
+    while True:
+        for one in steps:
+            next(one)
+        yield {"forward": 2, "backward": 2, "optimizer": 2}
+
+
+def errors_on_the_way(model):
+    def fails(_module, _args, _output):
+        raise ValueError
+
+    for least in plain(model):
+        handle = model.fc.register_forward_hook(fails)
+        with pytest.raises(ValueError):
+            model(torch.randn(2, 4))
+        handle.remove()
+        yield least
+
+
+LOOPS = (plain, checkpointing, accumulation, several_backwards, lbfgs, evaluation_between, grad_scaler, data_loader,
+         two_optimizers, errors_on_the_way)  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_phases_add_up_to_the_wall_time_of_the_steps(hook, loop):
+    ends = []
+    hook.start("timing")
+    steps = loop(Slow())
+    handle = register_optimizer_step_post_hook(lambda *_: ends.append(time.perf_counter()))
+    seen = []
+    for _ in range(8):
+        least = next(steps)
+        seen.append((ends[-1], {phase: hook.value("timing_phase_seconds", phase) for phase in PHASES}))
+    handle.remove()
+    ratios = []
+    for (began, before), (ended, after) in itertools.pairwise(seen):
+        phases = {phase: after[phase] - before[phase] for phase in PHASES}
+        ratios.append(sum(phases.values()) / (ended - began))
+        for phase, times in least.items():
+            assert phases[phase] >= times * LONG_S * 0.99, (phase, phases)
+        for phase in PHASES:  # and in no phase is what belongs to another
+            others = sum(times for other, times in least.items() if other != phase)
+            assert phases[phase] <= ended - began - others * LONG_S * 0.99, (phase, phases)
+    assert statistics.median(ratios) == pytest.approx(1, abs=0.02), ratios
+    whole = sum(seen[-1][1].values()) - sum(seen[0][1].values())
+    assert whole == pytest.approx(seen[-1][0] - seen[0][0], rel=0.02)
+
+
+def test_data_that_workers_load_is_waited_for(hook):
+    hook.start("timing")
+    optimizer = torch.optim.SGD((model := Slow()).parameters(), lr=0.01)
+    began = time.perf_counter()
+    for x in DataLoader(Samples(), batch_size=100, sampler=range(200), num_workers=1):
+        loss_of(model, x).backward()
+        optimizer.step()
+    wall_s = time.perf_counter() - began
+    waited_s = hook.value("timing_phase_seconds", "data")
+    assert 100 * LONG_S / 2 <= waited_s <= wall_s
+    assert waited_s > hook.value("timing_phase_seconds", "other")
+
+
+def test_module_that_makes_data_is_no_forward(hook):
+    class Transformed(Samples):
+        transform = Slow()
+
+        def __getitem__(self, at):
+            return self.transform(super().__getitem__(at)).detach()
+
+    hook.start("timing")
+    optimizer = torch.optim.SGD((model := nn.Linear(4, 1)).parameters(), lr=0.01)
+    for x in DataLoader(Transformed(), batch_size=2, sampler=range(6)):
+        loss_of(model, x).backward()
+        optimizer.step()
+    assert hook.value("timing_phase_seconds", "data") >= 6 * 1.5 * LONG_S
+    assert hook.value("timing_phase_seconds", "forward") < 6 * LONG_S
+
+
+def test_iteration_under_way_is_seen_and_left_as_it_was(hook):
+    from torch.utils.data import dataloader
+
+    methods = [(DataLoader, "__iter__"), (dataloader._BaseDataLoaderIter, "__next__")]
+    before = [vars(owner)[name] for owner, name in methods]
+    batches = iter(DataLoader(Samples(), batch_size=2))
+    next(batches)
+    hook.start("timing")
+    optimizer = torch.optim.SGD((model := nn.Linear(4, 1)).parameters(), lr=0.01)
+    for x in itertools.islice(batches, 3):
+        loss_of(model, x).backward()
+        optimizer.step()
+    assert hook.value("timing_phase_seconds", "data") >= 2 * LONG_S
+    hook.stop()
+    assert [vars(owner)[name] for owner, name in methods] == before
+    next(batches)
