@@ -52,14 +52,15 @@ class Entered:
     """What is known when a module is entered: where the graph stands, and the edges of the positional inputs.
 
     Attributes:
-        lost: `thread.lost` then.
+        thread: the one that runs it.
+        lost: `thread.lost` when the call itself begins.
     """
 
     __slots__ = ("edges", "lost", "sequence", "thread")
 
     def __init__(self, thread: ThreadState, args: tuple[Any, ...]) -> None:
         self.thread = thread
-        self.lost = thread.lost
+        self.lost = 0
         self.sequence = _sequence()
         self.edges = [_edge(x) for x in args]
 

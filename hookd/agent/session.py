@@ -426,13 +426,15 @@ class Session:
 
     def _begin_forward(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
         mark = time.perf_counter_ns()
+        entered = None
         try:
-            return backward.begin(thread, args)
+            entered = backward.begin(thread, args)
         except Failure as failure:
             self.own_failure("backward", failure)
-            return None
-        finally:
-            thread.lost += time.perf_counter_ns() - mark
+        thread.lost += time.perf_counter_ns() - mark
+        if entered is not None:
+            entered.lost = thread.lost  # what was lost until now lies outside of the call
+        return entered
 
     def _switched_on(self, hook: str, module: Module) -> list[Listener]:
         return [one for one in self.models.listeners(hook, module) if self.namespace.get(one.switch)]

@@ -1,0 +1,79 @@
+"""The times of a CUDA device, where there is one: against its own clock, and nothing may wait for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+class Busy(nn.Module):
+    """Keeps the device busy for a while that it measures itself; the CPU goes on at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2048, 2048)
+        self.events = []
+
+    def forward(self, x):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(20):
+            x = self.fc(x)
+        end.record()
+        self.events.append((begin, end))
+        return x
+
+
+def train(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(2048, 2048, device="cuda")).square().mean().backward()
+        optimizer.step()
+
+
+def test_seconds_are_those_of_the_device(hook):
+    model = nn.Sequential(Busy(), nn.ReLU()).cuda()
+    train(model, 3)
+    model[0].events.clear()
+    hook.start("timing", every=1)
+    train(model, 5)
+    torch.cuda.synchronize()
+    train(model, 1)  # at its end all steps before it are read
+    expected_s = sum(begin.elapsed_time(end) for begin, end in model[0].events[:5]) / 1e3
+    torch.cuda.synchronize()
+    forward = hook.metric("timing_forward_device_seconds")
+    assert forward["0",] == pytest.approx(expected_s, rel=0.3)
+    assert forward["0",] <= forward["(root)",]
+    assert hook.value("timing_backward_device_seconds", "0") > 0
+
+
+def test_nothing_waits_for_the_device(hook):
+    model = nn.Sequential(Busy(), nn.ReLU()).cuda()
+    train(model, 2)
+    hook.start("timing", every=1)
+    train(model, 1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        train(model, 3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_training_is_bit_identical(hook):
+    def weights():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 1)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8, device="cuda")).sum().backward()
+            optimizer.step()
+        return torch.cat([p.detach().view(-1) for p in model.parameters()])
+
+    plain = weights()
+    hook.start("timing", every=1)
+    assert torch.equal(weights(), plain)
