@@ -241,7 +241,7 @@ def test_hook_phase() -> None:
     assert times == sorted(times)
 
 
-def test_hook_phase_goes_back_to_what_is_around() -> None:
+def test_phase_goes_back_to_what_is_around() -> None:
     class Phase(Recorder):
         @hookimpl
         def phase(self, name):
