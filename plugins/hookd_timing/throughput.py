@@ -61,6 +61,7 @@ class Throughput:
 
     def see_root(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the samples of a call of a root."""
+        self._end_period(self._context.step)
         root = module.torch()
         if root is None:
             return
@@ -74,6 +75,7 @@ class Throughput:
 
     def see(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the operations of a call."""
+        self._end_period(self._context.step)
         self._count(1, self._waiting.forward(module, inputs, kwargs), self._flops)
 
     def see_backward(self, module: Module) -> None:
@@ -94,15 +96,18 @@ class Throughput:
         if step == self._last_step:
             return
         self._last_step = step
-        if self._period and step > self._period:
-            self._per_step, self._counted, self._period = self._counted, [0, 0], 0
-            self._waiting.forget()
+        self._end_period(step)
         now = perf_counter()
         if self._began is None or step <= self._began[1]:  # the absolute number may become known, or a run begin anew
             self._began = (now, step)
         elif now - self._began[0] >= WINDOW_S:
             self._show((step - self._began[1]) / (now - self._began[0]))
             self._began = (now, step)
+
+    def _end_period(self, step: int) -> None:
+        if self._period and step > self._period:
+            self._per_step, self._counted, self._period = self._counted, [0, 0], 0
+            self._waiting.forget()
 
     def _show(self, steps_per_s: float) -> None:
         samples, flops = self._per_step
