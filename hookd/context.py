@@ -54,6 +54,7 @@ class Host(Protocol):
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
     def interval_of(self, plugin: str) -> int: ...  # noqa: D102
     def resample(self) -> None: ...  # noqa: D102
+    def pause(self, plugin: str) -> None: ...  # noqa: D102
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None: ...  # noqa: D102
     def write_log(self, level: str, message: str) -> None: ...  # noqa: D102
 
@@ -149,6 +150,14 @@ class Context:
     def log(self, message: str) -> None:
         """Write a line into the agent's log, which the daemon prints; never to the target's own output."""
         self._host.write_log("info", f"{self.plugin}: {message}")
+
+    def pause(self) -> None:
+        """Keep this thread, and so the training, here until somebody changes or takes out this plugin, or hookd leaves.
+
+        A mutator's right alone: it changes when the training goes on. Other ranks wait for this one at their next
+        collective. Handlers of signals run meanwhile.
+        """
+        self._host.pause(self.plugin)
 
     # -- the numbers of a tensor
 

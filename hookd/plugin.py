@@ -10,7 +10,8 @@ class Plugin:
         name: a short lower-case word, the middle of all its metrics' names.
         mutates: whether it may change training. It must then be enabled by name, is never sampled, and an error in
             it disarms it at once.
-        mutating: the hooks in which it may, where it mutates; all of them where none is named.
+        mutating: the hooks in which it may, where it mutates; all of them where none is named. What mutates with some
+            options alone names them, and sets `mutates` in its `configure`.
         sampled: hooks that are called only on sampled steps: one step in `every`.
         every: how many steps lie between two sampled steps; the option `every` overrides it, and the governor
             stretches it when the budget is exceeded.

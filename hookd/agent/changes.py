@@ -73,6 +73,7 @@ class Changes:
         self._session = session
         self.current: Change | None = None
         self.marks: deque[tuple[int, float]] = deque(maxlen=MARKS)
+        self._is_leaving = False
         self._settled: Change | None = None
         self._loaded: list[Change] = []
 
@@ -116,6 +117,12 @@ class Changes:
         if mark is not None and self.marks and self.marks[-1][0] >= mark and change.state == "armed":
             change.state = "aborted"
             raise ControlError(f"this rank is past boundary {mark}", reason="passed")
+
+    def is_due(self, plugin: str) -> bool:
+        """Say whether a plugin waits for the training to come to the boundary at which it is changed or ends."""
+        change = self.current
+        is_armed = change is not None and change.state == "armed" and change.name == plugin
+        return is_armed or self._is_leaving
 
     def abandon(self) -> None:
         """Forget a change that is not decided on yet; nothing is changed."""
@@ -241,6 +248,7 @@ class Changes:
         agreed = [entry for entry in self._session.registry.agreed if entry.state == "active"]
         if not agreed or not self._session.is_live:
             return
+        self._is_leaving = True
         marks = [mark for mark, _ in self.marks]
         span_s = self.marks[-1][1] - self.marks[0][1]
         is_counting = len(set(marks)) > 1

@@ -47,8 +47,10 @@ class CoreMetrics:
         self.plugin_errors.labels(entry.name).inc(0.0)
         self.overhead.labels(entry.name).inc(0.0)
         self.sampling_interval.labels(entry.name).set(entry.interval)
-        if type(entry.plugin).mutates:
+        if type(entry.plugin).mutates or entry.plugin.mutates:
             self.changes_training.labels(entry.name).set(float(entry.changes_training))
+        else:  # its options may have been others before
+            self.changes_training.remove(entry.name)
 
     def hide(self, entry: Entry) -> None:
         """End the series of a plugin that was unloaded."""

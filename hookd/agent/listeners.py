@@ -123,6 +123,10 @@ class Registry:
         """Whether a plugin of this name is loaded."""
         return any(entry.name == name for entry in self.entries.values())
 
+    def is_active(self, name: str) -> bool:
+        """Whether a plugin of this name is loaded and switched on."""
+        return any(entry.name == name and entry.state == "active" for entry in list(self.entries.values()))
+
     def add(self, plugin: Plugin, context: Context, *, by_name: bool) -> Entry:
         """Register a plugin with pluggy and freeze its listeners.
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
 STEP_RECORD = 1
+PAUSE_S = 0.05
+"""How often a paused training looks whether it may go on."""
 PHASE, STEP = pages.PHASE - pages.MODULE, pages.STEP - pages.MODULE
 """Cells of a heartbeat, from its module cell on."""
 
@@ -512,6 +514,11 @@ class Session:
     def resample(self) -> None:
         """Set the switches anew: an interval has changed in the middle of a step."""
         self.governor.switch(self.steps.done)
+
+    def pause(self, plugin: str) -> None:
+        """Keep the calling thread until the plugin is changed or taken out, or the agent leaves."""
+        while self.is_live and not self.changes.is_due(plugin) and self.registry.is_active(plugin):
+            time.sleep(PAUSE_S)  # in portions: signal handlers run between them
 
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None:
         """Publish something worth telling a person."""

@@ -119,33 +119,40 @@ def _broken(plugin_dirs: Sequence[Path]) -> list[PluginError]:
     return [one for directory in plugin_dirs for one in in_directory(directory) if isinstance(one, PluginError)]
 
 
-def read(source: Source) -> tuple[str, bool]:
-    """Give the first line of the class' docstring, and whether it says that it changes training."""
+def read(source: Source) -> tuple[str, bool, bool]:
+    """Give the first line of the class' docstring, and whether it says that it changes training: always, or by option."""
     module, _, class_name = source.entry.partition(":")
     path = module.replace(".", "/")
     text = source.files.get(f"{path}/__init__.py") or source.files.get(f"{path}.py") or b""
     for node in ast.parse(text).body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
-            return summary, any(_says_mutates(statement) for statement in node.body)
-    return "", False
+            said = dict(filter(None, map(_assigned, node.body)))
+            mutates = said.get("mutates")
+            is_always = isinstance(mutates, ast.Constant) and mutates.value is True
+            return summary, is_always, is_always or "mutating" in said
+    return "", False, False
 
 
-def _says_mutates(node: ast.stmt) -> bool:
-    target = (
-        node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
-    )
-    if not isinstance(target, ast.Name) or not isinstance(node, (ast.Assign, ast.AnnAssign)):
-        return False
-    return target.id == "mutates" and isinstance(node.value, ast.Constant) and node.value.value is True
+def _assigned(node: ast.stmt) -> tuple[str, ast.expr | None] | None:
+    """Give the name that a statement assigns to, and the value."""
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return node.target.id, node.value
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id, node.value
+    return None
 
 
 def apart(
     specs: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = ()
 ) -> tuple[tuple[PluginSpec, ...], tuple[PluginSpec, ...]]:
-    """Tell the plugins that only look from those that may change the training."""
-    told = [(spec, read(find(spec.name, plugin_dirs))[1]) for spec in specs]
-    return tuple(spec for spec, mutates in told if not mutates), tuple(spec for spec, mutates in told if mutates)
+    """Tell the plugins that only look from those that may change the training, with the options that they are given."""
+    only_look: list[PluginSpec] = []
+    may_change: list[PluginSpec] = []
+    for spec in specs:
+        _, always, by_option = read(find(spec.name, plugin_dirs))
+        (may_change if always or (by_option and spec.options) else only_look).append(spec)
+    return tuple(only_look), tuple(may_change)
 
 
 def arrival() -> tuple[bytes, bytes]:

@@ -50,7 +50,7 @@ def installed(plugin_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     found = []
     for name in payload.names(plugin_dirs):
         source = payload.find(name, plugin_dirs)
-        summary, mutates = payload.read(source)
+        summary, mutates, _ = payload.read(source)
         is_default = name in defaults
         found.append(
             {"name": name, "entry": source.entry, "summary": summary, "mutates": mutates, "is_default": is_default}

@@ -335,11 +335,6 @@ class NaN(Plugin):
         self.judge.pending.clear()
         self.queue.flush()
 
-    @hookimpl
-    def unconfigure(self) -> None:
-        """Let a paused training go on."""
-        self.policy.release()
-
     # -- what all of them use
 
     def _event(self, where: str, module: str, looks: Looks | None = None) -> Event:

@@ -5,7 +5,6 @@ Runs in the target.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from hookd import Context, TrainingError
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 POLICIES = ("report", "raise", "pause", "skip")
-_LOOK_S = 0.2
 
 
 class NonFiniteError(TrainingError, FloatingPointError):
@@ -29,7 +27,6 @@ class Policy:
         self.acted = context.counter("policy", "How often something was done about a NaN or an infinity.", ["policy"])
         if name != "report":
             self.acted.labels(name).inc(0)
-        self._released = threading.Event()
         self._due = ""
         self._has_refused = False
 
@@ -68,12 +65,7 @@ class Policy:
     def _pause(self) -> None:
         self._context.incident("paused", f"nan: the training is paused ({self._context.origin}); it goes on after"
                                " `hookd plugin config PID nan policy=report`, or a detach")  # fmt: skip
-        while not self._released.wait(_LOOK_S):  # in portions: signal handlers run between them
-            pass
-
-    def release(self) -> None:
-        """Let the training go on."""
-        self._released.set()
+        self._context.pause()
 
     def skip(self, optimizer: Optimizer) -> None:
         """Leave an optimizer no gradients: with gradients of zero it would still move by its momentum."""

@@ -11,12 +11,13 @@ from hookd import Plugin, hookimpl
 from tests.support.agent import running
 
 
-def train(steps: int) -> None:
+def train(steps: int, pause_s: float = 0.0) -> None:
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(steps):
         net(torch.ones(3, 4)).pow(2).sum().backward()
         optimizer.step()
+        time.sleep(pause_s)
 
 
 class Looker(Plugin):
@@ -47,7 +48,8 @@ class Looker(Plugin):
 
 def test_the_budget_stretches_what_is_sampled_to_the_longest_interval_and_no_further() -> None:
     with running(Looker) as agent:
-        train(96)
+        # A tenth of a step: far over the budget, and far from the half of one at which a plugin is put aside.
+        train(96, pause_s=0.02)
         steps = agent.plugin("looker").forwards
         assert steps[:8] == list(range(1, 9)), "at first it is not known what they cost"
         assert steps[-2:] == [81, 89]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import threading
 import warnings
 import weakref
@@ -18,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hookd import PluginError
 from hookd.agent import bootstrap
+from hookd.attach.change import change
+from hookd.config import PluginSpec
 from tests.support.processes import wait_until
 
 NAN, INF = math.nan, math.inf
@@ -64,6 +67,11 @@ def train(model, *, steps=6, at=3, strike=None, optimizer=None, loss=None):
 
 def found(incident):
     return incident["module"], incident["where"], incident["kind"], incident["step"]
+
+
+def findings(hook):
+    """Give the incidents but for the one that tells of a policy that changes the training."""
+    return [one for one in hook.incidents if one["kind"] != "training_changed"]
 
 
 class TestForward:
@@ -690,7 +698,7 @@ class TestPolicy:
         with pytest.raises(FloatingPointError, match=r"first NaN: layers\.2\.fc output at step 3"):
             train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
         assert hook.value("nan_policy", "raise") == 1
-        assert len(hook.incidents) == 1
+        assert [one["kind"] for one in hook.incidents] == ["training_changed", "nan"]
         model.layers[2].fc._forward_hooks.clear()
         train(model)  # what it left behind does not stand in the way
 
@@ -727,13 +735,13 @@ class TestPolicy:
         train(model, steps=1, optimizer=optimizer)
         assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
         assert hook.value("nan_policy", "skip") == 1
-        assert found(hook.incident) == ("", "loss", "nan", 4)
+        assert [found(one) for one in findings(hook)] == [("", "loss", "nan", 4)]
 
     def test_skip_lets_the_origin_be_found_after_a_hit_of_the_gate(self, hook):
         model = net()
         hook.start("nan", policy="skip", every=4)
         train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
-        assert [found(one) for one in hook.incidents] == [
+        assert [found(one) for one in findings(hook)] == [
             ("(root)", "output", "nan", 3),
             ("layers.2.fc", "output", "nan", 4),
         ]
@@ -751,9 +759,11 @@ class TestPolicy:
         thread.start()
         wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
         assert not done.wait(0.5)
-        bootstrap._agent._handle({"op": "configure", "name": "nan", "options": {"policy": "report"}})
+        changed = change(os.getpid(), "configure", PluginSpec.parse("nan:policy=report"), (), 60.0)
+        assert changed["options"] == {"policy": "report"}
         thread.join(60)
         assert done.is_set()
+        assert hook.metric("plugin_changes_training") == {}
 
     def test_detach_lets_a_paused_training_go_on(self, hook):
         thread = threading.Thread(target=train, args=(net(),), kwargs={"loss": lambda out, _step: out.mean() * NAN})

@@ -1,45 +1,56 @@
-"""One of two gloo ranks under hookd's `policy=skip`; the batch of one rank is bad once. nan_skip.py RANK STORE.
+"""Two gloo ranks; once the file POISON is there, the batch of one rank is bad once. nan_skip.py POISON STOP.
 
-Prints the step at which each rank skipped, as a sum over its weights before and after, and a hash of them at the end.
+Each rank prints the steps in which no weight has moved, whether all are finite in the end, and a hash of them. The file
+STOP ends the training, on both ranks after the same step.
 """
 
 import hashlib
+import os
 import sys
+import tempfile
+import time
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from clipping import is_over
+from torch import multiprocessing, nn
 
-import hookd
+RANKS = 2
 
 
 def weights(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def main(rank, store):
+def train(rank, store, poison, stop):
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    hookd.start([("nan", {"policy": "skip"})], run="ranks")
-    still = []
-    for step in range(1, 9):
-        batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * rank + step))
-        if (rank, step) == (1, 4):
-            batch[0, 0] = float("nan")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(rank)
+    step, is_due = 0, rank == 1
+    while not is_over(step, stop, RANKS):
+        step += 1
+        batch = torch.randn(4, 8, generator=generator)
+        if is_due and os.path.exists(poison):
+            is_due, batch[0, 0] = False, float("nan")
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         before = weights(model)
         optimizer.step()
         if torch.equal(before, weights(model)):
-            still.append(step)
-    hookd.stop()
+            print(f"rank {rank} still {step}", flush=True)
+        if step % 10 == 0:
+            print(f"rank {rank} step {step}", flush=True)
+        time.sleep(0.01)
     last = weights(model)
-    print("still", still, "finite", bool(last.isfinite().all()), hashlib.sha256(last.numpy().tobytes()).hexdigest())
+    print(f"rank {rank} finite {bool(last.isfinite().all())} {hashlib.sha256(last.numpy().tobytes()).hexdigest()}")
+    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = (os.path.join(directory, "store"), *sys.argv[1:])
+        multiprocessing.start_processes(train, arguments, RANKS, start_method="fork")

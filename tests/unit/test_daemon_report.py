@@ -87,13 +87,21 @@ def test_plugins_overhead_and_what_is_observed(page):
     put(page, "hookd_plugin_state", "gauge", [0], {"plugin": "nan", "state": "quarantined"})
     put(page, "hookd_plugin_state", "gauge", [1], {"plugin": "nan", "state": "active"})
     put(page, "hookd_plugin_errors", "counter", [2], {"plugin": "nan"})
+    put(page, "hookd_plugin_changes_training", "gauge", [0], {"plugin": "gradclip"})
     put(page, "hookd_overhead_seconds", "counter", [0.25], {"plugin": "nan"})
     put(page, "hookd_overhead_ratio", "gauge", [0.004])
     put(page, "hookd_modules", "gauge", [12], {"state": "observed"})
     found = report(page)
-    assert found["plugins"] == [
-        {"name": "nan", "state": "active", "errors": 2, "interval_steps": None, "overhead_seconds": 0.25}
-    ]
+    only_looks, clips = sorted(found["plugins"], key=lambda one: one["name"], reverse=True)
+    assert only_looks == {
+        "name": "nan",
+        "state": "active",
+        "changes_training": None,
+        "errors": 2,
+        "interval_steps": None,
+        "overhead_seconds": 0.25,
+    }
+    assert (clips["name"], clips["changes_training"]) == ("gradclip", False)
     assert found["overhead"] == {"ratio": 0.004, "seconds": 0.25}
     assert found["observed"] == {"observed": 12}
 
