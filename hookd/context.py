@@ -9,7 +9,7 @@ from hookd.errors import PluginError
 from hookd.metrics import Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
     from torch.nn import Parameter
@@ -33,6 +33,7 @@ class Numeric(Protocol):
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None: ...  # noqa: D102
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor: ...  # noqa: D102
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None: ...  # noqa: D102
+    def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]: ...  # noqa: D102
     def ask(self, context: Context, values: Sequence[Tensor], then: Numbers) -> None: ...  # noqa: D102
 
 
@@ -197,6 +198,15 @@ class Context:
             Two tensors of 0 dimensions where the tensor is; None if it has no numbers.
         """
         return self._host.numeric.extremes(tensor)
+
+    def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]:
+        """Give the largest magnitude in many tensors, such as all gradients: NaN if there is one; nothing can overflow.
+
+        Returns:
+            One number for each place: a float for all that are in the host's memory, then for each device and type a
+            tensor of 0 dimensions that stays there. Empty if no tensor has numbers.
+        """
+        return self._host.numeric.largest(tensors)
 
     def later(self, values: Sequence[Tensor], then: Numbers) -> None:
         """Read small tensors without waiting for their device: `then` is called with all their elements in one list.

@@ -16,6 +16,9 @@ class Plugin:
         every: how many steps lie between two sampled steps; the option `every` overrides it, and the governor
             stretches it when the budget is exceeded.
         longest: the longest interval, in steps, to which the governor may stretch; what must not miss a step says 1.
+        rare: which of the sampled hooks cost much more than the others, and may be stretched to `rarest` steps: where the
+            budget still does not do, they become rarer than `longest`. Only where both are set.
+        rarest: the longest interval of those, in steps.
         fixed_by_every: which of the sampled hooks the option `every` fixes; all of them where none is named. The
             others begin with that interval, and the governor stretches it.
         max_errors: how many errors quarantine the plugin.
@@ -27,5 +30,7 @@ class Plugin:
     sampled: tuple[str, ...] = ()
     every: int = 1
     longest: int = 4096
+    rare: tuple[str, ...] = ()
+    rarest: int = 0
     fixed_by_every: tuple[str, ...] = ()
     max_errors: int = 10

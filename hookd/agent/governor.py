@@ -85,11 +85,11 @@ class Governor:
         self._window_ns += elapsed
         self._window_steps += 1
         for entry in self._entries():
-            was_sampled = step % entry.interval == 0
+            kind = entry.kind(step)
             if was_measured:
-                entry.cost_ns[was_sampled] = spent.get(entry.number, 0)
-                self._watch(entry, entry.cost_ns[was_sampled], elapsed)
-            ns = entry.cost_ns.get(was_sampled, 0)
+                entry.cost_ns[kind] = spent.get(entry.number, 0)
+                self._watch(entry, entry.cost_ns[kind], elapsed)
+            ns = entry.cost_ns.get(kind, 0)
             entry.spent_ns += ns
             self._window_spent[entry.number] = self._window_spent.get(entry.number, 0) + ns
             self._session.core.overhead.labels(entry.name).inc(ns / 1e9)
@@ -116,7 +116,7 @@ class Governor:
         self.ratio = sum(self._window_spent.values()) / self._window_ns
         self._session.core.overhead_ratio.set(self.ratio)
         shares = sorted(((self._share(e), e) for e in self._entries() if self._can_stretch(e)), key=lambda one: -one[0])
-        bendable = sum(share for share, entry in shares if entry.interval < entry.plugin.longest)
+        bendable = sum(share for share, entry in shares if entry.stretch < entry.limit)
         if bendable > self.budget:
             any(self._stretch(entry, 2) for _, entry in shares)
         else:
@@ -125,31 +125,39 @@ class Governor:
         self._window_spent.clear()
 
     def _share(self, entry: Entry) -> float:
-        """Give what the sampled hooks of a plugin take of the training's time, at its present interval."""
-        extra_ns = entry.cost_ns.get(True, 0) - entry.cost_ns.get(False, 0)
-        return max(0.0, extra_ns / entry.interval) * self._window_steps / self._window_ns
+        """Give what the hooks of a plugin that can still be stretched take of the training's time.
+
+        Those are all sampled ones, or where these are at their longest interval the rare ones alone.
+        """
+        base = entry.cost_ns.get(0, 0)
+        if entry.stretch > entry.longest:
+            base = entry.cost_ns.get(1, base)
+        extra_ns = entry.cost_ns.get(2, 0) - base
+        return max(0.0, extra_ns / entry.stretch) * self._window_steps / self._window_ns
 
     def _relax_all(self, shares: list[tuple[float, Entry]], room: float) -> None:
         """Halve intervals, the cheapest plugins' first, as long as what that costs is less than `room`."""
         for share, entry in reversed(shares):
             wanted = wanted_interval(entry.plugin, entry.context)
             # One at its longest interval is not part of what was counted, and will be.
-            more = share if entry.interval < entry.plugin.longest else 2 * share
-            if entry.interval > wanted and more <= room:
-                self._set(entry, max(wanted, entry.interval // 2))
+            more = share if entry.stretch < entry.limit else 2 * share
+            if entry.stretch > wanted and more <= room:
+                self._set(entry, max(wanted, entry.stretch // 2))
                 room -= more
 
     @staticmethod
     def _can_stretch(entry: Entry) -> bool:
-        return entry.is_governed and entry.plugin.longest > 1
+        return entry.is_governed and entry.limit > 1
 
     def _stretch(self, entry: Entry, factor: int) -> bool:
         """Lengthen a plugin's interval; whether that was possible."""
-        if not self._can_stretch(entry) or entry.interval >= entry.plugin.longest:
+        if not self._can_stretch(entry) or entry.stretch >= entry.limit:
             return False
-        self._set(entry, min(entry.interval * factor, entry.plugin.longest))
+        self._set(entry, min(entry.stretch * factor, entry.limit))
         return True
 
-    def _set(self, entry: Entry, interval: int) -> None:
-        entry.interval = interval
-        self._session.core.sampling_interval.labels(entry.name).set(interval)
+    def _set(self, entry: Entry, stretch: int) -> None:
+        # Rare hooks are called in sampled steps: their interval is a multiple of the others'.
+        is_rare = entry.plugin.rare and stretch > entry.longest
+        entry.stretch = stretch // entry.longest * entry.longest if is_rare else stretch
+        self._session.core.sampling_interval.labels(entry.name).set(entry.interval)

@@ -10,16 +10,19 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 """The types that it takes, by their numbers in kernel.c."""
-VERSION = 1
+VERSION = 2
 """What `hookd_version` of a kernel returns that is called as below."""
 SUMS = 9
 FINITE, MASKED, BAD = range(3)
@@ -39,6 +42,8 @@ class Kernel:
         gaps = memory, number, memory, memory, number, number, memory
         self._strided = _function(library, "hookd_summary_strided", *gaps)
         self._gate = _function(library, "hookd_is_finite", memory, size, number, number)
+        self._largest = _function(library, "hookd_largest", memory, memory, number, number, number)
+        self._largest.restype = ctypes.c_double
 
     def sums(self, tensor: Tensor) -> list[float]:
         """Give the [9] sums of `Summary.of_sums` of a tensor that is not empty."""
@@ -58,6 +63,18 @@ class Kernel:
             return self._gate(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype], self.level)  # type: ignore[no-any-return]
         *_, nans, infs, negative = self.sums(tensor)
         return BAD if nans or infs else MASKED if negative else FINITE
+
+    def is_finite(self, tensor: Tensor) -> bool:
+        """Say whether all is finite, of a tensor of `DTYPES` that is contiguous; half the cost of `gate`."""
+        return not self._gate(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype], self.level)
+
+    def largest(self, tensors: Sequence[Tensor]) -> float:
+        """Give the largest magnitude in contiguous tensors of one of `DTYPES`; NaN if there is one, 0 of nothing."""
+        places = array("Q", [tensor.data_ptr() for tensor in tensors])
+        sizes = array("q", [tensor.numel() for tensor in tensors])
+        dtype = DTYPES[tensors[0].dtype]
+        at = places.buffer_info()[0], sizes.buffer_info()[0]
+        return self._largest(*at, len(tensors), dtype, self.level)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Give its memory back (musl's dlclose keeps it mapped). No thread may be inside it, or call it later."""

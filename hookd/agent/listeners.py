@@ -50,8 +50,9 @@ class Entry:
     Attributes:
         state: active, quarantined, disabled, or waiting: ready, and not yet switched on.
         errors: how often it raised, or returned something without the right to.
-        interval: steps between two sampled steps.
-        cost_ns: what it took in the last accounted step of each kind, `{was sampled: ns}`.
+        longest: the longest interval of what is not rare; a person may want a longer one.
+        stretch: steps between two calls of its rarest hooks: what the governor decides on.
+        cost_ns: what it took in the last accounted step of each kind, `{kind of the step: ns}`.
         spent_ns: estimated time spent in it.
         agreement: of all ranks, for a plugin that changes the training in a job of several.
     """
@@ -65,8 +66,9 @@ class Entry:
     state: str = "active"
     errors: int = 0
     last_error: str = ""
-    interval: int = 1
-    cost_ns: dict[bool, int] = field(default_factory=dict)
+    longest: int = 1
+    stretch: int = 1
+    cost_ns: dict[int, int] = field(default_factory=dict)
     spent_ns: int = 0
     agreement: Agreement | None = None
     logged: set[str] = field(default_factory=set)
@@ -84,7 +86,21 @@ class Entry:
         """Give the steps between two calls of a hook: 1 where it is not sampled."""
         if not self.is_sampled(hook):
             return 1
-        return self.context.fixed(hook) or self.interval
+        return self.context.fixed(hook) or (self.stretch if hook in self.plugin.rare else self.interval)
+
+    @property
+    def interval(self) -> int:
+        """Steps between two sampled steps; rare hooks may be called less often, in some of those."""
+        return min(self.stretch, self.longest) if self.plugin.rare else self.stretch
+
+    @property
+    def limit(self) -> int:
+        """How far the governor may stretch."""
+        return max(self.longest, self.plugin.rarest)
+
+    def kind(self, step: int) -> int:
+        """Tell steps apart by what they cost: 2 where all sampled hooks are called, 1 where the rare ones are not, 0."""
+        return 2 if step % self.stretch == 0 else int(step % self.interval == 0)
 
     @property
     def is_governed(self) -> bool:
@@ -142,7 +158,8 @@ class Registry:
         entry = Entry(self._next, plugin.name, plugin, context, by_name, state="waiting")
         self._next += 1
         entry.listeners = tuple(self._frozen(entry))
-        entry.interval = wanted_interval(plugin, context)
+        entry.stretch = wanted_interval(plugin, context)
+        entry.longest = max(plugin.longest, entry.stretch)
         if "every" in context.options:
             context.fix(plugin.fixed_by_every, entry.interval)
         self.entries[entry.number] = entry

@@ -7,7 +7,7 @@ results. On a device torch's operations do it there, and nobody waits for them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,13 @@ from hookd.agent.later import Later
 from hookd.summary import Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hookd.context import Context
 
 INF = math.inf
 STRIDED = torch.strided
+norms: Any = getattr(torch, "_foreach_norm", None)  # torch 1.13+
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 COMPRESSED = frozenset(getattr(torch, f"sparse_{name}", None) for name in ("csr", "csc", "bsr", "bsc"))
 CHUNK = 1 << 16
@@ -63,6 +64,8 @@ class Numeric:
 
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor:
         """Do what `Context.is_finite` says."""
+        if self._is_common(tensor) and self.kernel.is_finite(tensor):  # type: ignore[union-attr]  # there is one then
+            return True
         found = real(tensor)
         if found is None:
             return True
@@ -78,6 +81,32 @@ class Numeric:
         """Do what `Context.extremes` says."""
         found = real(tensor)
         return None if found is None else _ends(found)
+
+    def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]:
+        """Do what `Context.largest` says."""
+        groups: dict[tuple[bool, Any], list[Tensor]] = {}
+        for tensor in tensors:
+            if self._is_common(tensor):
+                groups.setdefault((True, tensor.dtype), []).append(tensor)
+            elif (found := real(tensor)) is not None:
+                groups.setdefault((False, (found.device, found.dtype)), []).append(found)
+        made = self.kernel
+        host = [made.largest(group) for (common, _), group in groups.items() if common and made is not None]
+        others = [largest_of(group) for (common, _), group in groups.items() if not common]
+        host += [one.item() for one in others if on_host(one)]
+        away: list[float | Tensor] = [one for one in others if not on_host(one)]
+        return [_max(host), *away] if host else away
+
+    def _is_common(self, tensor: Tensor) -> bool:
+        """Whether it is what nearly all tensors are, which the kernel takes as it is."""
+        return (
+            type(tensor) in PLAIN
+            and on_host(tensor)
+            and tensor.dtype in kernel.DTYPES
+            and tensor.layout is STRIDED
+            and self.kernel is not None
+            and tensor.is_contiguous()
+        )
 
     def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
         """Do what `Context.later` says."""
@@ -120,6 +149,20 @@ def real(tensor: Tensor) -> Tensor | None:
     if not tensor.numel() or tensor.is_meta:
         return None
     return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def _max(numbers: list[float]) -> float:
+    """Give the largest, or NaN if there is one."""
+    return next(filter(math.isnan, numbers), max(numbers))
+
+
+def largest_of(tensors: list[Tensor]) -> Tensor:
+    """Give the largest magnitude in tensors of one device and type that have numbers, by torch's operations."""
+    if norms is None:
+        ends = [torch.maximum(high, -low) for low, high in map(_ends, tensors)]
+    else:
+        ends = list(norms(tensors, INF))
+    return torch.stack(ends).max()
 
 
 def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,9 +37,9 @@ typedef struct { /* functions for one set of instructions */
     void (*f64)(const double *, int, double, Block *);
     void (*half)(const uint16_t *, int, float *);
     void (*brain)(const uint16_t *, int, float *);
-    int (*bounded_16)(const void *, int, uint64_t);
-    int (*bounded_32)(const void *, int, uint64_t);
-    int (*bounded_64)(const void *, int, uint64_t);
+    uint64_t (*most_16)(const void *, int);
+    uint64_t (*most_32)(const void *, int);
+    uint64_t (*most_64)(const void *, int);
 } Set;
 
 static inline uint32_t bits_of(float x) {
@@ -124,9 +124,9 @@ __attribute__((target("avx512f"))) static void half_avx512(const uint16_t *restr
 }
 #endif
 
-/* Whether the magnitude of every element is below a limit; read as integers, infinity and NaN are above all numbers. */
-#define GATE(set, with, bits, type, lanes)                                                                            \
-    with static int bounded_##bits##_##set(const void *memory, int n, uint64_t limit) {                               \
+/* The largest magnitude, in bits; read as integers, magnitudes keep their order, and infinity and NaN are the largest. */
+#define MOST(set, with, bits, type, lanes)                                                                            \
+    with static uint64_t most_##bits##_##set(const void *memory, int n) {                                              \
         const type *restrict x = memory, magnitude = (type)(~(uint64_t)0 >> (65 - bits));                             \
         type most[lanes] = {0};                                                                                       \
         int whole = n - n % lanes;                                                                                    \
@@ -141,18 +141,18 @@ __attribute__((target("avx512f"))) static void half_avx512(const uint16_t *restr
         }                                                                                                             \
         for (int j = 0; j < lanes; j++)                                                                               \
             most[0] = most[j] > most[0] ? most[j] : most[0];                                                          \
-        return (uint64_t)most[0] < limit;                                                                             \
+        return (uint64_t)most[0];                                                                                     \
     }
 
 #define SET(set, with, bytes)                                                                                         \
     FOLD(set, with, f32, float, int32_t, (bytes / 2))                                                                 \
     FOLD(set, with, f64, double, int64_t, (bytes / 4))                                                                \
     BRAIN(set, with)                                                                                                  \
-    GATE(set, with, 16, int16_t, (2 * bytes))                                                                         \
-    GATE(set, with, 32, int32_t, bytes)                                                                               \
-    GATE(set, with, 64, int64_t, (bytes / 2))                                                                         \
-    static const Set set = {f32_##set,        f64_##set,        half_##set,      brain_##set,                         \
-                            bounded_16_##set, bounded_32_##set, bounded_64_##set};
+    MOST(set, with, 16, int16_t, (2 * bytes))                                                                         \
+    MOST(set, with, 32, int32_t, bytes)                                                                               \
+    MOST(set, with, 64, int64_t, (bytes / 2))                                                                         \
+    static const Set set = {f32_##set,     f64_##set,     half_##set,   brain_##set,                                  \
+                            most_16_##set, most_32_##set, most_64_##set};
 
 SET(plain, , 16)
 #if defined(__x86_64__)
@@ -279,7 +279,7 @@ static void block(const Set *set, const void *x, int n, int dtype, double *out) 
 
 /* Who calls this file knows what it takes and gives by this number: hookd/agent/kernel.py. */
 EXPORTED int hookd_version(void) {
-    return 1;
+    return 2;
 }
 
 /* What this processor has: 0 for any, 1 for AVX2 with FMA and F16C, 2 for AVX-512 as in Skylake's servers. */
@@ -361,22 +361,47 @@ EXPORTED void hookd_summary_strided(const void *x, int dims, const int64_t *size
         block(set, raw, filled, dtype, out);
 }
 
+static const uint64_t infinity[] = {0x7f800000u, 0x7ff0000000000000u, 0x7c00u, 0x7f80u}; /* by dtype */
+
+typedef uint64_t (*Most)(const void *, int);
+
+static Most most_of(const Set *set, int dtype) {
+    int width = size_of(dtype);
+    return width == 8 ? set->most_64 : width == 4 ? set->most_32 : set->most_16;
+}
+
 /* Say what of n elements that lie side by side is not finite: 0 nothing, 1 nothing but -inf, 2 NaN or inf. */
 EXPORTED int hookd_is_finite(const void *x, int64_t n, int dtype, int level) {
-    static const uint64_t infinity[] = {0x7f800000u, 0x7ff0000000000000u, 0x7c00u, 0x7f80u};
-    const Set *set = set_of(level);
     int width = size_of(dtype), found = 0;
-    int (*bounded)(const void *, int, uint64_t) =
-        width == 8 ? set->bounded_64 : width == 4 ? set->bounded_32 : set->bounded_16;
+    Most most = most_of(set_of(level), dtype);
     int (*masked)(const void *, int, uint64_t) = width == 8 ? masked_64 : width == 4 ? masked_32 : masked_16;
     for (int64_t i = 0; i < n; i += BLOCK) {
         const char *at = (const char *)x + i * width;
         int m = (int)(n - i < BLOCK ? n - i : BLOCK);
-        if (bounded(at, m, infinity[dtype]))
+        if (most(at, m) < infinity[dtype])
             continue;
         if (!masked(at, m, infinity[dtype]))
             return 2;
         found = 1;
     }
     return found;
+}
+
+/* Give the largest magnitude in several tensors, each of whose n elements lie side by side; NaN if there is one. */
+EXPORTED double hookd_largest(const void *const *x, const int64_t *n, int tensors, int dtype, int level) {
+    Most most = most_of(set_of(level), dtype);
+    uint64_t largest = 0;
+    for (int t = 0; t < tensors; t++)
+        for (int64_t i = 0; i < n[t]; i += BLOCK) {
+            uint64_t m = most((const char *)x[t] + i * size_of(dtype), (int)(n[t] - i < BLOCK ? n[t] - i : BLOCK));
+            largest = m > largest ? m : largest;
+        }
+    union { uint64_t u; double f; } wide = {largest};
+    uint16_t half = (uint16_t)largest;
+    float narrow = from_bits((uint32_t)largest << (dtype == BF16 ? 16 : 0));
+    if (dtype == F64)
+        return wide.f;
+    if (dtype == F16)
+        half_plain(&half, 1, &narrow);
+    return narrow;
 }

@@ -7,10 +7,11 @@
 
 How often it looks. At every step there is a *gate*: what a model gives back, the loss, and the gradients that an
 optimizer is about to use. The modules are looked at as often as the budget allows, at least one step in ten (the metric
-`hookd_sampling_interval_steps` says which). After a hit of the gate every module is looked at, until the origin is
-known. An incident says `exact`, or `born since step X`: X is the first step in which that place was not looked at. With
-`every=1` the outputs of all modules are looked at in every step, whatever that costs; `every=N` in one step of N. The
-gradients that flow between modules, which cost several times as much, stay within the budget.
+`hookd_sampling_interval_steps` says which), and the gradients that flow between them, which cost several times as much,
+at least one step in a hundred: that a gradient is bad the gate sees at once, this says which module made it. After a
+hit of the gate every module and every gradient is looked at, until the origin is known. An incident says `exact`, or
+`born since step X`: X is the first step in which that place was not looked at. With `every=1` the outputs of all
+modules are looked at in every step, whatever that costs; `every=N` in one step of N.
 
 How the origin is found. A module call whose output is bad, though its inputs and its own parameters are not, made the
 bad value itself: a container too, whose own code or hook did it. If one of its own parameters is bad, that is named.
@@ -58,9 +59,9 @@ from hookd_nan.gradients import Gradients
 from hookd_nan.judge import Event, Judge, Looks
 from hookd_nan.pending import Queue
 from hookd_nan.policy import POLICIES, Policy
-from hookd_nan.recorder import Recorder, nothing
+from hookd_nan.recorder import Recorder
 from hookd_nan.report import Reporter
-from hookd_nan.scan import INF, Found, Scan, Seen, is_bad, on_host, own_tensors
+from hookd_nan.scan import INF, Found, Scan, Seen, is_bad, nothing, on_host, own_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -80,6 +81,8 @@ class NaN(Plugin):
     sampled = ("forward", "backward_pre", "backward")
     every = 1
     longest = 10
+    rare = ("backward_pre", "backward")
+    rarest = 100
     fixed_by_every = ("forward",)
     mutating = ("step_pre",)  # with a policy other than report
 

@@ -41,13 +41,13 @@ class Recorder:
         self._loss = first.item() if first is not None and on_host(first) and first.numel() == 1 else None
 
     def step(self, optimizer: Optimizer, largest: float | None) -> None:
-        """Note a step: its loss, the norm of its largest gradient, its learning rate."""
+        """Note a step: its loss, the largest magnitude in its gradients, its learning rate."""
         rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
         self._steps.append(
             {
                 "step": self._context.step,
                 "loss": self._loss,
-                "largest_gradient_norm": largest,
+                "largest_gradient": largest,
                 "lr": rate if isinstance(rate, (int, float)) else None,
             }
         )
@@ -67,10 +67,6 @@ class Recorder:
             return {"module": name}
         call = {"module": name, "min": number(summary.min), "max": number(summary.max), "norm": number(summary.norm)}
         return {**call, "is_changed": True} if tensor._version != more else call  # noqa: SLF001
-
-
-def nothing() -> None:
-    """Stand in for a reference to an output that is no single tensor."""
 
 
 def number(value: float) -> float | str:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 Range = tuple[Tensor, Tensor]  # minimum and maximum, 0-dim
 Found = Union[str, list[Range]]  # "" (nothing bad), "inf" or "nan"; on a device the ranges, to be read later
 INF = math.inf
-_norms: Any = getattr(torch, "_foreach_norm", None)  # torch 1.13+
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
-_SUMMED = frozenset((torch.bfloat16, torch.float32, torch.float64))  # a sum of squares of float16 overflows too easily
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -31,7 +28,7 @@ class Scan:
     """Looks at tensors of any kind. `-inf` alone is no finding where masks are expected, unless `neginf`.
 
     Attributes:
-        largest: the largest norm of those that `many` has looked at last, None where it is not known.
+        largest: the largest magnitude in those that `many` has looked at last, None where it is not known.
     """
 
     def __init__(self, context: Context, *, neginf: bool) -> None:
@@ -70,25 +67,17 @@ class Scan:
         }
 
     def many(self, found: list[Tensor]) -> Found:
-        """Look at many tensors that are mostly good, such as all gradients: one call for all of a kind.
-
-        Their norms are finite if they are. A norm that is not may have overflowed: then each tensor is looked at. On a
-        device nobody can look again later, so there it is the norm that does not overflow, the largest absolute value.
-        """
+        """Look at many tensors that are mostly good, such as all gradients: as one, and one by one if that is bad."""
         self.largest = None
-        groups, rest = _groups(found)
         ranges: list[Range] = []
-        for group in groups:
-            is_here = on_host(group[0])
-            worst = torch.stack(_norms(group, 2 if is_here else INF)).max()
-            if not is_here:
-                ranges.append((worst, worst))
-                continue
-            self.largest = max(worst.item(), self.largest or 0.0)
-            if not self.largest < INF:
-                return self(found)
-        kind = self(rest)
-        return kind if isinstance(kind, str) and kind else [*ranges, *kind] if ranges else kind
+        for largest in self._context.largest(found):
+            if isinstance(largest, float):
+                self.largest = largest
+                if not largest < INF:
+                    return self(found)
+            else:
+                ranges.append((largest, largest))
+        return ranges or ""
 
 
 def kind_of(low: float, high: float, *, masks: bool = False) -> str:
@@ -112,24 +101,8 @@ def own_tensors(module: torch.nn.Module | None) -> dict[str, Tensor]:
     return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 
-def _groups(found: list[Tensor]) -> tuple[list[list[Tensor]], list[Tensor]]:
-    groups: dict[Any, list[Tensor]] = {}
-    rest = []
-    for tensor in found:
-        if _norms is not None and _has_norm(tensor):
-            groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-        else:
-            rest.append(tensor)
-    return list(groups.values()), rest
-
-
-def _has_norm(tensor: Tensor) -> bool:
-    """Whether it is what nearly all gradients are: strided, of a common floating-point type, and of no subclass."""
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
-        return False
-    if on_host(tensor):
-        return tensor.dtype in _SUMMED
-    return tensor.numel() > 0 and tensor.is_floating_point()  # nothing has no largest value
+def nothing() -> None:
+    """Stand in for a reference to an output that is gone, or that is no single tensor."""
 
 
 class Seen:
@@ -141,10 +114,13 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self.ref: Any = lambda: None
+        self.ref: Any = nothing
         self.version = 0
 
     def note(self, tensor: Tensor) -> None:
         """Remember a good one; weakly, and only where a change of it would show."""
-        if not tensor.is_inference():
-            self.ref, self.version = weakref.ref(tensor), tensor._version  # noqa: SLF001
+        try:
+            self.version = tensor._version  # noqa: SLF001
+            self.ref = weakref.ref(tensor)
+        except RuntimeError:  # an inference tensor does not count its changes
+            self.ref = nothing

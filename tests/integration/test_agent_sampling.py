@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import torch
@@ -55,6 +56,21 @@ def test_the_budget_stretches_what_is_sampled_to_the_longest_interval_and_no_fur
         assert steps[-2:] == [81, 89]
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 8}
         assert agent.state("looker") == "active"
+
+
+def test_rare_hooks_are_stretched_further_and_called_in_steps_in_which_the_others_are() -> None:
+    class Rarer(Looker):
+        longest = 4
+        rare = ("loss",)
+        rarest = 30
+
+    with running(Rarer) as agent:
+        train(200, pause_s=0.005)
+        looker = agent.plugin("looker")
+        assert {b - a for a, b in itertools.pairwise(looker.forwards[-10:])} == {4}
+        assert looker.losses[-1] - looker.losses[-2] == 28
+        assert set(looker.losses) <= set(looker.forwards)
+        assert agent.values("hookd_sampling_interval_steps") == {("looker",): 4}
 
 
 def test_every_fixes_the_hooks_that_the_plugin_names_and_the_budget_stretches_the_others() -> None:
