@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
-    from hookd.events import Module
+    from hookd.events import Call, Module
     from hookd.page import PageWriter
     from hookd.summary import Summary
 
@@ -50,6 +50,7 @@ class Host(Protocol):
     def step_now(self) -> int: ...  # noqa: D102
     def step_offset(self) -> int | None: ...  # noqa: D102
     def module_stack(self) -> tuple[Module, ...]: ...  # noqa: D102
+    def calls_now(self) -> Sequence[Call]: ...  # noqa: D102
     def model_roots(self) -> list[Module]: ...  # noqa: D102
     def module_states(self) -> list[tuple[Module, str]]: ...  # noqa: D102
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
@@ -256,6 +257,14 @@ class Context:
     def stack(self) -> tuple[Module, ...]:
         """Give the modules that this thread is inside of, the outermost first."""
         return self._host.module_stack()
+
+    def calls(self) -> Sequence[Call]:
+        """Give what the module calls inside this thread's outermost call have returned, in the order of returning.
+
+        Until the next outermost call; at every step, sampled or not, for a plugin whose `remembers` is true. It costs a
+        third of a hook: a call is remembered weakly, and most outputs live until the backward.
+        """
+        return self._host.calls_now()
 
     def roots(self) -> list[Module]:
         """Give the roots of all models seen, in the order in which they were first called."""

@@ -122,3 +122,13 @@ class ControlError(HookdError):
 
 class TrainingError(Exception):
     """What a plugin with `mutates = True` raises in a hook for the training code: only this is passed on to it."""
+
+
+def several_ranks(name: str, world_size: int, hint: str = "") -> PluginError:
+    """Make the error for what would change the training of one rank of several."""
+    return PluginError(
+        f"{name}: this job has {world_size} ranks, and what changes the training must begin on all of them at one step",
+        reason="several-ranks",
+        hint=hint
+        or f"Attach to all of its ranks at once (--tree), or to each and then `hookd plugin enable PID {name}`.",
+    )

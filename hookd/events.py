@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import weakref
+    from collections.abc import Callable
 
-    from torch import nn
+    from torch import Tensor, nn
 
 
 class Module:
@@ -44,3 +45,22 @@ class Module:
 
     def __repr__(self) -> str:
         return f"<Module {self.name} ({self.type})>"
+
+
+class Call(NamedTuple):
+    """A tensor that a module call has returned; it is not kept alive.
+
+    Attributes:
+        module: that was called.
+        ref: gives the tensor, or None when it is gone.
+        version: which version of the tensor was returned: an operation in place makes another. -1 where that is unknown.
+    """
+
+    module: Module
+    ref: Callable[[], Tensor | None]
+    version: int
+
+    def output(self) -> Tensor | None:
+        """Give the tensor as it was returned; None when it is gone, or was changed in place, or may have been."""
+        tensor = self.ref()
+        return tensor if tensor is not None and self.version == tensor._version else None  # noqa: SLF001

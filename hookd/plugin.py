@@ -21,6 +21,7 @@ class Plugin:
         rarest: the longest interval of those, in steps.
         fixed_by_every: which of the sampled hooks the option `every` fixes; all of them where none is named. The
             others begin with that interval, and the governor stretches it.
+        remembers: whether `Context.calls` is kept for it, for the modules at which it listens to `forward`.
         max_errors: how many errors quarantine the plugin.
     """
 
@@ -33,4 +34,5 @@ class Plugin:
     rare: tuple[str, ...] = ()
     rarest: int = 0
     fixed_by_every: tuple[str, ...] = ()
+    remembers: bool = False
     max_errors: int = 10

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.agent.faults import Failure
 from hookd.agreement import boundary_ahead
-from hookd.errors import ControlError, PluginError
+from hookd.errors import ControlError
 
 if TYPE_CHECKING:
     from hookd.agent.listeners import Entry
@@ -282,15 +282,6 @@ class Changes:
 
 def _options(entry: Entry) -> str:
     return ", ".join(f"{key}={value}" for key, value in entry.context.options.items()) or "its defaults"
-
-
-def several_ranks(name: str, world_size: int) -> PluginError:
-    """Make the error for what would change one of several ranks without an agreement."""
-    return PluginError(
-        f"{name}: this job has {world_size} ranks, and what changes the training must begin on all of them at one step",
-        reason="several-ranks",
-        hint=f"Attach to all of its ranks at once (--tree), or to each and then `hookd plugin enable PID {name}`.",
-    )
 
 
 def _distributed() -> Any:

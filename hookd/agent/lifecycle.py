@@ -13,7 +13,6 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import spawn
-from hookd.agent.changes import several_ranks
 from hookd.agent.control import Control
 from hookd.agent.fork import set_after_fork
 from hookd.agent.identity import identity, ranks
@@ -21,7 +20,7 @@ from hookd.agent.loader import release
 from hookd.agent.session import Session
 from hookd.agent.standby import Standby
 from hookd.agreement import Agreement
-from hookd.errors import ControlError, PluginError
+from hookd.errors import ControlError, PluginError, several_ranks
 from hookd.page import PageWriter
 from hookd.plugin import Plugin
 from hookd.version import __version__

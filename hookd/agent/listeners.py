@@ -30,6 +30,7 @@ class Listener:
     hook: str
     arguments: tuple[str, ...]
     mutates: bool
+    remembers: bool
     call: Callable[..., Any] = field(compare=False, hash=False)
 
     @property
@@ -114,6 +115,7 @@ class Registry:
     Attributes:
         agreed: those that change the training as all ranks have agreed.
         alone: those that change it because there was one rank.
+        remembers: whether a plugin wants the calls of the threads kept.
     """
 
     def __init__(self) -> None:
@@ -123,6 +125,7 @@ class Registry:
         self._next = 0
         self.agreed: list[Entry] = []
         self.alone: list[Entry] = []
+        self.remembers = False
 
     def named(self, name: str) -> Entry:
         """Find a loaded plugin; while its options are changed, the one that is there.
@@ -163,6 +166,7 @@ class Registry:
         if "every" in context.options:
             context.fix(plugin.fixed_by_every, entry.interval)
         self.entries[entry.number] = entry
+        self.remembers = self.remembers or plugin.remembers
         return entry
 
     def remove(self, entry: Entry) -> None:
@@ -196,7 +200,8 @@ class Registry:
                         self._manager.unregister(entry.plugin)
                         raise PluginError(f"{entry.name}: {hook} is a hook wrapper, which hot hooks do not allow")
                     names = tuple(impl.argnames)
-                    listeners.append(Listener(entry.number, hook, names, _mutates(entry.plugin, hook), impl.function))
+                    rights = _mutates(entry.plugin, hook), entry.plugin.remembers
+                    listeners.append(Listener(entry.number, hook, names, *rights, impl.function))
         return listeners
 
 

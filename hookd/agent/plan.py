@@ -7,7 +7,7 @@ The source depends only on which hooks of which plugins listen, so it is compile
 each module by a closure.
 
 In the source, upper-case words are replaced; all lower-case names are globals of the plan's namespace: `cells` (the
-page), `local` (the threads), `clock`, `versions_of`, `f_<n>_<hook>` and `on_<n>_<hook>` (plugin n's callback and whether it is on).
+page), `local` (the threads), `clock`, `versions_of`, `remember`, `f_<n>_<hook>` and `on_<n>_<hook>` (plugin n's callback and whether it is on).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def make(module, number, again):
             STOPPED
             raise
         thread.top = top
+        REMEMBER
         LEAVE
         return output
     return run
@@ -81,6 +82,8 @@ def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapp
     parts["BUSY"] = "thread.busy or is_unreal()" if any(one.mutates for one in listeners) else "thread.busy"
     if wrapped:
         parts["WRAPPED"] = f"if top is not None and top[0] is module:\n    return {call}"
+    remembers = any(one.remembers and one.hook == "forward" for one in listeners) and not recompute
+    parts["REMEMBER"] = "if thread.calls is not None:\n    remember(thread.calls, module, output)" if remembers else ""
     parts["PRE"], parts["POST"], parts["STOPPED"] = _sections(listeners, recompute=recompute)
     lines = [line for line in BODY.splitlines() if not (recompute and ("graph_task" in line or " again(" in line))]
     return "\n".join(_filled(line, parts) for line in lines)

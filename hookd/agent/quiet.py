@@ -8,12 +8,20 @@ would lose its gradient).
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookd.agent.faults import Failure, is_from_signal_handler
-from hookd.nested import versions
+from hookd.events import Call
+from hookd.nested import tensors, versions
+
+if TYPE_CHECKING:
+    from hookd.events import Module
+
+REMEMBERED = 20_000
+"""So many calls are remembered of one outermost call."""
 
 _C = torch._C
 _Tensor = torch.Tensor
@@ -46,6 +54,20 @@ def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, .
         if is_from_signal_handler(failure):
             raise
         return ()
+
+
+def remember(calls: list[Call], module: Module, output: Any) -> None:
+    """Note what a call has returned, in the order of returning; nothing is kept alive, and nothing of it can fail."""
+    if _function_modes() or len(calls) >= REMEMBERED:  # a mode would see that the version is asked for
+        return
+    try:
+        if type(output) is _Tensor:  # as nearly always
+            calls.append(Call(module, weakref.ref(output), output._version))
+        else:
+            calls += [Call(module, weakref.ref(one), one._version) for one in tensors(output)]
+    except Failure as failure:  # an inference tensor has no version
+        if is_from_signal_handler(failure):
+            raise
 
 
 def enter() -> list[Any] | None:

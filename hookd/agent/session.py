@@ -14,7 +14,7 @@ import torch
 
 from hookd import page as pages
 from hookd.agent import backward, quiet
-from hookd.agent.changes import Changes, several_ranks
+from hookd.agent.changes import Changes
 from hookd.agent.core import CoreMetrics
 from hookd.agent.data import Data
 from hookd.agent.faults import Failure, is_from_signal_handler
@@ -27,17 +27,17 @@ from hookd.agent.plan import pair
 from hookd.agent.steps import Steps
 from hookd.agent.threads import Threads
 from hookd.context import Context
-from hookd.errors import PluginError, TrainingError
+from hookd.errors import PluginError, TrainingError, several_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
     from hookd.agent.listeners import Entry, Listener
     from hookd.agent.threads import ThreadState
-    from hookd.events import Module
+    from hookd.events import Call, Module
     from hookd.plugin import Plugin
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
@@ -84,7 +84,7 @@ class Session:
             "cells": self.cells, "local": self.local, "clock": time.perf_counter_ns, "Failure": Failure,
             "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
-            "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
+            "versions_of": quiet.versions_of, "remember": quiet.remember, "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
             "begins": self._forward_begins, "ends": self._forward_ends, "was_stopped": _was_stopped, "fault": self._fault, "stray": self._stray, "charge": self._charge,
             "accounting": False, "backward_on": False,
         }  # fmt: skip
@@ -394,6 +394,7 @@ class Session:
     def _forward_begins(self, thread: ThreadState) -> None:
         """A call begins inside of no other."""
         self.steps.forward_begins()
+        thread.calls = [] if self.registry.remembers else None
         if self.registry.alone:
             self.changes.require_alone()
         if self.models.learning:
@@ -494,6 +495,10 @@ class Session:
     def module_stack(self) -> tuple[Module, ...]:
         """Give the modules that the calling thread is inside of."""
         return self.local.thread.stack()
+
+    def calls_now(self) -> Sequence[Call]:
+        """Give what the module calls of the calling thread have returned."""
+        return self.local.thread.calls or ()
 
     def model_roots(self) -> list[Module]:
         """Give the roots of all models that are alive."""

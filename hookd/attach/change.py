@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.agreement import Agreement, boundary_ahead, disagreement
 from hookd.attach import discover, payload, proc
 from hookd.attach.control import Control
-from hookd.errors import ControlError, HookdError, PluginError, UsageError
+from hookd.errors import ControlError, HookdError, PluginError, UsageError, several_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ def change(
     deadline = time.monotonic() + timeout_s
     for margin_s in MARGINS_S:
         with contextlib.suppress(_TooLateError), contextlib.ExitStack() as stack:
-            return _attempt(stack, pid, request, margin_s, deadline)
+            return _attempt(stack, pid, request, margin_s, deadline, name=spec.name)
     raise ControlError(
         "the ranks were past the boundary before all of them knew of it; nothing is changed", reason="cannot-agree",
         hint="The machine may be busy: try again.",
@@ -99,7 +99,7 @@ class _TooLateError(ControlError):
 
 
 def _attempt(
-    stack: contextlib.ExitStack, pid: int, request: Mapping[str, Any], margin_s: float, deadline: float
+    stack: contextlib.ExitStack, pid: int, request: Mapping[str, Any], margin_s: float, deadline: float, *, name: str
 ) -> dict[str, Any]:
     """Prepare everywhere, choose the step, arm everywhere, commit, see it done. Closing a connection takes all back."""
     first = stack.enter_context(Control.connect(pid))
@@ -112,7 +112,7 @@ def _attempt(
         if int(answer["ranks"]) == 1:
             first.request("arm")
             return {**_await_done(held, deadline), **told}
-        for rank, other in _others(pid, int(answer["ranks"])).items():
+        for rank, other in _others(pid, int(answer["ranks"]), name).items():
             with _naming(rank, other):
                 held[rank] = stack.enter_context(Control.connect(other))
                 if held[rank].request(**request).get("state") != "prepared":
@@ -143,7 +143,7 @@ def _naming(rank: int, pid: int) -> Iterator[None]:
         raise
 
 
-def _others(pid: int, world_size: int) -> dict[int, int]:
+def _others(pid: int, world_size: int, name: str) -> dict[int, int]:
     """Find the other ranks of a target's job: same run, same number of ranks, same parent.
 
     Raises:
@@ -159,11 +159,12 @@ def _others(pid: int, world_size: int) -> dict[int, int]:
                     found[int(there.get("rank", 0))] = one.pid
     if sorted(found) != list(range(world_size)):
         ranks = ", ".join(map(str, sorted(found)))
-        raise PluginError(
-            f"this job has {world_size} ranks, and hookd is attached to {len(found)} of them on this machine (rank {ranks})",
-            reason="several-ranks",
-            hint=f"`hookd attach --tree {parent}` attaches to all that process {parent} has started. A job that spans "
-            "machines cannot be changed: its ranks could not agree on the step.",
+        raise several_ranks(
+            name,
+            world_size,
+            f"hookd is attached to {len(found)} of them on this machine (rank {ranks}); `hookd attach --tree {parent}` "
+            f"attaches to all that process {parent} has started. A job that spans machines cannot be changed: its ranks "
+            "could not agree on the step.",
         )
     return {rank: other for rank, other in found.items() if other != pid}
 

@@ -18,10 +18,12 @@ bad value itself: a container too, whose own code or hook did it. If one of its 
 If its inputs were bad already, the module that called it decides when it returns, and at the outermost call the input
 of the model is to blame. A module that changed its inputs in place is named with the remark that they are unknown. In
 a backward, the first bad gradient in the order of execution is the origin; a bad loss after good outputs has no module.
-What follows from the origin is counted, but not reported again. Where the gate alone has seen it, a bad input, a bad
-parameter and a bad loss are known at once; else the incident names the model's output, or the parameter whose bad
-gradient came first, and a second incident names the module when it makes another one. It never does if an optimizer
-has used the bad gradients in the meantime: then all parameters are bad, and nothing is known but the first incident.
+What follows from the origin is counted, but not reported again. Where the gate alone has seen it, in a step in which
+the modules were not looked at, a bad input, a bad parameter and a bad loss are known at once. A bad output of the model
+is traced back through the outputs of the calls in it, as far as they still live: the first bad one is named, with the
+modules before it whose outputs are gone (`or_in`). Of bad gradients, the parameter whose gradient came first is named.
+A second incident names the module when it makes another one. It never does if an optimizer has used the bad gradients
+in the meantime: then all parameters are bad, and nothing is known but the first incident.
 
 Gradients under a GradScaler overflow on purpose. So a bad gradient is only a suspect until it is known what became of
 it: an optimizer step about to use it makes it an origin; a fused optimizer told of `found_inf`, or gradients that were
@@ -60,8 +62,8 @@ from hookd_nan.judge import Event, Judge, Looks
 from hookd_nan.pending import Queue
 from hookd_nan.policy import POLICIES, Policy
 from hookd_nan.recorder import Recorder
-from hookd_nan.report import Reporter
-from hookd_nan.scan import INF, Found, Scan, Seen, is_bad, nothing, on_host, own_tensors
+from hookd_nan.report import Reporter, path
+from hookd_nan.scan import INF, Found, Scan, Seen, is_bad, on_host, own_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -83,6 +85,7 @@ class NaN(Plugin):
     longest = 10
     rare = ("backward_pre", "backward")
     rarest = 100
+    remembers = True
     fixed_by_every = ("forward",)
     mutating = ("step_pre",)  # with a policy other than report
 
@@ -142,15 +145,12 @@ class NaN(Plugin):
                 return
             if on_host(output) and self.is_finite(output, masks=self.masks):
                 seen.note(output)
-                self.recorder.calls.append((module.name, seen.ref, seen.version))
                 return
         found = self.scan(tensors_in(output), masks=True)
         if self.reporter.is_over:
             self._spread(module, found)
         elif found or self.judge.pending:
             self._returned(module, found, output, (inputs, kwargs), versions)
-        else:
-            self.recorder.calls.append((module.name, nothing, 0))
 
     def _spread(self, module: Module, found: Found) -> None:
         """Count what follows from the origin."""
@@ -177,7 +177,7 @@ class NaN(Plugin):
     def _judge_call(self, event: Event) -> None:
         self._count(event)
         if event.ends and not event.kind:
-            self.recorder.calls.append((event.module, *event.ends))
+            self.recorder.seen.append((event.module, *event.ends))
         self.reporter.report(self.judge.call(event))
 
     @hookimpl
@@ -195,14 +195,35 @@ class NaN(Plugin):
             self._gate_hit(module, found, output, (inputs, kwargs))
 
     def _gate_hit(self, module: Module, found: Found, output: Any, inputs: tuple[Any, Any]) -> None:
-        """Tell what can be told of a bad output of a model: whether its input or a parameter was bad already."""
+        """Tell where a bad output of a model comes from: its input, a parameter, or the first call with a bad output."""
         event = self._event("output", module.name, self.forwards)
         event.is_certain = module.leaf
         inputs_found = self.scan(tensors_in(inputs), masks=True)
         if isinstance(found, str) and isinstance(inputs_found, str) and not inputs_found:
             event.details = self._details(dict(enumerate(tensors_in(output))))
-            self.gradients.blame_parameter(event, module, self.gates.since(event.step))
+            if not self.gradients.blame_parameter(event, module, self.gates.since(event.step)):
+                self._blame_call(event)
         self.queue.submit(self._judge_gate, event, found, inputs_found, masks=self.masks)
+
+    def _blame_call(self, event: Event) -> None:
+        """Put the first call into an event whose output is bad, as far as outputs are still there, unchanged."""
+        gone: list[str] = []
+        for at, call in enumerate(self.context.calls()):
+            tensor = call.output()
+            found = self.scan([tensor], masks=True) if tensor is not None else ""
+            if tensor is None:
+                gone.append(call.module.name)
+            elif found:
+                event.module, event.kind, event.at = call.module.name, str(found), at
+                event.stack = path(call.module)
+                event.details = self.scan.counts(tensor)
+                break
+            else:
+                gone.clear()  # a NaN before it would most likely be in it
+        event.is_certain = not gone
+        event.since = event.step
+        if gone:
+            event.details["or_in"] = gone
 
     def _judge_gate(self, event: Event) -> None:
         self._count(event)

@@ -52,7 +52,7 @@ class Gradients:
             if parameter.grad is not None:
                 yield name, parameter, parameter.grad
 
-    def blame_parameter(self, event: Event, root: Module, since: int) -> None:
+    def blame_parameter(self, event: Event, root: Module, since: int) -> bool:
         """Put a bad parameter or buffer of a model into an event, if there is one; it may be bad `since` that step."""
         model = root.torch()
         for name, module in model.named_modules() if model is not None else ():
@@ -61,7 +61,8 @@ class Gradients:
                     event.where, event.module = "param", f"{_prefix(root)}{name or '(root)'}"
                     event.details = {"parameter": own_name, **self._scan.counts(tensor)}
                     event.is_certain, event.since = True, since
-                    return
+                    return True
+        return False
 
 
 def _parameters(root: Module) -> Iterator[tuple[str, Tensor]]:

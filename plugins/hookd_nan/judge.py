@@ -16,7 +16,7 @@ class Event:
     `order` counts up with the events; of a module's gradient, `inputs` is that of its output, and `reached` the order
     in which that arrived. `since` is the first step in which it may have been born, 0 if nobody knows; `is_certain`
     says that it was born at this place, and was not only noticed there. `is_late`: it is judged when the training code
-    has gone on. `ends`: smallest and largest element, where they came from a device.
+    has gone on. `ends`: smallest and largest element, where they came from a device. `at`: how many of the remembered calls came before it.
     """
 
     where: str
@@ -32,6 +32,7 @@ class Event:
     is_certain: bool = True
     is_late: bool = False
     ends: tuple[float, float] | tuple[()] = ()
+    at: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 

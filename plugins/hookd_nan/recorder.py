@@ -1,6 +1,6 @@
 """The flight recorder: the last module calls before the first NaN, and what the last steps looked like.
 
-It keeps no tensor and computes nothing until it is asked: it remembers outputs weakly, and of those that are alive at
+It keeps no tensor and computes nothing until it is asked: hookd remembers outputs weakly, and of those that are alive at
 the moment of the incident (autograd keeps most of a forward's) their numbers are taken then. Runs in the target.
 """
 
@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from hookd_nan.scan import on_host
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.optim import Optimizer
 
-    from hookd import Context
+    from hookd import Call, Context
 
 STEPS = 8
 
@@ -25,13 +24,13 @@ class Recorder:
     """The last calls and the last steps.
 
     Attributes:
-        calls: `(module's name, weak reference to its output, the output's version)`, or on a device
-            `(name, smallest, largest element)`; the newest last.
+        seen: the last calls whose outputs were on a device: `(module's name, smallest, largest element)`.
     """
 
     def __init__(self, context: Context, calls: int) -> None:
         self._context = context
-        self.calls: deque[tuple[str, Any, Any]] = deque(maxlen=calls)
+        self._length = calls
+        self.seen: deque[tuple[str, float, float]] = deque(maxlen=calls)
         self._steps: deque[dict[str, Any]] = deque(maxlen=STEPS)
         self._loss: float | None = None
 
@@ -53,20 +52,25 @@ class Recorder:
         )
         self._loss = None
 
-    def contents(self) -> dict[str, Any]:
-        """Give everything, for an incident."""
+    def contents(self, at: int | None) -> dict[str, Any]:
+        """Give everything, for an incident before which there were `at` calls; None: all that are remembered."""
         steps = [{k: number(v) for k, v in one.items() if v is not None} for one in self._steps]
-        return {"calls_before": [self._call(*one) for one in self.calls], "steps_before": steps}
+        before = [_call(*one) for one in self.seen]
+        if not before and self._length:
+            before = [self._summarised(call) for call in list(self._context.calls())[:at][-self._length :]]
+        return {"calls_before": before, "steps_before": steps}
 
-    def _call(self, name: str, what: Any, more: Any) -> dict[str, Any]:
-        if isinstance(what, float):
-            return {"module": name, "min": number(what), "max": number(more)}
-        tensor: Tensor | None = what()
+    def _summarised(self, call: Call) -> dict[str, Any]:
+        tensor = call.ref()
         summary = None if tensor is None else self._context.summary(tensor)
         if tensor is None or summary is None:
-            return {"module": name}
-        call = {"module": name, "min": number(summary.min), "max": number(summary.max), "norm": number(summary.norm)}
-        return {**call, "is_changed": True} if tensor._version != more else call  # noqa: SLF001
+            return {"module": call.module.name}
+        numbers = {**_call(call.module.name, summary.min, summary.max), "norm": number(summary.norm)}
+        return {**numbers, "is_changed": True} if call.output() is None else numbers
+
+
+def _call(name: str, low: float, high: float) -> dict[str, Any]:
+    return {"module": name, "min": number(low), "max": number(high)}
 
 
 def number(value: float) -> float | str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hookd
 
 if TYPE_CHECKING:
-    from hookd import Context
+    from hookd import Context, Module
     from hookd_nan.judge import Event
     from hookd_nan.policy import Policy
     from hookd_nan.recorder import Recorder
@@ -76,7 +76,7 @@ class Reporter:
         is_absolute, more = self._context.is_step_absolute, {}
         if hit is None:
             self._first_step.set(event.step)
-            more = self._recorder.contents()
+            more = self._recorder.contents(event.at)
         message, fields = describe(event, what, is_step_absolute=is_absolute)
         if not event.is_late:
             fields["python_stack"] = training_stack()
@@ -94,6 +94,11 @@ def place(event: Event) -> str:
     return f"{event.module} {words}".replace("  ", " ").strip()
 
 
+def path(module: Module) -> tuple[str, ...]:
+    """Give the names of a module and of those that it is in, the outermost first."""
+    return (*path(module.parent), module.name) if module.parent is not None else (module.name,)
+
+
 def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, Any]]:
     """Say what happened, for a person and for a machine."""
     is_exact = event.is_certain and (event.since == event.step or (is_step_absolute and event.step == 1))
@@ -108,8 +113,12 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         message += f", born since step {event.since}"
     else:
         message += "; it may be older than that"
+    if "or_in" in event.details:
+        message += f"; born there, or in {', '.join(event.details['or_in'])}, whose outputs are gone"
+    elif not event.is_certain:
+        message += "; it need not have been born there"
     if not event.is_certain:
-        message += "; it need not have been born there, so every module is looked at from now on"
+        message += "; every module is looked at from now on"
     if event.details.get("inputs") == "unknown":
         message += "; it has changed its inputs in place, so they may have been bad before"
     fields = {

@@ -110,7 +110,7 @@ def test_after_an_attach_the_report_says_from_which_step_it_counts(fault, layer,
     job = Job("workloads/faults.py", f"--steps 0 --fault {fault} --layer {layer} --at 120 --pause 0.1")
     with training.start(job) as process:
         process.expect("^step 3 ")
-        with Attachment([process.pid], "-p", "nan") as attachment:
+        with Attachment([process.pid], "-p", "nan:every=1") as attachment:
             metrics = wait_until(lambda: with_origin(attachment), what="the origin in the metrics")
             module = "" if where == "loss" else layer
             origin = metrics.select("hookd_nan_origin")[0].labels

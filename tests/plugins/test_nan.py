@@ -509,14 +509,40 @@ class TestGradScaler:
 
 
 class TestWhatIsSaid:
-    def test_step_that_was_not_looked_at_makes_it_inexact(self, hook):
+    def test_step_that_was_not_looked_at_is_looked_at_as_far_as_outputs_are_there(self, hook):
         model = net()
         hook.start("nan", every=4)
         train(model, steps=8, strike=lambda: model.head.register_forward_hook(lambda _m, _i, o: o * INF))
+        assert found(hook.incident) == ("head", "output", "inf", 3)
+        assert (hook.incident["is_exact"], hook.incident["since_step"]) == (True, 3)
+        assert hook.incident["stack"] == ["(root)", "head"]
+        assert (hook.incident["inf_count"], hook.incident["shape"]) == (5, [5, 1])
+        before = [call["module"] for call in hook.incident["calls_before"]]
+        assert before[-2:] == ["layers.3", "layers"]
+
+    def test_where_outputs_are_gone_it_says_in_which_modules_it_may_have_been_born(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
+        incident = hook.incident
+        assert found(incident) == ("layers.2", "output", "nan", 3)
+        assert incident["or_in"] == ["layers.2.fc", "layers.2.act"]  # nothing needs these two for the backward
+        assert incident["is_exact"] is False
+        assert "born there, or in layers.2.fc, layers.2.act, whose outputs are gone" in incident["message"]
+
+    def test_code_of_a_model_between_its_modules_is_named_as_the_model(self, hook):
+        class Divides(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second, self.by = nn.Linear(4, 4), nn.Sigmoid(), 1.0
+
+            def forward(self, x):
+                return self.second(self.first(x)) / self.by
+
+        model = Divides()
+        hook.start("nan", every=4)
+        train(model, strike=lambda: setattr(model, "by", 0.0))
         assert found(hook.incident) == ("(root)", "output", "inf", 3)
-        assert hook.incident["is_exact"] is False
-        assert hook.incident["since_step"] == 2
-        assert "born since step 2" in hook.incident["message"]
 
     def test_first_step_after_an_attach_may_be_older(self, hook):
         model = net()
@@ -588,11 +614,11 @@ class TestGate:
                 value.backward()
             optimizer.step()
         first, second = hook.incidents
-        assert found(first) == ("(root)", "output", "nan", 3)
-        assert (first["is_exact"], first["since_step"]) == (False, 2)
+        assert found(first) == ("layers.2", "output", "nan", 3)
+        assert (first["is_exact"], first["since_step"]) == (False, 3)
         assert found(second) == ("layers.2.fc", "output", "nan", 4)
         assert (second["is_exact"], second["since_step"]) == (False, 2)
-        assert second["first_seen"] == {"step": 3, "module": "(root)", "where": "output"}
+        assert second["first_seen"] == {"step": 3, "module": "layers.2", "where": "output"}
         assert hook.metric("nan_origin") == {("layers.2.fc", "output", "nan"): 1}
         assert hook.value("nan_first_step") == 3
 
@@ -600,7 +626,7 @@ class TestGate:
         model = net()
         hook.start("nan", every=4)
         train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
-        assert found(hook.incident) == ("(root)", "output", "nan", 3)
+        assert found(hook.incident) == ("layers.2", "output", "nan", 3)
         assert any("cannot be told any more" in line for line in hook.logs)
         assert hook.value("nan_nonfinite", "embed", "param", "nan") == 1  # step 4, in which everything is looked at
         assert hook.value("nan_nonfinite", "embed", "output", "nan") == 1  # step 5; then the interval is let go
@@ -742,7 +768,7 @@ class TestPolicy:
         hook.start("nan", policy="skip", every=4)
         train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
         assert [found(one) for one in findings(hook)] == [
-            ("(root)", "output", "nan", 3),
+            ("layers.2", "output", "nan", 3),
             ("layers.2.fc", "output", "nan", 4),
         ]
         assert all(p.isfinite().all() for p in model.parameters())

@@ -52,7 +52,7 @@ def train(rank, ranks, store, steps, pause, schedule):  # noqa: PLR0917
     print(f"rank {rank} done {digest.hexdigest()}", flush=True)
     if ranks > 1:
         dist.barrier()
-        dist.destroy_process_group()
+        os._exit(0)  # gloo's own end hangs now and then: once in eight runs, without hookd
 
 
 def is_over(step, steps, ranks):

@@ -47,7 +47,8 @@ def train(rank, store, poison, stop):
     last = weights(model)
     print(f"rank {rank} finite {bool(last.isfinite().all())} {hashlib.sha256(last.numpy().tobytes()).hexdigest()}")
     dist.barrier()
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's own end hangs now and then: once in eight runs, without hookd
 
 
 if __name__ == "__main__":
