@@ -64,6 +64,7 @@ class Session:
         self.rank: int = identity["rank"]
         self.world_size: int = identity["world_size"]
         self.is_live = False
+        self._installing = threading.RLock()
         self._heartbeats: dict[int, int] = {}
         self.numeric = Numeric(self._deliver)
         self.local = Threads(page, self._heartbeats)
@@ -95,7 +96,8 @@ class Session:
         """Install everything; from the next outermost call on, modules are observed."""
         self.is_live = True
         self.steps.install()
-        self.data.install()
+        with self._installing:
+            self.data.install()
         self.models.install()
 
     def disarm(self) -> str:
@@ -104,7 +106,8 @@ class Session:
         Returns:
             `identity`, or `pass-through` where somebody has patched `nn.Module.__call__` on top of us.
         """
-        self.is_live = False
+        with self._installing:  # a step that ends just now installs nothing any more
+            self.is_live = False
         self.residue += [*self.steps.restore(), *self.data.restore()]
         restored, residue = self.models.restore()
         self.residue += residue
@@ -378,7 +381,7 @@ class Session:
         before, after = (self._switched_on(hook, module) for hook in ("backward_pre", "backward"))
         if not before and not after:
             return output
-        asked = frozenset(argument for one in after for argument in one.arguments)
+        asked = frozenset(argument for one in before + after for argument in one.arguments)
         mutates = any(one.mutates for one in before + after)
         flow = backward.Flow(module, self._flow, self.local, mutates=mutates, asked=asked)
         try:
@@ -455,9 +458,16 @@ class Session:
             self.cells[thread.beat + STEP] = float(self.step_number())
             self.page.record(STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
             self.models.boundary(thread)
-            self.data.install()
+            self._install_late()
         except Failure as failure:
             self.own_failure("step boundary", failure)
+
+    def _install_late(self) -> None:
+        """Reach what has been imported since: dynamo, the DataLoader."""
+        with self._installing:
+            if self.is_live:
+                self.models.patch.register()
+                self.data.install()
 
     def step_number(self) -> int:
         """Give the number of the step in progress, from 1."""
