@@ -25,6 +25,7 @@ from hookd.hookspecs import TIMES
 from hookd.nested import tensors
 
 if TYPE_CHECKING:
+    from hookd.agent.listeners import Listener
     from hookd.agent.threads import Threads, ThreadState
     from hookd.events import Module
 
@@ -97,18 +98,22 @@ class Flow:
         keeps_in: whether somebody wants the gradients of the inputs; if not, their shares are not summed.
         keeps_out: the same of the outputs; if not, they are not held, so that torch can work in their memory.
         is_timed: whether somebody wants the time, which takes a hook on the last node.
+        heard: who listened when the call was made.
         elapsed_ns: of this backward, see `hookd.hookspecs.backward`; 0 until it is done.
         self_ns: what of it was not inside a module inside.
     """
 
     __slots__ = (
-        "again", "due", "due_in", "due_out", "elapsed_ns", "emit", "grads_in", "grads_out", "inner", "is_open",
-        "is_timed", "keeps_in", "keeps_out", "local", "lost", "module", "mutates", "self_ns", "started", "thread",
+        "again", "due", "due_in", "due_out", "elapsed_ns", "emit", "grads_in", "grads_out", "heard", "inner",
+        "is_open", "is_timed", "keeps_in", "keeps_out", "local", "lost", "module", "mutates", "self_ns", "started", "thread",
         "was_used",
     )  # fmt: skip
 
-    def __init__(self, module: Module, emit: Emit, local: Threads, *, mutates: bool, asked: frozenset[str]) -> None:
+    def __init__(self, module: Module, emit: Emit, local: Threads, heard: list[Listener]) -> None:
+        asked = frozenset(argument for one in heard for argument in one.arguments)
+        mutates = any(one.mutates for one in heard)
         self.module = module
+        self.heard = heard
         self.emit = emit
         self.local = local
         self.mutates = mutates
