@@ -272,7 +272,7 @@ class Comparison:
         return {**found, "control": self._errors(list(zip(hand[::2], hand[1::2], strict=False)))}
 
     def _errors(self, pairs: list[tuple[Times, Times]]) -> dict[str, float]:
-        median, whole_s = statistics.median, statistics.median(self._alone)
+        median, whole_s = statistics.median, min(self._alone)
         large = [name for name in pairs[0][1] if median(theirs[name] for _, theirs in pairs) >= SHARE * whole_s]
         ratios = {name: median(ours[name] / theirs[name] for ours, theirs in pairs) for name in large}
         return _summary(ratios)
