@@ -184,7 +184,9 @@ def backward(
     `grad_input` has one entry for each positional input, None where it is no tensor or needs no gradient; it is the
     gradient that flows out of this module alone, not the sum over all users of the input. `elapsed_ns` is the wall
     time from the first of the module's nodes to the last, without the recomputes and without hookd's own hooks in
-    between; accumulating into `.grad` comes after that. `self_ns` is what of it was not spent in modules inside.
+    between. What the engine does between them is in it: accumulating into `.grad` what the nodes before the last one
+    give, and nodes of others that interleave with them. `self_ns` is what of it was not spent in modules inside. Of a
+    sampled call it is run whenever that call's backward comes, be it in a later step, which is not sampled.
 
     Mutating plugins: a returned value replaces `grad_input`, as torch's full backward hook would, without adding
     nodes to the graph and with in-place operations allowed. They are called once for each group of inputs whose

@@ -25,6 +25,7 @@ from hookd.hookspecs import TIMES
 from hookd.nested import tensors
 
 if TYPE_CHECKING:
+    from hookd.agent.listeners import Listener
     from hookd.agent.threads import Threads, ThreadState
     from hookd.events import Module
 
@@ -94,23 +95,31 @@ class Flow:
     """The gradients of one call of one module, while a backward runs through it. Holds no node of the module.
 
     Attributes:
-        asked: the arguments that those who listen to `backward` want: who does not want the gradients does not pay
-            for their sum, and who does not want the time not for the hook on the last node.
+        keeps_in: whether somebody wants the gradients of the inputs; if not, their shares are not summed.
+        keeps_out: the same of the outputs; if not, they are not held, so that torch can work in their memory.
+        is_timed: whether somebody wants the time, which takes a hook on the last node.
+        heard: who listened when the call was made.
         elapsed_ns: of this backward, see `hookd.hookspecs.backward`; 0 until it is done.
         self_ns: what of it was not inside a module inside.
     """
 
     __slots__ = (
-        "again", "asked", "due", "due_in", "due_out", "elapsed_ns", "emit", "grads_in", "grads_out", "inner", "is_open",
-        "local", "lost", "module", "mutates", "self_ns", "started", "thread", "was_used",
+        "again", "due", "due_in", "due_out", "elapsed_ns", "emit", "grads_in", "grads_out", "heard", "inner",
+        "is_open", "is_timed", "keeps_in", "keeps_out", "local", "lost", "module", "mutates", "self_ns", "started", "thread",
+        "was_used",
     )  # fmt: skip
 
-    def __init__(self, module: Module, emit: Emit, local: Threads, *, mutates: bool, asked: frozenset[str]) -> None:
+    def __init__(self, module: Module, emit: Emit, local: Threads, heard: list[Listener]) -> None:
+        asked = frozenset(argument for one in heard for argument in one.arguments)
+        mutates = any(one.mutates for one in heard)
         self.module = module
+        self.heard = heard
         self.emit = emit
         self.local = local
         self.mutates = mutates
-        self.asked = asked
+        self.keeps_in = mutates or "grad_input" in asked
+        self.keeps_out = mutates or "grad_output" in asked
+        self.is_timed = bool(asked & TIMES)
         self.is_open = self.was_used = False
         self.due_out = self.due_in = self.elapsed_ns = self.self_ns = 0
         self.started = self.inner = self.lost = self.again = 0
@@ -204,15 +213,14 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
     slots = [(t.grad_fn, t.output_nr) for t in outputs]
     # The highest sequence number runs first, so a hook may hold the nodes that come after its own.
     nodes = sorted({id(n): n for n, _ in slots if n is not None}.values(), key=lambda n: -n._sequence_nr())
-    timed = bool(flow.asked & TIMES)
-    walk = _Walk(nodes, entered, timed=timed) if heard_backward else None
+    walk = _Walk(nodes, entered, timed=flow.is_timed) if heard_backward else None
     for at, node in enumerate(nodes):
         mine = [Slot(slot, nr) for slot, (n, nr) in enumerate(slots) if n is node]
         later = nodes[at + 1 :]
         entries = [] if walk is None else walk.entries
         if len(nodes) > 1 and not mutates:
             # An output may be dropped while another lives on: hold nothing that this node does not lead to.
-            below = _Walk([node], entered, timed=timed)
+            below = _Walk([node], entered, timed=flow.is_timed)
             later = [n for n in later if id(n) in below.seen]
             entries = below.entries if walk is not None else []
         own = [Entry(None, e.places) for e in entries if e.node is node]
@@ -305,7 +313,7 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
             ends = own + [e for e in later if _will_run(e.node)]
             flow.open(1 + sum(1 for n in outputs if _will_run(n)), ends, mark)
         thread = flow.thread
-        for slot in mine:
+        for slot in mine if flow.keeps_out else ():
             flow.grads_out[slot.at] = grads[slot.nr]
         if flow.mutates:  # what this node does not make is None to them
             _replace(flow, "backward_pre", flow.grads_out, [slot.at for slot in mine])
@@ -337,7 +345,7 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
             return None
         mark = time.perf_counter_ns()
         thread = flow.thread
-        for at, i in places if is_asked else ():
+        for at, i in places if flow.keeps_in else ():
             share = grads_in[at]
             if share is not None:
                 flow.grads_in[i] = share if flow.grads_in[i] is None else flow.grads_in[i] + share
@@ -348,7 +356,6 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
         _lose(thread, mark)
         return new
 
-    is_asked = flow.mutates or "grad_input" in flow.asked
     return posthook
 
 

@@ -376,8 +376,7 @@ class Models:
     # -- from time to time
 
     def boundary(self, thread: ThreadState) -> None:
-        """At a step boundary: dynamo may have been imported since, and a lost signal may have left a stale stack."""
-        self.patch.register()
+        """At a step boundary: a lost signal may have left a stale stack."""
         if thread.top is not None and not _is_in_flight():
             thread.top = None
         self.seen.look(is_training_thread=True)

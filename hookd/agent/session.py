@@ -64,6 +64,7 @@ class Session:
         self.rank: int = identity["rank"]
         self.world_size: int = identity["world_size"]
         self.is_live = False
+        self._installing = threading.RLock()
         self._heartbeats: dict[int, int] = {}
         self.numeric = Numeric(self._deliver)
         self.local = Threads(page, self._heartbeats)
@@ -95,7 +96,8 @@ class Session:
         """Install everything; from the next outermost call on, modules are observed."""
         self.is_live = True
         self.steps.install()
-        self.data.install()
+        with self._installing:
+            self.data.install()
         self.models.install()
 
     def disarm(self) -> str:
@@ -104,7 +106,8 @@ class Session:
         Returns:
             `identity`, or `pass-through` where somebody has patched `nn.Module.__call__` on top of us.
         """
-        self.is_live = False
+        with self._installing:  # a step that ends just now installs nothing any more
+            self.is_live = False
         self.residue += [*self.steps.restore(), *self.data.restore()]
         restored, residue = self.models.restore()
         self.residue += residue
@@ -274,7 +277,7 @@ class Session:
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
         """Call the listeners of a hook that is not part of a plan, and whose result nobody uses."""
-        heard = self.models.listeners(hook, module)
+        heard = self._switched_on(hook, module)
         if heard:
             self._tell(heard, values)
 
@@ -282,7 +285,10 @@ class Session:
         """Call the listeners of a module's gradients (hookd.agent.backward.Emit)."""
         if not self.is_live:
             return None
-        heard = [one for one in self.models.listeners(hook, flow.module) if one.mutates is mutators]
+        if mutators:
+            heard = [one for one in self._switched_on(hook, flow.module) if one.mutates]
+        else:  # a sampled call is told of to its end, also where that comes in a step that is not sampled
+            heard = [one for one in flow.heard if one.hook == hook and not one.mutates and self._is_active(one)]
         if not heard:
             return None
         values = {
@@ -307,14 +313,13 @@ class Session:
         try:
             thread.busy = True
             for one in heard:
-                if self.namespace.get(one.switch):
-                    result = self._call(one, [values[a] for a in one.arguments])
-                    if result is not None and one.mutates and replaces:
-                        new = result if isinstance(result, tuple) else (result,)
-                        if len(new) == len(values[replaces]):
-                            values[replaces] = replaced = new
-                        else:
-                            self._fault(one.plugin, one.hook, ValueError(f"{len(new)} gradients returned"))
+                result = self._call(one, [values[a] for a in one.arguments])
+                if result is not None and one.mutates and replaces:
+                    new = result if isinstance(result, tuple) else (result,)
+                    if len(new) == len(values[replaces]):
+                        values[replaces] = replaced = new
+                    else:
+                        self._fault(one.plugin, one.hook, ValueError(f"{len(new)} gradients returned"))
         finally:
             thread.busy = False
             self.namespace["no_frame"](frame)
@@ -378,9 +383,7 @@ class Session:
         before, after = (self._switched_on(hook, module) for hook in ("backward_pre", "backward"))
         if not before and not after:
             return output
-        asked = frozenset(argument for one in after for argument in one.arguments)
-        mutates = any(one.mutates for one in before + after)
-        flow = backward.Flow(module, self._flow, self.local, mutates=mutates, asked=asked)
+        flow = backward.Flow(module, self._flow, self.local, before + after)
         try:
             return backward.end(flow, args, output, entered, heard_backward=bool(after))
         except Failure as failure:
@@ -439,7 +442,11 @@ class Session:
             entered.lost = thread.lost  # what was lost until now lies outside of the call
         return entered
 
-    def _switched_on(self, hook: str, module: Module) -> list[Listener]:
+    def _is_active(self, one: Listener) -> bool:
+        entry = self.registry.entries.get(one.plugin)
+        return entry is not None and entry.state == "active"
+
+    def _switched_on(self, hook: str, module: Module | None) -> list[Listener]:
         return [one for one in self.models.listeners(hook, module) if self.namespace.get(one.switch)]
 
     # -- steps
@@ -456,9 +463,16 @@ class Session:
             self.cells[thread.beat + STEP] = float(self.step_number())
             self.page.record(STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
             self.models.boundary(thread)
-            self.data.install()
+            self._install_late()
         except Failure as failure:
             self.own_failure("step boundary", failure)
+
+    def _install_late(self) -> None:
+        """Reach what has been imported since: dynamo, the DataLoader."""
+        with self._installing:
+            if self.is_live:
+                self.models.patch.register()
+                self.data.install()
 
     def step_number(self) -> int:
         """Give the number of the step in progress, from 1."""

@@ -12,7 +12,7 @@ Per module, of all calls of `forward` (wall time of the calling thread):
 Per module, estimated: one step in `every` is timed, and counted for all the steps that it stands for:
 
     hookd_timing_backward_seconds_total{module}        from its first node of the autograd graph to its last
-    hookd_timing_backward_self_seconds_total{module}
+    hookd_timing_backward_self_seconds_total{module}   without the backward of modules called inside
     hookd_timing_backward_calls_total{module}          divide by it for the mean
     hookd_timing_forward_device_seconds_total{module}  on a GPU: what the device took for the call, from events in its
     hookd_timing_backward_device_seconds_total{module} stream that are read when they are over; nothing ever waits
@@ -33,16 +33,24 @@ Options:
 
     every=10        steps between two sampled steps
     batch_dim=0     which dimension of the input counts the samples; -1: none does
-    peak_flops=     operations per second of this rank's device, for mfu_ratio; by default that of the GPU's name in
-                    `hookd_timing.throughput`, and no series where it is not there (a CPU)
+    peak_flops=     operations per second of this rank's device, for mfu_ratio; by default the dense bfloat16 figure of
+                    the GPU in `hookd_timing.peak`, and no mfu_ratio where it is not there (a CPU, a part of a GPU)
 
-Samples are counted at the root with the most trained parameters, while it is in training mode: the size of its first
-argument, or of the first tensor in that if it is a dict. Where that is no tensor (a list of images, a graph) there are
-no samples. A tensor that begins with another dimension (time, nodes) needs `batch_dim`.
+The backward of a module is the wall time from the beginning of its first node to the end of its last one, without
+hookd's own hooks and without recomputes. What the engine does in between is in it: moving gradients from node to node,
+accumulating into `.grad` what the nodes before the last one give (a bias, not the weight), and, where branches run in
+turn, the nodes of others. What is accumulated after it is in the backward, and the self time, of the module around it.
 
-Limits. On a GPU `seconds` without `device` are those of launching. Accumulating into `.grad` is in the backward of the
-caller. `torch.autograd.grad` and data that no DataLoader gives are `other`. Attention written as a function, and what
-is compiled, has no FLOPs here. Of a model with tensor parallelism a rank counts the whole layer.
+Samples and operations are those of calls that go backward: not those of an evaluation or a frozen teacher. Samples are
+counted at the root with the most trained parameters: the size of its first argument, or of the first tensor in that if
+it is a dict. Where that is no tensor (a list of images, a graph) there are no samples. A tensor that begins with another
+dimension (time, nodes) needs `batch_dim`. Each call counts: a critic that sees a real and a false batch has two.
+
+Limits. On a GPU `seconds` without `device` are those of launching. What always happens in a step that is sampled, or
+never does, is over- or underestimated. `torch.autograd.grad` and data that no DataLoader gives are `other`. Attention
+written as a function, and what is compiled, has no FLOPs here; a second backward through the same graph adds none. Of a
+model with tensor parallelism a rank counts the whole layer, of one that is spread over several GPUs `peak_flops` is that
+of the first.
 """
 
 from __future__ import annotations
@@ -60,6 +68,8 @@ if TYPE_CHECKING:
 
     Forward = tuple[Any, int, int, list[int]]
     """The page's cells, those of a module's seconds and calls, and its own time in ns."""
+    Own = tuple[Module, Any, int, list[int]]
+    """A module, the page's cells, that which shows its own time, and that time in ns."""
 
 
 class Timing(Plugin):
@@ -77,8 +87,7 @@ class Timing(Plugin):
     def configure(self, context: Context) -> None:
         """Read the options and declare the metrics."""
         self.context = context
-        self.known: dict[int, Forward] = {}
-        self.own: dict[int, int] = {}  # which cell shows own_ns
+        self.own: dict[int, Own] = {}
         self.forwards: dict[int, Forward] = {}  # without those whose end somebody waits for
         self.recomputes: dict[int, tuple[Any, int, int, int]] = {}
         self.backwards: dict[int, tuple[Any, int, int, int]] = {}
@@ -122,13 +131,17 @@ class Timing(Plugin):
 
     def _look_up(self, module: Module) -> Forward:
         """Give a module its series at its first call, and end what was begun at a sampled one."""
-        if module.id not in self.known:
-            cells, seconds, own, calls = _cells(self.of_forward, module)
-            self.known[module.id] = (cells, seconds, calls, [0])
-            self.own[module.id] = own
+        cells, seconds, own, calls = _cells(self.of_forward, module)
+        if module.id not in self.own:
+            self.own[module.id] = (
+                module,
+                cells,
+                own,
+                [round(cells[own] * 1e9)],
+            )  # what an instance before us has shown
         self.device.end_forward(module)
-        self.forwards[module.id] = self.known[module.id]
-        return self.known[module.id]
+        self.forwards[module.id] = (cells, seconds, calls, self.own[module.id][3])
+        return self.forwards[module.id]
 
     @hookimpl
     def backward_pre(self, module: Module) -> None:
@@ -155,9 +168,12 @@ class Timing(Plugin):
 
     @hookimpl
     def tick(self) -> None:
-        """Publish the modules' own time."""
-        for number, (cells, _, _, own_ns) in list(self.known.items()):
-            cells[self.own[number]] = own_ns[0] * 1e-9
+        """Publish the modules' own time; of one that is gone for the last time, for its cells will be another's."""
+        for number, (module, cells, own, own_ns) in list(self.own.items()):
+            if module.torch() is None:
+                self.forwards.pop(number, None)
+                del self.own[number]
+            cells[own] = own_ns[0] * 1e-9
 
     @hookimpl
     def unconfigure(self) -> None:

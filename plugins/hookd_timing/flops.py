@@ -7,7 +7,8 @@ there either.
     Linear              2 * batch * in * out, with batch all dimensions but the last
     Conv                2 * batch * positions of the output * channels out * channels in / groups * kernel
     ConvTranspose       the same with the positions of the input, for it is a convolution's backward
-    MultiheadAttention  Linear for q, k, v and the output, and 2 products of batch * heads * target * source * head
+    MultiheadAttention  Linear for q, k, v and the output, and 2 products of batch * heads * target * source * head,
+                        whichever kernel makes them; what a kernel computes anew in its backward is not counted
     RNN, LSTM, GRU      per layer and direction 1, 4 or 3 gates: Linear of the input and of the state, at each time, and
                         of an LSTM's projection
 
@@ -16,6 +17,7 @@ The backward of a product takes as much as the product for each of its two facto
 
 from __future__ import annotations
 
+from collections import deque
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,7 +76,8 @@ def _conv_transpose(module: Any, x: torch.Tensor) -> Cost:
 
 def _attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Cost:
     sequence = 1 if module.batch_first and query.dim() == 3 else 0
-    target, source, width = query.shape[sequence], key.shape[sequence], module.embed_dim
+    target, width = query.shape[sequence], module.embed_dim
+    source = key.shape[sequence] + (module.bias_k is not None) + module.add_zero_attn
     batch = query.numel() // (target * width)
     inputs = [2 * x.numel() * width for x in (query, key, value)]
     output = 2 * query.numel() * width
@@ -139,25 +142,53 @@ def cost(module: nn.Module | None, inputs: tuple[Any, ...], kwargs: dict[str, An
     return formula(module, *values)
 
 
+MOST_WAITING = 1024
+"""Calls of one module: those of an evaluation wait for nothing, and there may be any number of them."""
+
+
+class Call:
+    """An outermost call of a sampled step, until its backward says that it was one of the training."""
+
+    def __init__(self, root: int, samples: int) -> None:
+        self.root = root  # the id of its module
+        self.samples = samples
+        self.flops = 0
+
+    def take(self) -> tuple[int, int]:
+        """Give the samples and the operations of its forward that have not been taken yet."""
+        taken = self.samples, self.flops
+        self.samples = self.flops = 0
+        return taken
+
+
 class Waiting:
-    """The backwards of sampled calls that are still to come, and what they will take."""
+    """The calls of layers, and of roots, in sampled steps that wait for their backward, and what that will take."""
 
     def __init__(self) -> None:
-        self._flops: dict[int, list[int]] = {}
+        self._waiting: dict[int, deque[tuple[int, Call]]] = {}
+        self._before: dict[int, deque[tuple[int, Call]]] = {}  # from the sampled step before
 
-    def forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Count the operations of one call."""
+    def forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> None:
+        """Count the operations of one call inside of `call`."""
         found = cost(module.torch(), inputs, kwargs)
-        if found is None:
-            return 0
-        self._flops.setdefault(module.id, []).append(found.backward)
-        return found.forward
+        if found is None and module.depth:
+            return
+        call.flops += found.forward if found is not None else 0
+        waiting = self._waiting.setdefault(module.id, deque(maxlen=MOST_WAITING))
+        waiting.append((found.backward if found is not None else 0, call))
 
-    def backward(self, module: Module) -> int:
-        """Count the operations of the backward of one call; the last call's comes first."""
-        waiting = self._flops.get(module.id)
-        return waiting.pop() if waiting else 0
+    def backward(self, module: Module) -> tuple[int, int, int]:
+        """Give a root, and its samples and operations that are certain now; the last call's backward comes first."""
+        waiting = self._waiting.get(module.id) or self._before.get(module.id)
+        if not waiting:
+            return 0, 0, 0
+        flops, call = waiting.pop()
+        samples, of_forward = call.take()
+        return call.root, samples, of_forward + flops
 
-    def forget(self) -> None:
-        """Wait no longer for what has not come: the calls of an evaluation have no backward."""
-        self._flops.clear()
+    def step_done(self) -> None:
+        """Forget what has not come since the step before this one: the calls of an evaluation have no backward.
+
+        Not what this step has left: of two optimizers' models one goes backward after the other's step.
+        """
+        self._before, self._waiting = self._waiting, {}

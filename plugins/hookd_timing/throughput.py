@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd_timing.flops import Waiting
+from hookd import PluginError
+from hookd_timing.flops import Call, Waiting
+from hookd_timing.peak import peak_flops
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,21 +18,6 @@ if TYPE_CHECKING:
     from hookd import Context, Module
 
 WINDOW_S = 1.0
-PEAK_FLOPS = (
-    ("H200", 989.4e12),
-    ("H100 NVL", 835.5e12),
-    ("H100 PCIe", 756e12),
-    ("H100", 989.4e12),
-    ("A100", 312e12),
-    ("L40S", 362e12),
-    ("L4", 121e12),
-    ("A10G", 70e12),
-    ("A10", 125e12),
-    ("V100", 125e12),
-    ("T4", 65e12),
-)
-"""Dense bfloat16 (before Ampere float16) matrix products per second, by what a device's name contains; the first that
-fits. Source: NVIDIA's data sheets, which print twice as much where they mean sparse ones."""
 
 
 class Throughput:
@@ -41,16 +29,17 @@ class Throughput:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._batch_dim = context.option("batch_dim", 0)
-        self._peak_flops: float | None = context.option("peak_flops", None, kind=float)
+        self._batch_dim = _batch_dim(context)
+        self._peak_flops = _given_peak(context)
         self._steps_per_s = context.gauge("steps_per_second", "Optimizer steps per second.")
         self._samples = context.counter("samples", "Samples trained on, estimated from sampled steps.")
         self._samples_per_s = context.gauge("samples_per_second", "Samples trained on per second.")
         self._flops = context.counter("flops", "Operations of layers with a formula, estimated from sampled steps.")
         self._flops_per_s = context.gauge("flops_per_second", "Operations of layers with a formula per second.")
         self._mfu = context.gauge("mfu_ratio", "flops_per_second over the best that the device can do.")
+        self._call = Call(0, 0)  # the outermost one
         self._waiting = Waiting()
-        self._trained: dict[int, int] = {}  # trained parameters of each root
+        self._roots: dict[int, tuple[Module, int]] = {}  # with the number of its trained parameters
         self._period = 0  # the step that is, or was, sampled
         self._counted = [0, 0]  # samples and operations in it
         self._per_step: list[int] = [0, 0]  # the same in the last one that is over
@@ -60,31 +49,33 @@ class Throughput:
     # -- on a sampled step
 
     def see_root(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the samples of a call of a root."""
-        self._end_period(self._context.step)
+        """Begin a call of a root."""
         root = module.torch()
-        if root is None:
-            return
-        if module.id not in self._trained:
-            self._trained[module.id] = sum(p.numel() for p in root.parameters() if p.requires_grad)
-            if self._peak_flops is None:
-                self._peak_flops = _peak_flops(root)
-        is_largest = self._trained[module.id] == max(self._trained.values()) > 0
-        if is_largest and root.training:
-            self._count(0, batch_size(inputs, kwargs, self._batch_dim), self._samples)
+        if root is not None and module.id not in self._roots:
+            self._roots[module.id] = module, sum(p.numel() for p in root.parameters() if p.requires_grad)
+            self._peak_flops = self._peak_flops or _peak_of(root)
+        self._call = Call(module.id, batch_size(inputs, kwargs, self._batch_dim))
 
     def see(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the operations of a call."""
+        """Look at what a call will take."""
         self._end_period(self._context.step)
-        self._count(1, self._waiting.forward(module, inputs, kwargs), self._flops)
+        self._period = self._context.step
+        self._waiting.forward(module, inputs, kwargs, self._call)
 
     def see_backward(self, module: Module) -> None:
-        """Count the operations of its backward."""
-        self._count(1, self._waiting.backward(module), self._flops)
+        """Count what is known now to belong to the training; of several roots, the samples of the largest."""
+        root, samples, flops = self._waiting.backward(module)
+        if samples and self._is_largest(root):
+            self._count(0, samples, self._samples)
+        self._count(1, flops, self._flops)
+
+    def _is_largest(self, root: int) -> bool:
+        self._roots = {number: one for number, one in self._roots.items() if one[0].torch() is not None}
+        largest = max((trained for _, trained in self._roots.values()), default=0)
+        return root in self._roots and self._roots[root][1] == largest > 0
 
     def _count(self, kind: int, number: int, counter: Any) -> None:
         if number:
-            self._period = self._context.step
             self._counted[kind] += number
             counter.inc(number * self._context.interval)
 
@@ -106,8 +97,10 @@ class Throughput:
 
     def _end_period(self, step: int) -> None:
         if self._period and step > self._period:
-            self._per_step, self._counted, self._period = self._counted, [0, 0], 0
-            self._waiting.forget()
+            if any(self._counted):  # not where all was evaluation
+                self._per_step = self._counted
+            self._counted, self._period = [0, 0], 0
+            self._waiting.step_done()
 
     def _show(self, steps_per_s: float) -> None:
         samples, flops = self._per_step
@@ -130,9 +123,23 @@ def batch_size(inputs: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> int
     return int(first.shape[dim])
 
 
-def _peak_flops(root: nn.Module) -> float | None:
+def _batch_dim(context: Context) -> int:
+    dim: int = context.option("batch_dim", 0)
+    if dim < -1:
+        raise PluginError(f"timing: batch_dim must be the number of a dimension, or -1 for none, not {dim}")
+    return dim
+
+
+def _given_peak(context: Context) -> float | None:
+    peak: float | None = context.option("peak_flops", None, kind=float)
+    if peak is not None and not 0 < peak < inf:
+        raise PluginError(f"timing: peak_flops must be operations per second, more than 0, not {peak:g}")
+    return peak
+
+
+def _peak_of(root: nn.Module) -> float | None:
     parameter = next(root.parameters(), None)
     if parameter is None or parameter.device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(parameter.device)
-    return next((flops for part, flops in PEAK_FLOPS if part in name), None)
+    device = torch.cuda.get_device_properties(parameter.device)
+    return peak_flops(device.name, device.multi_processor_count)

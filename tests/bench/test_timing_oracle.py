@@ -11,6 +11,12 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.bench
+ORACLES = (
+    "forward{}_profiler_apart",
+    "backward{}_profiler_apart",
+    "backward{}_by_hand_apart",
+    "backward{}_by_hand_same",
+)
 
 
 @cache
@@ -21,9 +27,10 @@ def figures() -> dict[str, dict[str, dict[str, float]]]:
 
 
 @pytest.mark.timeout(660)
-@pytest.mark.parametrize("model", ["transformer", "convnet"])
-@pytest.mark.parametrize("oracle", ["forward_profiler", "backward_profiler", "backward_by_hand"])
+@pytest.mark.parametrize("model", ["mlp", "transformer", "convnet"])
+@pytest.mark.parametrize("oracle", ORACLES)
 def test_modules_above_a_hundredth_of_the_step_are_right_within_a_tenth(model, oracle) -> None:
-    found = figures()[model][oracle]
-    assert found["modules"] >= 8, figures()
-    assert found["median"] <= 0.10, figures()
+    for kind, least in (("", 8), ("_self", 6)):  # containers have hardly any time of their own
+        found = figures()[model][oracle.format(kind)]
+        assert found["modules"] >= least, figures()[model]
+        assert found["median"] <= 0.10, figures()[model]

@@ -2,21 +2,31 @@
 
     python tests/bench/timing_oracle.py [--rounds N]
 
-One process, one thread; in each round the same step runs under hookd, under the profiler and under hooks on all nodes, in
-turn, and a module's figure is the least over all of them: what it takes when nobody disturbs it. Nodes belong to the calls during which they were made, by
-their sequence numbers. Prints one JSON object: for each model and oracle the median and the largest relative error over
-the modules that take at least 1 % of the step, and how many those are.
+One process, one thread. hookd samples every other step. The oracles look at the step after it, of which hookd takes no
+notice (`apart`): so it would show if hookd slowed down what it times. Nodes are timed by hand in sampled steps as well
+(`same`: one execution, timed twice); the profiler is not asked there, for it takes hookd's hooks for a part of the node.
+Nodes belong to the calls during which they were made, by their sequence numbers; the accumulation into `.grad` belongs
+to none. `self` is what belongs to a call and to none inside it.
+
+A module's error is the median over the rounds of the ratio of two figures taken one after the other, since a machine on
+which others work as well is slower by half for a while, and then is not. Prints one JSON object: for each model and pair
+of figures the median and the largest error over the modules that take at least 1 % of the step, and how many those are.
+`control` is what should be equal, nodes timed by hand in one round and in the next.
+
+malloc is told to keep what it has got. Otherwise it gives large blocks back and takes them again when it likes, and the
+same convolution takes 2 or 3 ms depending on what anybody, an oracle too, has allocated before.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import ctypes
 import json
 import os
 import statistics
 import time
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,8 +39,13 @@ from hookd.page import PageReader
 
 ACCUMULATE = 1 << 63
 SHARE = 0.01
-STEPS = 5
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 Times = dict[str, float]
+Figures = dict[str, Times]
+"""Seconds by module, of each kind."""
+KINDS = ("forward", "forward_self", "backward", "backward_self")
+EVERY = 2
+MARK = "hookd:"
 
 
 class Block(nn.Module):
@@ -58,6 +73,11 @@ class Residual(nn.Module):
         return self.relu(x + self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x))))))
 
 
+def mlp():
+    layers = [layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(512, 10)), torch.randn(128, 512)
+
+
 def transformer():
     net = nn.Sequential(nn.Embedding(100, 256), *(Block(256) for _ in range(2)), nn.Linear(256, 100))
     return net, torch.randint(0, 100, (4, 64))
@@ -74,6 +94,8 @@ class Calls:
     def __init__(self, net: nn.Module) -> None:
         self.names = {id(module): name or "(root)" for name, module in net.named_modules()}
         self.ranges: list[tuple[int, int, str]] = []
+        self.made: dict[object, int] = {}  # the nodes and their numbers
+        self.on_node = None
         self._open: list[tuple[int, object]] = []
 
     def __enter__(self):
@@ -85,72 +107,107 @@ class Calls:
             handle.remove()
 
     def _before(self, module, _args):
-        mark = record_function("hookd:" + self.names[id(module)])
+        mark = record_function(MARK + self.names[id(module)])
         mark.__enter__()
         self._open.append((torch._C._autograd._get_sequence_nr(), mark))
 
-    def _after(self, module, _args, _output):
+    def _after(self, module, _args, output):
         first, mark = self._open.pop()
         mark.__exit__(None, None, None)
         self.ranges.append((first, torch._C._autograd._get_sequence_nr(), self.names[id(module)]))
+        for node in _nodes(output.grad_fn, first) if self.on_node else ():
+            if node not in self.made:
+                self.made[node] = node._sequence_nr()
+                self.on_node(node, node._sequence_nr())
 
-    def totals(self, nodes: list[tuple[int, float]]) -> Times:
+    def figures(self, nodes: list[tuple[int, float]]) -> Figures:
         """Give each module the time of the nodes that were made in its calls."""
-        times: defaultdict[str, float] = defaultdict(float)
+        total: defaultdict[str, float] = defaultdict(float)
+        own: defaultdict[str, float] = defaultdict(float)
         for number, seconds in nodes:
-            for first, end, name in self.ranges:
-                if first <= number < end:
-                    times[name] += seconds
-        return times
+            around = [(first, name) for first, end, name in self.ranges if first <= number < end]
+            for _, name in around:
+                total[name] += seconds
+            if around:
+                own[self._innermost(around)] += seconds
+        return {"backward": total, "backward_self": own}
+
+    def _innermost(self, around: list[tuple[int, str]]) -> str:
+        # Calls that begin with the same node are in the order of their ends: the inner ones before the outer.
+        last = max(first for first, _ in around)
+        return next(name for first, name in around if first == last)
 
 
-def step(net: nn.Module, x: torch.Tensor, before_backward=lambda _loss: None) -> None:
-    net.zero_grad()
-    loss = net(x).square().mean()
-    before_backward(loss)
-    loss.backward()
+def _nodes(root, first: int) -> set:
+    """Give the nodes from `root` down to the number `first`."""
+    seen, todo = set(), [root]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen and first <= node._sequence_nr() < ACCUMULATE:
+            seen.add(node)
+            todo += [following for following, _ in node.next_functions]
+    return seen
 
 
-def under_profiler(net: nn.Module, x: torch.Tensor) -> tuple[Times, Times]:
-    with Calls(net) as calls, profile(activities=[ProfilerActivity.CPU]) as profiler:
-        step(net, x)
-    forward: defaultdict[str, float] = defaultdict(float)
-    nodes = []
-    for event in profiler.events():
-        if event.name.startswith("hookd:"):
-            forward[event.name.removeprefix("hookd:")] += event.time_range.elapsed_us() / 1e6
-        elif event.name.startswith("autograd::engine::evaluate_function") and 0 <= event.sequence_nr < ACCUMULATE:
-            nodes.append((event.sequence_nr, event.time_range.elapsed_us() / 1e6))
-    return forward, calls.totals(nodes)
+class Training:
+    def __init__(self, make) -> None:
+        self.net, self.x = make()
+        self._optimizer = torch.optim.SGD(self.net.parameters(), lr=0.0)
 
+    def step(self, before_backward=lambda _loss: None) -> None:
+        self._optimizer.zero_grad()
+        loss = self.net(self.x).square().mean()
+        before_backward(loss)
+        loss.backward()
+        self._optimizer.step()
 
-def by_hand(net: nn.Module, x: torch.Tensor) -> Times:
-    nodes: list[tuple[int, float]] = []
+    def under_profiler(self) -> Figures:
+        with Calls(self.net) as calls, profile(activities=[ProfilerActivity.CPU]) as profiler:
+            self.step()
+        total: defaultdict[str, float] = defaultdict(float)
+        own: defaultdict[str, float] = defaultdict(float)
+        nodes = []
+        for event in profiler.events():
+            seconds = event.time_range.elapsed_us() / 1e6
+            if event.name.startswith(MARK):
+                total[event.name.removeprefix(MARK)] += seconds
+                own[event.name.removeprefix(MARK)] += seconds
+                around = event.cpu_parent
+                if around is not None and around.name.startswith(MARK):
+                    own[around.name.removeprefix(MARK)] -= seconds
+            elif event.name.startswith("autograd::engine::evaluate_function") and 0 <= event.sequence_nr < ACCUMULATE:
+                nodes.append((event.sequence_nr, seconds))
+        return {"forward": total, "forward_self": own, **calls.figures(nodes)}
 
-    def hook_all(loss):
-        seen, todo = set(), [loss.grad_fn]
-        while todo:
-            node = todo.pop()
-            if node not in seen and node._sequence_nr() < ACCUMULATE:
-                seen.add(node)
-                todo += [following for following, _ in node.next_functions if following is not None]
-                hook(node, node._sequence_nr())
+    def by_hand(self) -> Figures:
+        """Time each node between the hooks that others have put on it: the last before it, the first after it."""
+        began: dict[int, float] = {}
+        nodes: list[tuple[int, float]] = []
 
-    def hook(node, number):
-        began = []
-        node.register_prehook(lambda _grads: began.append(time.perf_counter()))
-        node.register_hook(lambda _in, _out: nodes.append((number, time.perf_counter() - began.pop())))
+        def hook_after(node, number):
+            node.register_hook(lambda *_: nodes.append((number, time.perf_counter() - began[number])))
 
-    with Calls(net) as calls:
-        step(net, x, hook_all)
-    return calls.totals(nodes)
+        def hook_before(_loss):
+            for node, number in calls.made.items():
+                node.register_prehook(lambda _grads, number=number: began.update({number: time.perf_counter()}))
+            calls.made.clear()
+
+        with Calls(self.net) as calls:
+            calls.on_node = hook_after
+            self.step(hook_before)
+        return calls.figures(nodes)
+
+    def alone(self) -> float:
+        began = time.perf_counter()
+        self.step()
+        return time.perf_counter() - began
 
 
 class Hookd:
-    """hookd_timing in this process, asked what one step has added."""
+    """hookd_timing in this process, asked what a step has added."""
 
     def __enter__(self):
-        hookd.start([("timing", {"every": 1})], run="oracle", budget=100.0)
+        hookd.start([("timing", {"every": EVERY})], run="oracle", budget=100.0)
         self.reader = PageReader(os.dup(bootstrap._agent._page.fd))
         return self
 
@@ -158,62 +215,90 @@ class Hookd:
         self.reader.close()
         hookd.stop()
 
-    def seconds(self, direction: str) -> Times:
-        name = f"hookd_timing_{direction}_seconds"
-        family = next(family for family in self.reader.read().families if family.name == name)
-        return {series.values[0]: series.cells[0] for series in family.series}
+    def sampled(self, turn) -> tuple[Figures, Any]:
+        """Take a turn in a step that is sampled, and give what hookd says of it, and what the turn does."""
+        before = self._seconds()
+        said = turn()
+        after = self._seconds()
+        weights = {kind: 1 if kind.startswith("forward") else EVERY for kind in KINDS}
+        return {
+            kind: {name: (now - before[kind][name]) / weights[kind] for name, now in after[kind].items()}
+            for kind in KINDS
+        }, said
+
+    @staticmethod
+    def _publish() -> None:
+        """Let the plugin publish the modules' own time now, as it does once a second in hookd's own thread."""
+        bootstrap._agent._session.registry.named("timing").plugin.tick()
+
+    def _seconds(self) -> Figures:
+        self._publish()
+        families = {family.name: family for family in self.reader.read().families}
+        return {
+            kind: {one.values[0]: one.cells[0] for one in families[f"hookd_timing_{kind}_seconds"].series}
+            for kind in KINDS
+        }
 
 
-def under_hookd(net: nn.Module, x: torch.Tensor) -> list[tuple[Times, Times]]:
-    with Hookd() as page:
-        step(net, x)  # learns the model
-        read = [(page.seconds("forward"), page.seconds("backward"))]
-        for _ in range(STEPS):
-            step(net, x)
-            read.append((page.seconds("forward"), page.seconds("backward")))
-    return [(_less(f1, f0), _less(b1, b0)) for (f0, b0), (f1, b1) in itertools.pairwise(read)]
+class Comparison:
+    """Rounds of one model, as pairs of what hookd said and what the oracle did."""
+
+    def __init__(self, make) -> None:
+        self._training = Training(make)
+        self._pairs: dict[str, list[tuple[Figures, Figures]]] = {"profiler_apart": [], "by_hand_apart": [],
+                                                                 "by_hand_same": []}  # fmt: skip
+        self._alone: list[float] = []
+
+    def run(self, rounds: int) -> None:
+        training, pairs = self._training, self._pairs
+        with Hookd() as page:
+            for _ in range(2 * EVERY):
+                training.step()
+            for _ in range(rounds):
+                ours, _ = page.sampled(training.alone)
+                pairs["profiler_apart"].append((ours, training.under_profiler()))
+                ours, _ = page.sampled(training.alone)
+                pairs["by_hand_apart"].append((ours, training.by_hand()))
+                pairs["by_hand_same"].append(page.sampled(training.by_hand))
+                self._alone.append(training.alone())
+
+    def results(self) -> dict[str, dict[str, float]]:
+        found = {
+            f"{kind}_{name}": self._errors([(ours[kind], theirs[kind]) for ours, theirs in pairs])
+            for name, pairs in self._pairs.items()
+            for kind in pairs[0][1]
+        }
+        hand = [theirs["backward"] for _, theirs in self._pairs["by_hand_apart"]]
+        return {**found, "control": self._errors(list(zip(hand[::2], hand[1::2], strict=False)))}
+
+    def _errors(self, pairs: list[tuple[Times, Times]]) -> dict[str, float]:
+        median, whole_s = statistics.median, min(self._alone)
+        large = [name for name in pairs[0][1] if median(theirs[name] for _, theirs in pairs) >= SHARE * whole_s]
+        ratios = {name: median(ours[name] / theirs[name] for ours, theirs in pairs) for name in large}
+        return _summary(ratios)
 
 
-def _less(now: Times, then: Times) -> Times:
-    return {name: now[name] - then[name] for name in now}
-
-
-def errors(ours: list[Times], theirs: list[Times], whole_s: float) -> dict[str, float]:
-    least = {name: min(one[name] for one in theirs) for name in theirs[0]}
-    large = [name for name, seconds in least.items() if seconds >= SHARE * whole_s]
-    found = [abs(min(one[name] for one in ours) / least[name] - 1) for name in large]
-    return {"modules": len(large), "median": round(statistics.median(found), 4), "largest": round(max(found), 4)}
+def _summary(ratios: Times) -> dict[str, float]:
+    errors = [abs(ratio - 1) for ratio in ratios.values()]
+    return {"modules": len(errors), "median": round(statistics.median(errors), 4), "largest": round(max(errors), 4)}
 
 
 def compare(make, rounds: int) -> dict[str, dict[str, float]]:
-    net, x = make()
-    for _ in range(3):
-        step(net, x)
-    ours, profiled, hand, whole = [], [], [], []
-    for _ in range(rounds):
-        ours += under_hookd(net, x)
-        for _ in range(STEPS):
-            profiled.append(under_profiler(net, x))
-            hand.append(by_hand(net, x))
-            began = time.perf_counter()
-            step(net, x)
-            whole.append(time.perf_counter() - began)
-    whole_s = min(whole)
-    pairs = {
-        "forward_profiler": (0, [one[0] for one in profiled]),
-        "backward_profiler": (1, [one[1] for one in profiled]),
-        "backward_by_hand": (1, hand),
-    }
-    return {name: errors([one[at] for one in ours], theirs, whole_s) for name, (at, theirs) in pairs.items()}
+    one = Comparison(make)
+    one.run(rounds)
+    return one.results()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=40)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    models = {make.__name__: compare(make, arguments.rounds) for make in (transformer, convnet)}
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the highest that it takes
+    libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+    models = {make.__name__: compare(make, arguments.rounds) for make in (mlp, transformer, convnet)}
     print(json.dumps({"torch": torch.__version__, **models}))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -192,6 +194,37 @@ def test_hook_backward() -> None:
 
     seen = seen_by(GradIn)
     assert sorted(seen) == [("(root)", [None]), ("0", [None]), ("1", [(3, 8)]), ("2", [(3, 8)])]
+
+
+def test_who_wants_the_time_alone_holds_no_gradient() -> None:
+    class Times(Recorder):
+        @hookimpl
+        def backward_pre(self, module):
+            pass
+
+        @hookimpl
+        def backward(self, module, elapsed_ns):
+            self.seen.append(module.name)
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x * 1.0
+
+        @staticmethod
+        def backward(_ctx, grad):
+            alive.append([ref() is not None for ref in gradients])
+            gradients.append(weakref.ref(grad))
+            return grad * 1.0
+
+    class Twice(nn.Linear):
+        def forward(self, x):
+            return Looks.apply(Looks.apply(super().forward(x)))
+
+    alive: list[list[bool]] = []
+    gradients: list[weakref.ref[torch.Tensor]] = []
+    assert "0" in seen_by(Times, net=nn.Sequential(Twice(4, 2)))
+    assert alive == [[], [False]]
 
 
 def test_hook_param_grad() -> None:

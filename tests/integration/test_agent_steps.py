@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import socket
+import threading
 import time
 import weakref
 
@@ -280,3 +281,26 @@ def test_an_agent_whose_leases_are_gone_detaches_itself() -> None:
         time.sleep(0.01)
     assert bootstrap._agent is None
     assert nn.Module.__dict__["__call__"] is original
+
+
+def test_step_that_ends_after_the_detach_installs_nothing() -> None:
+    from torch._dynamo import utils
+    from torch.utils.data import DataLoader
+
+    class DetachedMeanwhile(Plugin):
+        name = "meanwhile"
+
+        @hookimpl
+        def step_post(self, step):
+            other = threading.Thread(target=bootstrap._agent._session.disarm)
+            other.start()
+            other.join(10)
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = utils.unpatched_nn_module_call, vars(DataLoader)["__iter__"], vars(nn.Module)["__call__"]
+    with running(DetachedMeanwhile):
+        assert utils.unpatched_nn_module_call is not before[0], "nothing was installed: the test proves nothing"
+        assert vars(DataLoader)["__iter__"] is not before[1]
+        step(model, optimizer)
+        assert (utils.unpatched_nn_module_call, vars(DataLoader)["__iter__"], vars(nn.Module)["__call__"]) == before

@@ -164,8 +164,34 @@ def errors_on_the_way(model):
         yield least
 
 
+def all_of_it(model):
+    other = Slow()
+    plain_one = SlowSGD(other.parameters(), lr=0.01)
+    lbfgs_one = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    loader = DataLoader(Samples(), batch_size=2)
+
+    def closure():
+        lbfgs_one.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    batches = iter(loader)
+    while True:
+        for _ in range(2):
+            loss_of(other, next(batches)).backward()
+        time.sleep(LONG_S)
+        plain_one.step()
+        plain_one.zero_grad()
+        with torch.no_grad():
+            for _, x in zip(range(2), DataLoader(Samples(), batch_size=1), strict=False):
+                model(x)
+        lbfgs_one.step(closure)
+        yield {"data": 3, "forward": 6, "backward": 4, "optimizer": 1, "other": 1}
+
+
 LOOPS = (plain, checkpointing, accumulation, several_backwards, lbfgs, evaluation_between, grad_scaler, data_loader,
-         two_optimizers, errors_on_the_way)  # fmt: skip
+         two_optimizers, errors_on_the_way, all_of_it)  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import time
 
 import pytest
 import torch
 from hookd_timing.flops import cost
+from hookd_timing.peak import peak_flops
 from hookd_timing.throughput import batch_size
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+
+import hookd
 
 sizes = st.integers(1, 5)
 EXAMPLES = settings(deadline=None, max_examples=25, phases=set(Phase) - {Phase.explain})
@@ -98,6 +104,18 @@ def test_attention_to_itself():
     assert cost(module, (x,), {"key": x, "value": x}) == cost(module, (x, x, x), {})
 
 
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"bias": False}])
+def test_attention_with_more_to_look_at(options):
+    x = tensor(3, 5, 8)
+    assert_counted_as_torch_does(nn.MultiheadAttention(8, 2, batch_first=True, **options), x, x, x)
+
+
+def test_attention_in_one_kernel_takes_as_much_as_its_products():
+    x = tensor(2, 5, 8)
+    with sdpa_kernel(SDPBackend.MATH):  # torch 2.13 does not count the kernel of a CPU
+        assert_counted_as_torch_does(nn.MultiheadAttention(8, 2, batch_first=True), x, x, x, need_weights=False)
+
+
 @pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True}])
 @pytest.mark.parametrize("needs", [True, False])
@@ -107,6 +125,23 @@ def test_recurrent(kind, options, needs):
 
 def test_projected_lstm():
     assert_counted_as_torch_does(nn.LSTM(3, 4, proj_size=2), tensor(5, 2, 3))
+
+
+@pytest.mark.parametrize("layer", [nn.TransformerEncoderLayer(8, 2, 16), nn.TransformerDecoderLayer(8, 2, 16)])
+def test_transformer_layers_are_the_sum_of_what_they_call(hook, layer):
+    inputs = [tensor(5, 3, 8) for _ in range(1 + isinstance(layer, nn.TransformerDecoderLayer))]
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        layer(*inputs).sum().backward()
+    hook.start("timing", every=1)
+    layer(*inputs).sum().backward()
+    assert hook.value("timing_flops") == counter.get_total_flops()
+
+
+def test_layers_without_products_take_none():
+    for layer in (nn.Embedding(10, 4), nn.EmbeddingBag(10, 4), nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Dropout()):
+        inputs = [torch.zeros(2, 4, dtype=torch.long)] if "Embedding" in type(layer).__name__ else [tensor(2, 4)]
+        assert counted(layer, inputs) == (0, 0)
+        assert cost(layer, tuple(inputs), {}) is None
 
 
 def test_what_cannot_be_told_is_not_guessed():
@@ -172,17 +207,82 @@ def test_sampled_step_stands_for_the_others(hook):
     assert hook.value("timing_samples") == 10 * 6
 
 
-def test_evaluation_trains_on_no_samples_and_waits_for_no_backward(hook):
+def test_evaluation_counts_for_nothing_however_long_it_is(hook):
+    per_step = flops_of_a_step()
+    hook.start("timing", every=2)
+    model = net()
+    for _ in range(3):
+        with torch.no_grad():
+            for _ in range(20):
+                model.eval()(torch.randn(6, 4))
+        model.train()
+        train(model, 2)  # the evaluation is always in a sampled step
+    assert hook.value("timing_flops") == 6 * per_step
+    assert hook.value("timing_samples") == 6 * 6
+
+
+def test_training_in_eval_mode_is_training(hook):
     per_step = flops_of_a_step()
     hook.start("timing", every=1)
-    model = net()
-    with torch.no_grad():
-        model.eval()(torch.randn(6, 4))
-    model.train()
-    train(model, 1)
-    forward = sum(cost(layer, (torch.ones(6, layer.in_features),), {}).forward for layer in (model[0], model[2]))
-    assert hook.value("timing_flops") == per_step + forward
-    assert hook.value("timing_samples") == 6
+    train(net().eval(), 2)  # as when normalization is frozen
+    assert hook.value("timing_flops") == 2 * per_step
+    assert hook.value("timing_samples") == 2 * 6
+
+
+def test_teacher_does_not_count_for_the_training(hook):
+    student, teacher = net(), nn.Linear(4, 200).requires_grad_(False)
+    per_step = flops_of_a_step()
+    hook.start("timing", every=1)
+    for _ in range(2):
+        teacher(torch.randn(6, 4))
+        train(student, 1)
+    assert hook.value("timing_flops") == 2 * per_step
+    assert hook.value("timing_samples") == 2 * 6
+
+
+def test_model_that_is_called_twice_in_a_step_takes_twice_as_much(hook):
+    per_step = flops_of_a_step()
+    hook.start("timing", every=1)
+    optimizer = torch.optim.SGD((model := net()).parameters(), lr=0.01)
+    for _ in range(2):
+        (model(torch.randn(6, 4)) - model(torch.randn(6, 4))).square().sum().backward()
+        optimizer.step()
+    assert hook.value("timing_flops") == 2 * 2 * per_step
+    assert hook.value("timing_samples") == 2 * 2 * 6
+
+
+def test_model_that_is_gone_is_no_longer_the_largest(hook):
+    hook.start("timing", every=1)
+    train(nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 2)), 1)
+    gc.collect()
+    train(net(), 2)
+    assert hook.value("timing_samples") == 3 * 6
+
+
+def adversaries():
+    generator, critic = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in (critic, generator)]
+
+    def step():
+        made = generator(torch.randn(6, 3))
+        (critic(torch.randn(6, 4)).mean() - critic(made.detach()).mean()).backward()
+        optimizers[0].step()
+        critic(made).mean().backward()
+        optimizers[1].step()
+
+    return step
+
+
+def test_two_models_that_take_turns_count_together(hook):
+    step = adversaries()
+    with FlopCounterMode(display=False) as counter:
+        step()
+    hook.start("timing", every=1)
+    for _ in range(4):
+        step()
+    assert hook.value("timing_flops") == 4 * counter.get_total_flops()
+    assert hook.value("timing_samples") == 4 * 3 * 6, "each call of the larger model, whose loss goes backward"
+    assert hook.value("timing_forward_calls", "#2.(root)") == 4 * 3
 
 
 def test_rates_are_those_of_the_last_second(hook):
@@ -212,3 +312,62 @@ def test_without_a_peak_there_is_no_mfu(hook):
 
 def names(hook):
     return {f.name.removeprefix("hookd_") for f in hook.reader.read().families if f.series}
+
+
+PEAKS = {
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "A100-SXM4-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989.5e12,
+    "NVIDIA H100 PCIe": 756.5e12,
+    "NVIDIA H100 NVL": 835.5e12,
+    "NVIDIA H200": 989.5e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40": 181.05e12,
+    "NVIDIA L40S": 362.05e12,
+    "NVIDIA A10": 125e12,
+    "Tesla T4": 65e12,
+    "Tesla V100-SXM2-16GB": 125e12,
+    "Tesla V100-PCIE-32GB": 112e12,
+    "Tesla V100S-PCIE-32GB": 130e12,
+    "AMD Instinct MI250X": 191.5e12,
+    "AMD Instinct MI300X": 1307.4e12,
+}
+UNKNOWN = ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA A100-SXM-64GB", "NVIDIA H200 NVL",
+           "NVIDIA GH200 480GB", "NVIDIA GB200", "NVIDIA H800", "NVIDIA H20", "NVIDIA A10G", "NVIDIA A100X", "NVIDIA A16",
+           "NVIDIA L40G", "Tesla V100-SXM3-32GB", "NVIDIA T400 4GB", "AMD Instinct MI250", "AMD Instinct MI300A",
+           "NVIDIA GeForce RTX 4090", "")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_peak_is_that_of_the_device(name):
+    assert peak_flops(name, 304) == PEAKS[name]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_peak_of_a_part_or_of_another_device_is_not_guessed(name):
+    assert peak_flops(name, 304) is None
+
+
+def test_partition_with_the_whole_ones_name_has_no_peak():
+    assert peak_flops("AMD Instinct MI300X", 38) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"batch_dim": -2}, "batch_dim must be the number of a dimension, or -1 for none, not -2"),
+        ({"batch_dim": "first"}, "batch_dim must be a whole number, not 'first'"),
+        ({"peak_flops": 0}, "peak_flops must be operations per second, more than 0, not 0"),
+        ({"peak_flops": "nan"}, "more than 0, not nan"),
+        ({"peak_flops": "inf"}, "more than 0, not inf"),
+        ({"peak_flops": "312T"}, "peak_flops must be a number, not '312T'"),
+        ({"every": 0}, "every must be at least 1, not 0"),
+        ({"peak_flop": 1}, "no such option: 'peak_flop'"),
+    ],
+)
+def test_bad_options_are_refused_with_what_is_right(options, says):
+    with pytest.raises(hookd.PluginError, match=re.escape(says)):
+        hookd.start([("timing", options)], run="test")
