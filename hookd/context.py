@@ -58,6 +58,7 @@ class Host(Protocol):
     def pause(self, plugin: str) -> None: ...  # noqa: D102
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None: ...  # noqa: D102
     def write_log(self, level: str, message: str) -> None: ...  # noqa: D102
+    def work_aside(self, plugin: str, work: Callable[[], None]) -> None: ...  # noqa: D102
 
 
 class Context:
@@ -159,6 +160,17 @@ class Context:
         collective. Handlers of signals run meanwhile.
         """
         self._host.pause(self.plugin)
+
+    def aside(self, work: Callable[[], None]) -> None:
+        """Do what takes its time, such as writing a file, in a thread of hookd's own, after what was asked for before.
+
+        A detach waits up to 30 s for it, the end of the process 10 s; whoever writes must mind that it can be cut short.
+        What it raises is counted as the plugin's error.
+
+        Args:
+            work: must not draw random numbers, and touch no tensor but those that the plugin has made itself.
+        """
+        self._host.work_aside(self.plugin, work)
 
     # -- the numbers of a tensor
 

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import spawn
+from hookd.agent.aside import DETACH_S, EXIT_S
 from hookd.agent.changes import several_ranks
 from hookd.agent.control import Control
 from hookd.agent.fork import set_after_fork
@@ -256,6 +257,7 @@ class Agent:
         while self._session.frames_inside():  # a call that began under us still stores to the page
             time.sleep(0.05)
         self._session.numeric.close()
+        self._session.aside.finish(DETACH_S)
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")
         self._session.namespace.clear()
@@ -268,6 +270,7 @@ class Agent:
 
     def _exiting(self) -> None:
         """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
+        self._session.aside.finish(EXIT_S)
         with contextlib.suppress(ValueError):
             self._page.set_state("exited")
         if self._control is not None:

@@ -98,7 +98,7 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str,
     """Write what comes before the call, after it, and after a recompute that was ended early."""
     # A recompute must give what the first pass gave, so what changed that pass is called again, as torch's hooks are.
     heard = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
-    pre = [one for one in heard if one.hook == "forward_pre"]
+    pre = [one for one in heard if one.hook in ("forward_pre", "root_forward_pre")]
     post = [one for one in heard if one.hook in ("forward", "root_forward")]
     before = _section(pre, recompute=recompute)
     after = _section(post, recompute=recompute)

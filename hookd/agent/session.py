@@ -14,6 +14,7 @@ import torch
 
 from hookd import page as pages
 from hookd.agent import backward, quiet
+from hookd.agent.aside import Aside
 from hookd.agent.changes import Changes, several_ranks
 from hookd.agent.core import CoreMetrics
 from hookd.agent.data import Data
@@ -66,6 +67,7 @@ class Session:
         self.is_live = False
         self._heartbeats: dict[int, int] = {}
         self.numeric = Numeric(self._deliver)
+        self.aside = Aside(self._failed_aside)
         self.local = Threads(page, self._heartbeats)
         self.registry = Registry()
         self.spent: dict[int, int] = {}
@@ -363,6 +365,10 @@ class Session:
         if mark:
             self._charge(entry.number, mark)
 
+    def _failed_aside(self, plugin: str, error: BaseException) -> None:
+        if self.registry.has(plugin):
+            self._count_error(self.registry.named(plugin), "aside", f"{type(error).__name__}: {error}", error)
+
     def _charge(self, number: int, mark: int) -> int:
         now = time.perf_counter_ns()
         self.spent[number] = self.spent.get(number, 0) + now - mark
@@ -530,6 +536,10 @@ class Session:
     def write_log(self, level: str, message: str) -> None:
         """Write a line into the page's log."""
         self.page.log(level, message)
+
+    def work_aside(self, plugin: str, work: Callable[[], None]) -> None:
+        """Do something for a plugin beside the training."""
+        self.aside.add(plugin, work)
 
     # -- the end
 

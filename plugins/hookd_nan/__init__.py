@@ -55,6 +55,7 @@ import torch
 
 from hookd import Context, Module, Plugin, PluginError, hookimpl, versions
 from hookd import tensors as tensors_in
+from hookd_nan.capture import Call, Capture
 from hookd_nan.gradients import Gradients
 from hookd_nan.judge import Event, Judge, Looks
 from hookd_nan.pending import Queue
@@ -78,12 +79,12 @@ class NaN(Plugin):
     """Looks at every output, every gradient that flows and every loss, and names the first that is not finite."""
 
     name = "nan"
-    sampled = ("forward", "backward_pre", "backward")
+    sampled = ("forward_pre", "forward", "backward_pre", "backward")
     every = 1
     longest = 10
     rare = ("backward_pre", "backward")
     rarest = 100
-    fixed_by_every = ("forward",)
+    fixed_by_every = ("forward_pre", "forward")
     mutating = ("step_pre",)  # with a policy other than report
 
     @hookimpl
@@ -102,7 +103,9 @@ class NaN(Plugin):
         self.recorder = Recorder(context, calls)
         self.policy = Policy(context, context.option("policy", "report", POLICIES))
         self.mutates = self.policy.name != "report"
-        self.reporter = Reporter(context, self.recorder, self.policy)
+        self.capture = Capture(context, masks=not self.scan.neginf)
+        self.captures = self.capture.is_on
+        self.reporter = Reporter(context, self.recorder, self.policy, self.capture)
         self.skipped = context.counter("amp_skipped_steps", "Optimizer steps skipped for overflowed gradients.")
         self.skipped.inc(0)  # so that the series is there from the start
         self.is_finite = context.is_finite
@@ -124,15 +127,28 @@ class NaN(Plugin):
     def select(self, module: Module) -> set[str]:
         """Want every module; what leaves a container is seen when it leaves the first module in it, at less cost."""
         hooks = {"forward", "root_forward", "forward_error", "backward_pre", "backward"}
+        if self.captures:
+            hooks.add("forward_pre" if module.depth else "root_forward_pre")
         return hooks if module.leaf else hooks - {"backward"}
 
     # -- forward
+
+    @hookimpl
+    def forward_pre(self, module: Module) -> None:
+        """Note with which random numbers a module is entered; selected for bundles alone."""
+        self.capture.enter(module)
+
+    @hookimpl
+    def root_forward_pre(self, module: Module) -> None:
+        """Note the same of a model, also in the steps in which its modules are not looked at."""
+        self.capture.enter(module)
 
     @hookimpl
     def forward(
         self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
     ) -> None:
         """Look at the output; almost always that is all."""
+        state = self.capture.left(module) if self.captures else None
         if not module.depth:
             self.forwards.note(self.context.step)
             self.is_inside = True
@@ -148,7 +164,7 @@ class NaN(Plugin):
         if self.reporter.is_over:
             self._spread(module, found)
         elif found or self.judge.pending:
-            self._returned(module, found, output, (inputs, kwargs), versions)
+            self._returned(Call(module, inputs, kwargs, output, versions, state), found)
         else:
             self.recorder.calls.append((module.name, nothing, 0))
 
@@ -159,19 +175,19 @@ class NaN(Plugin):
         elif found:
             self.queue.submit(self._count, self._event("output", module.name), found, masks=self.masks)
 
-    def _returned(
-        self, module: Module, found: Found, output: Any, inputs: tuple[Any, Any], before: tuple[int, ...]
-    ) -> None:
+    def _returned(self, call: Call, found: Found) -> None:
         """Judge a call whose output is bad, or may be, or that a module in it has left to it."""
-        event = self._event("output", module.name, self.forwards)
-        own = own_tensors(module.torch())
+        event = self._event("output", call.module.name, self.forwards)
+        own = own_tensors(call.module.torch())
         own_found = self.scan(own.values(), masks=True)
         if isinstance(found, str) and isinstance(own_found, str):
-            outputs = dict(enumerate(tensors_in(output)))
+            outputs = dict(enumerate(tensors_in(call.output)))
             event.details = self._details(own if found and own_found else outputs)
-        inputs_found: Found = self.scan(tensors_in(inputs), masks=True)
-        if inputs_found and before and before != versions(*inputs):
+        inputs_found: Found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
+        if inputs_found and call.before and call.before != versions(call.inputs, call.kwargs):
             inputs_found, event.details = "", {**event.details, "inputs": "unknown"}
+        if self.captures and self.queue.is_known(found, inputs_found, own_found):
+            event.call = call
         self.queue.submit(self._judge_call, event, found, inputs_found, own_found, masks=self.masks)
 
     def _judge_call(self, event: Event) -> None:
@@ -181,7 +197,9 @@ class NaN(Plugin):
         self.reporter.report(self.judge.call(event))
 
     @hookimpl
-    def root_forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def root_forward(
+        self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
+    ) -> None:
         """Look at what a model gives back in the steps in which its modules are not looked at."""
         self.policy.act()
         self.gates.note(self.context.step)
@@ -192,16 +210,19 @@ class NaN(Plugin):
         if self.reporter.is_over:
             self._spread(module, found)
         elif found:
-            self._gate_hit(module, found, output, (inputs, kwargs))
+            state = self.capture.left(module) if self.captures else None
+            self._gate_hit(Call(module, inputs, kwargs, output, versions, state), found)
 
-    def _gate_hit(self, module: Module, found: Found, output: Any, inputs: tuple[Any, Any]) -> None:
+    def _gate_hit(self, call: Call, found: Found) -> None:
         """Tell what can be told of a bad output of a model: whether its input or a parameter was bad already."""
-        event = self._event("output", module.name, self.forwards)
-        event.is_certain = module.leaf
-        inputs_found = self.scan(tensors_in(inputs), masks=True)
+        event = self._event("output", call.module.name, self.forwards)
+        event.is_certain = call.module.leaf
+        inputs_found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
         if isinstance(found, str) and isinstance(inputs_found, str) and not inputs_found:
-            event.details = self._details(dict(enumerate(tensors_in(output))))
-            self.gradients.blame_parameter(event, module, self.gates.since(event.step))
+            event.details = self._details(dict(enumerate(tensors_in(call.output))))
+            self.gradients.blame_parameter(event, call.module, self.gates.since(event.step))
+        if self.captures and self.queue.is_known(found, inputs_found):
+            event.call = call
         self.queue.submit(self._judge_gate, event, found, inputs_found, masks=self.masks)
 
     def _judge_gate(self, event: Event) -> None:
@@ -211,6 +232,7 @@ class NaN(Plugin):
     @hookimpl
     def forward_error(self, module: Module) -> None:
         """Forget the call that waits for its caller's judgement: the caller will not return."""
+        self.capture.left(module)
         self.judge.pending.pop(get_ident(), None)
         if not module.depth:
             self.is_inside = False

@@ -6,7 +6,10 @@ Runs in the target.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookd_nan.capture import Call
 
 
 @dataclass
@@ -16,7 +19,8 @@ class Event:
     `order` counts up with the events; of a module's gradient, `inputs` is that of its output, and `reached` the order
     in which that arrived. `since` is the first step in which it may have been born, 0 if nobody knows; `is_certain`
     says that it was born at this place, and was not only noticed there. `is_late`: it is judged when the training code
-    has gone on. `ends`: smallest and largest element, where they came from a device.
+    has gone on. `ends`: smallest and largest element, where they came from a device. `call`: the one that it was seen
+    in, for a bundle, where a person has asked for one and all is known at once.
     """
 
     where: str
@@ -33,6 +37,7 @@ class Event:
     is_late: bool = False
     ends: tuple[float, float] | tuple[()] = ()
     details: dict[str, Any] = field(default_factory=dict)
+    call: Call | None = None
 
 
 class Looks:
