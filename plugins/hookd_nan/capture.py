@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hookd_nan.judge import Event
 
 LARGEST = 256 << 20
+_cuda_is_initialized: Any = torch.cuda.is_initialized
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", bool)  # noqa: SLF001 - torch 1.13+; there is no other
 
 
@@ -140,7 +141,9 @@ class Capture:
             self._context.incident("bundle_failed", f"nan: no bundle could be written: {error}", **where)
             return
         notes = f", with {len(text['notes'])} notes on what it does not carry" if text["notes"] else ""
-        message = f"nan: {where['module']} as it was called is in {path} ({_mib(size)}{notes}); `hookd replay` shows it again"
+        message = (
+            f"nan: {where['module']} as it was called is in {path} ({_mib(size)}{notes}); `hookd replay` shows it again"
+        )
         self._context.incident("bundle", message, size_bytes=size, notes=text["notes"][:8], **where)
 
 
@@ -173,7 +176,7 @@ def _why_not(event: Event) -> str:
 
 def _state() -> State:
     devices = {}
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+    if _cuda_is_initialized() and not torch.cuda.is_current_stream_capturing():
         at = torch.cuda.current_device()
         devices[f"cuda:{at}"] = torch.cuda.default_generators[at].get_state()  # 16 bytes of the host's: no sync
     autocast = _autocast() if _any_autocast() else {}

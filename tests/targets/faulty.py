@@ -31,6 +31,9 @@ def strike(layer):
     elif arguments.fault == "weight-nan":
         with torch.no_grad():
             layer.weight[0, 0] = float("nan")
+    elif arguments.fault == "overflow":
+        with torch.no_grad():
+            layer.weight.fill_(3e38)
     elif arguments.fault == "dead-relu":
         with torch.no_grad():
             for block in model.layers:

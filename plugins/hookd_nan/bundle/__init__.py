@@ -16,5 +16,5 @@ Reading a bundle runs no code of it. `bundle.json` has
 
 Values are JSON's own where they can be, and else an object with one of the keys `$tensor`, `$tuple`, `$dict`,
 `$fields` (dataclasses and namespaces), `$named` (named tuples), `$float` (nan, inf), `$dtype`, `$device`, `$size`,
-`$slice`, `$function` (one of torch.nn.functional) or `$gone` (what it was that could not be carried).
+`$slice`, `$ref` (a weak reference), `$function` (one of torch.nn.functional) or `$gone` (what it was that could not be carried).
 """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import keyword
 import math
 import numbers
 import sys
 import types
+import weakref
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +88,12 @@ class Description:
             return {"$fields": named((n, getattr(value, n, None)) for n in names), "class": type(value).__name__}
         if isinstance(value, (types.SimpleNamespace, Namespace)):
             return {"$fields": named(vars(value).items()), "class": type(value).__name__}
+        if isinstance(value, weakref.ref):  # RNNs have some to their own weights
+            return {"$ref": self.value(value(), path, depth)}
         if isinstance(value, dict):
-            return {"$dict": [[self.value(k, path, depth), self.value(v, f"{path}.{k}", depth)] for k, v in value.items()]}
+            return {
+                "$dict": [[self.value(k, path, depth), self.value(v, f"{path}.{k}", depth)] for k, v in value.items()]
+            }
         return None
 
     def _tensor(self, tensor: Tensor, path: str) -> dict[str, str]:
@@ -122,13 +128,28 @@ class Description:
             "extra_repr": _extra_repr(module), "training": module.training,
             "parameters": self._own(module._parameters, path),  # noqa: SLF001
             "buffers": self._own(module._buffers, path),  # noqa: SLF001
-            "attributes": {n: self.value(v, f"{path}.{n}") for n, v in vars(module).items() if n not in _OWN_OF_MODULE},
+            "attributes": self._attributes(module, path),
             "children": {name: self.module(child, f"{path}.{name}") for name, child in children.items()},
             "empty": [name for name in module._modules if name not in children],  # noqa: SLF001
         }  # fmt: skip
 
+    def _attributes(self, module: nn.Module, path: str) -> dict[str, Any]:
+        found = {}
+        for name, value in vars(module).items():
+            if is_data(name):
+                found[name] = self.value(value, f"{path}.{name}")
+            elif name not in _OWN_OF_MODULE:
+                self._gone(f"{path}.{name}", f"it was put on the object, a {type(value).__name__}")
+        return found
+
     def _own(self, tensors: dict[str, Any], path: str) -> dict[str, Any]:
         return {name: None if one is None else self._tensor(one, f"{path}.{name}") for name, one in tensors.items()}
+
+
+def is_data(name: str) -> bool:
+    """Whether a name can be one of a module's own attributes, and takes the place of nothing of torch's."""
+    is_word = name.isidentifier() and not keyword.iskeyword(name)
+    return is_word and not name.startswith("__") and name not in _OWN_OF_MODULE and not hasattr(torch.nn.Module, name)
 
 
 def _plain(value: Any) -> Any:
@@ -146,7 +167,9 @@ def _plain(value: Any) -> Any:
         return {"$device": str(value)}
     if isinstance(value, torch.Size):
         return {"$size": list(value)}
-    if isinstance(value, slice) and all(one is None or type(one) is int for one in (value.start, value.stop, value.step)):
+    if isinstance(value, slice) and all(
+        one is None or type(one) is int for one in (value.start, value.stop, value.step)
+    ):
         return {"$slice": [value.start, value.stop, value.step]}
     name = getattr(value, "__name__", "")
     if name and isinstance(name, str) and vars(torch.nn.functional).get(name) is value:

@@ -9,23 +9,24 @@ from __future__ import annotations
 import ast
 import collections
 import importlib
-import keyword
 import os
 import stat
 import sys
 import types
-from pathlib import Path
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookd import HookdError
 from hookd_nan.bundle import tensorfile
+from hookd_nan.bundle.describe import is_data
 from hookd_nan.bundle.tensorfile import FormatError
 from hookd_nan.bundle.write import TENSORS, TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -53,6 +54,7 @@ class Gone:
         raise AttributeError(f"{self.path} ({self.what}) is not carried in the bundle, and its {name!r} is needed")
 
     def __call__(self, *_: object, **__: object) -> Any:
+        """Refuse to be called."""
         raise TypeError(f"{self.path} ({self.what}) is not carried in the bundle, and is called")
 
 
@@ -182,7 +184,9 @@ class Scene:
         notes: what is not as it was.
     """
 
-    def __init__(self, text: dict[str, Any], tensors: dict[str, Tensor], classes: Classes, device: torch.device) -> None:
+    def __init__(
+        self, text: dict[str, Any], tensors: dict[str, Tensor], classes: Classes, device: torch.device
+    ) -> None:
         self._about, self._stored, self._classes, self._device = text["tensors"], tensors, classes, device
         self._made: dict[str, Tensor] = {}
         self._modules: dict[str, torch.nn.Module] = {}
@@ -210,27 +214,27 @@ class Scene:
             "$tuple": lambda: tuple(self.value(got, path)),
             "$dict": lambda: {self.value(key, path): self.value(one, f"{path}.{key}") for key, one in got},
             "$fields": lambda: types.SimpleNamespace(**self._named(got, path)),
+            # It refuses names that are none before it makes code of them: Lib/collections/__init__.py, 3.10 to 3.14.
             "$named": lambda: collections.namedtuple("Named", list(got))(**self._named(got, path)),  # noqa: PYI024
             "$float": lambda: float(got),
-            "$dtype": lambda: _dtype(got),
+            "$dtype": lambda: dtype_of(got),
             "$device": lambda: self._device,
             "$size": lambda: torch.Size(got),
             "$slice": lambda: slice(*got),
             "$function": lambda: _function(got),
+            "$ref": lambda: weakref.ref(self.value(got, path)),
             "$gone": lambda: Gone(str(got), path),
         }
         return makers[kind]()
 
     def _named(self, fields: dict[str, Any], path: str) -> dict[str, Any]:
-        for name in fields:
-            _check_name(name, path)
         return {name: self.value(one, f"{path}.{name}") for name, one in fields.items()}
 
     def tensor(self, key: str) -> Tensor:
         """Make a tensor as it was, strides included; the same one for the same key."""
         if key not in self._made:
             about, stored = self._about[key], self._stored[key]
-            tensor = tensorfile.restored(stored, _dtype(about["dtype"]))
+            tensor = tensorfile.restored(stored, dtype_of(about["dtype"]))
             if list(tensor.shape) != about["shape"]:
                 raise ValueError(f"{key} has the shape {list(tensor.shape)}, not {about['shape']}")
             tensor = self._as_it_lay(tensor, about["stride"], key).to(self._device)
@@ -270,18 +274,18 @@ class Scene:
         for name in what["empty"]:
             module.add_module(name, None)
         for name, value in what["attributes"].items():
-            _check_name(name, path)
+            if not is_data(name):  # it could take the place of something of torch's
+                raise ValueError(f"{path} cannot have an attribute {name!r}")
             module.__dict__[name] = self.value(value, f"{path}.{name}")
         return module
 
 
-def _check_name(name: str, path: str) -> None:
-    """Refuse names that are none of an attribute of data: they could take the place of torch's own methods."""
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__") or hasattr(torch.nn.Module, name):
-        raise ValueError(f"{path} cannot have an attribute {name!r}")
+def dtype_of(name: str) -> torch.dtype:
+    """Give a type by its name.
 
-
-def _dtype(name: str) -> torch.dtype:
+    Raises:
+        ValueError: this torch has none of this name.
+    """
     found = vars(torch).get(name)
     if not isinstance(found, torch.dtype):
         raise ValueError(f"this torch has no type {name!r}")  # noqa: TRY004 - it is the name that is wrong

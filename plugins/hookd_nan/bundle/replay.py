@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd import HookdError, tensors
-from hookd_nan.bundle.read import BundleError, Classes, Scene, read, same_bits
+from hookd_nan.bundle.read import BundleError, Classes, Scene, dtype_of, read, same_bits
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +28,7 @@ except ImportError:  # before torch 1.13
     TorchDispatchMode = object  # type: ignore[assignment, misc, unused-ignore]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -66,8 +67,10 @@ class Replay:
         self._text, self._stored, self._classes = text, stored, classes
         try:
             self._call, self._state = text["call"], text["call"]["state"]
-            self._told = {key: self._call[key] for key in ("module", "where", "kind", "inputs_changed")}
-            self._masks, self._made_by = bool(self._call["masks"]), dict(text["made_by"])
+            self._told = {key: str(self._call[key]) for key in ("module", "where", "kind")}
+            self._told["class"] = str(text["module"].get("qualname"))
+            self._step, self._changed = text["incident"].get("step"), self._call["inputs_changed"]
+            self._masks, self._made_by = bool(self._call["masks"]), {k: str(v) for k, v in text["made_by"].items()}
             self._notes = [str(note) for note in text["notes"]]
             self._device = _device(device, text["tensors"], self._notes)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -80,8 +83,7 @@ class Replay:
         output, raised = self._run(scene)
         outputs, recorded = tensors(output), tensors(scene.output)
         found = {
-            **self._told, "step": self._text["incident"].get("step"), "class": self._text["module"].get("qualname"),
-            "torch": str(torch.__version__), "made_by": self._made_by, "device": str(self._device), **before,
+            **self._told, "step": self._step, "inputs_changed": self._changed, "torch": str(torch.__version__), "made_by": self._made_by, "device": str(self._device), **before,
             "outputs": self._counts(outputs), "recorded": self._counts(recorded), "raised": raised,
             "is_bit_equal": len(outputs) == len(recorded) and all(map(same_bits, outputs, recorded)),
             "is_state_known": self._state is not None, "first": None if raised else self._first_bad(),
@@ -125,8 +127,8 @@ class Replay:
             stack.enter_context(torch.set_grad_enabled(bool(state["grad"])))
             for device, how in state["autocast"].items():
                 own = self._device.type if device == "cuda" else device
-                dtype = getattr(torch, how["dtype"])
-                stack.enter_context(torch.autocast(own, dtype=dtype, cache_enabled=bool(how["cache"])))
+                cast = torch.autocast(own, dtype=dtype_of(how["dtype"]), cache_enabled=bool(how["cache"]))
+                stack.enter_context(cast)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise BundleError(f"the state of the call cannot be: {type(error).__name__}: {error}") from error
 
@@ -174,7 +176,7 @@ class Replay:
         return watch.found
 
 
-class FirstBad(TorchDispatchMode):
+class FirstBad(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Looks at every operation until one makes a bad value of good ones.
 
     Attributes:
@@ -185,7 +187,7 @@ class FirstBad(TorchDispatchMode):
     def __init__(
         self, is_bad: Callable[[Tensor], bool], count: Callable[[Tensor], dict[str, Any]], inside: list[str]
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._is_bad, self._count, self._inside = is_bad, count, inside
         self.found: dict[str, Any] | None = None
 
@@ -210,13 +212,14 @@ def _follow(module: torch.nn.Module, name: str, inside: list[str]) -> None:
 
 def _lines() -> list[str]:
     """Give the innermost lines of the module's own code, the outermost first."""
-    found = []
+    found: list[str] = []
     for frame, line in traceback.walk_stack(None):
         name = frame.f_code.co_filename
-        if "hookd_nan" not in name and "/torch/utils/" not in name and not name.endswith("nn/modules/module.py"):
-            found.append(f"{name}:{line} {frame.f_code.co_name}")
-        elif found and name.endswith("bundle/replay.py"):
+        if name == __file__ and found:
             break
+        of_torch = name.partition("/torch/")[2]
+        if name != __file__ and (not of_torch or (of_torch.startswith("nn/") and of_torch != "nn/modules/module.py")):
+            found.append(f"{name}:{line} {frame.f_code.co_name}")
     return found[FRAMES - 1 :: -1] if len(found) >= FRAMES else found[::-1]
 
 
@@ -244,8 +247,8 @@ def _device(wanted: str | None, about: dict[str, Any], notes: list[str]) -> torc
 
 
 def _set(settings: dict[str, Any]) -> None:
-    torch.set_num_threads(min(max(1, int(settings["threads"])), 1024))
-    torch.set_default_dtype(getattr(torch, settings["dtype"]))
+    torch.set_num_threads(min(max(1, int(settings["threads"])), 4 * (os.cpu_count() or 1)))
+    torch.set_default_dtype(dtype_of(settings["dtype"]))
     torch.set_float32_matmul_precision(settings["float32_matmul_precision"])
     torch.use_deterministic_algorithms(bool(settings["deterministic"]))
 

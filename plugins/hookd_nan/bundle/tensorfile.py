@@ -84,8 +84,7 @@ def write(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
     text += b" " * (-len(text) % _ALIGNED)
     file.write(len(text).to_bytes(8, "little") + text)
     for _, tensor in ordered:
-        for piece in _pieces(tensor):
-            file.write(piece)
+        file.writelines(_pieces(tensor))
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
@@ -176,7 +175,8 @@ def _count(name: str, shape: list[int]) -> int:
 
 
 def _size(dtype: torch.dtype) -> int:
-    return torch.empty(0, dtype=dtype).element_size()
+    size = getattr(dtype, "itemsize", None)  # torch 2.1+
+    return torch.empty(0, dtype=dtype).element_size() if size is None else int(size)
 
 
 def _tensor(data: bytes | bytearray, at: int, size: int, dtype: torch.dtype, shape: list[int]) -> Tensor:

@@ -79,9 +79,7 @@ def write(path: Path, text: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         with _created(part / TEXT) as file:
             file.write(json.dumps(text, indent=1, allow_nan=False, default=str).encode())
         size = sum((part / name).stat().st_size for name in FILES)
-        if os.path.lexists(path):
-            raise FileExistsError(17, "is there already", str(path))
-        part.rename(path)
+        part.rename(path)  # fails where anything but an empty directory has that name meanwhile
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
