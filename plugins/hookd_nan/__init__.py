@@ -39,6 +39,17 @@ their next collective. `skip` sets `.grad = None` before each optimizer step who
 by then, so all ranks decide the same; where each rank holds a part of them (FSDP) it refuses. It cannot skip what an
 optimizer computes inside its step (LBFGS), and on a device it waits for the gradients, as GradScaler does.
 
+With `capture=true` an incident comes with a *repro bundle*, from which `hookd replay BUNDLE` makes the call again in a
+fresh process: inputs, output, parameters, buffers and plain attributes of the module, and the random numbers, grad mode
+and autocast with which it was entered (hookd_nan.bundle tells the format). Of the origin it carries that module; where
+the gate alone has seen it, the whole model, and the replay tells the module. So there are two bundles a run at most. They
+are copied at the moment and written by a thread of hookd's, below `capture_dir` (else `$XDG_STATE_HOME/hookd/bundles`,
+`~/.local/state/hookd/bundles`, or a directory for temporary files), for the owner alone. The incident has the path as
+`bundle`, or in `no_bundle` the reason why there is none: one of more than `capture_bytes` (256 MiB) is not written, a
+loss is made by no module, and what was on a device is gone when it is known to be bad. A second incident (`bundle`,
+`bundle_failed`) says what became of it. At each module that is looked at this costs reading the state of the random
+numbers, about 2 us.
+
 `-inf` alone in outputs, inputs and parameters is no finding unless `neginf=true`: attention masks are made of it.
 
 Limits: in the first steps after an attach, a module that is not observed yet is reported as the module that called it:
