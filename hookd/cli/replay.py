@@ -160,13 +160,17 @@ def show(found: dict[str, Any]) -> None:
 def table(found: dict[str, Any]) -> Table:
     """Tabulate what went in, what came out, and what came out then."""
     rows = []
-    for title, key in (("input", "inputs"), ("bad", "parameters"), ("output", "outputs"), ("recorded", "recorded")):
+    for title, key in TITLES:
         for one in found[key]:
             shape = "x".join(map(str, one["shape"])) or "scalar"
             rows.append((f"{title} {one['name']}", shape, one["dtype"], *(str(one[n]) for n in COUNTS)))
     return output.fill(output.table("TENSOR", "SHAPE", "TYPE", ">ELEMENTS", ">NAN", ">INF"), rows)
 
 
+TITLES = (
+    ("input", "inputs"), ("bad", "parameters"), ("output", "outputs"), ("recorded", "recorded"),
+    ("gradient of", "gradients"),
+)  # fmt: skip
 COUNTS = ("elements", "nan_count", "inf_count")
 
 
@@ -182,6 +186,9 @@ def conclusion(found: dict[str, Any]) -> Iterator[str]:
     if first is not None:
         counts = f"{first['nan_count']} NaN and {first['inf_count']} Inf in {first['elements']}"
         yield f"first bad value: {first['operation']} in {first['module']}, {counts}, of inputs that were good"
+    if not found["is_output_known"]:
+        yield "reproduced" if found["is_reproduced"] else "not reproduced"
+        return
     same = "bit for bit what was recorded" if found["is_bit_equal"] else "not bit for bit what was recorded"
     if not found["is_bit_equal"] and not found["is_state_known"]:
         same += " (with which random numbers it was called is not known)"

@@ -39,16 +39,14 @@ their next collective. `skip` sets `.grad = None` before each optimizer step who
 by then, so all ranks decide the same; where each rank holds a part of them (FSDP) it refuses. It cannot skip what an
 optimizer computes inside its step (LBFGS), and on a device it waits for the gradients, as GradScaler does.
 
-With `capture=true` an incident comes with a *repro bundle*, from which `hookd replay BUNDLE` makes the call again in a
-fresh process: inputs, output, parameters, buffers and plain attributes of the module, and the random numbers, grad mode
-and autocast with which it was entered (hookd_nan.bundle tells the format). Of the origin it carries that module; where
-the gate alone has seen it, the whole model, and the replay tells the module. So there are two bundles a run at most. They
-are copied at the moment and written by a thread of hookd's, below `capture_dir` (else `$XDG_STATE_HOME/hookd/bundles`,
-`~/.local/state/hookd/bundles`, or a directory for temporary files), for the owner alone. The incident has the path as
-`bundle`, or in `no_bundle` the reason why there is none: one of more than `capture_bytes` (256 MiB) is not written, a
-loss is made by no module, and what was on a device is gone when it is known to be bad. A second incident (`bundle`,
-`bundle_failed`) says what became of it. At each module that is looked at this costs reading the state of the random
-numbers, about 2 us.
+With `capture=true` an incident comes with a *repro bundle* (docs/nan.md): `hookd replay BUNDLE` makes the call again in a
+fresh process. It carries the module of the origin; where the gate alone has seen it, or a backward that was looked at,
+the whole model, and the replay tells the module. It is copied at the moment and written by a thread of hookd's, below
+`capture_dir` (a place for a program's state or for temporary files: hookd_nan.bundle.write), for the owner alone. The
+incident has the path as `bundle`, or in `no_bundle` the reason why there is none: more than `capture_bytes` (256 MiB) are
+not written, a loss is made by no module, what was on a device is gone by then. A second incident (`bundle`,
+`bundle_failed`) says what became of it. What a model was called with is kept until the end of the step for that, and
+each module that is looked at costs about 2 us more, for the state of the random numbers.
 
 `-inf` alone in outputs, inputs and parameters is no finding unless `neginf=true`: attention masks are made of it.
 
@@ -213,6 +211,9 @@ class NaN(Plugin):
     ) -> None:
         """Look at what a model gives back in the steps in which its modules are not looked at."""
         self.policy.act()
+        state = self.capture.left(module) if self.captures else None
+        if state is not None and state.grad:
+            self.capture.hold(Call(module, inputs, kwargs, None, versions, state))
         self.gates.note(self.context.step)
         if self.is_inside:
             self.is_inside = False
@@ -221,7 +222,6 @@ class NaN(Plugin):
         if self.reporter.is_over:
             self._spread(module, found)
         elif found:
-            state = self.capture.left(module) if self.captures else None
             self._gate_hit(Call(module, inputs, kwargs, output, versions, state), found)
 
     def _gate_hit(self, call: Call, found: Found) -> None:
@@ -257,6 +257,8 @@ class NaN(Plugin):
         self.reached[module.id] = self.order
         if not module.depth:
             self.backwards.note(self.context.step)
+            if self.captures:
+                self.capture.reached(module, grad_output)
         if not module.leaf and not self.reporter.is_over:
             self._look_at_gradient(module, grad_output, grad_output)
 
@@ -271,7 +273,10 @@ class NaN(Plugin):
         if found:
             event = self._event("grad", module.name, self.backwards)
             event.reached = self.reached.get(module.id, 0)
-            self.queue.submit(self._judge_gradient, event, found, self.scan(tensors_in(reached)))
+            reached_found = self.scan(tensors_in(reached))
+            if self.captures and self.queue.is_known(found, reached_found):
+                event.call = self.capture.held()
+            self.queue.submit(self._judge_gradient, event, found, reached_found)
 
     def _judge_gradient(self, event: Event) -> None:
         """Order a module that a bad gradient reached by its arrival, and one that made it by when it was noticed.
@@ -344,6 +349,7 @@ class NaN(Plugin):
         event.is_certain = self.backwards.latest == event.step
         if found and isinstance(found, str):
             self.gradients.blame(event, optimizer)
+            event.call = self.capture.held()
         self.queue.submit(judge, event, found, self.scan(flag))
 
     def _decide(self, event: Event) -> None:
@@ -369,7 +375,13 @@ class NaN(Plugin):
         """End the step: what is on a device is sent on its way, and what has arrived is judged."""
         self.stepping = None
         self.judge.pending.clear()
+        self.capture.let_go()
         self.queue.flush()
+
+    @hookimpl
+    def unconfigure(self) -> None:
+        """Keep nothing of the training's."""
+        self.capture.let_go()
 
     # -- what all of them use
 

@@ -40,7 +40,10 @@ class State(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that has returned, as long as it is judged: the training's own objects, and never kept longer."""
+    """A call that has returned, as long as it is judged: the training's own objects, kept to the end of the step at most.
+
+    Of one that is kept for its backward there is no output: with it the graph would be kept.
+    """
 
     module: Module
     inputs: tuple[Any, ...]
@@ -48,6 +51,7 @@ class Call(NamedTuple):
     output: Any
     before: tuple[int, ...]
     state: State | None
+    gradient: tuple[Any, ...] = ()  # of its outputs, in their order; None for one that has none
 
 
 class Capture:
@@ -63,6 +67,9 @@ class Capture:
         self._largest = context.option("capture_bytes", LARGEST)
         where = context.option("capture_dir", "")
         self._entered: dict[tuple[int, int], State] = {}
+        self._held: Call | None = None
+        self._reached: dict[int, tuple[Tensor, int]] = {}
+        self._calls = 0
         if self._largest < 1:
             raise PluginError(f"nan: capture_bytes must be at least 1, not {self._largest}")
         self._directory = _directory(where) if self.is_on else None
@@ -77,6 +84,32 @@ class Capture:
         """Give what was noted, and forget it; of a model, whose return is told of twice, the next entry does."""
         key = get_ident(), module.id
         return self._entered.pop(key, None) if module.depth else self._entered.get(key)
+
+    # -- a model's last call, for its backward
+
+    def hold(self, call: Call) -> None:
+        """Keep what a model was called with, until it is called again or the step is over."""
+        self._held = call
+        self._reached.clear()
+        self._calls += 1
+
+    def let_go(self) -> None:
+        """Keep nothing any more: the step is over."""
+        self._held, self._calls = None, 0
+        self._reached.clear()
+
+    def reached(self, module: Module, gradients: tuple[Any, ...]) -> None:
+        """Note the gradients of the outputs of a model's last call; they may come in parts."""
+        if self._held is not None and self._held.module is module:
+            self._reached.update({at: (g, g._version) for at, g in enumerate(gradients) if g is not None})  # noqa: SLF001
+
+    def held(self) -> Call | None:
+        """Give the model's last call with the gradients that have reached it, if some have and are as they were."""
+        reached = self._reached
+        if self._held is None or not reached or any(g._version != was for g, was in reached.values()):  # noqa: SLF001
+            return None
+        gradients = (reached.get(at, (None, 0))[0] for at in range(max(reached) + 1))
+        return self._held._replace(gradient=tuple(gradients))
 
     # -- the moment
 
@@ -111,6 +144,9 @@ class Capture:
         inputs = found.value(call.inputs, "inputs")
         kwargs = found.value(call.kwargs, "kwargs")
         output = found.value(call.output, "output")
+        gradient = found.value(call.gradient, "gradient")
+        if call.gradient and self._calls > 1:
+            found.notes.append(f"of the {self._calls} calls in this step the last is carried")
         now = versions(call.inputs, call.kwargs)
         changed = call.before != now if call.before or not now else None
         if changed:
@@ -124,7 +160,7 @@ class Capture:
             },
             "call": {
                 "module": call.module.name, "where": event.where, "kind": event.kind, "masks": self._masks,
-                "inputs": inputs, "kwargs": kwargs, "output": output, "inputs_changed": changed,
+                "inputs": inputs, "kwargs": kwargs, "output": output, "gradient": gradient, "inputs_changed": changed,
                 "state": _described(call.state),
             },
             "module": tree, "tensors": found.about(), "settings": _settings(), "notes": found.notes,
@@ -167,10 +203,10 @@ def _why_not(event: Event) -> str:
     """Say why there is nothing to make a bundle of."""
     if event.where == "loss":
         return "the loss is made by the training's own functions and not by a module"
-    if event.where == "grad":
-        return "the call of a module is carried, and not a backward"
     if event.is_late:
         return "it was on a device: when that was known, what the module had been called with was gone"
+    if event.where == "grad":
+        return "what flowed in this backward was not looked at: `every=1` looks at each, as far as the budget allows"
     return "what the module had been called with was gone when it was known"
 
 

@@ -181,6 +181,8 @@ class Scene:
         module: the module.
         inputs: what it is called with,
         kwargs: and by name.
+        output: what it gave back then, None where that was not kept.
+        gradient: of its outputs, to go back with; empty where there is no backward.
         notes: what is not as it was.
     """
 
@@ -196,6 +198,7 @@ class Scene:
             self.inputs: tuple[Any, ...] = tuple(self.value(text["call"]["inputs"], "inputs"))
             self.kwargs: dict[str, Any] = dict(self.value(text["call"]["kwargs"], "kwargs"))
             self.output = self.value(text["call"]["output"], "output")
+            self.gradient: tuple[Any, ...] = tuple(self.value(text["call"]["gradient"], "gradient"))
         except HookdError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:

@@ -85,7 +85,9 @@ class Replay:
         found = {
             **self._told, "step": self._step, "inputs_changed": self._changed, "torch": str(torch.__version__), "made_by": self._made_by, "device": str(self._device), **before,
             "outputs": self._counts(outputs), "recorded": self._counts(recorded), "raised": raised,
+            "gradients": self._bad_of(scene.module, gradients=True),
             "is_bit_equal": len(outputs) == len(recorded) and all(map(same_bits, outputs, recorded)),
+            "is_output_known": scene.output is not None,
             "is_state_known": self._state is not None, "first": None if raised else self._first_bad(),
             "notes": self._notes + scene.notes,
         }  # fmt: skip
@@ -94,20 +96,22 @@ class Replay:
 
     def _is_reproduced(self, found: dict[str, Any]) -> bool:
         """Whether what the incident told of is seen again: at its place, and in what the module gives back."""
-        place = {"input": "inputs", "param": "parameters"}.get(found["where"], "outputs")
+        place = {"input": "inputs", "param": "parameters", "grad": "gradients"}.get(found["where"], "outputs")
         return any(one["is_bad"] for one in found[place])
 
     def _scene(self) -> Scene:
         return Scene(self._text, self._stored, self._classes, self._device)
 
     def _run(self, scene: Scene, *watches: Any) -> tuple[Any, str | None]:
-        """Call the module in the state in which it was called; also gives what it raised."""
+        """Call the module as it was called, and go back where a gradient is there; also gives what was raised."""
         with contextlib.ExitStack() as stack:
             self._enter(stack)
             for watch in watches:
                 stack.enter_context(watch)
             try:
-                return scene.module(*scene.inputs, **scene.kwargs), None
+                output = scene.module(*scene.inputs, **scene.kwargs)
+                _go_back(output, scene.gradient)
+                return output, None
             except Exception as error:  # noqa: BLE001 - somebody's module, perhaps not whole
                 at = traceback.extract_tb(error.__traceback__)[-1]
                 return None, f"{type(error).__name__}: {error} ({at.filename}:{at.lineno})"
@@ -159,8 +163,11 @@ class Replay:
             "is_bad": self._is_bad(tensor),
         }  # fmt: skip
 
-    def _bad_of(self, module: torch.nn.Module) -> list[dict[str, Any]]:
-        own = [*module.named_parameters(), *module.named_buffers()]
+    def _bad_of(self, module: torch.nn.Module, *, gradients: bool = False) -> list[dict[str, Any]]:
+        """Count what is bad in the parameters and buffers, or in the parameters' gradients."""
+        own: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+        if gradients:
+            own = [(name, tensor.grad) for name, tensor in own if tensor.grad is not None]
         return [{"name": name, **self._count(tensor)} for name, tensor in own if self._is_bad(tensor)]
 
     def _first_bad(self) -> dict[str, Any] | None:
@@ -200,14 +207,43 @@ class FirstBad(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         if is_watched and not was_bad:
             bad = next((one for one in tensors(made) if self._is_bad(one)), None)
             if bad is not None:
-                inside = self._inside[-1] if self._inside else "(itself)"
-                self.found = {"operation": str(func), "module": inside, **self._count(bad), "stack": _lines()}
+                self.found = {"operation": str(func), **self._where(), **self._count(bad)}
         return made
+
+    def _where(self) -> dict[str, Any]:
+        node = _node()
+        if node is not None:
+            lines = [f"the backward of an operation in its forward: {node.name()}"]
+            return {"module": node.metadata.get(_MADE_IN, "(itself)"), "is_backward": True, "stack": lines}
+        inside = self._inside[-1] if self._inside else "(itself)"
+        return {"module": inside, "is_backward": False, "stack": _lines()}
+
+
+_MADE_IN = "hookd_made_in"
+_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)  # noqa: SLF001
 
 
 def _follow(module: torch.nn.Module, name: str, inside: list[str]) -> None:
+    """Keep `inside` right, and let each node of autograd know the innermost module that made it."""
+
+    def leave(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        inside.pop()
+        due: list[Any] = [one.grad_fn for one in tensors(output)]
+        while due:
+            node = due.pop()
+            if node is not None and _MADE_IN not in node.metadata:
+                node.metadata[_MADE_IN] = name
+                due += [following for following, _ in node.next_functions]
+
     module.register_forward_pre_hook(lambda *_: inside.append(name))
-    module.register_forward_hook(lambda *_: inside.pop() and None)
+    module.register_forward_hook(leave)
+
+
+def _go_back(output: Any, gradient: Sequence[Any]) -> None:
+    """Run the backward from what has reached the outputs."""
+    pairs = [(o, g) for o, g in zip(tensors(output), gradient) if g is not None and o.requires_grad]
+    if pairs:
+        torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
 
 def _lines() -> list[str]:
