@@ -42,11 +42,10 @@ optimizer computes inside its step (LBFGS), and on a device it waits for the gra
 With `capture=true` an incident comes with a *repro bundle* (docs/nan.md): `hookd replay BUNDLE` makes the call again in a
 fresh process. It carries the module of the origin; where the gate alone has seen it, or a backward that was looked at,
 the whole model, and the replay tells the module. It is copied at the moment and written by a thread of hookd's, below
-`capture_dir` (a place for a program's state or for temporary files: hookd_nan.bundle.write), for the owner alone. The
-incident has the path as `bundle`, or in `no_bundle` the reason why there is none: more than `capture_bytes` (256 MiB) are
-not written, a loss is made by no module, what was on a device is gone by then. A second incident (`bundle`,
-`bundle_failed`) says what became of it. What a model was called with is kept until the end of the step for that, and
-each module that is looked at costs about 2 us more, for the state of the random numbers.
+`capture_dir` (a place for a program's state or for temporary files), for the owner alone. The incident has the path as
+`bundle`, or in `no_bundle` why there is none: above `capture_bytes` (256 MiB) nothing is written, and what was on a
+device is gone by then. Another one (`bundle`, `bundle_failed`) says what became of it. What a model was called with is
+kept until the end of the step for that, and the state of the random numbers is read when a module begins.
 
 `-inf` alone in outputs, inputs and parameters is no finding unless `neginf=true`: attention masks are made of it.
 
@@ -137,6 +136,7 @@ class NaN(Plugin):
         """Want every module; what leaves a container is seen when it leaves the first module in it, at less cost."""
         hooks = {"forward", "root_forward", "forward_error", "backward_pre", "backward"}
         if self.captures:
+            self.capture.learn(module)
             hooks.add("forward_pre" if module.depth else "root_forward_pre")
         return hooks if module.leaf else hooks - {"backward"}
 

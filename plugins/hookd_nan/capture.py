@@ -25,15 +25,27 @@ if TYPE_CHECKING:
     from hookd_nan.judge import Event
 
 LARGEST = 256 << 20
+CALM = frozenset(
+    getattr(torch.nn, name)
+    for name in (
+        "Linear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d Embedding LayerNorm GroupNorm RMSNorm"
+        " BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d Identity Flatten"
+        " ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU SiLU Mish Sigmoid Tanh Softplus Softmax LogSoftmax Hardtanh"
+        " Hardswish Hardsigmoid MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d AdaptiveAvgPool1d"
+        " AdaptiveAvgPool2d AdaptiveAvgPool3d"
+    ).split()
+    if hasattr(torch.nn, name)
+)
+"""Classes whose forward draws no random numbers: reading the state of those is most of what an entry costs."""
 _cuda_is_initialized: Any = torch.cuda.is_initialized
+_is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", bool)  # noqa: SLF001 - torch 1.13+; there is no other
 
 
 class State(NamedTuple):
-    """How things stood when a module was entered; random numbers as `torch.get_rng_state` gives them."""
+    """How things stood when a module was entered; random numbers by device, as `torch.get_rng_state` gives them."""
 
-    random: Tensor
-    devices: dict[str, Tensor]
+    random: dict[str, Tensor]
     grad: bool
     inference: bool
     autocast: dict[str, dict[str, Any]]
@@ -67,6 +79,7 @@ class Capture:
         self._largest = context.option("capture_bytes", LARGEST)
         where = context.option("capture_dir", "")
         self._entered: dict[tuple[int, int], State] = {}
+        self._calm: set[int] = set()  # by module.id
         self._held: Call | None = None
         self._reached: dict[int, tuple[Tensor, int]] = {}
         self._calls = 0
@@ -76,9 +89,18 @@ class Capture:
 
     # -- the state at entry
 
+    def learn(self, module: Module) -> None:
+        """See whether a module may draw random numbers, before its first call."""
+        if type(module.torch()) in CALM:
+            self._calm.add(module.id)
+
     def enter(self, module: Module) -> None:
         """Note how things stand when a module is entered."""
-        self._entered[get_ident(), module.id] = _state()
+        number = module.id
+        random = {} if number in self._calm else _random()
+        autocast = _autocast() if _any_autocast() else {}
+        state = State(random, _is_grad_enabled(), _is_inference(), autocast)
+        self._entered[get_ident(), number] = state
 
     def left(self, module: Module) -> State | None:
         """Give what was noted, and forget it; of a model, whose return is told of twice, the next entry does."""
@@ -132,7 +154,7 @@ class Capture:
             copies = [(key, *_copied(tensor)) for key, tensor in found.tensors.items()]
             state = call.state
             if state is not None:
-                copies += [(f"state.{name}", one, None) for name, one in {"cpu": state.random, **state.devices}.items()]
+                copies += [(f"state.{name}", one, None) for name, one in state.random.items()]
         assert self._directory is not None
         path = free_name(self._directory, "nan", self._context.run, f"rank{self._context.rank}", f"step{event.step}",
                          event.module)  # fmt: skip
@@ -210,14 +232,12 @@ def _why_not(event: Event) -> str:
     return "what the module had been called with was gone when it was known"
 
 
-def _state() -> State:
-    devices = {}
+def _random() -> dict[str, Tensor]:
+    found = {"cpu": torch.default_generator.get_state()}
     if _cuda_is_initialized() and not torch.cuda.is_current_stream_capturing():
         at = torch.cuda.current_device()
-        devices[f"cuda:{at}"] = torch.cuda.default_generators[at].get_state()  # 16 bytes of the host's: no sync
-    autocast = _autocast() if _any_autocast() else {}
-    random = torch.default_generator.get_state()
-    return State(random, devices, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+        found[f"cuda:{at}"] = torch.cuda.default_generators[at].get_state()  # 16 bytes of the host's: no sync
+    return found
 
 
 def _autocast() -> dict[str, dict[str, Any]]:
@@ -238,7 +258,7 @@ def _autocast() -> dict[str, dict[str, Any]]:
 def _described(state: State | None) -> dict[str, Any] | None:
     if state is None:
         return None
-    random = {name: {"$tensor": f"state.{name}"} for name in ("cpu", *state.devices)}
+    random = {name: {"$tensor": f"state.{name}"} for name in state.random}
     return {"random": random, "grad": state.grad, "inference": state.inference, "autocast": state.autocast}
 
 

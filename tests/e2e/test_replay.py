@@ -18,7 +18,7 @@ from tests.support.training import Job
 
 CONSOLE = Path(sys.executable).with_name("hookd")
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]  # several processes import torch, one after the other
 
 
 def replay(*words, **variables):
@@ -29,12 +29,15 @@ def replay(*words, **variables):
 
 
 def bundle_of(directory, options):
-    """Attach to a training in which a layer overflows, and kill it when its bundle is there."""
-    job = Job("faulty.py", "--fault overflow --at 60 --steps 0 --pause 0.05")
+    """Attach to a training, let one of its layers overflow, and kill it when the bundle of that is there."""
+    now = directory.with_name("now")
+    job = Job("faulty.py", f"--fault overflow --when {now} --steps 0 --pause 0.05")
     with training.start(job) as process:
         process.expect(r"^step 3 ")
         attached = Attachment([process.pid], "-p", f"nan:capture=true,capture_dir={directory},{options}")
         with attached, Page.below(process) as page:
+            wait_until(lambda: page.values()["hookd_steps"].get((), 0) > 10, what="a look at all modules")
+            now.touch()
             told = wait_until(lambda: [one for one in page.read().incidents if one["kind"] == "bundle"])
             process.signal(signal.SIGKILL)
             process.wait()

@@ -18,11 +18,13 @@ import pytest
 import torch
 from hookd_nan.bundle import tensorfile
 from hookd_nan.bundle.replay import result
+from hookd_nan.capture import CALM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
+from torch.testing._internal.common_modules import module_db
 
 from hookd import PluginError
 from tests.support.environment import REPOSITORY, target_environment
@@ -205,6 +207,11 @@ def test_the_oracle_reads_the_tensors_of_a_bundle(hook, tmp_path):
     read = load_file(bundle / "tensors.safetensors")
     assert text_of(bundle)["call"]["module"] == "0"
     assert {name: bits(one) for name, one in state.items()} == {name: bits(read[f"module.{name}"]) for name in state}
+
+
+def test_random_numbers_are_carried_where_the_module_may_draw_some(hook, tmp_path):
+    bundle = captured(hook, tmp_path, CALLS["dropout"]()[1])
+    read = load_file(bundle / "tensors.safetensors")
     assert read["state.cpu"].shape == torch.get_rng_state().shape
 
 
@@ -478,6 +485,19 @@ def test_the_training_is_bit_for_bit_the_same_with_capture(hook, tmp_path):
     hook.stop()
     assert observed == plain
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_taken_for_calm_draws_no_random_numbers():
+    seen = set()
+    for info in module_db:
+        if info.module_cls in CALM:
+            for one in info.module_inputs_func(info, "cpu", torch.float32, requires_grad=False, training=True):
+                module = info.module_cls(*one.constructor_input.args, **one.constructor_input.kwargs)
+                before = torch.get_rng_state()
+                module(*one.forward_input.args, **one.forward_input.kwargs)
+                assert torch.equal(torch.get_rng_state(), before), info.module_cls
+            seen.add(info.module_cls)
+    assert len(seen) > len(CALM) / 2
 
 
 WRITER = """

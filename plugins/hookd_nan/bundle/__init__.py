@@ -8,7 +8,7 @@ Reading a bundle runs no code of it. `bundle.json` has
   not be carried, in words), `settings` (of torch, process-wide) and `incident` (as it was told);
 - `call`: `module` (its name), `where`, `kind`, `masks` (whether `-inf` is no finding), `inputs`, `kwargs`, `output` (null
   where it was not kept), `gradient` (of the outputs, for a backward; else an empty tuple), `inputs_changed` (whether the call changed its inputs in place; null: unknown), `state` (as the module was entered:
-  `random`, `grad`, `inference`, `autocast`; null: unknown);
+  `random`, by device, where the module may draw any, `grad`, `inference`, `autocast`; null: unknown);
 - `module`: `module` and `qualname` of its class, the `file` of that, `extra_repr`, `training`, `attributes`,
   `parameters`, `buffers`, `children` (the same again; `{"$same": "path"}` for one that is shared) and `hooks` (of
   others, by name; they are not carried). Parameters and buffers are as the call has left them;
