@@ -80,8 +80,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NaN"]
 
-LARGEST_RECORDER = 500
-
 
 class NaN(Plugin):
     """Looks at every output, every gradient that flows and every loss, and names the first that is not finite."""
@@ -105,10 +103,7 @@ class NaN(Plugin):
             raise PluginError(f"nan: amp_patience must be at least 1, not {patience}")
         labels = ["module", "where", "kind"]
         self.nonfinite = context.counter("nonfinite", "Tensors seen with a NaN or else an infinity.", labels)
-        calls = context.option("recorder", 20)
-        if not 0 <= calls <= LARGEST_RECORDER:
-            raise PluginError(f"nan: recorder must be from 0 to {LARGEST_RECORDER} calls, not {calls}")
-        self.recorder = Recorder(context, calls)
+        self.recorder = Recorder(context)
         self.policy = Policy(context, context.option("policy", "report", POLICIES))
         self.mutates = self.policy.name != "report"
         self.capture = Capture(context, masks=not self.scan.neginf)

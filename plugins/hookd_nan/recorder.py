@@ -10,6 +10,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from hookd import PluginError
 from hookd_nan.scan import on_host
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from hookd import Context
 
-STEPS = 8
+STEPS, LARGEST = 8, 500
 
 
 class Recorder:
@@ -29,8 +30,11 @@ class Recorder:
             `(name, smallest, largest element)`; the newest last.
     """
 
-    def __init__(self, context: Context, calls: int) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
+        calls = context.option("recorder", 20)
+        if not 0 <= calls <= LARGEST:
+            raise PluginError(f"nan: recorder must be from 0 to {LARGEST} calls, not {calls}")
         self.calls: deque[tuple[str, Any, Any]] = deque(maxlen=calls)
         self._steps: deque[dict[str, Any]] = deque(maxlen=STEPS)
         self._loss: float | None = None
