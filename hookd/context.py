@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
-    from hookd.events import Call, Module
+    from hookd.events import Module, Returned
     from hookd.page import PageWriter
     from hookd.summary import Summary
 
@@ -50,7 +50,7 @@ class Host(Protocol):
     def step_now(self) -> int: ...  # noqa: D102
     def step_offset(self) -> int | None: ...  # noqa: D102
     def module_stack(self) -> tuple[Module, ...]: ...  # noqa: D102
-    def calls_now(self) -> Sequence[Call]: ...  # noqa: D102
+    def returned_now(self) -> Sequence[Returned]: ...  # noqa: D102
     def model_roots(self) -> list[Module]: ...  # noqa: D102
     def module_states(self) -> list[tuple[Module, str]]: ...  # noqa: D102
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
@@ -59,6 +59,7 @@ class Host(Protocol):
     def pause(self, plugin: str) -> None: ...  # noqa: D102
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None: ...  # noqa: D102
     def write_log(self, level: str, message: str) -> None: ...  # noqa: D102
+    def work_aside(self, plugin: str, work: Callable[[], None]) -> None: ...  # noqa: D102
 
 
 class Context:
@@ -161,6 +162,17 @@ class Context:
         """
         self._host.pause(self.plugin)
 
+    def aside(self, work: Callable[[], None]) -> None:
+        """Do what takes its time, such as writing a file, in a thread of hookd's own, after what was asked for before.
+
+        A detach waits up to 30 s for it, the end of the process 10 s; whoever writes must mind that it can be cut short.
+        What it raises is counted as the plugin's error.
+
+        Args:
+            work: must not draw random numbers, and touch no tensor but those that the plugin has made itself.
+        """
+        self._host.work_aside(self.plugin, work)
+
     # -- the numbers of a tensor
 
     def summary(self, tensor: Tensor, then: Callable[[Summary], None] | None = None) -> Summary | None:
@@ -258,13 +270,13 @@ class Context:
         """Give the modules that this thread is inside of, the outermost first."""
         return self._host.module_stack()
 
-    def calls(self) -> Sequence[Call]:
+    def returned(self) -> Sequence[Returned]:
         """Give what the module calls inside this thread's outermost call have returned, in the order of returning.
 
         Until the next outermost call; at every step, sampled or not, for a plugin whose `remembers` is true. It costs a
         third of a hook: a call is remembered weakly, and most outputs live until the backward.
         """
-        return self._host.calls_now()
+        return self._host.returned_now()
 
     def roots(self) -> list[Module]:
         """Give the roots of all models seen, in the order in which they were first called."""
@@ -296,7 +308,7 @@ class Context:
         return self._host.interval_of(self.plugin)
 
     def hold(self, interval: int | None) -> None:
-        """Call the sampled hooks once in so many steps from now on, whatever they cost; None: as often as before.
+        """Returned the sampled hooks once in so many steps from now on, whatever they cost; None: as often as before.
 
         For what has found something and must look closely until it knows more. At once, from any hook: of a module
         call that is under way, what has not returned yet is seen.

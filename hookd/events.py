@@ -47,7 +47,7 @@ class Module:
         return f"<Module {self.name} ({self.type})>"
 
 
-class Call(NamedTuple):
+class Returned(NamedTuple):
     """A tensor that a module call has returned; it is not kept alive.
 
     Attributes:
@@ -60,7 +60,7 @@ class Call(NamedTuple):
     ref: Callable[[], Tensor | None]
     version: int
 
-    def output(self) -> Tensor | None:
+    def tensor(self) -> Tensor | None:
         """Give the tensor as it was returned; None when it is gone, or was changed in place, or may have been."""
         tensor = self.ref()
         return tensor if tensor is not None and self.version == tensor._version else None  # noqa: SLF001

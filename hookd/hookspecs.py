@@ -133,8 +133,27 @@ def forward(
 
 
 @hookspec
+def root_forward_pre(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], recompute: bool) -> Any:
+    """Run before `forward` of a root, together with the `forward_pre` hooks; of no other module.
+
+    What `root_forward` is to `forward`. A hook of an observer that asks for no tensor sees the grad mode and the autocast
+    with which the model is called.
+
+        @hookimpl
+        def root_forward_pre(self):
+            self.random = torch.get_rng_state()
+    """
+
+
+@hookspec
 def root_forward(
-    module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, elapsed_ns: int, recompute: bool
+    module: Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    versions: tuple[int, ...],
+    elapsed_ns: int,
+    recompute: bool,
 ) -> Any:
     """Run after `forward` of a root has returned, after all `forward` hooks; of no other module.
 
@@ -310,6 +329,7 @@ HOT = frozenset(
         "forward_pre",
         "forward",
         "root_forward",
+        "root_forward_pre",
         "forward_error",
         "backward_pre",
         "backward",
@@ -323,7 +343,9 @@ HOT = frozenset(
         "mode",
     ]
 )
-MODULE = frozenset(["forward_pre", "forward", "root_forward", "forward_error", "backward_pre", "backward"])
+MODULE = frozenset(
+    ["forward_pre", "forward", "root_forward_pre", "root_forward", "forward_error", "backward_pre", "backward"]
+)
 """The hooks that are called per selected module."""
 TENSORS = frozenset(["inputs", "kwargs", "output", "grad_input", "grad_output", "grad", "tensors", "param"])
 """The arguments that make a hook run under no_grad, outside dispatch modes."""

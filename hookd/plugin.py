@@ -21,7 +21,7 @@ class Plugin:
         rarest: the longest interval of those, in steps.
         fixed_by_every: which of the sampled hooks the option `every` fixes; all of them where none is named. The
             others begin with that interval, and the governor stretches it.
-        remembers: whether `Context.calls` is kept for it, for the modules at which it listens to `forward`.
+        remembers: whether `Context.returned` is kept for it, for the modules at which it listens to `forward`.
         max_errors: how many errors quarantine the plugin.
     """
 

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import spawn
+from hookd.agent.aside import DETACH_S, EXIT_S
 from hookd.agent.control import Control
 from hookd.agent.fork import set_after_fork
 from hookd.agent.identity import identity, ranks
@@ -255,6 +256,7 @@ class Agent:
         while self._session.frames_inside():  # a call that began under us still stores to the page
             time.sleep(0.05)
         self._session.numeric.close()
+        self._session.aside.finish(DETACH_S)
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")
         self._session.namespace.clear()
@@ -267,6 +269,7 @@ class Agent:
 
     def _exiting(self) -> None:
         """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
+        self._session.aside.finish(EXIT_S)
         with contextlib.suppress(ValueError):
             self._page.set_state("exited")
         if self._control is not None:

@@ -296,7 +296,7 @@ class Models:
         return heard
 
     def _wants(self, one: Listener, module: Module) -> bool:
-        if one.hook == "root_forward" and module.depth:
+        if one.hook in ("root_forward", "root_forward_pre") and module.depth:
             return False
         key = (one.plugin, module.id)
         if key not in self._wanted:

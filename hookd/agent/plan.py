@@ -83,7 +83,9 @@ def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapp
     if wrapped:
         parts["WRAPPED"] = f"if top is not None and top[0] is module:\n    return {call}"
     remembers = any(one.remembers and one.hook == "forward" for one in listeners) and not recompute
-    parts["REMEMBER"] = "if thread.calls is not None:\n    remember(thread.calls, module, output)" if remembers else ""
+    parts["REMEMBER"] = (
+        "if thread.returned is not None:\n    remember(thread.returned, module, output)" if remembers else ""
+    )
     parts["PRE"], parts["POST"], parts["STOPPED"] = _sections(listeners, recompute=recompute)
     lines = [line for line in BODY.splitlines() if not (recompute and ("graph_task" in line or " again(" in line))]
     return "\n".join(_filled(line, parts) for line in lines)
@@ -101,7 +103,7 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str,
     """Write what comes before the call, after it, and after a recompute that was ended early."""
     # A recompute must give what the first pass gave, so what changed that pass is called again, as torch's hooks are.
     heard = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
-    pre = [one for one in heard if one.hook == "forward_pre"]
+    pre = [one for one in heard if one.hook in ("forward_pre", "root_forward_pre")]
     post = [one for one in heard if one.hook in ("forward", "root_forward")]
     before = _section(pre, recompute=recompute)
     after = _section(post, recompute=recompute)

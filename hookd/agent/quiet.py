@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd.agent.faults import Failure, is_from_signal_handler
-from hookd.events import Call
+from hookd.events import Returned
 from hookd.nested import tensors, versions
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, .
         return ()
 
 
-def remember(calls: list[Call], module: Module, output: Any) -> None:
+def remember(returned: list[Returned], module: Module, output: Any) -> None:
     """Note what a call has returned, in the order of returning; nothing is kept alive, and nothing of it can fail."""
-    if _function_modes() or len(calls) >= REMEMBERED:  # a mode would see that the version is asked for
+    if _function_modes() or len(returned) >= REMEMBERED:  # a mode would see that the version is asked for
         return
     try:
         if type(output) is _Tensor:  # as nearly always
-            calls.append(Call(module, weakref.ref(output), output._version))
+            returned.append(Returned(module, weakref.ref(output), output._version))
         else:
-            calls += [Call(module, weakref.ref(one), one._version) for one in tensors(output)]
+            returned += [Returned(module, weakref.ref(one), one._version) for one in tensors(output)]
     except Failure as failure:  # an inference tensor has no version
         if is_from_signal_handler(failure):
             raise

@@ -14,6 +14,7 @@ import torch
 
 from hookd import page as pages
 from hookd.agent import backward, quiet
+from hookd.agent.aside import Aside
 from hookd.agent.changes import Changes
 from hookd.agent.core import CoreMetrics
 from hookd.agent.data import Data
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from hookd.agent.listeners import Entry, Listener
     from hookd.agent.threads import ThreadState
-    from hookd.events import Call, Module
+    from hookd.events import Module, Returned
     from hookd.plugin import Plugin
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
@@ -67,6 +68,7 @@ class Session:
         self._installing = threading.RLock()
         self._heartbeats: dict[int, int] = {}
         self.numeric = Numeric(self._deliver)
+        self.aside = Aside(self._failed_aside)
         self.local = Threads(page, self._heartbeats)
         self.registry = Registry()
         self.spent: dict[int, int] = {}
@@ -276,13 +278,13 @@ class Session:
     # -- cold events
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
-        """Call the listeners of a hook that is not part of a plan, and whose result nobody uses."""
+        """Returned the listeners of a hook that is not part of a plan, and whose result nobody uses."""
         heard = self._switched_on(hook, module)
         if heard:
             self._tell(heard, values)
 
     def _flow(self, hook: str, flow: backward.Flow, grads: tuple[Any, ...], *, mutators: bool) -> Any:
-        """Call the listeners of a module's gradients (hookd.agent.backward.Emit)."""
+        """Returned the listeners of a module's gradients (hookd.agent.backward.Emit)."""
         if not self.is_live:
             return None
         if mutators:
@@ -300,7 +302,7 @@ class Session:
         return self._tell(heard, values, replaces)
 
     def _tell(self, heard: list[Listener], values: dict[str, Any], replaces: str = "") -> Any:
-        """Call listeners one after the other; what a mutator returns replaces a value for those after it.
+        """Returned listeners one after the other; what a mutator returns replaces a value for those after it.
 
         Returns:
             The value `replaces` if it was replaced, else None.
@@ -356,7 +358,7 @@ class Session:
                 self._charge(one.plugin, mark)
 
     def _deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
-        """Call a plugin with numbers that have arrived, if it is still there."""
+        """Returned a plugin with numbers that have arrived, if it is still there."""
         entry = next((e for e in self.registry.entries.values() if e.context is context), None)
         if entry is None or entry.state != "active":
             return
@@ -367,6 +369,10 @@ class Session:
             self._fault(entry.number, "later", failure)
         if mark:
             self._charge(entry.number, mark)
+
+    def _failed_aside(self, plugin: str, error: BaseException) -> None:
+        if self.registry.has(plugin):
+            self._count_error(self.registry.named(plugin), "aside", f"{type(error).__name__}: {error}", error)
 
     def _charge(self, number: int, mark: int) -> int:
         now = time.perf_counter_ns()
@@ -397,7 +403,7 @@ class Session:
     def _forward_begins(self, thread: ThreadState) -> None:
         """A call begins inside of no other."""
         self.steps.forward_begins()
-        thread.calls = [] if self.registry.remembers else None
+        thread.returned = [] if self.registry.remembers else None
         if self.registry.alone:
             self.changes.require_alone()
         if self.models.learning:
@@ -510,9 +516,9 @@ class Session:
         """Give the modules that the calling thread is inside of."""
         return self.local.thread.stack()
 
-    def calls_now(self) -> Sequence[Call]:
+    def returned_now(self) -> Sequence[Returned]:
         """Give what the module calls of the calling thread have returned."""
-        return self.local.thread.calls or ()
+        return self.local.thread.returned or ()
 
     def model_roots(self) -> list[Module]:
         """Give the roots of all models that are alive."""
@@ -549,6 +555,10 @@ class Session:
     def write_log(self, level: str, message: str) -> None:
         """Write a line into the page's log."""
         self.page.log(level, message)
+
+    def work_aside(self, plugin: str, work: Callable[[], None]) -> None:
+        """Do something for a plugin beside the training."""
+        self.aside.add(plugin, work)
 
     # -- the end
 

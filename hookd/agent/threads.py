@@ -10,7 +10,7 @@ import torch
 from hookd.page import MODULE, PHASES
 
 if TYPE_CHECKING:
-    from hookd.events import Call, Module
+    from hookd.events import Module, Returned
     from hookd.page import PageWriter
 
     Top = tuple[Module, "Top | None", float]
@@ -36,22 +36,12 @@ class ThreadState:
         inner: ns spent so far in calls, and backwards of calls, that are timed; what was inside one is counted once.
         lost: ns that hookd's own hooks on the graph have taken so far.
         again: ns spent so far in recomputes.
-        calls: what the calls inside the outermost one have returned, until the next outermost one; None: nobody asks.
+        returned: what the calls inside the outermost one have returned, until the next outermost one; None: nobody asks.
     """
 
     __slots__ = (
-        "again",
-        "backwards",
-        "beat",
-        "busy",
-        "calls",
-        "inner",
-        "is_engine",
-        "lost",
-        "outside",
-        "switching",
-        "top",
-    )
+        "again", "backwards", "beat", "busy", "inner", "is_engine", "lost", "outside", "returned", "switching", "top",
+    )  # fmt: skip
 
     def __init__(self, beat: int, *, is_engine: bool) -> None:
         self.top: Top | None = None
@@ -62,7 +52,7 @@ class ThreadState:
         self.is_engine = is_engine
         self.outside = OTHER
         self.inner = self.lost = self.again = 0
-        self.calls: list[Call] | None = None
+        self.returned: list[Returned] | None = None
 
     def stack(self) -> tuple[Module, ...]:
         """Give the observed modules that it is inside of, the outermost first."""

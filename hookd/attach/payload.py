@@ -82,6 +82,20 @@ def build(plugins: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = ()) -> Pa
     return Payload(archive, hashlib.sha256(archive).hexdigest(), tuple(enabled), tuple(sources))
 
 
+def unpack(name: str, directory: Path) -> None:
+    """Write the sources of an installed plugin and of what it imports of hookd into a directory, as files.
+
+    For a process that has neither: what replays a bundle runs in the training's environment.
+
+    Raises:
+        PluginError: there is no such plugin.
+    """
+    for path, content in {**dict(_agent_files()), **find(name).files}.items():
+        file = directory / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+
 def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:
     """Give a plugin in the form of the agent's configuration."""
     return {"name": spec.name, "entry": source.entry, "options": dict(spec.options), "by_name": spec.by_name}

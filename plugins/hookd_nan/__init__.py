@@ -41,6 +41,14 @@ their next collective. `skip` sets `.grad = None` before each optimizer step who
 by then, so all ranks decide the same; where each rank holds a part of them (FSDP) it refuses. It cannot skip what an
 optimizer computes inside its step (LBFGS), and on a device it waits for the gradients, as GradScaler does.
 
+With `capture=true` an incident comes with a *repro bundle* (docs/nan.md): `hookd replay BUNDLE` makes the call again in a
+fresh process. It carries the module of the origin; where the gate alone has seen it, or a backward that was looked at,
+the whole model, and the replay tells the module. It is copied at the moment and written by a thread of hookd's, below
+`capture_dir` (a place for a program's state or for temporary files), for the owner alone. The incident has the path as
+`bundle`, or in `no_bundle` why there is none: above `capture_bytes` (256 MiB) nothing is written, and what was on a
+device is gone by then. Another one (`bundle`, `bundle_failed`) says what became of it. What a model was called with is
+kept until the end of the step for that, and the state of the random numbers is read when a module begins.
+
 `-inf` alone in outputs, inputs and parameters is no finding unless `neginf=true`: attention masks are made of it.
 
 Limits: in the first steps after an attach, a module that is not observed yet is reported as the module that called it:
@@ -57,6 +65,7 @@ import torch
 
 from hookd import Context, Module, Plugin, PluginError, hookimpl, versions
 from hookd import tensors as tensors_in
+from hookd_nan.capture import Call, Capture
 from hookd_nan.gradients import Gradients
 from hookd_nan.judge import Event, Judge, Looks
 from hookd_nan.pending import Queue
@@ -73,20 +82,18 @@ if TYPE_CHECKING:
 
 __all__ = ["NaN"]
 
-LARGEST_RECORDER = 500
-
 
 class NaN(Plugin):
     """Looks at every output, every gradient that flows and every loss, and names the first that is not finite."""
 
     name = "nan"
-    sampled = ("forward", "backward_pre", "backward")
+    sampled = ("forward_pre", "forward", "backward_pre", "backward")
     every = 1
     longest = 10
     rare = ("backward_pre", "backward")
     rarest = 100
     remembers = True
-    fixed_by_every = ("forward",)
+    fixed_by_every = ("forward_pre", "forward")
     mutating = ("step_pre",)  # with a policy other than report
 
     @hookimpl
@@ -99,13 +106,12 @@ class NaN(Plugin):
             raise PluginError(f"nan: amp_patience must be at least 1, not {patience}")
         labels = ["module", "where", "kind"]
         self.nonfinite = context.counter("nonfinite", "Tensors seen with a NaN or else an infinity.", labels)
-        calls = context.option("recorder", 20)
-        if not 0 <= calls <= LARGEST_RECORDER:
-            raise PluginError(f"nan: recorder must be from 0 to {LARGEST_RECORDER} calls, not {calls}")
-        self.recorder = Recorder(context, calls)
+        self.recorder = Recorder(context)
         self.policy = Policy(context, context.option("policy", "report", POLICIES))
         self.mutates = self.policy.name != "report"
-        self.reporter = Reporter(context, self.recorder, self.policy)
+        self.capture = Capture(context, masks=not self.scan.neginf)
+        self.captures = self.capture.is_on
+        self.reporter = Reporter(context, self.recorder, self.policy, self.capture)
         self.skipped = context.counter("amp_skipped_steps", "Optimizer steps skipped for overflowed gradients.")
         self.skipped.inc(0)  # so that the series is there from the start
         self.is_finite = context.is_finite
@@ -127,15 +133,29 @@ class NaN(Plugin):
     def select(self, module: Module) -> set[str]:
         """Want every module; what leaves a container is seen when it leaves the first module in it, at less cost."""
         hooks = {"forward", "root_forward", "forward_error", "backward_pre", "backward"}
+        if self.captures:
+            self.capture.learn(module)
+            hooks.add("forward_pre" if module.depth else "root_forward_pre")
         return hooks if module.leaf else hooks - {"backward"}
 
     # -- forward
+
+    @hookimpl
+    def forward_pre(self, module: Module) -> None:
+        """Note with which random numbers a module is entered; selected for bundles alone."""
+        self.capture.enter(module)
+
+    @hookimpl
+    def root_forward_pre(self, module: Module) -> None:
+        """Note the same of a model, also in the steps in which its modules are not looked at."""
+        self.capture.enter(module)
 
     @hookimpl
     def forward(
         self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
     ) -> None:
         """Look at the output; almost always that is all."""
+        state = self.capture.left(module) if self.captures else None
         if not module.depth:
             self.forwards.note(self.context.step)
             self.is_inside = True
@@ -150,7 +170,7 @@ class NaN(Plugin):
         if self.reporter.is_over:
             self._spread(module, found)
         elif found or self.judge.pending:
-            self._returned(module, found, output, (inputs, kwargs), versions)
+            self._returned(Call(module, inputs, kwargs, output, versions, state), found)
 
     def _spread(self, module: Module, found: Found) -> None:
         """Count what follows from the origin."""
@@ -159,19 +179,19 @@ class NaN(Plugin):
         elif found:
             self.queue.submit(self._count, self._event("output", module.name), found, masks=self.masks)
 
-    def _returned(
-        self, module: Module, found: Found, output: Any, inputs: tuple[Any, Any], before: tuple[int, ...]
-    ) -> None:
+    def _returned(self, call: Call, found: Found) -> None:
         """Judge a call whose output is bad, or may be, or that a module in it has left to it."""
-        event = self._event("output", module.name, self.forwards)
-        own = own_tensors(module.torch())
+        event = self._event("output", call.module.name, self.forwards)
+        own = own_tensors(call.module.torch())
         own_found = self.scan(own.values(), masks=True)
         if isinstance(found, str) and isinstance(own_found, str):
-            outputs = dict(enumerate(tensors_in(output)))
+            outputs = dict(enumerate(tensors_in(call.output)))
             event.details = self._details(own if found and own_found else outputs)
-        inputs_found: Found = self.scan(tensors_in(inputs), masks=True)
-        if inputs_found and before and before != versions(*inputs):
+        inputs_found: Found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
+        if inputs_found and call.before and call.before != versions(call.inputs, call.kwargs):
             inputs_found, event.details = "", {**event.details, "inputs": "unknown"}
+        if self.captures and self.queue.is_known(found, inputs_found, own_found):
+            event.call = call
         self.queue.submit(self._judge_call, event, found, inputs_found, own_found, masks=self.masks)
 
     def _judge_call(self, event: Event) -> None:
@@ -181,9 +201,14 @@ class NaN(Plugin):
         self.reporter.report(self.judge.call(event))
 
     @hookimpl
-    def root_forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def root_forward(
+        self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
+    ) -> None:
         """Look at what a model gives back in the steps in which its modules are not looked at."""
         self.policy.act()
+        state = self.capture.left(module) if self.captures else None
+        if state is not None and state.grad:
+            self.capture.hold(Call(module, inputs, kwargs, None, versions, state))
         self.gates.note(self.context.step)
         if self.is_inside:
             self.is_inside = False
@@ -192,30 +217,32 @@ class NaN(Plugin):
         if self.reporter.is_over:
             self._spread(module, found)
         elif found:
-            self._gate_hit(module, found, output, (inputs, kwargs))
+            self._gate_hit(Call(module, inputs, kwargs, output, versions, state), found)
 
-    def _gate_hit(self, module: Module, found: Found, output: Any, inputs: tuple[Any, Any]) -> None:
+    def _gate_hit(self, call: Call, found: Found) -> None:
         """Tell where a bad output of a model comes from: its input, a parameter, or the first call with a bad output."""
-        event = self._event("output", module.name, self.forwards)
-        event.is_certain = module.leaf
-        inputs_found = self.scan(tensors_in(inputs), masks=True)
+        event = self._event("output", call.module.name, self.forwards)
+        event.is_certain = call.module.leaf
+        inputs_found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
         if isinstance(found, str) and isinstance(inputs_found, str) and not inputs_found:
-            event.details = self._details(dict(enumerate(tensors_in(output))))
-            if not self.gradients.blame_parameter(event, module, self.gates.since(event.step)):
-                self._blame_call(event)
+            event.details = self._details(dict(enumerate(tensors_in(call.output))))
+            if not self.gradients.blame_parameter(event, call.module, self.gates.since(event.step)):
+                self._trace_back(event)
+        if self.captures and self.queue.is_known(found, inputs_found):
+            event.call = call
         self.queue.submit(self._judge_gate, event, found, inputs_found, masks=self.masks)
 
-    def _blame_call(self, event: Event) -> None:
+    def _trace_back(self, event: Event) -> None:
         """Put the first call into an event whose output is bad, as far as outputs are still there, unchanged."""
         gone: list[str] = []
-        for at, call in enumerate(self.context.calls()):
-            tensor = call.output()
+        for at, returned in enumerate(self.context.returned()):
+            tensor = returned.tensor()
             found = self.scan([tensor], masks=True) if tensor is not None else ""
             if tensor is None:
-                gone.append(call.module.name)
+                gone.append(returned.module.name)
             elif found:
-                event.module, event.kind, event.at = call.module.name, str(found), at
-                event.stack = path(call.module)
+                event.module, event.kind, event.at = returned.module.name, str(found), at
+                event.stack = path(returned.module)
                 event.details = self.scan.counts(tensor)
                 break
             else:
@@ -232,6 +259,7 @@ class NaN(Plugin):
     @hookimpl
     def forward_error(self, module: Module) -> None:
         """Forget the call that waits for its caller's judgement: the caller will not return."""
+        self.capture.left(module)
         self.judge.pending.pop(get_ident(), None)
         if not module.depth:
             self.is_inside = False
@@ -245,6 +273,8 @@ class NaN(Plugin):
         self.reached[module.id] = self.order
         if not module.depth:
             self.backwards.note(self.context.step)
+            if self.captures:
+                self.capture.reached(module, grad_output)
         if not module.leaf and not self.reporter.is_over:
             self._look_at_gradient(module, grad_output, grad_output)
 
@@ -259,7 +289,10 @@ class NaN(Plugin):
         if found:
             event = self._event("grad", module.name, self.backwards)
             event.reached = self.reached.get(module.id, 0)
-            self.queue.submit(self._judge_gradient, event, found, self.scan(tensors_in(reached)))
+            reached_found = self.scan(tensors_in(reached))
+            if self.captures and self.queue.is_known(found, reached_found):
+                event.call = self.capture.held()
+            self.queue.submit(self._judge_gradient, event, found, reached_found)
 
     def _judge_gradient(self, event: Event) -> None:
         """Order a module that a bad gradient reached by its arrival, and one that made it by when it was noticed.
@@ -332,6 +365,7 @@ class NaN(Plugin):
         event.is_certain = self.backwards.latest == event.step
         if found and isinstance(found, str):
             self.gradients.blame(event, optimizer)
+            event.call = self.capture.held()
         self.queue.submit(judge, event, found, self.scan(flag))
 
     def _decide(self, event: Event) -> None:
@@ -357,7 +391,13 @@ class NaN(Plugin):
         """End the step: what is on a device is sent on its way, and what has arrived is judged."""
         self.stepping = None
         self.judge.pending.clear()
+        self.capture.let_go()
         self.queue.flush()
+
+    @hookimpl
+    def unconfigure(self) -> None:
+        """Keep nothing of the training's."""
+        self.capture.let_go()
 
     # -- what all of them use
 

@@ -6,7 +6,10 @@ Runs in the target.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookd_nan.capture import Call
 
 
 @dataclass
@@ -16,7 +19,9 @@ class Event:
     `order` counts up with the events; of a module's gradient, `inputs` is that of its output, and `reached` the order
     in which that arrived. `since` is the first step in which it may have been born, 0 if nobody knows; `is_certain`
     says that it was born at this place, and was not only noticed there. `is_late`: it is judged when the training code
-    has gone on. `ends`: smallest and largest element, where they came from a device. `at`: how many of the remembered calls came before it.
+    has gone on. `ends`: smallest and largest element, where they came from a device. `at`: how many calls had returned
+    before it. `call`: the one that it was seen in, for a bundle, where a person has asked for one and all is known at
+    once.
     """
 
     where: str
@@ -34,6 +39,7 @@ class Event:
     ends: tuple[float, float] | tuple[()] = ()
     at: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    call: Call | None = None
 
 
 class Looks:

@@ -89,6 +89,10 @@ class Queue:
     entries: list[Entry] = field(default_factory=list)
     batches: deque[Batch] = field(default_factory=deque)
 
+    def is_known(self, *found: Found) -> bool:
+        """Whether an event would be judged at once."""
+        return not (self.entries or self.batches) and all(isinstance(one, str) for one in found)
+
     def submit(self, judge: Callable[[Event], None], event: Event, *found: Found, masks: bool = False) -> None:
         """Have an event judged: at once if all is known and nothing before it is waiting."""
         entry = Entry(judge, event, found, masks)

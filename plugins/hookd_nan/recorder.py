@@ -10,14 +10,15 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from hookd import PluginError
 from hookd_nan.scan import on_host
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from hookd import Call, Context
+    from hookd import Context, Returned
 
-STEPS = 8
+STEPS, LARGEST = 8, 500
 
 
 class Recorder:
@@ -27,10 +28,12 @@ class Recorder:
         seen: the last calls whose outputs were on a device: `(module's name, smallest, largest element)`.
     """
 
-    def __init__(self, context: Context, calls: int) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._length = calls
-        self.seen: deque[tuple[str, float, float]] = deque(maxlen=calls)
+        self._length = context.option("recorder", 20)
+        if not 0 <= self._length <= LARGEST:
+            raise PluginError(f"nan: recorder must be from 0 to {LARGEST} calls, not {self._length}")
+        self.seen: deque[tuple[str, float, float]] = deque(maxlen=self._length)
         self._steps: deque[dict[str, Any]] = deque(maxlen=STEPS)
         self._loss: float | None = None
 
@@ -57,16 +60,16 @@ class Recorder:
         steps = [{k: number(v) for k, v in one.items() if v is not None} for one in self._steps]
         before = [_call(*one) for one in self.seen]
         if not before and self._length:
-            before = [self._summarised(call) for call in list(self._context.calls())[:at][-self._length :]]
+            before = [self._summarised(call) for call in list(self._context.returned())[:at][-self._length :]]
         return {"calls_before": before, "steps_before": steps}
 
-    def _summarised(self, call: Call) -> dict[str, Any]:
+    def _summarised(self, call: Returned) -> dict[str, Any]:
         tensor = call.ref()
         summary = None if tensor is None else self._context.summary(tensor)
         if tensor is None or summary is None:
             return {"module": call.module.name}
         numbers = {**_call(call.module.name, summary.min, summary.max), "norm": number(summary.norm)}
-        return {**numbers, "is_changed": True} if call.output() is None else numbers
+        return {**numbers, "is_changed": True} if call.tensor() is None else numbers
 
 
 def _call(name: str, low: float, high: float) -> dict[str, Any]:

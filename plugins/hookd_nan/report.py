@@ -13,6 +13,7 @@ import hookd
 
 if TYPE_CHECKING:
     from hookd import Context, Module
+    from hookd_nan.capture import Capture
     from hookd_nan.judge import Event
     from hookd_nan.policy import Policy
     from hookd_nan.recorder import Recorder
@@ -29,8 +30,8 @@ class Reporter:
         is_over: the origin is known, or lost: what is bad from now on follows from it.
     """
 
-    def __init__(self, context: Context, recorder: Recorder, policy: Policy) -> None:
-        self._context, self._recorder, self._policy = context, recorder, policy
+    def __init__(self, context: Context, recorder: Recorder, policy: Policy, capture: Capture) -> None:
+        self._context, self._recorder, self._policy, self._capture = context, recorder, policy, capture
         labels = ["module", "where", "kind"]
         self._origin = context.gauge("origin", "1 for the place where the first NaN or infinity was born.", labels)
         self._first_step = context.gauge("first_step", "Step in which the first NaN or infinity was born.")
@@ -83,6 +84,8 @@ class Reporter:
         if hit is not None:
             message += f"; first seen in {place(hit)} at step {hit.step}"
             fields["first_seen"] = {"step": hit.step, "module": hit.module, "where": hit.where}
+        if self._capture.is_on:
+            more.update(self._capture.take(event, {"message": message, **fields, **more}))
         self._context.incident(event.kind, message, **fields, **more)
         return message
 

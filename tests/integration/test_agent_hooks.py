@@ -144,6 +144,40 @@ def test_hook_root_forward() -> None:
     ]
 
 
+def test_hook_root_forward_pre() -> None:
+    class Before(Recorder):
+        sampled = ("forward_pre",)
+        every = 3
+
+        @hookimpl
+        def forward_pre(self, module):
+            self.seen.append(module.name)
+
+        @hookimpl
+        def root_forward_pre(self, module):
+            self.seen.append((module.name, torch.is_grad_enabled()))
+
+    whole = ("(root)", True)
+    seen = seen_by(Before, steps=4)
+    assert [one for one in seen if one != whole] == ["(root)", "0", "1", "2"] * 2
+    assert seen.count(whole) == 4
+    assert seen[5:7] == [whole, whole]
+
+
+def test_a_mutating_plugin_can_replace_what_a_model_is_given() -> None:
+    class Doubles(Recorder):
+        mutates = True
+
+        @hookimpl
+        def root_forward_pre(self, inputs):
+            return (inputs[0] * 2,)
+
+    net = model()
+    with running(Doubles):
+        doubled = net(torch.ones(3, 4))
+    assert torch.equal(doubled, net(2 * torch.ones(3, 4)))
+
+
 def test_a_forward_hook_is_told_the_versions_that_the_inputs_had_at_entry() -> None:
     class Versions(Recorder):
         @hookimpl

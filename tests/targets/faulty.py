@@ -1,5 +1,10 @@
-"""A small net in which one known fault happens at one known step and stays: `--fault KIND --at STEP`."""
+"""A small net in which one known fault happens at one known step and stays: `--fault KIND --at STEP`.
 
+With `--when FILE` that is the step in which there is such a file.
+"""
+
+import math
+import os
 import sys
 
 import torch
@@ -31,6 +36,9 @@ def strike(layer):
     elif arguments.fault == "weight-nan":
         with torch.no_grad():
             layer.weight[0, 0] = float("nan")
+    elif arguments.fault == "overflow":
+        with torch.no_grad():
+            layer.weight.fill_(3e38)
     elif arguments.fault == "dead-relu":
         with torch.no_grad():
             for block in model.layers:
@@ -38,6 +46,8 @@ def strike(layer):
 
 
 def loss_of(step):
+    if arguments.at == math.inf and os.path.exists(arguments.when):
+        arguments.at = step
     if step == arguments.at:
         print(f"fault {arguments.fault} at step {step}", file=sys.stderr, flush=True)
         strike(model.layers[2].linear)
@@ -58,7 +68,9 @@ def loss_of(step):
     return loss
 
 
-arguments = parse(fault="none", at=30)
+arguments = parse(fault="none", at=30, when="")
+if arguments.when:
+    arguments.at = math.inf
 width, kept = 32, []
 model = nn.Sequential()
 model.add_module("embed", nn.Linear(16, width))

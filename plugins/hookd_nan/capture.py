@@ -1,0 +1,290 @@
+"""With `capture=true`: what a call needs to be made again is copied at the moment, and written by hookd's own thread.
+
+Runs in the target, in the training thread, but for `_write`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from hookd import Context, Module, PluginError, __version__, versions
+from hookd_nan.bundle.describe import Description
+from hookd_nan.bundle.tensorfile import storable
+from hookd_nan.bundle.write import directories, free_name, prepare, write
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hookd_nan.judge import Event
+
+LARGEST = 256 << 20
+CALM = frozenset(
+    getattr(torch.nn, name)
+    for name in (
+        "Linear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d Embedding LayerNorm GroupNorm RMSNorm"
+        " BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d Identity Flatten"
+        " ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU SiLU Mish Sigmoid Tanh Softplus Softmax LogSoftmax Hardtanh"
+        " Hardswish Hardsigmoid MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d AdaptiveAvgPool1d"
+        " AdaptiveAvgPool2d AdaptiveAvgPool3d"
+    ).split()
+    if hasattr(torch.nn, name)
+)
+"""Classes whose forward draws no random numbers: reading the state of those is most of what an entry costs."""
+_cuda_is_initialized: Any = torch.cuda.is_initialized
+_is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", bool)  # noqa: SLF001 - torch 1.13+; there is no other
+
+
+class State(NamedTuple):
+    """How things stood when a module was entered; random numbers by device, as `torch.get_rng_state` gives them."""
+
+    random: dict[str, Tensor]
+    grad: bool
+    inference: bool
+    autocast: dict[str, dict[str, Any]]
+
+
+class Call(NamedTuple):
+    """A call that has returned, as long as it is judged: the training's own objects, kept to the end of the step at most.
+
+    Of one that is kept for its backward there is no output: with it the graph would be kept.
+    """
+
+    module: Module
+    inputs: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+    before: tuple[int, ...]
+    state: State | None
+    gradient: tuple[Any, ...] = ()  # of its outputs, in their order; None for one that has none
+
+
+class Capture:
+    """Makes bundles; each incident makes one at most, so there are two at most.
+
+    Attributes:
+        is_on: a person has asked for it; else nothing here is ever called.
+    """
+
+    def __init__(self, context: Context, *, masks: bool) -> None:
+        self._context, self._masks = context, masks
+        self.is_on = context.option("capture", default=False)
+        self._largest = context.option("capture_bytes", LARGEST)
+        where = context.option("capture_dir", "")
+        self._entered: dict[tuple[int, int], State] = {}
+        self._calm: set[int] = set()  # by module.id
+        self._held: Call | None = None
+        self._reached: dict[int, tuple[Tensor, int]] = {}
+        self._calls = 0
+        if self._largest < 1:
+            raise PluginError(f"nan: capture_bytes must be at least 1, not {self._largest}")
+        self._directory = _directory(where) if self.is_on else None
+
+    # -- the state at entry
+
+    def learn(self, module: Module) -> None:
+        """See whether a module may draw random numbers, before its first call."""
+        if type(module.torch()) in CALM:
+            self._calm.add(module.id)
+
+    def enter(self, module: Module) -> None:
+        """Note how things stand when a module is entered."""
+        number = module.id
+        random = {} if number in self._calm else _random()
+        autocast = _autocast() if _any_autocast() else {}
+        state = State(random, _is_grad_enabled(), _is_inference(), autocast)
+        self._entered[get_ident(), number] = state
+
+    def left(self, module: Module) -> State | None:
+        """Give what was noted, and forget it; of a model, whose return is told of twice, the next entry does."""
+        key = get_ident(), module.id
+        return self._entered.pop(key, None) if module.depth else self._entered.get(key)
+
+    # -- a model's last call, for its backward
+
+    def hold(self, call: Call) -> None:
+        """Keep what a model was called with, until it is called again or the step is over."""
+        self._held = call
+        self._reached.clear()
+        self._calls += 1
+
+    def let_go(self) -> None:
+        """Keep nothing any more: the step is over."""
+        self._held, self._calls = None, 0
+        self._reached.clear()
+
+    def reached(self, module: Module, gradients: tuple[Any, ...]) -> None:
+        """Note the gradients of the outputs of a model's last call; they may come in parts."""
+        if self._held is not None and self._held.module is module:
+            self._reached.update({at: (g, g._version) for at, g in enumerate(gradients) if g is not None})  # noqa: SLF001
+
+    def held(self) -> Call | None:
+        """Give the model's last call with the gradients that have reached it, if some have and are as they were."""
+        reached = self._reached
+        if self._held is None or not reached or any(g._version != was for g, was in reached.values()):  # noqa: SLF001
+            return None
+        gradients = (reached.get(at, (None, 0))[0] for at in range(max(reached) + 1))
+        return self._held._replace(gradient=tuple(gradients))
+
+    # -- the moment
+
+    def take(self, event: Event, told: dict[str, Any]) -> dict[str, Any]:
+        """Copy the call of an event and have it written; `told` is the incident.
+
+        Returns:
+            What the incident is to say of it.
+        """
+        call, module = event.call, event.call.module.torch() if event.call is not None else None
+        if call is None or module is None:
+            return {"no_bundle": _why_not(event)}
+        found = Description()
+        with torch.no_grad():
+            text = self._text(found, event, call, module)
+            if found.size > self._largest:
+                size, most = _mib(found.size), _mib(self._largest)
+                why = f"it would have {size}, and capture_bytes={self._largest} allows {most}: nothing was written"
+                return {"no_bundle": why}
+            copies = [(key, *_copied(tensor)) for key, tensor in found.tensors.items()]
+            state = call.state
+            if state is not None:
+                copies += [(f"state.{name}", one, None) for name, one in state.random.items()]
+        assert self._directory is not None
+        path = free_name(self._directory, "nan", self._context.run, f"rank{self._context.rank}", f"step{event.step}",
+                         event.module)  # fmt: skip
+        text["incident"] = told
+        self._context.aside(lambda: self._write(path, text, copies))
+        return {"bundle": str(path)}
+
+    def _text(self, found: Description, event: Event, call: Call, module: torch.nn.Module) -> dict[str, Any]:
+        inputs = found.value(call.inputs, "inputs")
+        kwargs = found.value(call.kwargs, "kwargs")
+        output = found.value(call.output, "output")
+        gradient = found.value(call.gradient, "gradient")
+        if call.gradient and self._calls > 1:
+            found.notes.append(f"of the {self._calls} calls in this step the last is carried")
+        now = versions(call.inputs, call.kwargs)
+        changed = call.before != now if call.before or not now else None
+        if changed:
+            found.notes.append("the inputs were changed in place by the call, and are as it left them")
+        tree = found.module(module)
+        return {
+            "format": "hookd bundle", "version": 1,
+            "made_by": {
+                "hookd": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
+                "run": self._context.run, "rank": self._context.rank, "pid": os.getpid(), "time": time.time(),
+            },
+            "call": {
+                "module": call.module.name, "where": event.where, "kind": event.kind, "masks": self._masks,
+                "inputs": inputs, "kwargs": kwargs, "output": output, "gradient": gradient, "inputs_changed": changed,
+                "state": _described(call.state),
+            },
+            "module": tree, "tensors": found.about(), "settings": _settings(), "notes": found.notes,
+        }  # fmt: skip
+
+    def _write(self, path: Path, text: dict[str, Any], copies: list[tuple[str, Tensor, Any]]) -> None:
+        for *_, copied in copies:
+            if copied is not None:
+                copied.synchronize()  # this thread waits, the training does not
+        where = {"module": text["call"]["module"], "bundle": str(path)}
+        try:
+            size = write(path, text, {key: tensor for key, tensor, _ in copies})
+        except OSError as error:
+            self._context.incident("bundle_failed", f"nan: no bundle could be written: {error}", **where)
+            return
+        notes = f", with {len(text['notes'])} notes on what it does not carry" if text["notes"] else ""
+        message = (
+            f"nan: {where['module']} as it was called is in {path} ({_mib(size)}{notes}); `hookd replay` shows it again"
+        )
+        self._context.incident("bundle", message, size_bytes=size, notes=text["notes"][:8], **where)
+
+
+def _directory(where: str) -> Path:
+    """Give the directory for bundles.
+
+    Raises:
+        PluginError: it cannot be written to.
+    """
+    tried = []
+    for one in [Path(where)] if where else directories():
+        try:
+            return prepare(one)
+        except OSError as error:
+            tried.append(f"{one} ({error.strerror})")
+    hint = "Name a directory with capture_dir=; it is the training process that writes there."
+    raise PluginError(f"nan: bundles cannot be written to {' nor '.join(tried)}", hint=hint)
+
+
+def _why_not(event: Event) -> str:
+    """Say why there is nothing to make a bundle of."""
+    if event.where == "loss":
+        return "the loss is made by the training's own functions and not by a module"
+    if event.is_late:
+        return "it was on a device: when that was known, what the module had been called with was gone"
+    if event.where == "grad":
+        return "what flowed in this backward was not looked at: `every=1` looks at each, as far as the budget allows"
+    return "what the module had been called with was gone when it was known"
+
+
+def _random() -> dict[str, Tensor]:
+    found = {"cpu": torch.default_generator.get_state()}
+    if _cuda_is_initialized() and not torch.cuda.is_current_stream_capturing():
+        at = torch.cuda.current_device()
+        found[f"cuda:{at}"] = torch.cuda.default_generators[at].get_state()  # 16 bytes of the host's: no sync
+    return found
+
+
+def _autocast() -> dict[str, dict[str, Any]]:
+    """Tell for each device on which autocast is on to which type it casts."""
+    found = {}
+    for device in ("cpu", "cuda"):
+        if hasattr(torch, "get_autocast_dtype"):  # torch 2.4+
+            is_on, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        elif device == "cpu":
+            is_on, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+        else:
+            is_on, dtype = torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
+        if is_on:
+            found[device] = {"dtype": str(dtype)[6:], "cache": torch.is_autocast_cache_enabled()}
+    return found
+
+
+def _described(state: State | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    random = {name: {"$tensor": f"state.{name}"} for name in state.random}
+    return {"random": random, "grad": state.grad, "inference": state.inference, "autocast": state.autocast}
+
+
+def _settings() -> dict[str, Any]:
+    """Tell what decides the bits of a result, process-wide."""
+    return {
+        "threads": torch.get_num_threads(),
+        "dtype": str(torch.get_default_dtype())[6:],
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _copied(tensor: Tensor) -> tuple[Tensor, Any]:
+    """Copy a tensor to the host without waiting for its device; what tells that it has arrived comes with it."""
+    tensor = storable(tensor.detach().resolve_conj().resolve_neg())
+    if tensor.is_cpu:
+        return tensor.clone(memory_format=torch.contiguous_format), None
+    if not tensor.is_cuda:
+        return tensor.cpu().contiguous(), None
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+    return host, arrived
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"

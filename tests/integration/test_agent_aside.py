@@ -1,0 +1,87 @@
+"""What a plugin has done aside is done in hookd's own thread, in order, and a detach waits for it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+
+import torch
+from torch import nn
+
+from hookd import Plugin, hookimpl
+from hookd.agent import bootstrap
+from tests.support.agent import running
+from tests.support.environment import tool_environment
+from tests.support.processes import wait_until
+
+
+class Works(Plugin):
+    """Has something done aside at each call."""
+
+    name = "works"
+
+    def __init__(self) -> None:
+        self.seen: list = []
+        self.gate = threading.Event()
+
+    @hookimpl
+    def configure(self, context) -> None:
+        self.context = context
+
+    @hookimpl
+    def root_forward(self) -> None:
+        number = len(self.seen)
+        self.seen.append(None)
+        self.context.aside(lambda: self.work(number))
+
+    def work(self, number: int) -> None:
+        self.gate.wait(60)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        self.seen[number] = (threading.current_thread().name, signal.SIGTERM in blocked)
+
+
+def alive() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "hookd"]
+
+
+def test_work_is_done_in_a_thread_that_goes_when_it_is_done_and_a_detach_waits() -> None:
+    with running(Works) as agent:
+        plugin = agent.plugin("works")
+        for _ in range(3):
+            nn.Linear(2, 2)(torch.ones(1, 2))
+        assert plugin.seen == [None] * 3, "the training does not wait"
+        plugin.gate.set()
+        wait_until(lambda: len(alive()) == 1, what="the end of the thread that worked")
+        assert plugin.seen == [("hookd", True)] * 3
+        plugin.gate.clear()
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        threading.Timer(0.2, plugin.gate.set).start()
+        bootstrap.stop()
+        assert plugin.seen[3] == ("hookd", True)
+
+
+def test_what_it_raises_is_the_plugins_error() -> None:
+    class Fails(Works):
+        def work(self, number: int) -> None:
+            raise OSError("no")
+
+    with running(Fails) as agent:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        wait_until(lambda: agent.values("hookd_plugin_errors").get(("works",)) == 1)
+        assert "OSError: no" in agent.session.registry.named("works").last_error
+
+
+def test_the_end_of_the_process_waits_for_it() -> None:
+    code = """
+import time, torch, hookd, sys
+from hookd.agent import bootstrap
+hookd.start(["nan"])
+context = bootstrap._agent._session.registry.named("nan").context
+context.aside(lambda: (time.sleep(0.5), print("done", flush=True)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=110, check=True, env=tool_environment()
+    )
+    assert done.stdout == "done\n"

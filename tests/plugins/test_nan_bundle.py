@@ -1,0 +1,531 @@
+"""With `capture=true` the guilty call is written as a bundle, and made again from it bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+import os
+import signal
+import stat
+import sys
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hookd_nan.bundle import tensorfile
+from hookd_nan.bundle.replay import result
+from hookd_nan.capture import CALM
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+from torch.testing._internal.common_modules import module_db
+
+from hookd import PluginError
+from tests.support.environment import REPOSITORY, target_environment
+from tests.support.processes import Process, wait_until
+
+HUGE = 3e38
+
+
+def spoil(module):
+    """Let a module overflow though its parameters are finite."""
+    with torch.no_grad():
+        for one in module.parameters():
+            one.fill_(HUGE)
+
+
+def some(*shape, dtype=None):
+    """Give numbers from 2 to 3."""
+    return torch.rand(shape, dtype=dtype) + 2
+
+
+def captured(hook, directory, call, **options):
+    """Make a call under `capture=true`, and give the one bundle that there is then."""
+    hook.start("nan", capture="true", capture_dir=str(directory), **{"every": 1, **options})
+    call()
+    hook.stop()
+    (bundle,) = directory.iterdir()
+    return bundle
+
+
+def replayed(bundle, *, allow=(), source=None, device=None):
+    return result({"bundle": str(bundle), "allow": list(allow), "source": source, "device": device})
+
+
+def told(hook, kind):
+    return [one for one in hook.incidents if one["kind"] == kind]
+
+
+def text_of(bundle):
+    return json.loads((bundle / "bundle.json").read_text())
+
+
+DTYPES = [
+    getattr(torch, name)
+    for name in (
+        "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128 complex32 uint16 uint32"
+        " uint64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
+    ).split()
+    if hasattr(torch, name)
+]
+
+
+class TestTheFile:
+    @pytest.mark.filterwarnings("ignore:ComplexHalf support")
+    @given(data=st.data())
+    @settings(max_examples=60, deadline=None)
+    def test_every_tensor_is_read_bit_for_bit_by_safetensors_and_by_us(self, tmp_path_factory, data):
+        shapes = st.lists(st.integers(0, 4), max_size=4)
+        wanted = data.draw(st.lists(st.tuples(st.sampled_from(DTYPES), shapes), max_size=6))
+        made = {}
+        for at, (dtype, shape) in enumerate(wanted):
+            size = torch.empty(0, dtype=dtype).element_size() * torch.Size(shape).numel()
+            raw = torch.randint(0, 2 if dtype is torch.bool else 256, (size,), dtype=torch.uint8)
+            made[f"t.{at}"] = (raw.view(dtype) if size else torch.empty(0, dtype=dtype)).reshape(shape)
+        path = tmp_path_factory.mktemp("file") / "tensors.safetensors"
+        stored = {name: tensorfile.storable(one) for name, one in made.items()}
+        with path.open("wb") as file:
+            tensorfile.write(file, stored)
+        theirs, ours = load_file(path), tensorfile.read(path.read_bytes())
+        assert theirs.keys() == ours.keys() == made.keys()
+        for name, one in made.items():
+            for read in (theirs[name], ours[name]):
+                assert read.dtype is stored[name].dtype
+                assert read.shape == stored[name].shape
+                assert bits(read) == bits(stored[name])
+            back = tensorfile.restored(ours[name], one.dtype)
+            assert (back.dtype, back.shape, bits(back)) == (one.dtype, one.shape, bits(one))
+
+    def test_the_header_is_padded_and_tensors_are_aligned(self, tmp_path):
+        tensors = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(2), "c": torch.ones(1, dtype=torch.float64)}
+        with (tmp_path / "f").open("wb") as file:
+            tensorfile.write(file, tensors)
+        data = (tmp_path / "f").read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        assert length % 8 == 0
+        begins = {
+            name: one["data_offsets"][0] for name, one in json.loads(data[8 : 8 + length]).items() if name in tensors
+        }
+        assert begins == {"c": 0, "b": 8, "a": 16}
+
+
+def bits(tensor):
+    whole = tensor.contiguous().reshape(-1)
+    return bytes(whole.view(torch.uint8).tolist()) if whole.numel() else b""
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.again = self.first
+
+    def forward(self, x):
+        return self.again(self.second(self.first(x)))
+
+
+@dataclasses.dataclass
+class Settings:
+    scale: float
+    mask: torch.Tensor
+
+
+class Configured(nn.Module):
+    """Has settings in a dataclass and in a namespace, a tensor that is no buffer, and a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.settings = Settings(float("inf"), torch.arange(4.0))
+        self.more = SimpleNamespace(type="exp", at=slice(0, 4), names=("a", None), dtype=torch.float32)
+        self.activation = functional.gelu
+        self.shift = torch.full((4,), 2.0)
+
+    def forward(self, *, batch):
+        x = self.activation(batch["x"][:, self.more.at]).to(self.more.dtype)
+        return {"out": (x * self.settings.scale, self.settings.mask + self.shift), "type": self.more.type}
+
+
+class Slow(nn.Module):
+    def forward(self, x):
+        return functional.dropout(x, 0.5, training=self.training) * HUGE * x
+
+
+def made(model, *inputs, spoiled=True, **kwargs):
+    if spoiled:
+        spoil(model)
+    return model, lambda: model(*inputs, **kwargs)
+
+
+def attention():
+    x = some(2, 3, 8)
+    return made(nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True), x, x, x, need_weights=False)
+
+
+CALLS = {
+    "linear": lambda: made(nn.Linear(4, 3), some(2, 4)),
+    "strided": lambda: made(nn.Linear(4, 3), some(4, 6).t()[::2]),
+    "expanded": lambda: made(nn.Linear(4, 3), some(4).expand(5, 4)),
+    "channels-last": lambda: made(nn.Conv2d(3, 4, 2), some(2, 3, 5, 5).to(memory_format=torch.channels_last)),
+    "batchnorm": lambda: made(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), some(6, 4)),
+    "attention": attention,
+    "encoder": lambda: made(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), some(2, 3, 8)),
+    "embedding": lambda: made(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4)), torch.tensor([[1, 2], [0, 4]])),
+    "bfloat16": lambda: made(nn.Linear(4, 3, dtype=torch.bfloat16), torch.full((2, 4), 3.0, dtype=torch.bfloat16)),
+    "complex": lambda: made(nn.Linear(4, 3, dtype=torch.complex64), some(2, 4, dtype=torch.complex64)),
+    "conjugate": lambda: made(nn.Linear(4, 3, dtype=torch.complex64), some(2, 4, dtype=torch.complex64).conj()),
+    "rnn": lambda: made(nn.RNN(4, 5, num_layers=2, dropout=0.5, nonlinearity="relu"), some(3, 2, 4)),
+    "kwargs": lambda: made(nn.Linear(4, 3), input=some(2, 4)),
+    "scalar": lambda: made(nn.PReLU(init=-HUGE), torch.tensor(-HUGE), spoiled=False),
+    "tied": lambda: made(Tied(), some(2, 4)),
+    "dropout": lambda: made(Slow(), torch.rand(4, 64) + 1),
+    "configured": lambda: made(Configured(), batch={"x": torch.rand(2, 6)}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_made_again_bit_for_bit(hook, tmp_path, name):
+    _, call = CALLS[name]()
+    bundle = captured(hook, tmp_path, call)
+    found = replayed(bundle, allow=[__name__.partition(".")[0], __name__])
+    assert found["raised"] is None
+    assert (found["is_reproduced"], found["is_bit_equal"], found["notes"]) == (True, True, [])
+    assert found["first"] is not None
+    assert found["outputs"] == found["recorded"]
+
+
+def test_the_oracle_reads_the_tensors_of_a_bundle(hook, tmp_path):
+    model, call = CALLS["batchnorm"]()
+    state = copy.deepcopy(model[0].state_dict())
+    bundle = captured(hook, tmp_path, call)
+    read = load_file(bundle / "tensors.safetensors")
+    assert text_of(bundle)["call"]["module"] == "0"
+    assert {name: bits(one) for name, one in state.items()} == {name: bits(read[f"module.{name}"]) for name in state}
+
+
+def test_random_numbers_are_carried_where_the_module_may_draw_some(hook, tmp_path):
+    bundle = captured(hook, tmp_path, CALLS["dropout"]()[1])
+    read = load_file(bundle / "tensors.safetensors")
+    assert read["state.cpu"].shape == torch.get_rng_state().shape
+
+
+class TestWhatIsTold:
+    def test_the_incident_has_the_path_and_a_second_one_says_when_it_is_there(self, hook, tmp_path):
+        bundle = captured(hook, tmp_path, CALLS["linear"]()[1])
+        first, second = hook.incidents
+        assert first["bundle"] == second["bundle"] == str(bundle)
+        assert second["kind"] == "bundle"
+        assert "`hookd replay`" in second["message"]
+        assert text_of(bundle)["incident"]["message"] == first["message"]
+        assert text_of(bundle)["incident"]["python_stack"] == first["python_stack"]
+
+    def test_it_is_the_owners_alone(self, hook, tmp_path):
+        bundle = captured(hook, tmp_path / "new" / "place", CALLS["linear"]()[1])
+        assert stat.S_IMODE((tmp_path / "new" / "place").stat().st_mode) == 0o700
+        assert stat.S_IMODE(bundle.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(one.stat().st_mode) for one in bundle.iterdir()} == {0o600}
+
+    def test_above_the_limit_nothing_is_written_and_the_incident_says_so(self, hook, tmp_path):
+        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path), capture_bytes=100)
+        CALLS["linear"]()[1]()
+        hook.stop()
+        assert list(tmp_path.iterdir()) == []
+        assert "capture_bytes=100" in hook.incident["no_bundle"]
+        assert "nothing was written" in hook.incident["no_bundle"]
+
+    def test_a_full_disk_is_told(self, hook, tmp_path, monkeypatch):
+        free = lambda _path: SimpleNamespace(free=0)  # noqa: E731
+        monkeypatch.setattr("hookd_nan.bundle.write.shutil.disk_usage", free)
+        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        CALLS["linear"]()[1]()
+        hook.stop()
+        assert list(tmp_path.iterdir()) == []
+        assert "free" in told(hook, "bundle_failed")[0]["message"]
+
+    def test_a_directory_that_cannot_be_is_refused_at_once(self, hook, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(PluginError, match="cannot be written to") as refused:
+            hook.start("nan", capture="true", capture_dir=str(tmp_path / "file" / "below"))
+        assert "capture_dir" in refused.value.hint
+
+    def test_the_default_place_is_that_for_a_programs_state(self, hook, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        hook.start("nan", every=1, capture="true")
+        CALLS["linear"]()[1]()
+        hook.stop()
+        assert Path(hook.incidents[0]["bundle"]).parent == tmp_path / "hookd" / "bundles"
+
+    def test_where_the_state_cannot_be_written_it_is_the_place_for_temporary_files(self, hook, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        hook.start("nan", every=1, capture="true")
+        CALLS["linear"]()[1]()
+        hook.stop()
+        assert Path(hook.incidents[0]["bundle"]).parent == tmp_path / f"hookd-{os.getuid()}" / "bundles"
+
+    def test_without_capture_nothing_is_noted_and_nothing_written(self, hook, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        hook.start("nan", every=1)
+        CALLS["linear"]()[1]()
+        hook.stop()
+        assert not {"bundle", "no_bundle"} & hook.incident.keys()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_loss_has_none_and_the_reason_is_told(self, hook, tmp_path):
+        model, optimizer = halves()
+        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        (model(torch.ones(2, 4)).sum() * float("nan")).backward()
+        optimizer.step()
+        hook.stop()
+        assert "loss" in hook.incident["no_bundle"]
+        assert list(tmp_path.iterdir()) == []
+
+
+def halves():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Sequential(Root(), nn.Linear(4, 1)))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Root(nn.Module):
+    """Its backward divides by zero where its output is 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_safe = False
+
+    def forward(self, x):
+        return x if self.is_safe else (x - x.detach()).abs().sqrt()
+
+
+class TestBackward:
+    def train(self, hook, directory, at=1, **options):
+        model, optimizer = halves()
+        hook.start("nan", capture="true", capture_dir=str(directory), **options)
+        for step in range(1, at + 2):
+            model[2][0].is_safe = step < at
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        hook.stop()
+
+    def test_the_model_and_the_gradient_that_reached_it_are_carried(self, hook, tmp_path):
+        self.train(hook, tmp_path, every=1)
+        (bundle,) = tmp_path.iterdir()
+        assert told(hook, "bundle")[0]["module"] == "(root)"
+        found = replayed(bundle, allow=[__name__])
+        assert (found["where"], found["raised"], found["is_reproduced"]) == ("grad", None, True)
+        assert (found["first"]["module"], found["first"]["is_backward"]) == ("2.0", True)
+        assert {one["name"] for one in found["gradients"]} == {"0.weight", "0.bias"}
+        assert not any(one["is_bad"] for one in found["outputs"])
+
+    def test_where_it_was_not_looked_at_the_reason_is_told(self, hook, tmp_path):
+        self.train(hook, tmp_path, at=2, every=1000)
+        assert hook.incidents[0]["where"] == "grad"
+        assert "was not looked at" in hook.incidents[0]["no_bundle"]
+
+    def test_of_several_calls_in_a_step_it_is_said_which(self, hook, tmp_path):
+        model, optimizer = halves()
+        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        hook.stop()
+        (bundle,) = tmp_path.iterdir()
+        assert "of the 2 calls" in " ".join(text_of(bundle)["notes"])
+
+    def test_what_is_kept_is_let_go_at_the_end_of_the_step(self, hook, tmp_path):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        batch = torch.ones(2, 4)
+        model(batch).sum().backward()
+        alive = weakref.ref(batch)
+        del batch
+        assert alive() is not None
+        optimizer.step()
+        assert alive() is None
+        with torch.no_grad():
+            batch = torch.ones(2, 4)
+            model(batch)
+        alive = weakref.ref(batch)
+        del batch
+        assert alive() is None
+
+
+class TestWhatIsBad:
+    def test_a_bad_input_is_the_finding(self, hook, tmp_path):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        bundle = captured(hook, tmp_path, lambda: model(torch.full((2, 4), float("nan"))))
+        found = replayed(bundle)
+        assert (found["where"], found["module"], found["is_reproduced"]) == ("input", "(root)", True)
+        assert found["inputs"][0]["nan_count"] == 8
+        assert found["first"] is None
+
+    def test_a_bad_parameter_is_the_finding(self, hook, tmp_path):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        model[1].weight.data[0, 0] = float("nan")
+        found = replayed(captured(hook, tmp_path, lambda: model(torch.ones(2, 4))))
+        assert (found["where"], found["module"], found["is_reproduced"]) == ("param", "1", True)
+        assert [(one["name"], one["nan_count"]) for one in found["parameters"]] == [("weight", 1)]
+
+    def test_where_the_gate_alone_has_seen_it_the_model_is_carried_and_the_replay_names_the_module(
+        self, hook, tmp_path
+    ):
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hook.start("nan", every=1000, capture="true", capture_dir=str(tmp_path))
+        for step in range(4):
+            if step == 2:
+                model[2][1].weight.data.fill_(HUGE)
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+        hook.stop()
+        (bundle,) = tmp_path.iterdir()
+        assert told(hook, "bundle")[0]["module"] == "(root)"
+        found = replayed(bundle)
+        assert (found["is_reproduced"], found["is_bit_equal"]) == (True, True)
+        assert (found["first"]["module"], found["first"]["operation"]) == ("2.1", "aten.addmm.default")
+
+    def test_autocast_and_no_grad_are_as_they_were(self, hook, tmp_path):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
+        spoil(model)
+
+        def call():
+            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                model(some(2, 4))
+
+        bundle = captured(hook, tmp_path, call)
+        assert text_of(bundle)["call"]["state"]["autocast"] == {"cpu": {"dtype": "bfloat16", "cache": True}}
+        assert text_of(bundle)["call"]["state"]["grad"] is False
+        found = replayed(bundle)
+        assert (found["is_bit_equal"], found["outputs"][0]["dtype"]) == (True, "bfloat16")
+
+    def test_inputs_that_were_changed_in_place_are_said_to_be(self, hook, tmp_path):
+        class Doubles(nn.Module):
+            def forward(self, x):
+                return x.mul_(1e30)
+
+        bundle = captured(hook, tmp_path, lambda: Doubles()(torch.full((2,), 1e20)))
+        assert text_of(bundle)["call"]["inputs_changed"] is True
+        assert "changed in place" in " ".join(text_of(bundle)["notes"])
+
+    def test_hooks_of_others_are_not_carried_and_said_to_be_there(self, hook, tmp_path):
+        model = nn.Linear(4, 4)
+        model.register_forward_hook(lambda _module, _inputs, output: output * float("nan"))
+        found = replayed(captured(hook, tmp_path, lambda: model(torch.ones(1, 4))))
+        assert (found["is_reproduced"], found["is_bit_equal"]) == (False, False)
+        assert "hook of others" in found["notes"][0]
+        assert "test_nan_bundle.py" in found["notes"][0]
+
+    def test_what_is_no_plain_tensor_or_value_is_not_carried(self, hook, tmp_path):
+        class Odd(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.thing, self.many = object(), list(range(10_000))
+
+            def forward(self, x, other):
+                return x * float("nan"), other
+
+        bundle = captured(hook, tmp_path, lambda: Odd()(torch.ones(2), torch.eye(2).to_sparse()))
+        notes = " ".join(text_of(bundle)["notes"])
+        for part in ("inputs.1", "sparse", "module.thing", "module.many", "list of 10000 items"):
+            assert part in notes
+
+
+class TestClasses:
+    def test_a_users_class_is_imported_only_where_that_is_allowed(self, hook, tmp_path):
+        bundle = captured(hook, tmp_path, CALLS["dropout"]()[1])
+        with pytest.raises(Exception, match="not torch's") as refused:
+            replayed(bundle)
+        assert "--allow-import" in refused.value.hint
+        assert refused.value.exit_code == 2
+
+    def test_a_script_is_read_for_what_it_defines_and_its_training_not_run(self, hook, tmp_path):
+        script = tmp_path / "train.py"
+        script.write_text(
+            "import torch\nfrom torch import nn\nSCALE = 3e38\n"
+            "class Net(nn.Module):\n    def forward(self, x):\n        return twice(x) * SCALE\n"
+            "def twice(x):\n    return x + x\n"
+            "raise SystemExit('trained')\n"
+        )
+        names = {"__name__": "__main__"}
+        with contextlib.suppress(SystemExit):
+            exec(compile(script.read_text(), str(script), "exec"), names)
+        bundle = captured(hook, tmp_path / "bundles", lambda: names["Net"]()(torch.ones(2)))
+        with pytest.raises(Exception, match="training script") as refused:
+            replayed(bundle)
+        assert "--source" in refused.value.hint
+        found = replayed(bundle, source=str(script))
+        assert (found["is_reproduced"], found["is_bit_equal"]) == (True, True)
+        assert found["first"]["stack"][-1] == f"{script}:6 forward"
+
+
+def test_the_training_is_bit_for_bit_the_same_with_capture(hook, tmp_path):
+    def train():
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+        return {name: bits(one) for name, one in model.state_dict().items()}, bits(torch.get_rng_state())
+
+    plain = train()
+    hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+    observed = train()
+    hook.stop()
+    assert observed == plain
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_taken_for_calm_draws_no_random_numbers():
+    seen = set()
+    for info in module_db:
+        if info.module_cls in CALM:
+            for one in info.module_inputs_func(info, "cpu", torch.float32, requires_grad=False, training=True):
+                module = info.module_cls(*one.constructor_input.args, **one.constructor_input.kwargs)
+                before = torch.get_rng_state()
+                module(*one.forward_input.args, **one.forward_input.kwargs)
+                assert torch.equal(torch.get_rng_state(), before), info.module_cls
+            seen.add(info.module_cls)
+    assert len(seen) > len(CALM) / 2
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from hookd_nan.bundle.write import write
+big = {f"t{n}": torch.zeros(8 << 20) for n in range(8)}
+print("ready", flush=True)
+for n in range(1000):
+    write(Path(sys.argv[1]) / f"bundle{n}", {"format": "hookd bundle", "version": 1}, big)
+"""
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_process_killed_while_it_writes_leaves_nothing_that_looks_whole(tmp_path, attempt):
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "plugins")])
+    command = [sys.executable, "-c", WRITER, tmp_path]
+    with Process(command, env=target_environment(PYTHONPATH=path, OMP_NUM_THREADS="1")) as process:
+        parts = wait_until(
+            lambda: [p for p in tmp_path.glob(".*.part/tensors.safetensors") if p.stat().st_size > 1 << 20]
+        )
+        process.signal(signal.SIGKILL)
+        process.wait()
+    left = [one for one in tmp_path.iterdir() if not one.name.startswith(".")]
+    for whole in left:
+        assert len(tensorfile.read((whole / "tensors.safetensors").read_bytes())) == 8
+        assert text_of(whole)["version"] == 1
+    (part,) = tmp_path.glob(".*.part")
+    assert part == parts[0].parent or left, "it was killed in the middle of a bundle"
+    with pytest.raises(Exception, match="never finished"):
+        replayed(part)
