@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from hookd import PluginError
 from hookd_timing.flops import Call, Waiting
@@ -49,9 +50,9 @@ class Throughput:
     # -- on a sampled step
 
     def see_root(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a call of a root."""
+        """Begin a call of a root; of one that is lazy the size is not known before its second call."""
         root = module.torch()
-        if root is not None and module.id not in self._roots:
+        if root is not None and module.id not in self._roots and not any(map(is_lazy, root.parameters())):
             self._roots[module.id] = module, sum(p.numel() for p in root.parameters() if p.requires_grad)
             self._peak_flops = self._peak_flops or _peak_of(root)
         self._call = Call(module.id, batch_size(inputs, kwargs, self._batch_dim))

@@ -371,3 +371,14 @@ def test_partition_with_the_whole_ones_name_has_no_peak():
 def test_bad_options_are_refused_with_what_is_right(options, says):
     with pytest.raises(hookd.PluginError, match=re.escape(says)):
         hookd.start([("timing", options)], run="test")
+
+
+def test_a_lazy_module_is_no_error_and_counts_from_its_second_call_on(hook):
+    model = nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 1))
+    hook.start("timing", every=1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    for _ in range(4):
+        model(torch.randn(5, 4)).sum().backward()
+        optimizer.step()
+    assert hook.errors == {}
+    assert hook.value("timing_samples") > 0
