@@ -308,7 +308,7 @@ class Context:
         return self._host.interval_of(self.plugin)
 
     def hold(self, interval: int | None) -> None:
-        """Returned the sampled hooks once in so many steps from now on, whatever they cost; None: as often as before.
+        """Have the sampled hooks called once in so many steps from now on, whatever they cost; None: as often as before.
 
         For what has found something and must look closely until it knows more. At once, from any hook: of a module
         call that is under way, what has not returned yet is seen.

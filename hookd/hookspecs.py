@@ -81,8 +81,8 @@ def unconfigure() -> None:
 def select(module: Module) -> bool | Collection[str] | None:
     """Say whether this plugin wants the events of `module`; once per module, before its first event.
 
-    In the training thread, when a model is first called (after an attach in portions, over its next calls): be quick. Without this hook a plugin gets every module.
-    Return True to select, or the names of the hooks wanted there: `{"forward", "backward_pre"}`. `backward` is the
+    In the training thread, when a model is first called (after an attach in portions, over its next calls): be quick.
+    Without this hook a plugin gets every module. Return True to select, or the names of the hooks wanted there: `{"forward", "backward_pre"}`. `backward` is the
     dearest, and dearer the more the module contains.
 
         @hookimpl

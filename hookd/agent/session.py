@@ -278,13 +278,13 @@ class Session:
     # -- cold events
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
-        """Returned the listeners of a hook that is not part of a plan, and whose result nobody uses."""
+        """Give the listeners of a hook that is not part of a plan, and whose result nobody uses."""
         heard = self._switched_on(hook, module)
         if heard:
             self._tell(heard, values)
 
     def _flow(self, hook: str, flow: backward.Flow, grads: tuple[Any, ...], *, mutators: bool) -> Any:
-        """Returned the listeners of a module's gradients (hookd.agent.backward.Emit)."""
+        """Give the listeners of a module's gradients (hookd.agent.backward.Emit)."""
         if not self.is_live:
             return None
         if mutators:

@@ -53,7 +53,8 @@ kept until the end of the step for that, and the state of the random numbers is 
 
 Limits: in the first steps after an attach, a module that is not observed yet is reported as the module that called it:
 a deep model is learnt over some steps, parents first. What a module on a GPU made is known a step or two later, with
-its exact step; there, a parameter that goes bad between two looks at the modules is seen as its model's output.
+its exact step; there, a parameter that goes bad between two looks at the modules is seen as its model's output, and no
+bad output is traced back.
 """
 
 from __future__ import annotations

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 import hookd
+from hookd import hookspecs
 from hookd.version import __version__
 
 ROOT = Path(hookd.__file__).parent.parent
+OF_THE_AGENT = {"check_options", "fix", "fixed", "is_fixed"}
+"""What only hookd itself calls on a context."""
 
 
 def test_all_names_exactly_what_is_exported():
@@ -26,6 +29,13 @@ def test_every_public_name_says_what_it_is(name):
     text = inspect.getdoc(getattr(hookd, name))
     assert text, f"hookd.{name} has no docstring"
     assert text.splitlines()[0].endswith((".", ":")), "the first line is a sentence"
+
+
+def test_the_guide_for_plugin_authors_knows_every_hook_attribute_and_method():
+    hooks = {name for name, value in vars(hookspecs).items() if hasattr(value, "hookd_spec")}
+    public = {name for kind in (hookd.Plugin, hookd.Context) for name in vars(kind) if not name.startswith("_")}
+    named = set(re.findall(r"`(\w+)", (ROOT / "docs" / "plugins.md").read_text()))
+    assert hooks | public - OF_THE_AGENT <= named
 
 
 def test_the_version_is_one():
