@@ -146,7 +146,9 @@ class Activations(Plugin):
         is_half, is_learning = tensor.dtype is torch.float16, tensor.requires_grad
         self.context.summary(tensor, lambda summary: self._put_out(module, summary, is_half=is_half))
         if module.type in outputs.SATURATION:
-            self._read([outputs.saturation_ratio(tensor, module.type)], lambda got: self._saturated(module, *got))
+            is_much = tensor.numel() >= findings.FEW
+            ratio = outputs.saturation_ratio(tensor, module.type)
+            self._read([ratio], lambda got: self._saturated(module, *got, is_much=is_much))
         if self.wants_histogram:
             self._read([outputs.below_ratios(tensor)], lambda shares: self._distributed(module, shares))
         if module.type in BATCH_NORMS:
@@ -183,11 +185,11 @@ class Activations(Plugin):
             setters = self.cells[module.id] = [gauge.labels(module.name).set for gauge in self.gauges]
         return setters
 
-    def _saturated(self, module: Module, ratio: float) -> None:
+    def _saturated(self, module: Module, ratio: float, *, is_much: bool) -> None:
         self.saturation.labels(module.name).set(ratio)
         self.findings.see(
             "saturated", module.name, "{module}: {saturation_ratio:.1%} of its output is saturated",
-            holds=ratio >= self.findings.saturated, saturation_ratio=ratio,
+            holds=is_much and ratio >= self.findings.saturated, saturation_ratio=ratio,
         )  # fmt: skip
 
     def _distributed(self, module: Module, shares: list[float]) -> None:

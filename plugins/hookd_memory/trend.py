@@ -73,9 +73,10 @@ class Trend:
     @property
     def is_leak(self) -> bool:
         """Whether it grows for good."""
-        if self.grown < max(self._least, SHARE * self._late[0][1]):
-            return False
         quarters = self._quarters()
+        # What grows evenly has grown by three quarters of the whole between the lowest of the first and of the last.
+        if 4 / 3 * (quarters[-1] - quarters[0]) < max(self._least, SHARE * self._late[0][1]):
+            return False
         growth = [after - before for before, after in zip(quarters, quarters[1:])]
         return min(growth) > 0 and min(growth) >= EVEN * max(growth)
 

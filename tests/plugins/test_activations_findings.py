@@ -227,3 +227,13 @@ def test_a_float16_output_that_is_about_to_overflow(hook, value, is_near):
     for _ in range(3):
         model(None)
     assert found(hook) == ({("near_overflow", "(root)")} if is_near else set())
+
+
+def test_a_few_elements_are_saturated_by_chance(hook):
+    model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+    model[0].weight.data.mul_(1000.0)
+    hook.start("activations", every=1)
+    for _ in range(8):
+        model(torch.ones(8, 4))
+    assert hook.value("activations_saturation_ratio", "1") == 1
+    assert hook.incidents == []

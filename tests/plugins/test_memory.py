@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 from hookd_memory.trend import LEAST, SPAN, Trend
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -197,6 +197,7 @@ def test_growth_with_the_logarithm_of_time_is_no_leak(start, mib):
 
 
 @given(base, st.integers(2, LEAST * SPAN // 3), st.floats(1, 2000), noise)
+@example(100 * MIB, 43, 126.0, random.Random(3867))
 @some
 def test_a_saw_of_garbage_collections_is_no_leak(start, period, mib, noise):
     values = [start + MIB * (mib * (k % period) / period + noise.random()) for k in range(2000)]
