@@ -53,14 +53,16 @@ class Returned(NamedTuple):
     Attributes:
         module: that was called.
         ref: gives the tensor, or None when it is gone.
-        version: which version of the tensor was returned: an operation in place makes another. -1 where that is unknown.
+        version: which version of the tensor was returned: an operation in place makes another.
+        inputs: give the tensors that it was called with by position, at most 8, or None where one is gone.
     """
 
     module: Module
     ref: Callable[[], Tensor | None]
     version: int
+    inputs: tuple[Callable[[], Tensor | None], ...]
 
     def tensor(self) -> Tensor | None:
-        """Give the tensor as it was returned; None when it is gone, or was changed in place, or may have been."""
+        """Give the tensor as it was returned; None when it is gone or was changed in place."""
         tensor = self.ref()
         return tensor if tensor is not None and self.version == tensor._version else None  # noqa: SLF001

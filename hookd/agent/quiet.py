@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 REMEMBERED = 20_000
 """So many calls are remembered of one outermost call."""
+INPUTS = 8
 
 _C = torch._C
 _Tensor = torch.Tensor
@@ -56,15 +57,16 @@ def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, .
         return ()
 
 
-def remember(returned: list[Returned], module: Module, output: Any) -> None:
+def remember(returned: list[Returned], module: Module, args: tuple[Any, ...], output: Any) -> None:
     """Note what a call has returned, in the order of returning; nothing is kept alive, and nothing of it can fail."""
     if _function_modes() or len(returned) >= REMEMBERED:  # a mode would see that the version is asked for
         return
     try:
+        inputs = tuple([weakref.ref(x) for x in args[:INPUTS] if type(x) is _Tensor])
         if type(output) is _Tensor:  # as nearly always
-            returned.append(Returned(module, weakref.ref(output), output._version))
+            returned.append(Returned(module, weakref.ref(output), output._version, inputs))
         else:
-            returned += [Returned(module, weakref.ref(one), one._version) for one in tensors(output)]
+            returned += [Returned(module, weakref.ref(one), one._version, inputs) for one in tensors(output)]
     except Failure as failure:  # an inference tensor has no version
         if is_from_signal_handler(failure):
             raise

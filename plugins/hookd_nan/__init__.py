@@ -20,8 +20,9 @@ of the model is to blame. A module that changed its inputs in place is named wit
 a backward, the first bad gradient in the order of execution is the origin; a bad loss after good outputs has no module.
 What follows from the origin is counted, but not reported again. Where the gate alone has seen it, in a step in which
 the modules were not looked at, a bad input, a bad parameter and a bad loss are known at once. A bad output of the model
-is traced back through the outputs of the calls in it, as far as they still live: the first bad one is named, with the
-modules before it whose outputs are gone (`or_in`). Of bad gradients, the parameter whose gradient came first is named.
+is traced back through the calls in it, as far as their inputs and outputs still live: the first bad output is named, or
+if its input was bad, the module whose code called it; and the modules before it whose outputs are gone (`or_in`). Of bad
+gradients, the parameter whose gradient came first is named.
 A second incident names the module when it makes another one. It never does if an optimizer has used the bad gradients
 in the meantime: then all parameters are bad, and nothing is known but the first incident.
 
@@ -64,7 +65,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd import Context, Module, Plugin, PluginError, hookimpl, versions
+from hookd import Context, Module, Plugin, PluginError, Returned, hookimpl, versions
 from hookd import tensors as tensors_in
 from hookd_nan.capture import Call, Capture
 from hookd_nan.gradients import Gradients
@@ -238,13 +239,10 @@ class NaN(Plugin):
         gone: list[str] = []
         for at, returned in enumerate(self.context.returned()):
             tensor = returned.tensor()
-            found = self.scan([tensor], masks=True) if tensor is not None else ""
             if tensor is None:
                 gone.append(returned.module.name)
-            elif found:
-                event.module, event.kind, event.at = returned.module.name, str(found), at
-                event.stack = path(returned.module)
-                event.details = self.scan.counts(tensor)
+            elif self.scan([tensor], masks=True):
+                gone += self._blame(event, returned, tensor, at)
                 break
             else:
                 gone.clear()  # a NaN before it would most likely be in it
@@ -252,6 +250,19 @@ class NaN(Plugin):
         event.since = event.step
         if gone:
             event.details["or_in"] = gone
+
+    def _blame(self, event: Event, returned: Returned, tensor: Tensor, at: int) -> list[str]:
+        """Put a call, or the code that called it with a bad input, into an event; say in what else it may have been."""
+        inputs = [ref() for ref in returned.inputs]
+        module, parent, more = returned.module, returned.module.parent, []
+        bad = [x for x in inputs if x is not None and x is not tensor and self.scan([x], masks=True)]
+        if bad and parent is not None:
+            module, tensor = parent, bad[0]
+        elif parent is not None and (not inputs or None in inputs):
+            more = [parent.name]
+        event.module, event.stack, event.at = module.name, path(module), at
+        event.kind, event.details = str(self.scan([tensor], masks=True)), self.scan.counts(tensor)
+        return more
 
     def _judge_gate(self, event: Event) -> None:
         self._count(event)

@@ -13,7 +13,7 @@ import torch
 from hookd.agent import kernel
 from tests.support.native import build
 
-pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.bench, pytest.mark.load, pytest.mark.timeout(600)]
 
 READ = """
 unsigned sum(const unsigned *restrict x, long n) {

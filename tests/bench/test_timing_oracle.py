@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.bench
+pytestmark = [pytest.mark.bench, pytest.mark.load]
 ORACLES = (
     "forward{}_profiler_apart",
     "backward{}_profiler_apart",

@@ -530,6 +530,24 @@ class TestWhatIsSaid:
         assert incident["is_exact"] is False
         assert "born there, or in layers.2.fc, layers.2.act, whose outputs are gone" in incident["message"]
 
+    def test_code_between_modules_is_named_as_the_module_that_it_is_in(self, hook):
+        class Attends(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.query, self.value, self.project, self.mask = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), 0.0
+
+            def forward(self, x):
+                weights = (self.query(x) @ x.t() + self.mask).softmax(-1)
+                return self.project(weights @ self.value(x))
+
+        model = nn.Sequential(nn.Linear(4, 4), Attends(), nn.Linear(4, 4))
+        hook.start("nan", every=4)
+        train(model, strike=lambda: setattr(model[1], "mask", -INF))  # nothing may be looked at: the softmax is 0 / 0
+        incident = hook.incident
+        assert found(incident) == ("1", "output", "nan", 3)
+        assert incident["stack"] == ["(root)", "1"]
+        assert "1.project" not in incident.get("or_in", [])
+
     def test_code_of_a_model_between_its_modules_is_named_as_the_model(self, hook):
         class Divides(nn.Module):
             def __init__(self):
