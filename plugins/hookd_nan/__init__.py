@@ -65,15 +65,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd import Context, Module, Plugin, PluginError, Returned, hookimpl, versions
+from hookd import Context, Module, Plugin, PluginError, hookimpl, versions
 from hookd import tensors as tensors_in
+from hookd_nan import trace
 from hookd_nan.capture import Call, Capture
 from hookd_nan.gradients import Gradients
 from hookd_nan.judge import Event, Judge, Looks
 from hookd_nan.pending import Queue
 from hookd_nan.policy import POLICIES, Policy
 from hookd_nan.recorder import Recorder
-from hookd_nan.report import Reporter, path
+from hookd_nan.report import Reporter
 from hookd_nan.scan import INF, Found, Scan, Seen, is_bad, on_host, own_tensors
 
 if TYPE_CHECKING:
@@ -229,40 +230,10 @@ class NaN(Plugin):
         if isinstance(found, str) and isinstance(inputs_found, str) and not inputs_found:
             event.details = self._details(dict(enumerate(tensors_in(call.output))))
             if not self.gradients.blame_parameter(event, call.module, self.gates.since(event.step)):
-                self._trace_back(event)
+                trace.back(event, self.context.returned(), self.scan)
         if self.captures and self.queue.is_known(found, inputs_found):
             event.call = call
         self.queue.submit(self._judge_gate, event, found, inputs_found, masks=self.masks)
-
-    def _trace_back(self, event: Event) -> None:
-        """Put the first call into an event whose output is bad, as far as outputs are still there, unchanged."""
-        gone: list[str] = []
-        for at, returned in enumerate(self.context.returned()):
-            tensor = returned.tensor()
-            if tensor is None:
-                gone.append(returned.module.name)
-            elif self.scan([tensor], masks=True):
-                gone += self._blame(event, returned, tensor, at)
-                break
-            else:
-                gone.clear()  # a NaN before it would most likely be in it
-        event.is_certain = not gone
-        event.since = event.step
-        if gone:
-            event.details["or_in"] = gone
-
-    def _blame(self, event: Event, returned: Returned, tensor: Tensor, at: int) -> list[str]:
-        """Put a call, or the code that called it with a bad input, into an event; say in what else it may have been."""
-        inputs = [ref() for ref in returned.inputs]
-        module, parent, more = returned.module, returned.module.parent, []
-        bad = [x for x in inputs if x is not None and x is not tensor and self.scan([x], masks=True)]
-        if bad and parent is not None:
-            module, tensor = parent, bad[0]
-        elif parent is not None and (not inputs or None in inputs):
-            more = [parent.name]
-        event.module, event.stack, event.at = module.name, path(module), at
-        event.kind, event.details = str(self.scan([tensor], masks=True)), self.scan.counts(tensor)
-        return more
 
     def _judge_gate(self, event: Event) -> None:
         self._count(event)

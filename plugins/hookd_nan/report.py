@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hookd
 
 if TYPE_CHECKING:
-    from hookd import Context, Module
+    from hookd import Context
     from hookd_nan.capture import Capture
     from hookd_nan.judge import Event
     from hookd_nan.policy import Policy
@@ -95,11 +95,6 @@ def place(event: Event) -> str:
     parameter = event.details.get("parameter", "")
     words = {"param": f"parameter {parameter}", "grad": f"gradient {parameter}"}.get(event.where, event.where)
     return f"{event.module} {words}".replace("  ", " ").strip()
-
-
-def path(module: Module) -> tuple[str, ...]:
-    """Give the names of a module and of those that it is in, the outermost first."""
-    return (*path(module.parent), module.name) if module.parent is not None else (module.name,)
 
 
 def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, Any]]:
