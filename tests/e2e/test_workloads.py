@@ -38,20 +38,26 @@ OWN = [
 ]
 SHARED = [
     Job("workloads/charlm.py", f"--steps 60 {SMALL}"),
-    Job("workloads/charlm.py", f"--steps 60 {SMALL} --amp"),
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --scaler"),
+    Job("workloads/charlm.py", f"--steps 60 {SMALL} --clip 0.5"),
+    Job("workloads/convnet.py", "--steps 60 --batch 8"),
+    Job("workloads/faults.py", "--steps 60 --fault none"),
+]
+LOADER = [
+    Job("workloads/loader.py", "--steps 110 --start fork"),
+    Job("workloads/loader.py", "--steps 110 --start spawn"),
+    Job("workloads/loader.py", "--steps 110 --start forkserver"),
+    Job("workloads/loader.py", "--steps 110 --start fork --ema"),
+]
+"""Each fills the machine with its workers: no two of them at a time."""
+LIKE_OWN = [
+    Job("workloads/charlm.py", f"--steps 60 {SMALL} --amp"),
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --compile --layers 1"),
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --checkpoint reentrant"),
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --checkpoint nonreentrant"),
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --accumulate 4"),
-    Job("workloads/charlm.py", f"--steps 60 {SMALL} --clip 0.5"),
-    Job("workloads/convnet.py", "--steps 60 --batch 8"),
-    Job("workloads/faults.py", "--steps 60 --fault none"),
-    Job("workloads/loader.py", "--steps 80 --start fork"),
-    Job("workloads/loader.py", "--steps 80 --start spawn"),
-    Job("workloads/loader.py", "--steps 80 --start forkserver"),
-    Job("workloads/loader.py", "--steps 80 --start fork --ema"),
 ]
+"""What they do, a job of ours does as well."""
 DDP = Job("workloads/ddp.py", f"--steps 60 {SMALL}", ranks=2)
 
 
@@ -69,6 +75,18 @@ def test_a_job_of_ours_started_under_run_is_bit_identical(job):
 
 @pytest.mark.parametrize("job", SHARED, ids=str)
 def test_attach_and_detach_leave_a_workload_bit_identical(job, workloads):
+    attach_in_mid_training(job)
+
+
+@pytest.mark.xdist_group("loader")
+@pytest.mark.parametrize("job", LOADER, ids=str)
+def test_attach_and_detach_leave_a_workload_with_workers_bit_identical(job, workloads):
+    attach_in_mid_training(job)
+
+
+@pytest.mark.load
+@pytest.mark.parametrize("job", LIKE_OWN, ids=str)
+def test_attach_and_detach_leave_more_workloads_bit_identical(job, workloads):
     attach_in_mid_training(job)
 
 
@@ -100,7 +118,8 @@ def attach_in_mid_training(job: Job) -> None:
     if is_compiled:
         plain.result()  # what it compiles is cached for the other
     names = ROOT if is_compiled else training.called_modules(job.script, SMALL * ("charlm" in job.script))
-    with training.start(job, "--pause", "0.1" if "loader" in job.script else "0.15") as process:
+    # The attach is over well before a new epoch, whose workers keep the loader's training waiting for seconds.
+    with training.start(job, "--pause", "0.2" if "loader" in job.script else "0.15") as process:
         process.expect("^step 5 ")
         with Attachment([process.pid], *PLUGINS) as attachment:
             metrics = everything_within_5_seconds(attachment, names)

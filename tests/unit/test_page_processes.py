@@ -484,7 +484,7 @@ def test_a_pipe_under_the_pages_name_is_not_waited_for(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     monkeypatch.setattr(discover.proc, "read", lambda *_: b"/memfd:hookd-page")
-    monkeypatch.setattr(discover.proc, "link", lambda _, name: f"/memfd:hookd-page{name == f'fd/{pipe}'}")
+    monkeypatch.setattr(discover.proc, "link", lambda _, name: "/memfd:hookd-page" * (name == f"fd/{pipe}"))
     try:
         assert discover.find_page(os.getpid()) is None
     finally:
