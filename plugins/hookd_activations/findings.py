@@ -77,10 +77,12 @@ class Losses:
     """The last losses of each place in a step (a GAN has two), and whether one leaves their range.
 
     A spike is a loss above all of the window by more than `factor` times the window's whole range, and by half of its
-    median: a noisy loss has a wide range, and one that falls has a wider one.
+    median: a noisy loss has a wide range, and one that falls has a wider one. Of positive losses it must be so in the
+    logarithm too, by twice its range: one that is almost 0 jumps by orders of magnitude whenever a sample is hard. What is
+    `SURELY` times above all of the window is a spike in any case.
     """
 
-    WINDOW, LEAST, PLACES = 64, 20, 8
+    WINDOW, LEAST, PLACES, SURELY = 64, 20, 8, 1000.0
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -93,8 +95,9 @@ class Losses:
         window = self._windows.setdefault(place, deque(maxlen=self.WINDOW))
         found = False
         if len(window) >= self.LEAST:
-            top = max(window)
-            found = value - top > max(self._factor * (top - min(window)), abs(median(window)) / 2)
+            low, top = min(window), max(window)
+            found = value - top > max(self._factor * (top - low), abs(median(window)) / 2)
+            found = found and (low <= 0 or value / top > min((top / low) * (top / low), self.SURELY))
         window.append(value)
         return found
 

@@ -237,3 +237,11 @@ def test_a_few_elements_are_saturated_by_chance(hook):
         model(torch.ones(8, 4))
     assert hook.value("activations_saturation_ratio", "1") == 1
     assert hook.incidents == []
+
+
+def test_a_loss_near_0_that_jumps_at_a_hard_sample_is_no_spike():
+    losses = Losses(3.0)
+    quiet = [0.0002 * (1 + k % 10) ** 2 for k in range(64)]
+    assert not any(losses.is_spike(0, value) for value in [*quiet, 0.14, *quiet])
+    narrow = Losses(3.0)
+    assert [narrow.is_spike(0, value) for value in [*(2.5 + 0.01 * (k % 10) for k in range(64)), 4.0]][-1]
