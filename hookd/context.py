@@ -273,8 +273,8 @@ class Context:
     def returned(self) -> Sequence[Returned]:
         """Give what the module calls inside this thread's outermost call have returned, in the order of returning.
 
-        Until the next outermost call; at every step, sampled or not, for a plugin whose `remembers` is true. It costs a
-        third of a hook: a call is remembered weakly, and most outputs live until the backward.
+        Until the next outermost call; at every step, sampled or not, for a plugin whose `remembers` is true. A call is
+        remembered weakly, and most outputs live until the backward.
         """
         return self._host.returned_now()
 

@@ -65,7 +65,7 @@ class Kernel:
         return BAD if nans or infs else MASKED if negative else FINITE
 
     def is_finite(self, tensor: Tensor) -> bool:
-        """Say whether all is finite, of a tensor of `DTYPES` that is contiguous; half the cost of `gate`."""
+        """Say whether all is finite, of a tensor of `DTYPES` that is contiguous; `gate` without its questions."""
         return not self._gate(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype], self.level)
 
     def largest(self, tensors: Sequence[Tensor]) -> float:

@@ -115,7 +115,6 @@ class Registry:
     Attributes:
         agreed: those that change the training as all ranks have agreed.
         alone: those that change it because there was one rank.
-        remembers: whether a plugin wants the calls of the threads kept.
     """
 
     def __init__(self) -> None:
@@ -125,7 +124,6 @@ class Registry:
         self._next = 0
         self.agreed: list[Entry] = []
         self.alone: list[Entry] = []
-        self.remembers = False
 
     def named(self, name: str) -> Entry:
         """Find a loaded plugin; while its options are changed, the one that is there.
@@ -166,7 +164,6 @@ class Registry:
         if "every" in context.options:
             context.fix(plugin.fixed_by_every, entry.interval)
         self.entries[entry.number] = entry
-        self.remembers = self.remembers or plugin.remembers
         return entry
 
     def remove(self, entry: Entry) -> None:

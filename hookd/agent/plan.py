@@ -83,9 +83,7 @@ def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapp
     if wrapped:
         parts["WRAPPED"] = f"if top is not None and top[0] is module:\n    return {call}"
     remembers = any(one.remembers and one.hook == "forward" for one in listeners) and not recompute
-    parts["REMEMBER"] = (
-        "if thread.returned is not None:\n    remember(thread.returned, module, args, output)" if remembers else ""
-    )
+    parts["REMEMBER"] = "remember(thread.returned, module, args, output)" if remembers else ""
     parts["PRE"], parts["POST"], parts["STOPPED"] = _sections(listeners, recompute=recompute)
     lines = [line for line in BODY.splitlines() if not (recompute and ("graph_task" in line or " again(" in line))]
     return "\n".join(_filled(line, parts) for line in lines)

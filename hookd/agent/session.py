@@ -403,7 +403,7 @@ class Session:
     def _forward_begins(self, thread: ThreadState) -> None:
         """A call begins inside of no other."""
         self.steps.forward_begins()
-        thread.returned = [] if self.registry.remembers else None
+        thread.returned = []
         if self.registry.alone:
             self.changes.require_alone()
         if self.models.learning:
@@ -518,7 +518,7 @@ class Session:
 
     def returned_now(self) -> Sequence[Returned]:
         """Give what the module calls of the calling thread have returned."""
-        return self.local.thread.returned or ()
+        return self.local.thread.returned
 
     def model_roots(self) -> list[Module]:
         """Give the roots of all models that are alive."""

@@ -36,7 +36,7 @@ class ThreadState:
         inner: ns spent so far in calls, and backwards of calls, that are timed; what was inside one is counted once.
         lost: ns that hookd's own hooks on the graph have taken so far.
         again: ns spent so far in recomputes.
-        returned: what the calls inside the outermost one have returned, until the next outermost one; None: nobody asks.
+        returned: what the calls inside the outermost one have returned, until the next outermost one, where somebody asks.
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class ThreadState:
         self.is_engine = is_engine
         self.outside = OTHER
         self.inner = self.lost = self.again = 0
-        self.returned: list[Returned] | None = None
+        self.returned: list[Returned] = []
 
     def stack(self) -> tuple[Module, ...]:
         """Give the observed modules that it is inside of, the outermost first."""
