@@ -9,7 +9,7 @@ from __future__ import annotations
 from hookd._pluggy import HookimplMarker
 from hookd.context import Context
 from hookd.errors import HookdError, PluginError, TrainingError
-from hookd.events import Module, Returned
+from hookd.events import Call, Module, Returned
 from hookd.inprocess import start, stop
 from hookd.metrics import Counter, Gauge, Histogram
 from hookd.nested import tensors, versions
@@ -20,6 +20,7 @@ from hookd.version import __version__
 hookimpl = HookimplMarker("hookd")
 
 __all__ = [
+    "Call",
     "Context",
     "Counter",
     "Gauge",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import weakref
@@ -45,6 +45,40 @@ class Module:
 
     def __repr__(self) -> str:
         return f"<Module {self.name} ({self.type})>"
+
+
+class Call(NamedTuple):
+    """A module call that has returned, with the training's own objects: keep none of them.
+
+    Attributes:
+        module: that was called.
+        inputs: by position, as they are now.
+        kwargs: by name.
+        output: as it is now.
+        version: which version of the output was returned, where it is a plain tensor that counts them; else -1.
+        before: `hookd.versions` of the inputs at entry; empty where that could not be asked.
+        inside: the module, what it was called inside of, and so on: see `stack`.
+    """
+
+    module: Module
+    inputs: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+    version: int
+    before: tuple[int, ...]
+    inside: tuple[Any, ...] | None
+
+    def stack(self) -> tuple[Module, ...]:
+        """Give the modules that were being called, the outermost first and this one last."""
+        modules, inside = [], self.inside
+        while inside is not None:
+            modules.append(inside[0])
+            inside = inside[1]
+        return tuple(reversed(modules))
+
+    def is_changed(self) -> bool:
+        """Whether an operation in place has changed the output since it was returned."""
+        return self.version >= 0 and self.version != self.output._version  # noqa: SLF001
 
 
 class Returned(NamedTuple):

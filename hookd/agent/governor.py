@@ -81,7 +81,7 @@ class Governor:
 
     def _account(self, step: int, elapsed: int, *, was_measured: bool) -> None:
         """Charge a step: with what was measured, or with what the last measured step of the same kind took."""
-        spent = self._session.spent
+        spent = self._session.dispatch.spent
         self._window_ns += elapsed
         self._window_steps += 1
         for entry in self._entries():

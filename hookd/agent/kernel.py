@@ -14,11 +14,10 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 """The types that it takes, by their numbers in kernel.c."""
@@ -70,8 +69,7 @@ class Kernel:
 
     def largest(self, tensors: Sequence[Tensor]) -> float:
         """Give the largest magnitude in contiguous tensors of one of `DTYPES`; NaN if there is one, 0 of nothing."""
-        places = array("Q", [tensor.data_ptr() for tensor in tensors])
-        sizes = array("q", [tensor.numel() for tensor in tensors])
+        places, sizes = array("Q", map(Tensor.data_ptr, tensors)), array("q", map(Tensor.numel, tensors))
         dtype = DTYPES[tensors[0].dtype]
         at = places.buffer_info()[0], sizes.buffer_info()[0]
         return self._largest(*at, len(tensors), dtype, self.level)  # type: ignore[no-any-return]

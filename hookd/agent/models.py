@@ -316,7 +316,7 @@ class Models:
             wanted = plugin.select(module)
             return frozenset(wanted) if isinstance(wanted, (set, frozenset, tuple, list)) else bool(wanted)
         except Failure as failure:
-            self._session._fault(number, "select", failure)
+            self._session.dispatch.fault(number, "select", failure)
             return False
 
     # -- parameters
@@ -344,7 +344,7 @@ class Models:
             session = self._session
             if session.is_live and param.grad is not None:
                 values = {"module": module, "name": prefix + name, "param": param, "grad": param.grad}
-                session.emit("param_grad", values, module)
+                session.dispatch.emit("param_grad", values, module)
 
         handle = parameter.register_post_accumulate_grad_hook(accumulated)
         self._parameters[id(parameter)] = (weakref.ref(parameter), handle)
@@ -371,7 +371,7 @@ class Models:
     def _switched(self, module: nn.Module, training: bool) -> None:  # noqa: FBT001
         known = self.names.known.get(id(module))
         if known is not None:
-            self._session.emit("mode", {"module": known[2], "training": training})
+            self._session.dispatch.emit("mode", {"module": known[2], "training": training})
 
     # -- from time to time
 

@@ -7,6 +7,7 @@ results. On a device torch's operations do it there, and nobody waits for them.
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ INF = math.inf
 STRIDED = torch.strided
 norms: Any = getattr(torch, "_foreach_norm", None)  # torch 1.13+
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_kind = operator.attrgetter("is_cpu", "layout", "dtype")
 COMPRESSED = frozenset(getattr(torch, f"sparse_{name}", None) for name in ("csr", "csc", "bsr", "bsc"))
 CHUNK = 1 << 16
 """Elements reduced at a time: their differences from the mean stay in the processor's cache."""
@@ -84,6 +86,9 @@ class Numeric:
 
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]:
         """Do what `Context.largest` says."""
+        tensors = list(tensors)
+        if self.kernel is not None and _is_one_kind(tensors):
+            return [self.kernel.largest(tensors)]
         groups: dict[tuple[bool, Any], list[Tensor]] = {}
         for tensor in tensors:
             if self._is_common(tensor):
@@ -118,6 +123,17 @@ class Numeric:
         made, self.kernel = self.kernel, None
         if made is not None:
             made.close()
+
+
+def _is_one_kind(tensors: list[Tensor]) -> bool:
+    """Whether the kernel takes all of them at once, as nearly always; asked without a line of Python for each."""
+    if not set(map(type, tensors)) <= PLAIN:
+        return False
+    kinds = set(map(_kind, tensors))
+    if len(kinds) != 1:
+        return False
+    is_cpu, layout, dtype = kinds.pop()
+    return is_cpu and layout is STRIDED and dtype in kernel.DTYPES and all(map(Tensor.is_contiguous, tensors))
 
 
 def on_host(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ The source depends only on which hooks of which plugins listen, so it is compile
 each module by a closure.
 
 In the source, upper-case words are replaced; all lower-case names are globals of the plan's namespace: `cells` (the
-page), `local` (the threads), `clock`, `versions_of`, `remember`, `f_<n>_<hook>` and `on_<n>_<hook>` (plugin n's callback and whether it is on).
+page), `local` (the threads), `clock`, `versions_of`, `remember`, `hold`, `f_<n>_<hook>` and `on_<n>_<hook>` (plugin n's callback and whether it is on).
 """
 
 from __future__ import annotations
@@ -82,11 +82,20 @@ def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapp
     parts["BUSY"] = "thread.busy or is_unreal()" if any(one.mutates for one in listeners) else "thread.busy"
     if wrapped:
         parts["WRAPPED"] = f"if top is not None and top[0] is module:\n    return {call}"
-    remembers = any(one.remembers and one.hook == "forward" for one in listeners) and not recompute
-    parts["REMEMBER"] = "remember(thread.returned, module, args, output)" if remembers else ""
+    parts["REMEMBER"] = "" if recompute else _remember(listeners)
     parts["PRE"], parts["POST"], parts["STOPPED"] = _sections(listeners, recompute=recompute)
     lines = [line for line in BODY.splitlines() if not (recompute and ("graph_task" in line or " again(" in line))]
     return "\n".join(_filled(line, parts) for line in lines)
+
+
+def _remember(listeners: tuple[Listener, ...]) -> str:
+    """Write how a call is remembered where it is not handed over in a portion, which remembers it as well."""
+    remembering = [one for one in listeners if one.remembers and one.hook in ("forward", "forwards")]
+    holding = [one.switch for one in remembering if one.hook == "forwards"]
+    if not remembering:
+        return ""
+    line = "remember(thread.returned, module, args, output)"
+    return f"if not ({' or '.join(holding)}):\n    {line}" if holding else line
 
 
 def _filled(line: str, parts: dict[str, str]) -> str:
@@ -102,14 +111,21 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str,
     # A recompute must give what the first pass gave, so what changed that pass is called again, as torch's hooks are.
     heard = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
     pre = [one for one in heard if one.hook in ("forward_pre", "root_forward_pre")]
-    post = [one for one in heard if one.hook in ("forward", "root_forward")]
+    holding = [one.switch for one in heard if one.hook == "forwards"]
+    post = [one for one in heard if one.hook == "forward"]
+    root = [one for one in heard if one.hook == "root_forward"]
     before = _section(pre, recompute=recompute)
-    after = _section(post, recompute=recompute)
+    hold = f"if {' or '.join(holding)}:\n    hold(thread, args, kwargs, output, versions)\n" if holding else ""
+    if hold:
+        after = _section(post, recompute=recompute) + hold + _section(root, recompute=recompute)
+    else:
+        after = _section(post + root, recompute=recompute)
+    post += root
     flows = any(one.hook in ("backward_pre", "backward") for one in listeners)
     if flows:
         before += "flow = begin(thread, args) if backward_on else None\n"
         after += f"if flow is not None:\n    output = end(module, args, output, flow, {recompute})\n"
-    wanting = [one.switch for one in post if "versions" in one.arguments]
+    wanting = [*holding, *(one.switch for one in post if "versions" in one.arguments)]
     if wanting:
         before += f"versions = versions_of(args, kwargs) if {' or '.join(wanting)} else ()\n"
     if not any(a in TIMES for one in post for a in one.arguments):
@@ -176,7 +192,7 @@ def _call(one: Listener, *, recompute: bool, alone: bool) -> list[str]:
     )
     lines = ["try:", *("    " + line for line in body),
              "except Failure as failure:", f"    fault({one.plugin}, {one.hook!r}, failure)",
-             "if accounting:", f"    mark = charge({one.plugin}, mark)"]  # fmt: skip
+             "if mark:", f"    mark = charge({one.plugin}, mark)"]  # fmt: skip
     return lines if alone else [f"if {one.switch}:", *("    " + line for line in lines)]
 
 

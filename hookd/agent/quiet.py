@@ -29,7 +29,7 @@ _Tensor = torch.Tensor
 _tracing = _C._get_tracing_state
 _no_count = int  # int() is 0: stands in for a counter that this torch does not have
 _dispatch_modes = getattr(_C, "_len_torch_dispatch_stack", _no_count)
-_function_modes = getattr(_C, "_len_torch_function_stack", _no_count)
+function_modes = getattr(_C, "_len_torch_function_stack", _no_count)
 _autocast = getattr(_C, "_is_any_autocast_enabled", bool)
 _functorch = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 _compiler = getattr(torch, "compiler", torch)
@@ -45,7 +45,7 @@ user may raise after any call, also before this module's functions have returned
 
 def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
     """Give `hookd.versions` of a call's inputs, or nothing where asking could be seen or could fail."""
-    if _function_modes():
+    if function_modes():
         return ()
     try:
         if len(inputs) == 1 and not kwargs and type(inputs[0]) is _Tensor:  # as nearly always
@@ -59,7 +59,7 @@ def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, .
 
 def remember(returned: list[Returned], module: Module, args: tuple[Any, ...], output: Any) -> None:
     """Note what a call has returned, in the order of returning; nothing is kept alive, and nothing of it can fail."""
-    if _function_modes() or len(returned) >= REMEMBERED:  # a mode would see that the version is asked for
+    if function_modes() or len(returned) >= REMEMBERED:  # a mode would see that the version is asked for
         return
     try:
         inputs = tuple([weakref.ref(x) for x in args[:INPUTS] if type(x) is _Tensor])
@@ -84,7 +84,7 @@ def enter() -> list[Any] | None:
     undo: list[Any] = []
     if _dispatch_modes():
         undo.append(_entered(_C._DisableTorchDispatch()))
-    if _function_modes():
+    if function_modes():
         undo.append(_entered(_C.DisableTorchFunction()))
     if _autocast():
         undo.append(_AutocastOff())

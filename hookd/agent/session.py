@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from hookd.agent.aside import Aside
 from hookd.agent.changes import Changes
 from hookd.agent.core import CoreMetrics
 from hookd.agent.data import Data
+from hookd.agent.dispatch import Dispatch
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.agent.governor import Governor
 from hookd.agent.listeners import Registry, check, wanted_interval
@@ -25,6 +27,7 @@ from hookd.agent.models import Models
 from hookd.agent.numeric import Numeric
 from hookd.agent.patch import no_frame
 from hookd.agent.plan import pair
+from hookd.agent.portions import Portions
 from hookd.agent.steps import Steps
 from hookd.agent.threads import Threads
 from hookd.context import Context
@@ -36,13 +39,15 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
-    from hookd.agent.listeners import Entry, Listener
+    from hookd.agent.listeners import Entry
     from hookd.agent.threads import ThreadState
     from hookd.events import Module, Returned
     from hookd.plugin import Plugin
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
 STEP_RECORD = 1
+LOGGED = 10
+"""How often an error of hookd's own is logged at one place: a traceback at every call would cost more than the call."""
 PAUSE_S = 0.05
 """How often a paused training looks whether it may go on."""
 PHASE, STEP = pages.PHASE - pages.MODULE, pages.STEP - pages.MODULE
@@ -55,7 +60,7 @@ class Session:
     Attributes:
         is_live: False from the beginning of a detach; whatever is still under way then calls through.
         namespace: the globals of all plans: plugins' callbacks, their switches, the page.
-        spent: ns spent in each plugin during an accounted step, by the plugin's number.
+        dispatch: gives events to the plugins, and keeps what they spend.
     """
 
     def __init__(self, page: pages.PageWriter, identity: dict[str, Any], *, budget: float) -> None:
@@ -67,11 +72,12 @@ class Session:
         self.is_live = False
         self._installing = threading.RLock()
         self._heartbeats: dict[int, int] = {}
-        self.numeric = Numeric(self._deliver)
-        self.aside = Aside(self._failed_aside)
+        self.dispatch = Dispatch(self)
+        self.portions = Portions(self)
+        self.numeric = Numeric(self.dispatch.deliver)
+        self.aside = Aside(self.dispatch.failed_aside)
         self.local = Threads(page, self._heartbeats)
         self.registry = Registry()
-        self.spent: dict[int, int] = {}
         self.core = CoreMetrics(page)
         self.governor = Governor(self, budget)
         self.changes = Changes(self)
@@ -81,6 +87,7 @@ class Session:
         self.models = Models(self, gentle=identity["method"] == "attach")
         self.namespace["original"] = self.models.patch.original
         self.residue: list[str] = []
+        self._failures: Counter[str] = Counter()
 
     def _namespace(self) -> dict[str, Any]:
         return {
@@ -88,8 +95,8 @@ class Session:
             "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
             "versions_of": quiet.versions_of, "remember": quiet.remember, "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
-            "begins": self._forward_begins, "ends": self._forward_ends, "was_stopped": _was_stopped, "fault": self._fault, "stray": self._stray, "charge": self._charge,
-            "accounting": False, "backward_on": False,
+            "begins": self._forward_begins, "ends": self._forward_ends, "was_stopped": _was_stopped,
+            "accounting": False, "backward_on": False, "hold": self.portions.hold, **self.dispatch.names(),
         }  # fmt: skip
 
     # -- life
@@ -231,153 +238,26 @@ class Session:
 
     # -- errors
 
-    def _fault(self, number: int, hook: str, error: BaseException) -> None:
-        """Deal with what left a plugin: count it, or pass on what belongs to the training code."""
-        if is_from_signal_handler(error):
-            raise error
-        entry = self.registry.entries.get(number)
-        if entry is not None and entry.plugin.mutates and isinstance(error, TrainingError):
-            raise error
-        if entry is not None:
-            self._count_error(entry, hook, f"{type(error).__name__}: {error}", error)
-
-    def _stray(self, number: int, hook: str) -> None:
-        entry = self.registry.entries.get(number)
-        if entry is not None:
-            self._count_error(entry, hook, f"{hook} returned something, which only a mutating plugin may", None)
-
-    def _count_error(self, entry: Entry, hook: str, text: str, error: BaseException | None) -> None:
-        entry.errors += 1
-        entry.last_error = text
-        self.core.plugin_errors.labels(entry.name).inc()
-        if hook not in entry.logged:
-            entry.logged.add(hook)
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)) if error else ""
-            self.write_log("error", f"plugin {entry.name}: {hook}: {text}\n{trace}".rstrip())
-        limit = 1 if entry.plugin.mutates else entry.plugin.max_errors
-        if entry.errors >= limit and entry.state == "active":
-            self.quarantine(entry, f"{entry.errors} errors, the last in {hook}: {text}")
-
     def own_failure(self, where: str, error: BaseException) -> None:
-        """Log an error of hookd itself, which must not reach the training code."""
+        """Log an error of hookd itself, which must not reach the training code; the first ones at each place."""
         if is_from_signal_handler(error) or isinstance(error, TrainingError):
             raise error
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        self.write_log("error", f"hookd itself: {where}: {trace}")
+        self._failures[where] += 1
+        if self._failures[where] <= LOGGED:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            self.write_log("error", f"hookd itself: {where}: {trace}")
 
     def _unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
         """A call was left by an exception: put the thread's state right, tell those who asked, let it go on."""
         thread.busy = False
+        if thread.held and not is_from_signal_handler(error):
+            self.portions.hand_over(thread)  # what had returned may be what it was left for
         thread.top = top
         self.cells[thread.beat] = 0.0 if top is None else top[2]
         if top is None and self.cells[thread.beat + PHASE] == FORWARD:
             self._forward_ends(thread)
         if not _was_stopped(error) and self.is_live:
-            self.emit("forward_error", {"module": module, "error": error}, module)
-
-    # -- cold events
-
-    def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
-        """Give the listeners of a hook that is not part of a plan, and whose result nobody uses."""
-        heard = self._switched_on(hook, module)
-        if heard:
-            self._tell(heard, values)
-
-    def _flow(self, hook: str, flow: backward.Flow, grads: tuple[Any, ...], *, mutators: bool) -> Any:
-        """Give the listeners of a module's gradients (hookd.agent.backward.Emit)."""
-        if not self.is_live:
-            return None
-        if mutators:
-            heard = [one for one in self._switched_on(hook, flow.module) if one.mutates]
-        else:  # a sampled call is told of to its end, also where that comes in a step that is not sampled
-            heard = [one for one in flow.heard if one.hook == hook and not one.mutates and self._is_active(one)]
-        if not heard:
-            return None
-        values = {
-            "module": flow.module, "grad_input": tuple(flow.grads_in), "grad_output": tuple(flow.grads_out),
-            "elapsed_ns": flow.elapsed_ns or time.perf_counter_ns() - flow.started, "self_ns": flow.self_ns,
-        }  # fmt: skip
-        replaces = "grad_output" if hook == "backward_pre" else "grad_input"
-        values[replaces] = grads
-        return self._tell(heard, values, replaces)
-
-    def _tell(self, heard: list[Listener], values: dict[str, Any], replaces: str = "") -> Any:
-        """Returned listeners one after the other; what a mutator returns replaces a value for those after it.
-
-        Returns:
-            The value `replaces` if it was replaced, else None.
-        """
-        thread = self.local.thread
-        if thread.busy:
-            return None
-        frame = self.namespace["no_frame"](None)
-        replaced = None
-        try:
-            thread.busy = True
-            for one in heard:
-                result = self._call(one, [values[a] for a in one.arguments])
-                if result is not None and one.mutates and replaces:
-                    new = result if isinstance(result, tuple) else (result,)
-                    if len(new) == len(values[replaces]):
-                        values[replaces] = replaced = new
-                    else:
-                        self._fault(one.plugin, one.hook, ValueError(f"{len(new)} gradients returned"))
-        finally:
-            thread.busy = False
-            self.namespace["no_frame"](frame)
-        return replaced
-
-    def _call(self, one: Listener, arguments: list[Any]) -> Any:
-        if one.mutates:
-            return self._guarded(one, arguments)
-        was, undo = quiet.is_grad_enabled(), None
-        try:
-            quiet.set_grad_enabled(False)
-            undo = quiet.enter()
-            return None if undo is None else self._guarded(one, arguments)
-        except Failure as failure:
-            self._fault(one.plugin, one.hook, failure)
-            return None
-        finally:
-            quiet.set_grad_enabled(was)
-            if undo:
-                quiet.leave(undo)
-
-    def _guarded(self, one: Listener, arguments: list[Any]) -> Any:
-        mark = time.perf_counter_ns() if self.namespace["accounting"] else 0
-        try:
-            result = one.call(*arguments)
-            if result is not None and not one.mutates:
-                self._stray(one.plugin, one.hook)
-            return result
-        except Failure as failure:
-            self._fault(one.plugin, one.hook, failure)
-            return None
-        finally:
-            if mark:
-                self._charge(one.plugin, mark)
-
-    def _deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
-        """Returned a plugin with numbers that have arrived, if it is still there."""
-        entry = next((e for e in self.registry.entries.values() if e.context is context), None)
-        if entry is None or entry.state != "active":
-            return
-        mark = time.perf_counter_ns() if self.namespace["accounting"] else 0
-        try:
-            then(numbers)
-        except Failure as failure:
-            self._fault(entry.number, "later", failure)
-        if mark:
-            self._charge(entry.number, mark)
-
-    def _failed_aside(self, plugin: str, error: BaseException) -> None:
-        if self.registry.has(plugin):
-            self._count_error(self.registry.named(plugin), "aside", f"{type(error).__name__}: {error}", error)
-
-    def _charge(self, number: int, mark: int) -> int:
-        now = time.perf_counter_ns()
-        self.spent[number] = self.spent.get(number, 0) + now - mark
-        return now
+            self.dispatch.emit("forward_error", {"module": module, "error": error}, module)
 
     def _end_forward(
         self, module: Module, args: tuple[Any, ...], output: Any, entered: backward.Entered, recompute: bool
@@ -386,10 +266,10 @@ class Session:
         if recompute and not backward.is_reentrant():
             return output
         mark = time.perf_counter_ns()
-        before, after = (self._switched_on(hook, module) for hook in ("backward_pre", "backward"))
+        before, after = (self.dispatch.switched_on(hook, module) for hook in ("backward_pre", "backward"))
         if not before and not after:
             return output
-        flow = backward.Flow(module, self._flow, self.local, before + after)
+        flow = backward.Flow(module, self.dispatch.flow, self.local, before + after)
         try:
             return backward.end(flow, args, output, entered, heard_backward=bool(after))
         except Failure as failure:
@@ -398,12 +278,12 @@ class Session:
         finally:
             entered.thread.lost += time.perf_counter_ns() - mark
             if self.namespace["accounting"]:  # who listens pays for the hooks on the graph as well
-                self._charge((after or before)[0].plugin, mark)
+                self.dispatch.charge((after or before)[0].plugin, mark)
 
     def _forward_begins(self, thread: ThreadState) -> None:
         """A call begins inside of no other."""
         self.steps.forward_begins()
-        thread.returned = []
+        thread.returned, thread.held, thread.held_size = [], [], 0
         if self.registry.alone:
             self.changes.require_alone()
         if self.models.learning:
@@ -416,6 +296,8 @@ class Session:
             self.turn(thread, FORWARD)
 
     def _forward_ends(self, thread: ThreadState) -> None:
+        if thread.held:
+            self.portions.hand_over(thread)
         if thread.outside != DATA:
             self.turn(thread, thread.outside)
 
@@ -431,7 +313,7 @@ class Session:
             thread.busy = True
             for one in heard:
                 if self.namespace.get(one.switch):
-                    self._guarded(one, [values[a] for a in one.arguments])
+                    self.dispatch.guarded(one, [values[a] for a in one.arguments])
         finally:
             thread.busy = False
             self.namespace["no_frame"](frame)
@@ -447,13 +329,6 @@ class Session:
         if entered is not None:
             entered.lost = thread.lost  # what was lost until now lies outside of the call
         return entered
-
-    def _is_active(self, one: Listener) -> bool:
-        entry = self.registry.entries.get(one.plugin)
-        return entry is not None and entry.state == "active"
-
-    def _switched_on(self, hook: str, module: Module | None) -> list[Listener]:
-        return [one for one in self.models.listeners(hook, module) if self.namespace.get(one.switch)]
 
     # -- steps
 
@@ -493,7 +368,7 @@ class Session:
                 self.page.release_thread(self._heartbeats.pop(ident))
         for one in self.registry.ordered("tick"):
             if self.namespace.get(one.switch):
-                self._call(one, [now_s] if one.arguments else [])
+                self.dispatch.call(one, [now_s] if one.arguments else [])
         dropped = float(self.page.dropped)
         self.core.series_dropped.inc(dropped - self.cells[self.core.series_dropped.at])
 

@@ -86,7 +86,7 @@ class Steps:
             session.changes.boundary()
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
             values = {"optimizer": optimizer, "step": session.step_number(), "has_closure": callable(closure)}
-            session.emit("step_pre", values)
+            session.dispatch.emit("step_pre", values)
             self._started_ns = time.perf_counter_ns()
             if not callable(closure) or not session.models.listeners("closure_done", None):
                 return None
@@ -98,7 +98,9 @@ class Steps:
         def observed(*args: Any, **kwargs: Any) -> Any:
             result = closure(*args, **kwargs)
             if self._session.is_live:
-                self._session.emit("closure_done", {"optimizer": optimizer, "step": self._session.step_number()})
+                self._session.dispatch.emit(
+                    "closure_done", {"optimizer": optimizer, "step": self._session.step_number()}
+                )
             return result
 
         return observed
@@ -117,7 +119,7 @@ class Steps:
     def _step_done(self, optimizer: Any, elapsed_ns: int) -> None:
         session = self._session
         values = {"optimizer": optimizer, "step": session.step_number(), "elapsed_ns": elapsed_ns}
-        session.emit("step_post", values)
+        session.dispatch.emit("step_post", values)
         self._find_offset(optimizer, completed=1)
         if self._begins_a_step(optimizer):
             self.done += 1
@@ -175,7 +177,7 @@ class Steps:
             if session.is_live:
                 elapsed_ns = time.perf_counter_ns() - started
                 session.turn(thread, phase)
-                session.emit("loss_done", {"elapsed_ns": elapsed_ns})
+                session.dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
             self._is_stepped_by_backward = not self.has_hooks
 
     def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -183,7 +185,7 @@ class Steps:
             tensors = kwargs["tensors"] if "tensors" in kwargs else args[0] if args else ()
             if isinstance(tensors, torch.Tensor):
                 tensors = (tensors,)
-            self._session.emit("loss", {"tensors": tuple(t for t in tensors if isinstance(t, torch.Tensor))})
+            self._session.dispatch.emit("loss", {"tensors": tuple(t for t in tensors if isinstance(t, torch.Tensor))})
         except Failure as failure:
             self._session.own_failure("loss", failure)
 

@@ -10,7 +10,7 @@ import torch
 from hookd.page import MODULE, PHASES
 
 if TYPE_CHECKING:
-    from hookd.events import Module, Returned
+    from hookd.events import Call, Module, Returned
     from hookd.page import PageWriter
 
     Top = tuple[Module, "Top | None", float]
@@ -37,10 +37,12 @@ class ThreadState:
         lost: ns that hookd's own hooks on the graph have taken so far.
         again: ns spent so far in recomputes.
         returned: what the calls inside the outermost one have returned, until the next outermost one, where somebody asks.
+        held: those calls that have not been handed over yet (`hookd.agent.portions`).
+        held_size: elements in their outputs.
     """
 
     __slots__ = (
-        "again", "backwards", "beat", "busy", "inner", "is_engine", "lost", "outside", "returned", "switching", "top",
+        "again", "backwards", "beat", "busy", "held", "held_size", "inner", "is_engine", "lost", "outside", "returned", "switching", "top",
     )  # fmt: skip
 
     def __init__(self, beat: int, *, is_engine: bool) -> None:
@@ -53,6 +55,8 @@ class ThreadState:
         self.outside = OTHER
         self.inner = self.lost = self.again = 0
         self.returned: list[Returned] = []
+        self.held: list[Call] = []
+        self.held_size = 0
 
     def stack(self) -> tuple[Module, ...]:
         """Give the observed modules that it is inside of, the outermost first."""

@@ -60,11 +60,13 @@ bad output is traced back.
 
 from __future__ import annotations
 
+import math
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+import hookd
 from hookd import Context, Module, Plugin, PluginError, hookimpl, versions
 from hookd import tensors as tensors_in
 from hookd_nan import trace
@@ -78,7 +80,7 @@ from hookd_nan.report import Reporter
 from hookd_nan.scan import INF, Found, Scan, Seen, is_bad, on_host, own_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -90,13 +92,13 @@ class NaN(Plugin):
     """Looks at every output, every gradient that flows and every loss, and names the first that is not finite."""
 
     name = "nan"
-    sampled = ("forward_pre", "forward", "backward_pre", "backward")
+    sampled = ("forward_pre", "forward", "forwards", "backward_pre", "backward")
     every = 1
     longest = 10
     rare = ("backward_pre", "backward")
     rarest = 100
     remembers = True
-    fixed_by_every = ("forward_pre", "forward")
+    fixed_by_every = ("forward_pre", "forward", "forwards")
     mutating = ("step_pre",)  # with a policy other than report
 
     @hookimpl
@@ -122,7 +124,7 @@ class NaN(Plugin):
         self.gradients = Gradients(context, self.scan)
         self.queue = Queue(context)
         self.seen = Seen()
-        self.forwards, self.backwards, self.gates = Looks(), Looks(), Looks()
+        self.outputs, self.backwards, self.gates = Looks(), Looks(), Looks()
         self.is_inside = False  # a root is being called whose modules are looked at
         self.stepping: Optimizer | None = None
         self.scaled = False  # the last loss looked like one that a GradScaler scaled
@@ -135,10 +137,12 @@ class NaN(Plugin):
     @hookimpl
     def select(self, module: Module) -> set[str]:
         """Want every module; what leaves a container is seen when it leaves the first module in it, at less cost."""
-        hooks = {"forward", "root_forward", "forward_error", "backward_pre", "backward"}
+        hooks = {"root_forward", "forward_error", "backward_pre", "backward"}
         if self.captures:
             self.capture.learn(module)
-            hooks.add("forward_pre" if module.depth else "root_forward_pre")
+            hooks |= {"forward", "forward_pre" if module.depth else "root_forward_pre"}
+        else:
+            hooks.add("forwards")
         return hooks if module.leaf else hooks - {"backward"}
 
     # -- forward
@@ -154,26 +158,65 @@ class NaN(Plugin):
         self.capture.enter(module)
 
     @hookimpl
+    def forwards(self, calls: Sequence[hookd.Call]) -> None:
+        """Look at the outputs, all at once; almost always that is all."""
+        if not calls[-1].module.depth:
+            self.outputs.note(self.context.step)
+            self.is_inside = True
+        if not self.judge.pending and self._are_finite(calls):
+            return
+        changed: list[str] = []
+        for call in calls:
+            if call.is_changed():
+                changed.append(call.module.name)
+            else:
+                self._look(
+                    Call(call.module, call.inputs, call.kwargs, call.output, call.before, None), call.stack(), changed
+                )
+
+    def _are_finite(self, calls: Sequence[hookd.Call]) -> bool:
+        """Say whether all outputs are known to be; a container mostly returns the very tensor that the last module in it did."""
+        outputs: list[Tensor] = []
+        before = self.seen.tensor()
+        for call in calls:
+            if call.version < 0:
+                outputs += tensors_in(call.output)
+            elif call.output is not before:
+                before = call.output
+                outputs.append(before)
+        if not outputs:
+            return True
+        found = self.context.largest(outputs) if on_host(outputs[-1]) else [math.nan]
+        if len(found) > 1 or any(not isinstance(one, float) or not one < INF for one in found):
+            return False
+        self.seen.note(calls[-1])
+        return True
+
+    @hookimpl
     def forward(
         self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
     ) -> None:
-        """Look at the output; almost always that is all."""
-        state = self.capture.left(module) if self.captures else None
+        """Look at one output, before anything can change what is to go into a bundle; selected for those alone."""
         if not module.depth:
-            self.forwards.note(self.context.step)
+            self.outputs.note(self.context.step)
             self.is_inside = True
-        seen = self.seen
-        if type(output) is torch.Tensor and not (self.judge.pending or self.reporter.is_over):
-            if output is seen.ref() and output._version == seen.version:  # noqa: SLF001
-                return
-            if on_host(output) and self.is_finite(output, masks=self.masks):
-                seen.note(output)
-                return
-        found = self.scan(tensors_in(output), masks=True)
+        self._look(Call(module, inputs, kwargs, output, versions, self.capture.left(module)), self.context.stack(), [])
+
+    def _look(self, call: Call, stack: tuple[Module, ...], changed: list[str]) -> None:
+        """Look at a call by itself.
+
+        Args:
+            call: that has returned.
+            stack: what was being called, the outermost first.
+            changed: names of modules called before, whose outputs nobody knows any more; emptied if this one's is good.
+        """
+        found = self.scan(tensors_in(call.output), masks=True)
         if self.reporter.is_over:
-            self._spread(module, found)
+            self._spread(call.module, found)
         elif found or self.judge.pending:
-            self._returned(Call(module, inputs, kwargs, output, versions, state), found)
+            self._returned(call, found, stack, changed)
+        else:
+            changed.clear()  # what was bad before it would most likely be in it
 
     def _spread(self, module: Module, found: Found) -> None:
         """Count what follows from the origin."""
@@ -182,26 +225,39 @@ class NaN(Plugin):
         elif found:
             self.queue.submit(self._count, self._event("output", module.name), found, masks=self.masks)
 
-    def _returned(self, call: Call, found: Found) -> None:
+    def _returned(self, call: Call, found: Found, stack: tuple[Module, ...], changed: list[str]) -> None:
         """Judge a call whose output is bad, or may be, or that a module in it has left to it."""
-        event = self._event("output", call.module.name, self.forwards)
+        event = self._event("output", call.module.name, self.outputs, stack)
         own = own_tensors(call.module.torch())
         own_found = self.scan(own.values(), masks=True)
         if isinstance(found, str) and isinstance(own_found, str):
             outputs = dict(enumerate(tensors_in(call.output)))
             event.details = self._details(own if found and own_found else outputs)
+            event.at = self._place(call)
         inputs_found: Found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
         if inputs_found and call.before and call.before != versions(call.inputs, call.kwargs):
             inputs_found, event.details = "", {**event.details, "inputs": "unknown"}
+        if changed:
+            event.is_certain, event.details = False, {**event.details, "or_in": list(changed)}
         if self.captures and self.queue.is_known(found, inputs_found, own_found):
             event.call = call
         self.queue.submit(self._judge_call, event, found, inputs_found, own_found, masks=self.masks)
+
+    def _place(self, call: Call) -> int | None:
+        """Give how many calls had returned before one, None where that is all."""
+        outputs = tensors_in(call.output)
+        places = (at for at, one in enumerate(self.context.returned()) if any(one.ref() is x for x in outputs))
+        return next(places, None)
 
     def _judge_call(self, event: Event) -> None:
         self._count(event)
         if event.ends and not event.kind:
             self.recorder.seen.append((event.module, *event.ends))
-        self.reporter.report(self.judge.call(event))
+        origin = self.judge.call(event)
+        if origin is not None and origin.where != "output":
+            origin.is_certain = True
+            origin.details.pop("or_in", None)
+        self.reporter.report(origin)
 
     @hookimpl
     def root_forward(
@@ -224,7 +280,7 @@ class NaN(Plugin):
 
     def _gate_hit(self, call: Call, found: Found) -> None:
         """Tell where a bad output of a model comes from: its input, a parameter, or the first call with a bad output."""
-        event = self._event("output", call.module.name, self.forwards)
+        event = self._event("output", call.module.name, self.outputs)
         event.is_certain = call.module.leaf
         inputs_found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
         if isinstance(found, str) and isinstance(inputs_found, str) and not inputs_found:
@@ -384,9 +440,11 @@ class NaN(Plugin):
 
     # -- what all of them use
 
-    def _event(self, where: str, module: str, looks: Looks | None = None) -> Event:
+    def _event(
+        self, where: str, module: str, looks: Looks | None = None, inside: tuple[Module, ...] | None = None
+    ) -> Event:
         """Describe what is seen now; `looks` tells since when it may have been there, None: it was made now."""
-        step, stack = self.context.step, tuple(m.name for m in self.context.stack())
+        step, stack = self.context.step, tuple(m.name for m in (self.context.stack() if inside is None else inside))
         since = step if looks is None else looks.since(step)
         self.order += 1
         return Event(where, "", module, step, stack, thread=get_ident(), order=self.order, since=since)

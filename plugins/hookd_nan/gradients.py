@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from hookd_nan.scan import own_tensors
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from hookd_nan.judge import Event
     from hookd_nan.scan import Scan
 
+_grad = attrgetter("grad")
+
 
 class Gradients:
     """Finds gradients and names them. An optimizer of None stands for all models that were called."""
@@ -27,7 +30,8 @@ class Gradients:
         """Give the gradients that there are, in any order."""
         if optimizer is None:
             return [grad for _, _, grad in self._named(None)]
-        return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        found = (grad for group in optimizer.param_groups for grad in map(_grad, group["params"]))
+        return [grad for grad in found if grad is not None]
 
     def blame(self, event: Event, optimizer: Optimizer | None) -> None:
         """Put the last bad gradient in the model's order into an event: the first one in the order of the backward."""

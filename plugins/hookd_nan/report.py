@@ -112,7 +112,9 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
     else:
         message += "; it may be older than that"
     if "or_in" in event.details:
-        message += f"; born there, or in {', '.join(event.details['or_in'])}, whose outputs are gone"
+        message += (
+            f"; born there, or in {', '.join(event.details['or_in'])}, whose outputs are gone or were changed in place"
+        )
     elif not event.is_certain:
         message += "; it need not have been born there"
     if not event.is_certain:

@@ -14,6 +14,8 @@ from hookd import Context
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hookd import Call
+
 Range = tuple[Tensor, Tensor]  # minimum and maximum, 0-dim
 Found = Union[str, list[Range]]  # "" (nothing bad), "inf" or "nan"; on a device the ranges, to be read later
 INF = math.inf
@@ -106,21 +108,18 @@ def nothing() -> None:
 
 
 class Seen:
-    """The output that was found good last: a container mostly returns the very tensor that its last module did.
-
-    Attributes:
-        ref: gives it, while it lives.
-        version: which one of it that was; an operation in place makes another.
-    """
+    """The output that was found good last: a container mostly returns the very tensor that its last module did."""
 
     def __init__(self) -> None:
-        self.ref: Any = nothing
-        self.version = 0
+        self._ref: Any = nothing
+        self._version = 0
 
-    def note(self, tensor: Tensor) -> None:
+    def note(self, call: Call) -> None:
         """Remember a good one; weakly, and only where a change of it would show."""
-        try:
-            self.version = tensor._version  # noqa: SLF001
-            self.ref = weakref.ref(tensor)
-        except RuntimeError:  # an inference tensor does not count its changes
-            self.ref = nothing
+        self._version = call.version
+        self._ref = nothing if call.version < 0 else weakref.ref(call.output)
+
+    def tensor(self) -> Tensor | None:
+        """Give it, if it is still there and as it was."""
+        tensor: Tensor | None = self._ref()
+        return tensor if tensor is not None and tensor._version == self._version else None  # noqa: SLF001

@@ -122,6 +122,19 @@ def test_hook_forward() -> None:
     ]
 
 
+def test_hook_forwards() -> None:
+    class Several(Recorder):
+        @hookimpl
+        def forwards(self, calls):
+            shapes = [(call.module.name, len(call.inputs), tuple(call.output.shape)) for call in calls]
+            self.seen.append((shapes, torch.is_grad_enabled()))
+
+    alone, together = seen_by(Several, steps=2)[-5:-1], seen_by(Several, steps=2)[-1]
+    expected = [("0", 1, (3, 8)), ("1", 1, (3, 8)), ("2", 1, (3, 2)), ("(root)", 1, (3, 2))]
+    assert alone == [([one], False) for one in expected], "at first it is not known what they make"
+    assert together == (expected, False)
+
+
 def test_hook_root_forward() -> None:
     class Whole(Recorder):
         sampled = ("forward",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 
 import torch
@@ -117,3 +118,27 @@ def test_what_is_exported_as_overhead_is_what_a_sampled_plugin_really_took() -> 
         train(160)
         spent, said = agent.plugin("looker").spent_s, agent.values("hookd_overhead_seconds")[("looker",)]
         assert 0.5 < said / spent < 2.0, (said, spent)
+
+
+def test_a_step_of_another_thread_in_the_middle_of_a_hook_does_not_charge_it_with_the_clock_itself() -> None:
+    class Stepping(Plugin):
+        """Steps, in each call of its hook, in another thread: whether a step is measured changes meanwhile."""
+
+        name = "stepping"
+
+        @hookimpl
+        def forward(self):
+            other = threading.Thread(target=optimizer.step)
+            other.start()
+            other.join(60)
+
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with running(Stepping) as agent:
+        began = time.perf_counter()
+        for _ in range(12):
+            net(torch.ones(1, 2))
+        took = time.perf_counter() - began
+        assert agent.session.steps.done >= 12
+        assert agent.state("stepping") == "active"
+        assert agent.values("hookd_overhead_seconds")[("stepping",)] <= 4 * took

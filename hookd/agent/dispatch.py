@@ -1,0 +1,195 @@
+"""Giving events to the plugins that listen, and dealing with what leaves a plugin. Runs in the target.
+
+What happens at every call of a module is in the plans (`hookd.agent.plan`), which come here for errors and accounts alone.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from hookd.agent import quiet
+from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.errors import TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.agent.backward import Flow
+    from hookd.agent.listeners import Entry, Listener
+    from hookd.agent.session import Session
+    from hookd.context import Context
+    from hookd.events import Module
+
+
+class Dispatch:
+    """Calls listeners, one after the other, each guarded.
+
+    Attributes:
+        spent: ns spent in each plugin during an accounted step, by the plugin's number.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.spent: dict[int, int] = {}
+
+    def names(self) -> dict[str, Any]:
+        """Give what plans call by name."""
+        return {"fault": self.fault, "stray": self._stray, "charge": self.charge}
+
+    def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
+        """Give who listens to a hook, at a module where it is a module's hook, and is to be called now."""
+        namespace = self._session.namespace
+        return [one for one in self._session.models.listeners(hook, module) if namespace.get(one.switch)]
+
+    def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
+        """Give the listeners of a hook that is not part of a plan, and whose result nobody uses."""
+        heard = self.switched_on(hook, module)
+        if heard:
+            self.tell(heard, values)
+
+    def flow(self, hook: str, flow: Flow, grads: tuple[Any, ...], *, mutators: bool) -> Any:
+        """Give the listeners of a module's gradients (hookd.agent.backward.Emit)."""
+        if not self._session.is_live:
+            return None
+        if mutators:
+            heard = [one for one in self.switched_on(hook, flow.module) if one.mutates]
+        else:  # a sampled call is told of to its end, also where that comes in a step that is not sampled
+            heard = [one for one in flow.heard if one.hook == hook and not one.mutates and self._is_active(one)]
+        if not heard:
+            return None
+        values = {
+            "module": flow.module, "grad_input": tuple(flow.grads_in), "grad_output": tuple(flow.grads_out),
+            "elapsed_ns": flow.elapsed_ns or time.perf_counter_ns() - flow.started, "self_ns": flow.self_ns,
+        }  # fmt: skip
+        replaces = "grad_output" if hook == "backward_pre" else "grad_input"
+        values[replaces] = grads
+        return self.tell(heard, values, replaces)
+
+    def _is_active(self, one: Listener) -> bool:
+        entry = self._session.registry.entries.get(one.plugin)
+        return entry is not None and entry.state == "active"
+
+    def tell(self, heard: list[Listener], values: dict[str, Any], replaces: str = "") -> Any:
+        """Call listeners one after the other; what a mutator returns replaces a value for those after it.
+
+        Returns:
+            The value `replaces` if it was replaced, else None.
+        """
+        thread = self._session.local.thread
+        if thread.busy:
+            return None
+        no_frame = self._session.namespace["no_frame"]
+        frame = no_frame(None)
+        replaced = None
+        try:
+            thread.busy = True
+            for one in heard:
+                result = self.call(one, [values[a] for a in one.arguments])
+                if result is not None and one.mutates and replaces:
+                    new = result if isinstance(result, tuple) else (result,)
+                    if len(new) == len(values[replaces]):
+                        values[replaces] = replaced = new
+                    else:
+                        self.fault(one.plugin, one.hook, ValueError(f"{len(new)} gradients returned"))
+        finally:
+            thread.busy = False
+            no_frame(frame)
+        return replaced
+
+    def call(self, one: Listener, arguments: list[Any]) -> Any:
+        """Call a listener, an observer with torch's modes taken away."""
+        if one.mutates:
+            return self.guarded(one, arguments)
+        was, undo = quiet.is_grad_enabled(), None
+        try:
+            quiet.set_grad_enabled(False)
+            undo = quiet.enter()
+            return None if undo is None else self.guarded(one, arguments)
+        except Failure as failure:
+            self.fault(one.plugin, one.hook, failure)
+            return None
+        finally:
+            quiet.set_grad_enabled(was)
+            if undo:
+                quiet.leave(undo)
+
+    def guarded(self, one: Listener, arguments: list[Any]) -> Any:
+        """Call a listener; what leaves it is its own error, unless it may tell the training code."""
+        mark = self._mark()
+        try:
+            result = one.call(*arguments)
+            if result is not None and not one.mutates:
+                self._stray(one.plugin, one.hook)
+            return result
+        except Failure as failure:
+            self.fault(one.plugin, one.hook, failure)
+            return None
+        finally:
+            if mark:
+                self.charge(one.plugin, mark)
+
+    def deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
+        """Give a plugin numbers that have arrived, if it is still there."""
+        entry = next((e for e in self._session.registry.entries.values() if e.context is context), None)
+        if entry is None or entry.state != "active":
+            return
+        mark = self._mark()
+        try:
+            then(numbers)
+        except Failure as failure:
+            self.fault(entry.number, "later", failure)
+        if mark:
+            self.charge(entry.number, mark)
+
+    # -- accounts
+
+    def _mark(self) -> int:
+        return time.perf_counter_ns() if self._session.namespace["accounting"] else 0
+
+    def charge(self, number: int, mark: int) -> int:
+        """Add the time since `mark` to what a plugin has spent.
+
+        Returns:
+            The time now, ns.
+        """
+        now = time.perf_counter_ns()
+        self.spent[number] = self.spent.get(number, 0) + now - mark
+        return now
+
+    # -- errors
+
+    def fault(self, number: int, hook: str, error: BaseException) -> None:
+        """Deal with what left a plugin: count it, or pass on what belongs to the training code."""
+        if is_from_signal_handler(error):
+            raise error
+        entry = self._session.registry.entries.get(number)
+        if entry is not None and entry.plugin.mutates and isinstance(error, TrainingError):
+            raise error
+        if entry is not None:
+            self._count(entry, hook, f"{type(error).__name__}: {error}", error)
+
+    def failed_aside(self, plugin: str, error: BaseException) -> None:
+        """Count what left a plugin in hookd's own thread."""
+        registry = self._session.registry
+        if registry.has(plugin):
+            self._count(registry.named(plugin), "aside", f"{type(error).__name__}: {error}", error)
+
+    def _stray(self, number: int, hook: str) -> None:
+        entry = self._session.registry.entries.get(number)
+        if entry is not None:
+            self._count(entry, hook, f"{hook} returned something, which only a mutating plugin may", None)
+
+    def _count(self, entry: Entry, hook: str, text: str, error: BaseException | None) -> None:
+        session = self._session
+        entry.errors += 1
+        entry.last_error = text
+        session.core.plugin_errors.labels(entry.name).inc()
+        if hook not in entry.logged:
+            entry.logged.add(hook)
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)) if error else ""
+            session.write_log("error", f"plugin {entry.name}: {hook}: {text}\n{trace}".rstrip())
+        limit = 1 if entry.plugin.mutates else entry.plugin.max_errors
+        if entry.errors >= limit and entry.state == "active":
+            session.quarantine(entry, f"{entry.errors} errors, the last in {hook}: {text}")

@@ -1,0 +1,204 @@
+"""Calls that are handed over some at a time (`hookd.agent.portions`): which wait, for how long, and what is told of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from hookd import Plugin, hookimpl
+from hookd.agent.portions import ENOUGH, MOST, SMALL
+from tests.support.agent import running
+
+
+class Keeper(Plugin):
+    """Writes down each portion: names, and whether an output had been changed."""
+
+    name = "keeper"
+
+    def __init__(self) -> None:
+        self.portions: list[list[str]] = []
+        self.stacks: dict[str, list[str]] = {}
+        self.changed: list[str] = []
+
+    @hookimpl
+    def forwards(self, calls):
+        assert not torch.is_grad_enabled()
+        self.portions.append([call.module.name for call in calls])
+        self.changed += [call.module.name for call in calls if call.is_changed()]
+        self.stacks.update({call.module.name: [m.name for m in call.stack()] for call in calls})
+
+
+def chain(length: int, width: int = 4) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(length)))
+
+
+def portions_of(net: nn.Module, *calls: torch.Tensor, plugin: type[Keeper] = Keeper) -> list[list[list[str]]]:
+    """Call a model some times, and give each call's portions."""
+    with running(plugin) as agent:
+        keeper, found = agent.plugin("keeper"), []
+        for x in calls:
+            net(x)
+            found.append(keeper.portions)
+            keeper.portions = []
+        assert agent.state("keeper") == "active", agent.session.registry.named("keeper").last_error
+        assert not agent.session.local.thread.held
+        return found
+
+
+def test_small_outputs_wait_from_the_second_call_on_and_the_root_brings_them() -> None:
+    x = torch.ones(2, 4)
+    first, second, third = portions_of(chain(3), x, x, x)
+    assert first == [["0"], ["1"], ["2"], ["(root)"]], "what they make was not known"
+    assert second == third == [["0", "1", "2", "(root)"]]
+
+
+def test_no_more_wait_than_allowed() -> None:
+    x = torch.ones(2, 4)
+    _, second = portions_of(chain(MOST + 3), x, x)
+    assert [len(portion) for portion in second] == [MOST, 4]
+
+
+def test_what_is_large_is_handed_over_at_once_and_brings_what_waited() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, SMALL), nn.Linear(SMALL, 4), nn.Linear(4, 4))
+    x = torch.ones(2, 4)
+    _, second = portions_of(net, x, x)
+    assert second == [["0", "1"], ["2"], ["3", "(root)"]], "2 has a large input"
+
+
+def test_outputs_are_handed_over_before_they_fill_the_cache() -> None:
+    x = torch.ones(ENOUGH // 16, 4)  # a quarter of it
+    _, second = portions_of(chain(6), x, x)
+    assert second == [["0", "1", "2", "3"], ["4", "5", "(root)"]]
+
+
+def test_a_batch_that_grows_makes_the_portions_smaller() -> None:
+    small, large = torch.ones(2, 4), torch.ones(SMALL, 4)
+    _, grown, after = portions_of(chain(3), small, large, large)
+    assert grown == [["0", "1", "2", "(root)"]], "nobody knew"
+    assert after == [["0"], ["1"], ["2"], ["(root)"]]
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.act = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.two(self.act(self.one(x)))).neg()
+
+
+class Remembering(Keeper):
+    remembers = True
+
+
+@pytest.mark.parametrize("plugin", [Keeper, Remembering])
+def test_an_output_that_is_changed_in_place_does_not_wait_again(plugin) -> None:
+    x = torch.ones(2, 4)
+    _, second, third = portions_of(InPlace(), x, x, x, plugin=plugin)
+    if plugin is Keeper:
+        assert second == [["one", "act", "two", "act", "(root)"]], "nobody has seen it"
+    else:  # autograd keeps the input of a Linear, so it was there to be seen; of a ReLU it keeps the numbers alone
+        assert second == [["one"], ["act", "two", "act", "(root)"]]
+    assert third == [["one"], ["act", "two"], ["act", "(root)"]]
+
+
+def test_that_it_was_changed_is_told() -> None:
+    with running(Keeper) as agent:
+        net, x = InPlace(), torch.ones(2, 4)
+        for _ in range(3):
+            net(x)
+        assert agent.plugin("keeper").changed == ["one", "two"], "in the second call, and never again"
+
+
+def test_what_is_no_single_tensor_is_handed_over_at_once_and_remembered() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.rnn = nn.Linear(4, 4), nn.GRU(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.rnn(self.fc(x))[0])
+
+    class Looking(Remembering):
+        @hookimpl
+        def configure(self, context):
+            self.context, self.remembered = context, []
+
+        @hookimpl
+        def forwards(self, calls):
+            super().forwards(calls)
+            self.remembered = [one.module.name for one in self.context.returned()]
+
+    with running(Looking) as agent:
+        net, keeper = Two(), agent.plugin("keeper")
+        for _ in range(2):
+            keeper.portions = []
+            net(torch.ones(3, 2, 4))
+        assert keeper.portions == [["fc", "rnn"], ["fc", "(root)"]]
+        assert keeper.remembered == ["fc", "rnn", "rnn", "fc", "(root)"]
+
+
+def test_an_exception_hands_over_what_has_returned() -> None:
+    class Raises(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.fails = chain(3), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.body[1](self.body[0](x))
+            if self.fails:
+                raise RuntimeError("the training's own")
+            return self.body[2](y)
+
+    with running(Keeper) as agent:
+        net, keeper, x = Raises(), agent.plugin("keeper"), torch.ones(2, 4)
+        net(x)
+        keeper.portions, net.fails = [], True
+        with pytest.raises(RuntimeError, match="the training's own"):
+            net(x)
+        assert keeper.portions == [["body.0", "body.1"]]
+        assert not agent.session.local.thread.held
+
+
+def test_nothing_is_kept_alive_beyond_the_outermost_call() -> None:
+    with running(Keeper):
+        net, x = chain(3), torch.ones(2, 4)
+        outputs: list[weakref.ref] = []
+        for module in net:
+            module.register_forward_hook(lambda _m, _i, output: outputs.append(weakref.ref(output)))
+        with torch.no_grad():
+            for _ in range(3):
+                outputs.clear()
+                net(x)
+        gc.collect()
+        assert [ref() for ref in outputs] == [None] * 3
+
+
+def test_each_plugin_is_told_of_the_modules_that_it_wants_only() -> None:
+    class Other(Keeper):
+        name = "other"
+
+        @hookimpl
+        def select(self, module):
+            return module.name == "1"
+
+    with running(Keeper, Other) as agent:
+        net, x = chain(3), torch.ones(2, 4)
+        for name in ("keeper", "other"):
+            agent.plugin(name).portions = []
+        net(x)
+        net(x)
+        assert agent.plugin("other").portions == [["1"], ["1"]]
+        assert agent.plugin("keeper").portions[-1] == ["0", "1", "2", "(root)"]
+        assert agent.plugin("keeper").stacks["1"] == ["(root)", "1"]
+
+
+def test_in_inference_mode_each_is_handed_over_at_once() -> None:
+    x = torch.ones(2, 4)
+    with torch.inference_mode():
+        _, second = portions_of(chain(2), x, x)
+    assert second == [["0"], ["1"], ["(root)"]]
