@@ -273,8 +273,8 @@ class Context:
     def returned(self) -> Sequence[Returned]:
         """Give what the module calls inside this thread's outermost call have returned, in the order of returning.
 
-        Until the next outermost call; at every step, sampled or not, for a plugin whose `remembers` is true. A call is
-        remembered weakly, and most outputs live until the backward.
+        At every step, sampled or not, for a plugin whose `remembers` is true. Inside of the outermost call all of them, as
+        far as their outputs live: small ones are kept for that. Afterwards, until the next one, the last 32.
         """
         return self._host.returned_now()
 

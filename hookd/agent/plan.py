@@ -94,7 +94,7 @@ def _remember(listeners: tuple[Listener, ...]) -> str:
     holding = [one.switch for one in remembering if one.hook == "forwards"]
     if not remembering:
         return ""
-    line = "remember(thread.returned, module, args, output)"
+    line = "remember(thread, module, args, output)"
     return f"if not ({' or '.join(holding)}):\n    {line}" if holding else line
 
 

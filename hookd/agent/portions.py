@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import operator
 import weakref
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,8 @@ from hookd.events import Call, Returned
 
 if TYPE_CHECKING:
     from hookd.agent.session import Session
-    from hookd.agent.threads import ThreadState
+    from hookd.agent.threads import Kept, ThreadState
+    from hookd.events import Module
 
 MOST = 32
 """So many calls are handed over at a time."""
@@ -28,6 +31,10 @@ SMALL = 1 << 17
 """Elements of an output, and of an input, of a call that may wait;"""
 ENOUGH = 1 << 18
 """and of all outputs that are handed over together, so that they are still in the processor's cache."""
+KEPT = 1 << 22
+"""Elements of small outputs that are kept alive inside of an outermost call, for who looks only where something is bad;"""
+LAST = 32
+"""and so many of the calls are still known, weakly, when it is over."""
 _Tensor = torch.Tensor
 _version, _size = operator.attrgetter("_version"), _Tensor.numel
 _new, _ref = tuple.__new__, weakref.ref  # a NamedTuple's own constructor takes three times as long
@@ -58,11 +65,38 @@ class Portions:
                 version = output._version
             except RuntimeError:  # an inference tensor counts none
                 version = -1
-        thread.held.append(_new(Call, (module, inputs, kwargs, output, version, before, inside)))
+        thread.held.append((module, inputs, kwargs, output, version, before, inside))
         size = self.waiting.get(module.id, ENOUGH)
         thread.held_size += size
         if thread.held_size >= ENOUGH or version < 0 or inside[1] is None or len(thread.held) >= MOST:
             self.hand_over(thread)
+
+    def remember(self, thread: ThreadState, module: Module, inputs: tuple[Any, ...], output: Any) -> None:
+        """Note what a call has returned that nobody is told of; weak references cost ten times as much as keeping it."""
+        size = self.waiting.get(module.id)
+        if size is not None and type(output) is _Tensor and thread.kept < KEPT and not quiet.function_modes():
+            try:
+                thread.returned.append((module, inputs, output, output._version))
+                thread.kept += size
+                return
+            except RuntimeError:  # an inference tensor
+                pass
+        quiet.remember(thread.returned, module, inputs, output)
+
+    def let_go(self, thread: ThreadState) -> None:
+        """Keep nothing alive any more: the outermost call is over."""
+        last: list[Any] = []
+        for one in thread.returned[-LAST:]:
+            if isinstance(one, Returned):
+                last.append(one)
+            else:
+                quiet.remember(last, *one[:3])
+        thread.returned[:], thread.kept = last, 0
+
+    @staticmethod
+    def returned(thread: ThreadState) -> list[Returned]:
+        """Give what is remembered of a thread's calls."""
+        return [one if isinstance(one, Returned) else _as_returned(*one) for one in thread.returned]
 
     def hand_over(self, thread: ThreadState) -> None:
         """Give the plugins what a thread holds.
@@ -70,7 +104,8 @@ class Portions:
         Raises:
             TrainingError: a plugin may raise it.
         """
-        calls, thread.held, thread.held_size = thread.held, [], 0
+        calls = list(map(_new, repeat(Call), thread.held))
+        thread.held, thread.held_size = [], 0
         if not self._session.is_live:
             return
         try:
@@ -83,7 +118,7 @@ class Portions:
         dispatch, models = self._session.dispatch, self._session.models
         heard = dispatch.switched_on("forwards", None)
         if any(one.remembers for one in heard):
-            self._remember(thread.returned, calls)
+            self._note(thread.returned, calls)
         for one in heard:
             theirs = calls
             if len(heard) > 1:
@@ -92,7 +127,7 @@ class Portions:
                 dispatch.tell([one], {"calls": theirs})
 
     @staticmethod
-    def _remember(returned: list[Returned], calls: list[Call]) -> None:
+    def _note(returned: list[Returned | Kept], calls: list[Call]) -> None:
         for call in calls:
             if call.version < 0:
                 quiet.remember(returned, call.module, call.inputs, call.output)
@@ -122,12 +157,21 @@ class Portions:
 
     def _settle(self, thread: ThreadState) -> None:
         """Let wait what has given small outputs that nothing has changed, as far as they are still there."""
-        for one in thread.returned:
+        for one in self.returned(thread):
             tensor = one.ref()
             if tensor is not None and tensor._version != one.version:
                 self._changed.add(one.module.id)
         self.waiting.update((number, size) for number, size in self._candidates.items() if number not in self._changed)
         self._candidates.clear()
+
+
+def _as_returned(module: Module, inputs: tuple[Any, ...], output: Any, version: int) -> Returned:
+    given = tuple(partial(_itself, one) for one in inputs if type(one) is _Tensor)
+    return Returned(module, partial(_itself, output), version, given)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _is_small(call: Call) -> bool:

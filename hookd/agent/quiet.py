@@ -26,6 +26,7 @@ INPUTS = 8
 
 _C = torch._C
 _Tensor = torch.Tensor
+_new, _ref = tuple.__new__, weakref.ref  # a NamedTuple's own constructor takes three times as long
 _tracing = _C._get_tracing_state
 _no_count = int  # int() is 0: stands in for a counter that this torch does not have
 _dispatch_modes = getattr(_C, "_len_torch_dispatch_stack", _no_count)
@@ -57,16 +58,16 @@ def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, .
         return ()
 
 
-def remember(returned: list[Returned], module: Module, args: tuple[Any, ...], output: Any) -> None:
+def remember(returned: list[Any], module: Module, args: tuple[Any, ...], output: Any) -> None:
     """Note what a call has returned, in the order of returning; nothing is kept alive, and nothing of it can fail."""
     if function_modes() or len(returned) >= REMEMBERED:  # a mode would see that the version is asked for
         return
     try:
-        inputs = tuple([weakref.ref(x) for x in args[:INPUTS] if type(x) is _Tensor])
+        inputs = tuple([_ref(x) for x in args[:INPUTS] if type(x) is _Tensor])
         if type(output) is _Tensor:  # as nearly always
-            returned.append(Returned(module, weakref.ref(output), output._version, inputs))
+            returned.append(_new(Returned, (module, _ref(output), output._version, inputs)))
         else:
-            returned += [Returned(module, weakref.ref(one), one._version, inputs) for one in tensors(output)]
+            returned += [Returned(module, _ref(one), one._version, inputs) for one in tensors(output)]
     except Failure as failure:  # an inference tensor has no version
         if is_from_signal_handler(failure):
             raise

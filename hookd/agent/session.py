@@ -94,9 +94,9 @@ class Session:
             "cells": self.cells, "local": self.local, "clock": time.perf_counter_ns, "Failure": Failure,
             "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
-            "versions_of": quiet.versions_of, "remember": quiet.remember, "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
+            "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
             "begins": self._forward_begins, "ends": self._forward_ends, "was_stopped": _was_stopped,
-            "accounting": False, "backward_on": False, "hold": self.portions.hold, **self.dispatch.names(),
+            "accounting": False, "backward_on": False, "hold": self.portions.hold, "remember": self.portions.remember, **self.dispatch.names(),
         }  # fmt: skip
 
     # -- life
@@ -252,6 +252,8 @@ class Session:
         thread.busy = False
         if thread.held and not is_from_signal_handler(error):
             self.portions.hand_over(thread)  # what had returned may be what it was left for
+        if top is None and thread.kept:
+            self.portions.let_go(thread)
         thread.top = top
         self.cells[thread.beat] = 0.0 if top is None else top[2]
         if top is None and self.cells[thread.beat + PHASE] == FORWARD:
@@ -283,7 +285,7 @@ class Session:
     def _forward_begins(self, thread: ThreadState) -> None:
         """A call begins inside of no other."""
         self.steps.forward_begins()
-        thread.returned, thread.held, thread.held_size = [], [], 0
+        thread.returned, thread.kept, thread.held, thread.held_size = [], 0, [], 0
         if self.registry.alone:
             self.changes.require_alone()
         if self.models.learning:
@@ -298,6 +300,8 @@ class Session:
     def _forward_ends(self, thread: ThreadState) -> None:
         if thread.held:
             self.portions.hand_over(thread)
+        if thread.kept:
+            self.portions.let_go(thread)
         if thread.outside != DATA:
             self.turn(thread, thread.outside)
 
@@ -341,6 +345,8 @@ class Session:
             if elapsed_ns:
                 self.core.step_seconds.observe(elapsed_ns / 1e9)
             thread = self.local.thread
+            if thread.kept:  # a training loop inside of a module's forward never leaves it
+                self.portions.let_go(thread)
             self.cells[thread.beat + STEP] = float(self.step_number())
             self.page.record(STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
             self.models.boundary(thread)
@@ -393,7 +399,7 @@ class Session:
 
     def returned_now(self) -> Sequence[Returned]:
         """Give what the module calls of the calling thread have returned."""
-        return self.local.thread.returned
+        return self.portions.returned(self.local.thread)
 
     def model_roots(self) -> list[Module]:
         """Give the roots of all models that are alive."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookd.page import MODULE, PHASES
 
 if TYPE_CHECKING:
-    from hookd.events import Call, Module, Returned
+    from hookd.events import Module, Returned
     from hookd.page import PageWriter
 
+    Kept = tuple[Module, tuple[Any, ...], Any, int]
     Top = tuple[Module, "Top | None", float]
 
 
@@ -36,13 +37,15 @@ class ThreadState:
         inner: ns spent so far in calls, and backwards of calls, that are timed; what was inside one is counted once.
         lost: ns that hookd's own hooks on the graph have taken so far.
         again: ns spent so far in recomputes.
-        returned: what the calls inside the outermost one have returned, until the next outermost one, where somebody asks.
-        held: those calls that have not been handed over yet (`hookd.agent.portions`).
+        returned: what the calls inside the outermost one have returned, until the next outermost one, where somebody asks;
+            inside of it small outputs are kept alive: `(module, inputs, output, version)`.
+        kept: elements in those.
+        held: those calls that have not been handed over yet, as the fields of a `hookd.Call` (`hookd.agent.portions`).
         held_size: elements in their outputs.
     """
 
     __slots__ = (
-        "again", "backwards", "beat", "busy", "held", "held_size", "inner", "is_engine", "lost", "outside", "returned", "switching", "top",
+        "again", "backwards", "beat", "busy", "held", "held_size", "inner", "is_engine", "kept", "lost", "outside", "returned", "switching", "top",
     )  # fmt: skip
 
     def __init__(self, beat: int, *, is_engine: bool) -> None:
@@ -54,8 +57,9 @@ class ThreadState:
         self.is_engine = is_engine
         self.outside = OTHER
         self.inner = self.lost = self.again = 0
-        self.returned: list[Returned] = []
-        self.held: list[Call] = []
+        self.returned: list[Returned | Kept] = []
+        self.kept = 0
+        self.held: list[tuple[Any, ...]] = []
         self.held_size = 0
 
     def stack(self) -> tuple[Module, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hookd import Plugin, hookimpl
+from hookd.agent import portions
 from hookd.agent.portions import ENOUGH, MOST, SMALL
 from tests.support.agent import running
 
@@ -202,3 +203,65 @@ def test_in_inference_mode_each_is_handed_over_at_once() -> None:
     with torch.inference_mode():
         _, second = portions_of(chain(2), x, x)
     assert second == [["0"], ["1"], ["(root)"]]
+
+
+class TestKept:
+    """Small outputs of calls that nobody is told of are kept alive inside of the outermost call, and there alone."""
+
+    class Looking(Plugin):
+        name = "looking"
+        remembers = True
+        sampled = ("forwards",)
+
+        @hookimpl
+        def configure(self, context):
+            self.context, self.inside = context, []
+
+        @hookimpl
+        def forwards(self, calls):
+            pass
+
+        @hookimpl
+        def root_forward(self):
+            self.inside = [(one.module.name, one.tensor() is not None) for one in self.context.returned()]
+
+    def calls(self, agent: object, net: nn.Module, times: int = 3) -> list[weakref.ref]:
+        agent.session.registry.named("looking").stretch = 1 << 12
+        outputs: list[weakref.ref] = []
+        for module in net:
+            module.register_forward_hook(lambda _m, _i, output: outputs.append(weakref.ref(output)))
+        with torch.no_grad():
+            for _ in range(times):
+                outputs.clear()
+                net(torch.ones(2, 4))
+                agent.session.resample()
+                agent.session.namespace["on_0_forwards"] = False  # as in the steps between the sampled ones
+        return outputs
+
+    def test_inside_all_are_there_and_afterwards_none(self) -> None:
+        with running(self.Looking) as agent:
+            outputs = self.calls(agent, chain(3))
+            assert agent.plugin("looking").inside == [("0", True), ("1", True), ("2", True)]
+            gc.collect()
+            assert [ref() for ref in outputs] == [None] * 3
+            assert not agent.session.local.thread.kept
+
+    def test_no_more_are_kept_than_allowed(self, monkeypatch) -> None:
+        monkeypatch.setattr(portions, "KEPT", 2 * 8)
+        with running(self.Looking) as agent:
+            self.calls(agent, chain(4))
+            assert agent.plugin("looking").inside == [("0", True), ("1", True), ("2", False), ("3", True)]
+
+    def test_an_exception_lets_them_go(self) -> None:
+        def fail(*_: object) -> None:
+            raise RuntimeError("the training's own")
+
+        with running(self.Looking) as agent:
+            net = chain(3)
+            outputs = self.calls(agent, net)
+            net.register_forward_hook(fail)
+            with torch.no_grad(), pytest.raises(RuntimeError, match="the training's own"):
+                net(torch.ones(2, 4))
+            gc.collect()
+            assert [ref() for ref in outputs] == [None] * len(outputs)
+            assert not agent.session.local.thread.kept

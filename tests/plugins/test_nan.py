@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from hookd import PluginError
-from hookd.agent import bootstrap
+from hookd.agent import bootstrap, portions
 from hookd.attach.change import change
 from hookd.config import PluginSpec
 from tests.support.processes import wait_until
@@ -520,7 +520,15 @@ class TestWhatIsSaid:
         before = [call["module"] for call in hook.incident["calls_before"]]
         assert before[-2:] == ["layers.3", "layers"]
 
-    def test_where_outputs_are_gone_it_says_in_which_modules_it_may_have_been_born(self, hook):
+    def test_small_outputs_are_there_to_be_traced_back_also_where_nothing_else_needs_them(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
+        assert found(hook.incident) == ("layers.2.fc", "output", "nan", 3)
+        assert hook.incident["is_exact"] is True
+
+    def test_where_outputs_are_gone_it_says_in_which_modules_it_may_have_been_born(self, hook, monkeypatch):
+        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large
         model = net()
         hook.start("nan", every=4)
         train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
