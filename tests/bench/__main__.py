@@ -13,22 +13,12 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.bench import fresh
 from tests.bench.document import Document, Machine
 
-if TYPE_CHECKING:
-    from tests.bench.tables import Report
-
 BENCHES = ("hot_path", "side_by_side", "kernel_cost", "timing_oracle")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-
-
-def report(name: str, *, quick: bool) -> Report:
-    """Run one bench."""
-    result: Report = importlib.import_module(f"tests.bench.{name}").report(quick=quick)
-    return result
 
 
 def main() -> int:
@@ -42,8 +32,8 @@ def main() -> int:
     for name in args.only or BENCHES:
         print(f"{name} ...", file=sys.stderr, flush=True)
         machine = Machine.now()
-        found = fresh.run(report, name, quick=args.quick)
         bench = importlib.import_module(f"tests.bench.{name}")
+        found = fresh.run(bench.report, quick=args.quick)
         document.put(name, bench.TITLE, bench.__doc__, machine.provenance(name, quick=args.quick), found)
         document.write(out)
         missed += [

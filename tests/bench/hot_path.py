@@ -64,15 +64,14 @@ class Chain(nn.Module):
         super().__init__()
         self.child, self.calls, self.x = nn.Linear(8, 8), calls // 10, torch.zeros(4, 8, requires_grad=True)
 
-    def forward(self):
-        x = self.x
+    def forward(self, x):
         for _ in range(self.calls):
             x = self.child(x)
         return x
 
     def timed(self):
         began = time.thread_time_ns()
-        self().sum().backward()
+        self(self.x).sum().backward()
         return (time.thread_time_ns() - began) / self.calls
 
 

@@ -1,11 +1,11 @@
 """What hookd costs a training step, beside what a user would pick instead.
 
-    python -m tests.bench.side_by_side [--pairs N] [--workload NAME]... [--tool TEXT]...
+    python -m tests.bench.side_by_side [--pairs N] [--workload NAME]... [--tool NAME]...
 
 Blocks of steps in turn inside one process for each workload, A B B A A B B A (`tests/bench/pairs.py`), CPU time of the
 training thread. One thread, a step after each switch to settle, which is not counted; the garbage collector is on, with
 all that was there before frozen. Where a tool samples, a block is as many steps as lie between two sampled ones. What a
-tool's own threads took meanwhile stands beside the ratios. Prints a JSON object for each.
+tool's own threads took meanwhile stands beside the ratios. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.bench.tables import Bound, Report, Table
 from tests.bench.tools import ALL, HOOKD, NOTHING, OBSERVERS, TOOLS, Tool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
 TITLE = "Side by side"
@@ -111,13 +111,14 @@ def report(*, quick: bool = False) -> Report:
 def bounds(found: dict[str, dict[str, Cost]]) -> list[Bound]:
     """Compare with what was promised: the upper bound counts."""
     promised = [
-        Bound(f"hookd, {name}, {workload}", limit, found[workload][name].ratio.high)
+        Bound(f"hookd {name}, {workload}", limit, found[workload][name].ratio.high)
         for (name, workload), limit in BOUNDS.items()
-        if workload in found
+        if name in found.get(workload, ())
     ]
+    nothing = {workload: costs_[NOTHING] for workload, costs_ in found.items() if NOTHING in costs_}
     within = [
-        Bound(f"hookd, {NOTHING}, {workload}: the A/A control's upper bound", one.pairs.control.high, one.ratio.value)
-        for workload, one in ((workload, found[workload][NOTHING]) for workload in found)
+        Bound(f"hookd {NOTHING}, {workload}, at most what the control is", one.pairs.control.high, one.ratio.value)
+        for workload, one in nothing.items()
     ]
     return promised + within
 
@@ -188,19 +189,29 @@ def _figures(cost: Cost) -> list[str]:
             f"{control.value:.3f} ({control.low:.3f} to {control.high:.3f})"]  # fmt: skip
 
 
-def main(arguments: Iterable[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--workload", action="append", choices=workloads.WORKLOADS)
-    parser.add_argument("--tool", action="append", help="a part of a name", default=[])
-    args = parser.parse_args(arguments)
-    names = [name for name in TOOLS if not args.tool or any(text in name for text in args.tool)]
-    for workload in args.workload or workloads.available():
-        for name, cost in fresh.run(costs, workload, names, args.pairs).items():
-            about = {"failure": cost.failure} if cost.failure else {
-                "step_us": statistics.median(cost.pairs.plain) / 1e3, "ratio": asdict(cost.pairs.ratio), "mean": asdict(cost.pairs.mean),
-                "control": asdict(cost.pairs.control), "others": cost.others}  # fmt: skip
-            print(json.dumps({"workload": workload, "tool": name, **about}), flush=True)
+    parser.add_argument("--tool", action="append", choices=TOOLS)
+    args = parser.parse_args()
+    chosen = args.workload or workloads.available()
+    found = {workload: fresh.run(costs, workload, args.tool or list(TOOLS), args.pairs) for workload in chosen}
+    print(json.dumps({
+        "costs": {workload: {name: _said(cost) for name, cost in found[workload].items()} for workload in found},
+        "bounds": {bound.text: asdict(bound) for bound in bounds(found)},
+    }))  # fmt: skip
+
+
+def _said(cost: Cost) -> dict[str, object]:
+    if cost.failure:
+        return {"failure": cost.failure}
+    pairs = cost.pairs
+    estimates = {"median": pairs.ratio, "mean": pairs.mean, "added_ns": pairs.added, "control": pairs.control}
+    return {name: asdict(one) for name, one in estimates.items()} | {
+        "step_us": statistics.median(pairs.plain) / 1e3,
+        "others": cost.others,
+    }
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def _hookd(*plugins: object, settled: int = 10) -> Any:
     return opened
 
 
-SETTLED_STEPS = 500
+SETTLED_STEPS = 400
 """After which the governor must have found its intervals."""
 
 NOTHING = "attached, nothing listening"
@@ -88,17 +88,17 @@ OUTPUTS = "activations:every=1,gradients=false"
 ALL = "activations:every=1"
 
 HOOKD = [
-    Tool(NOTHING, "steps, step times, phases, heartbeat, coverage; no module is looked at", _hookd(), 4),
+    Tool(NOTHING, "steps, step times, phases, heartbeat, coverage; no module is looked at", _hookd(), 2),
     Tool(OBSERVERS, "nan + timing + activations at their default rates, as the governor sets them for 1 %", _hookd(*DEFAULT, settled=SETTLED_STEPS),
          SAMPLED_STEPS, samples=True),
     Tool(NAN, "the module that made the first NaN or infinity, exact in every step; gradients, loss and parameters",
-         _hookd(("nan", {"every": 1}), settled=SETTLED_STEPS), 2, samples=True),
+         _hookd(("nan", {"every": 1}), settled=SETTLED_STEPS), 1, samples=True),
     Tool(TIMING, "forward, backward and own time, calls, samples and FLOPs of every module in every step",
-         _hookd(("timing", {"every": 1})), 2),
+         _hookd(("timing", {"every": 1})), 1),
     Tool(OUTPUTS, "8 statistics of every module's output in every step, and findings",
-         _hookd(("activations", {"every": 1, "gradients": False})), 2),
+         _hookd(("activations", {"every": 1, "gradients": False})), 1),
     Tool(ALL, "the same, and norms, updates and noise of every module's gradients and weights in every step",
-         _hookd(("activations", {"every": 1})), 2),
+         _hookd(("activations", {"every": 1})), 1),
 ]  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def _flops(_job: Job) -> AbstractContextManager[object]:
 
 TORCH = [
     Tool("no-op global forward hooks", "nothing; the least that torch's own hooks cost", _each_block(forward_hooks),
-         2, OBSERVERS),
+         1, OBSERVERS),
     Tool("no-op full backward hooks on every module", "nothing; gradients change in the last bit, in-place code fails",
          _each_block(backward_hooks), 1, TIMING),
     Tool("autograd.detect_anomaly", "the forward call whose backward made the first NaN; stops the training there",
@@ -212,6 +212,7 @@ def _wandb(job: Job) -> Iterator[Any]:
         wandb.init(mode="offline", dir=directory, project="bench", settings=settings) as run,
     ):
         yield watching
+    wandb.teardown()  # its service is a process
 
 
 def _debug_overflow(job: Job) -> AbstractContextManager[None]:
