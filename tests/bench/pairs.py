@@ -47,6 +47,11 @@ class Estimate:
         first, _, third = statistics.quantiles(ordered, n=4, method="inclusive")
         return cls(statistics.median(ordered), ordered[-1 - at], ordered[at], (first, third))
 
+    @classmethod
+    def certain(cls, value: float) -> Estimate:
+        """Give what has no spread."""
+        return cls(value, value, value, (value, value))
+
 
 def _bound(n: int) -> int:
     """Give the place of the smallest of n ordered figures that is above their median with 95 % confidence."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import statistics
 import time
 import warnings
@@ -50,6 +51,8 @@ class Cost:
     @property
     def ratio(self) -> Estimate:
         """The one that counts."""
+        if self.failure:
+            return Estimate.certain(math.inf)
         return self.pairs.mean if TOOLS[self.tool].samples else self.pairs.ratio
 
 
@@ -72,6 +75,10 @@ def _cost(job: workloads.Job, tool: Tool, pairs: int) -> Cost:
     except Exception as exc:  # of a tool: it is a row like the others
         return Cost(tool.name, failure=f"fails: {type(exc).__name__}: {exc}".splitlines()[0][:120])
     return Cost(tool.name, found, meter.others)
+
+    @property
+    def control(self) -> Estimate:
+        return Estimate.certain(1.0) if self.failure else self.pairs.control
 
 
 class Meter:
@@ -115,10 +122,14 @@ def bounds(found: dict[str, dict[str, Cost]]) -> list[Bound]:
         for (name, workload), limit in BOUNDS.items()
         if name in found.get(workload, ())
     ]
-    nothing = {workload: costs_[NOTHING] for workload, costs_ in found.items() if NOTHING in costs_}
     within = [
-        Bound(f"hookd {NOTHING}, {workload}, at most what the control is", one.pairs.control.high, one.ratio.value)
-        for workload, one in nothing.items()
+        Bound(
+            f"hookd {NOTHING}, {workload}: the control's bound",
+            costs_[NOTHING].control.high,
+            costs_[NOTHING].ratio.value,
+        )
+        for workload, costs_ in found.items()
+        if NOTHING in costs_
     ]
     return promised + within
 
@@ -167,15 +178,15 @@ def _share(ours: Cost, theirs: Cost) -> str:
     if ours.failure or theirs.failure:
         return "-"
     own, other = ours.ratio.value - 1, theirs.ratio.value - 1
-    if other <= theirs.pairs.control.high - 1:
-        return "the other is not to be told from nothing"
+    if theirs.ratio.low <= 1:  # it cannot be told from nothing, so there is no share of it
+        return "neither adds" if ours.ratio.low <= 1 else f"**{own:.1%} to nothing**"
     return f"**{own / other:.2f}**" if own > other else f"{max(0.0, own / other):.2f}"
 
 
 def _detail(workload: str, costs_: dict[str, Cost]) -> Table:
     rows = [[_label(tool), *_figures(costs_[tool.name])] for tool in TOOLS.values()]
-    plain = next(iter(costs_.values())).pairs
-    title = f"{workload}: {statistics.median(plain.plain) / 1e6:.1f} ms a step. {workloads.WORKLOADS[workload].__doc__}"
+    plain = statistics.median(block for cost in costs_.values() for block in cost.pairs.plain)
+    title = f"{workload}: {plain / 1e6:.1f} ms a step. {workloads.WORKLOADS[workload].__doc__}"
     columns = ["with", "median", "95 % bounds", "middle half", "mean", "added µs", "other threads", "A/A control"]
     return Table(title, columns, rows)
 

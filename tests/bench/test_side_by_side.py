@@ -36,5 +36,5 @@ def test_a_step_costs_no_more_than_was_promised(name, workload) -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_what_nobody_listens_to_costs_nothing_that_can_be_measured(workload) -> None:
-    found = bounds()[f"hookd {NOTHING}, {workload}, at most what the control is"]
+    found = bounds()[f"hookd {NOTHING}, {workload}: the control's bound"]
     assert found["measured"] <= found["limit"], found
