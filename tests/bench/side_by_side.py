@@ -55,11 +55,16 @@ class Cost:
             return Estimate.certain(math.inf)
         return self.pairs.mean if TOOLS[self.tool].samples else self.pairs.ratio
 
+    @property
+    def control(self) -> Estimate:
+        return Estimate.certain(1.0) if self.failure else self.pairs.control
+
 
 def costs(workload: str, names: list[str], pairs: int) -> dict[str, Cost]:
     """Measure some tools on one workload, in this process."""
     workloads.steady()
-    warnings.filterwarnings("ignore", "Anomaly Detection has been enabled", UserWarning)
+    for said in ("Anomaly Detection has been enabled", "Full backward hook is firing"):
+        warnings.filterwarnings("ignore", said, UserWarning)
     job = workloads.Job(workload)
     job.block(10)
     return {name: _cost(job, TOOLS[name], pairs) for name in names}
@@ -75,10 +80,6 @@ def _cost(job: workloads.Job, tool: Tool, pairs: int) -> Cost:
     except Exception as exc:  # of a tool: it is a row like the others
         return Cost(tool.name, failure=f"fails: {type(exc).__name__}: {exc}".splitlines()[0][:120])
     return Cost(tool.name, found, meter.others)
-
-    @property
-    def control(self) -> Estimate:
-        return Estimate.certain(1.0) if self.failure else self.pairs.control
 
 
 class Meter:
