@@ -26,7 +26,7 @@ from torch import nn
 from hookd import Plugin, hookimpl
 from tests.bench import tools, workloads
 from tests.bench.attached import Attached
-from tests.bench.pairs import PAIRS, Pairs, alternate
+from tests.bench.pairs import PAIRS, Pairs, alternate, enough
 from tests.bench.tables import Bound, Report, Table
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _figures(pairs: Pairs) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--pairs", type=enough, default=PAIRS)
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--piece", action="append", default=[], choices=[piece.name for piece in PIECES])
     args = parser.parse_args()

@@ -9,6 +9,7 @@ few blocks only no median shows: of that the mean is taken, and its bounds from 
 
 from __future__ import annotations
 
+import argparse
 import gc
 import random
 import statistics
@@ -60,7 +61,7 @@ def _bound(n: int) -> int:
         below += comb(n, at)
         if below >= CONFIDENCE * 2**n:
             return at
-    raise ValueError(f"{n} rounds are too few for a bound of {CONFIDENCE:.0%}; take {QUICK_PAIRS} pairs or more")
+    raise ValueError(f"{n} figures are too few for a bound of {CONFIDENCE:.0%}")
 
 
 @dataclass
@@ -96,6 +97,13 @@ class Pairs:
 
 def _quotient(pairs: list[tuple[float, float]]) -> float:
     return sum(one for _, one in pairs) / sum(plain for plain, _ in pairs)
+
+
+def enough(text: str) -> int:
+    """Read a number of pairs from a command line."""
+    if int(text) < QUICK_PAIRS:
+        raise argparse.ArgumentTypeError(f"{text} are too few for a bound of {CONFIDENCE:.0%}: {QUICK_PAIRS} or more")
+    return int(text)
 
 
 def alternate(

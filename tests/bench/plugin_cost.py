@@ -18,7 +18,7 @@ import torch
 
 from tests.bench import workloads
 from tests.bench.attached import Attached
-from tests.bench.pairs import PAIRS, alternate
+from tests.bench.pairs import PAIRS, alternate, enough
 
 
 def measure(workload: str, plugins: list[object], args: argparse.Namespace) -> dict[str, object]:
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-p", "--plugin", action="append", type=spec)
     parser.add_argument("--model", action="append", choices=workloads.WORKLOADS)
-    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--pairs", type=enough, default=PAIRS)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warm", type=int, default=500)
     parser.add_argument("--budget", type=float, default=0.01)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.bench import fresh, workloads
-from tests.bench.pairs import PAIRS, QUICK_PAIRS, Estimate, Pairs, alternate
+from tests.bench.pairs import PAIRS, QUICK_PAIRS, Estimate, Pairs, alternate, enough
 from tests.bench.tables import Bound, Report, Table
 from tests.bench.tools import ALL, HOOKD, NOTHING, OBSERVERS, TOOLS, Tool
 
@@ -203,7 +203,7 @@ def _figures(cost: Cost) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--pairs", type=enough, default=PAIRS)
     parser.add_argument("--workload", action="append", choices=workloads.WORKLOADS)
     parser.add_argument("--tool", action="append", choices=TOOLS)
     args = parser.parse_args()

@@ -60,7 +60,7 @@ def test_the_bounds_of_a_mean_hold_as_often_as_they_say() -> None:
 
 
 def test_too_few_pairs_are_refused() -> None:
-    with pytest.raises(ValueError, match="4 rounds are too few"):
+    with pytest.raises(ValueError, match="4 figures are too few"):
         Estimate.of([1.0, 1.0, 1.0, 1.0])
 
 
