@@ -45,11 +45,7 @@ class Document:
         return cls(order, dict(SECTION.findall(text)))
 
     def put(self, name: str, title: str, about: str, provenance: str, report: Report) -> None:
-        said = "\n".join(
-            line for line in about.strip().splitlines() if not line.startswith(" ") and "JSON object" not in line
-        )
-        said = re.sub(r"\n{2,}", "\n\n", said)
-        self.sections[name] = f"## {title}\n\n{said}\n\n{provenance}\n\n{report.markdown()}\n"
+        self.sections[name] = f"## {title}\n\n{_method(about)}\n\n{provenance}\n\n{report.markdown()}\n"
 
     def markdown(self) -> str:
         known = [name for name in self.order if name in self.sections]
@@ -61,6 +57,13 @@ class Document:
             sys.stdout.write(self.markdown())
         else:
             path.write_text(self.markdown())
+
+
+def _method(about: str) -> str:
+    """Give what a module says of itself, without how it is called and what it prints."""
+    said = "\n".join(line for line in about.strip().splitlines() if not line.startswith(" "))
+    said = re.sub(r"\s*Prints one JSON object[^.]*\.", "", said)
+    return re.sub(r"\n{2,}", "\n\n", said)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Bound:
         return self.measured <= self.limit
 
     def row(self) -> list[str]:
-        return [self.text, f"{self.limit:g}", f"{self.measured:.3f}", "yes" if self.holds else "**no**"]
+        return [self.text, f"{self.limit:.3f}", f"{self.measured:.3f}", "yes" if self.holds else "**no**"]
 
 
 @dataclass(frozen=True)

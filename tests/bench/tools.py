@@ -83,6 +83,7 @@ SETTLED_STEPS = 400
 NOTHING = "attached, nothing listening"
 OBSERVERS = "default observers"
 NAN = "nan:every=1"
+FORWARD = "timing"
 TIMING = "timing:every=1"
 OUTPUTS = "activations:every=1,gradients=false"
 ALL = "activations:every=1"
@@ -93,6 +94,8 @@ HOOKD = [
          SAMPLED_STEPS, samples=True),
     Tool(NAN, "the module that made the first NaN or infinity, exact in every step; gradients, loss and parameters",
          _hookd(("nan", {"every": 1}), settled=SETTLED_STEPS), 1, samples=True),
+    Tool(FORWARD, "forward and own time and calls of every module in every step; backward and FLOPs of one in ten or more",
+         _hookd("timing", settled=SETTLED_STEPS), 4, samples=True),
     Tool(TIMING, "forward, backward and own time, calls, samples and FLOPs of every module in every step",
          _hookd(("timing", {"every": 1})), 1),
     Tool(OUTPUTS, "8 statistics of every module's output in every step, and findings",
@@ -262,7 +265,7 @@ OTHERS = [
     Tool("probing, one module a step", "forward time and memory of one module in each step", _probing("on"), 2,
          OBSERVERS, "probing"),
     Tool("probing, every module", "forward time and memory of every module in every step", _probing("random:1.0"), 1,
-         TIMING, "probing"),
+         FORWARD, "probing"),
 ]  # fmt: skip
 
 TOOLS = {tool.name: tool for tool in (*HOOKD, *TORCH, *OTHERS)}

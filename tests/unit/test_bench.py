@@ -69,7 +69,9 @@ def test_a_section_is_rewritten_alone(tmp_path) -> None:
     first = Document.read(path, ["one", "two"])
     for name in ("two", "one"):
         table = Table(f"{name}'s", ["what", "ns"], [["a | b", "7"]])
-        first.put(name, name.title(), "How.\n\n    a command\n\nMore.", "- when", Report([table]))
+        first.put(
+            name, name.title(), "How.\n\n    a command\n\nMore. Prints one JSON object: ns.", "- when", Report([table])
+        )
     first.write(path)
     again = Document.read(path, ["one", "two"])
     again.put("one", "One", "How.", "- later", Report([], [Bound("x", 1.0, 2.0)]))
@@ -79,6 +81,6 @@ def test_a_section_is_rewritten_alone(tmp_path) -> None:
     assert text.count("## One\n") == text.count("## Two\n") == 1
     assert "- later" in text
     assert "a \\| b" in text
-    assert "| x | 1 | 2.000 | **no** |" in text
-    assert "a command" not in text
+    assert "| x | 1.000 | 2.000 | **no** |" in text
+    assert "How.\n\nMore.\n\n- when" in text
     assert Document.read(path, ["one", "two"]).markdown() == text
