@@ -262,8 +262,8 @@ OTHERS = [
          _wandb, 1, ALL, "wandb"),
     Tool("DebugUnderflowOverflow", "the first output or weight that is not finite, with the 21 calls before it",
          _each_block(_debug_overflow), 1, NAN, "transformers"),
-    Tool("probing, one module a step", "forward time and memory of one module in each step", _probing("on"), 2,
-         OBSERVERS, "probing"),
+    Tool("probing, one module a step", "forward time and memory of one module in each step", _probing("on"), 1,
+         FORWARD, "probing"),
     Tool("probing, every module", "forward time and memory of every module in every step", _probing("random:1.0"), 1,
          FORWARD, "probing"),
 ]  # fmt: skip
