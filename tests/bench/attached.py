@@ -58,8 +58,9 @@ class Attached:
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Observe for a while."""
-        # The blocks between are no step of the training, or all that it spends would look half as dear to the governor.
+        # What lay between is no step of the training: to the governor all that it spends would look half as dear.
         self.session.governor._boundary_ns = 0
+        self.session.namespace["accounting"] = False
         self.session.arm()
         self.session.models.replan()
         try:

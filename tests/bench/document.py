@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -51,12 +50,9 @@ class Document:
         known = [name for name in self.order if name in self.sections]
         return HEAD + "".join(f"\n<!-- begin {name} -->\n{self.sections[name]}<!-- end {name} -->\n" for name in known)
 
-    def write(self, path: Path | None) -> None:
-        """Write the file; to stdout, where there is none."""
-        if path is None:
-            sys.stdout.write(self.markdown())
-        else:
-            path.write_text(self.markdown())
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        path.write_text(self.markdown())
 
 
 def _method(about: str) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.bench.workloads import Job
 
 SAMPLED_STEPS = 10
-"""As many as lie between two sampled steps, so that each block has its share of them."""
+"""As many as lie between two sampled steps at the default rates; where the governor asks for more, the mean counts."""
 
 
 @dataclass(frozen=True)
