@@ -3,7 +3,7 @@
 #   PYTHON  the interpreter of .venv; by default the first of python3.11, 3.12, 3.13, 3.10, python3 that has venv.
 #   TORCH   what pip installs as torch, before anything else; pinned, so that two runs test the same thing. Any pip
 #           arguments will do, e.g. those that the PyTorch site gives for a CPU-only build, or a wheel on disk.
-#   ARGS    handed to pytest: make test ARGS="-k page -x"
+#   ARGS    handed to pytest: make test ARGS="-k page -x"; make bench ARGS="--only hot_path" has options of its own
 #   JOBS    how many tests run at a time; 0: in one process, as for `--pdb`.
 TORCH ?= torch==2.13.0
 JOBS ?= 2
@@ -15,7 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench long soak compat clean
+.PHONY: help demo test lint format bench bounds long soak compat clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -37,7 +37,10 @@ format: .venv/.dev ## let ruff rewrite the sources
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev ## measure what hookd costs; fails above its budgets
+bench: .venv/.bench ## measure what hookd costs beside its peers into docs/benchmarks.md (half an hour; ARGS=--quick: two minutes)
+	$(BIN)/python -m tests.bench $(ARGS)
+
+bounds: .venv/.dev ## what hookd may cost: benches that fail above it
 	$(BIN)/python -m pytest -m bench -s tests/bench $(ARGS)
 
 long: .venv/.dev ## what is too long for `make test`: 2,000 healthy steps of each workload, all of torch's own modules (an hour)
@@ -53,7 +56,7 @@ clean: ## remove what was made
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp file for each half of the installation: the second call is quick, and the demo does without the test tools.
+# A stamp file for each part of the installation: the second call is quick, and the demo does without the test tools.
 .venv/.runtime: pyproject.toml hookd/native/kernel.c
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 with venv found: apt-get install python3-venv, or PYTHON=..." >&2; exit 1; }
 	@echo "installing $(TORCH) and hookd into .venv (once)" >&2
@@ -64,4 +67,8 @@ clean: ## remove what was made
 
 .venv/.dev: .venv/.runtime
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+.venv/.bench: .venv/.dev
+	$(PIP) --editable '.[dev,bench]'
 	@touch $@

@@ -1,25 +1,45 @@
-"""What one call of a small module costs: plain, with torch's no-op global hooks, unselected, and with timing listening.
+"""What one call of a small module costs, piece by piece: of the patch, of dispatch, of each plugin, of a backward.
 
-    python tests/bench/hot_path.py [--rounds N] [--calls N]
+    python -m tests.bench.hot_path [--pairs N] [--calls N] [--piece NAME]...
 
-One process, one thread, the variants in turn (A B C A B C ...), thread CPU time, medians over the rounds. Prints one
-JSON object: ns per call of each variant, and what each adds to the plain call of its own round.
+One process, one thread, blocks of calls in turn without and with the piece (A B B A, `tests/bench/pairs.py`), CPU time of
+the thread. A call is of an `nn.Identity` inside of another module; where a backward is part of it, of an `nn.Linear(8, 8)`
+with its backward; at a compiled model, of the model. `between` is a step that is not sampled, nine in ten or more.
+Prints one JSON object: ns per call.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import statistics
 import time
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from hookd.agent import bootstrap
-from hookd.agent.patch import SKIP
+from hookd import Plugin, hookimpl
+from tests.bench import tools, workloads
+from tests.bench.attached import Attached
+from tests.bench.pairs import PAIRS, Pairs, alternate, enough
+from tests.bench.tables import Bound, Report, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+TITLE = "What a call costs, piece by piece"
+CALLS = 1000
+NEVER = 1_000_000
+"""An interval that this bench does not live to see the end of."""
+
+
+# -- what is called
 
 
 class Caller(nn.Module):
@@ -27,83 +47,217 @@ class Caller(nn.Module):
 
     def __init__(self, calls: int) -> None:
         super().__init__()
-        self.child = nn.Identity()
-        self.calls = calls
+        self.child, self.calls, self.x = nn.Identity(), calls, torch.zeros(1)
 
-    def forward(self, x):
-        child, clock = self.child, time.thread_time_ns
-        started = clock()
+    def forward(self):
+        child, x, clock = self.child, self.x, time.thread_time_ns
+        began = clock()
         for _ in range(self.calls):
             child(x)
-        return (clock() - started) / self.calls
+        return (clock() - began) / self.calls
 
 
-def torch_hooks():
-    return [register_module_forward_pre_hook(lambda *_: None), register_module_forward_hook(lambda *_: None)]
+class Chain(nn.Module):
+    """Calls its child on what it gave before; a call is one forward and its share of the backward."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.child, self.calls, self.x = nn.Linear(8, 8), calls // 10, torch.zeros(4, 8, requires_grad=True)
+
+    def forward(self, x):
+        for _ in range(self.calls):
+            x = self.child(x)
+        return x
+
+    def timed(self):
+        began = time.thread_time_ns()
+        self(self.x).sum().backward()
+        return (time.thread_time_ns() - began) / self.calls
 
 
-def measure(calls: int, rounds: int) -> dict[str, list[float]]:
-    torch.set_num_threads(1)
-    net, x = Caller(calls), torch.zeros(1)
-    timing = {"name": "timing", "entry": "hookd_timing:Timing", "options": {}, "by_name": True}
-    bootstrap.start({"method": "start", "plugins": [timing], "lease_s": None})
-    session = bootstrap._agent._session
-    net(x)
-    models = session.models
-    plan, ours, original = models.plans[id(net.child)], models.patch.ours, models.patch.original
-    session.namespace["backward_on"] = False  # nine steps in ten: backward is sampled
+class Compiled:
+    """A model that was compiled before anybody attached: once a step, its call goes through dynamo's guards."""
 
-    def run(call, child_plan, hooks=()) -> float:
-        nn.Module.__call__, models.plans[id(net.child)] = call, child_plan
-        handles = [handle for make in hooks for handle in make()]
-        try:
-            return net(x)
-        finally:
-            for handle in handles:
-                handle.remove()
+    def __init__(self, calls: int) -> None:
+        self.model = torch.compile(nn.Sequential(nn.Identity(), nn.ReLU()), backend="eager")
+        self.calls, self.x = calls // 4, torch.zeros(1)
+        self.model(self.x)
 
-    variants = {
-        "plain": lambda: run(original, plan),
-        "torch_hooks": lambda: run(original, plan, [torch_hooks]),
-        "unselected": lambda: run(ours, SKIP),
-        "timing": lambda: run(ours, plan),
-        "plain_again": lambda: run(original, plan),
-    }
-    figures: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(rounds):
-        for name, variant in variants.items():
-            figures[name].append(variant())
-    nn.Module.__call__ = ours
-    bootstrap.stop()
-    return figures
+    def timed(self):
+        model, x, clock = self.model, self.x, time.thread_time_ns
+        began = clock()
+        for _ in range(self.calls):
+            model(x)
+        return (clock() - began) / self.calls
+
+
+# -- what is put around it
+
+
+class Listening(Plugin):
+    """Listens to each call, and does nothing."""
+
+    def __init__(self, number: int) -> None:
+        self.name = f"noop{number}"
+
+    @hookimpl
+    def forward_pre(self, module: Any) -> None:
+        """Do nothing."""
+
+    @hookimpl
+    def forward(self, module: Any) -> None:
+        """Do nothing."""
+
+
+class Receiving(Plugin):
+    """Is handed what a call returned, as whoever looks at tensors is: with gradients off and modes put aside."""
+
+    name = "receiving"
+
+    @hookimpl
+    def forward(self, module: Any, output: Any) -> None:
+        """Do nothing."""
+
+
+def _hookd(*plugins: object, more: Sequence[Plugin] = ()) -> Any:
+    """Attach to what is called, and go on to a step that is not the first and not accounted."""
+
+    @contextlib.contextmanager
+    def opened(called: Callable[[], float]) -> Iterator[Any]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+        with Attached(plugins, more=more) as attached:
+            called()
+            optimizer.step()
+            attached.leave()
+            yield attached.on
+
+    return opened
+
+
+def _around(make: Callable[[], AbstractContextManager[object]]) -> Any:
+    @contextlib.contextmanager
+    def opened(_called: object) -> Iterator[Any]:
+        yield make
+
+    return opened
+
+
+@contextlib.contextmanager
+def _passing_through() -> Iterator[None]:
+    original = nn.Module.__call__
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs)
+
+    nn.Module.__call__ = call
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = original
+
+
+@contextlib.contextmanager
+def _full_backward_hooks() -> Iterator[None]:
+    handle = nn.modules.module.register_module_full_backward_hook(tools.no_op)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@dataclass(frozen=True)
+class Piece:
+    name: str
+    opened: Any
+    called: Any = Caller
+
+    def measure(self, pairs: int, calls: int) -> Pairs:
+        target = self.called(calls)
+        timed = getattr(target, "timed", target)
+        timed()
+        with self.opened(timed) as switched:
+            return alternate(timed, switched, pairs, timed)
+
+
+THROUGH, TORCH, NOBODY = (
+    "a function in its place that calls through",
+    "torch's global hooks, no-op",
+    "attached, nobody listening",
+)
+TIMING = "timing, between"
+PIECES = [
+    Piece(THROUGH, _around(_passing_through)),
+    Piece(TORCH, _around(tools.forward_hooks)),
+    Piece(NOBODY, _hookd()),
+    *(Piece(f"{n} no-op plugin{'s' * (n > 1)}", _hookd(more=[Listening(i) for i in range(n)])) for n in (1, 4, 8)),
+    Piece("1 no-op plugin that is handed the output", _hookd(more=[Receiving()])),
+    Piece(TIMING, _hookd(("timing", {"every": NEVER}))),
+    Piece("timing, sampled", _hookd(("timing", {"every": 1}))),
+    Piece("nan, between", _hookd(("nan", {"every": NEVER}))),
+    Piece("nan, sampled", _hookd(("nan", {"every": 1}))),
+    Piece("activations, between", _hookd(("activations", {"every": NEVER}))),
+    Piece("activations, sampled (8 statistics)", _hookd(("activations", {"every": 1}))),
+    Piece("backward: torch's global hooks, no-op", _around(tools.forward_hooks), Chain),
+    Piece("backward: torch's full backward hooks, no-op", _around(_full_backward_hooks), Chain),
+    Piece("backward: attached, nobody listening", _hookd(), Chain),
+    Piece("backward: timing, between", _hookd(("timing", {"every": NEVER})), Chain),
+    Piece("backward: timing, sampled", _hookd(("timing", {"every": 1})), Chain),
+    Piece("backward: nan, sampled, gradients too", _hookd("nan"), Chain),
+    Piece("compiled: torch's global hooks, no-op", _around(tools.forward_hooks), Compiled),
+    Piece("compiled: attached, nobody listening", _hookd(), Compiled),
+    Piece("compiled: timing, sampled", _hookd(("timing", {"every": 1})), Compiled),
+    Piece("compiled: nan, sampled", _hookd(("nan", {"every": 1})), Compiled),
+]  # fmt: skip
+
+
+def measure(pieces: Sequence[Piece], pairs: int, calls: int) -> dict[str, Pairs]:
+    workloads.steady()
+    warnings.filterwarnings(
+        "ignore", "Using `torch.compile", UserWarning
+    )  # hooks fire once more for its wrapper: they may
+    found = {}
+    for piece in pieces:
+        found[piece.name] = piece.measure(pairs, calls)
+        torch._dynamo.reset()
+    return found
+
+
+def report(*, quick: bool = False) -> Report:
+    """Measure all pieces."""
+    found = measure(PIECES, 20 if quick else PAIRS, CALLS // 4 if quick else CALLS)
+    rows = [[name, *_figures(pairs)] for name, pairs in found.items()]
+    columns = ["piece", "plain call, ns", "added, ns", "95 % bounds", "middle half", "ratio", "A/A control"]
+    return Report([Table("A call, without and with", columns, rows)], bounds(found))
+
+
+def bounds(found: dict[str, Pairs]) -> list[Bound]:
+    """Compare with what was promised."""
+    over_torch = (found[TIMING].ratio.value - 1) / (found[TORCH].ratio.value - 1)
+    return [
+        Bound("a call of an unselected module, to an unpatched one", 1.25, found[NOBODY].ratio.value),
+        Bound("what timing adds, as a share of what torch's own hooks add", 0.7, over_torch),
+    ]
+
+
+def _figures(pairs: Pairs) -> list[str]:
+    added, ratio, control = pairs.added, pairs.ratio, pairs.control
+    plain = statistics.median(pairs.plain)
+    return [f"{plain:,.0f}", f"{added.value:,.0f}", f"{added.low:,.0f} to {added.high:,.0f}",
+            "{:,.0f} to {:,.0f}".format(*added.quarters), f"{ratio.value:.3f}",
+            f"{control.value:.3f} ({control.low:.3f} to {control.high:.3f})"]  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--calls", type=int, default=2000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=enough, default=PAIRS)
+    parser.add_argument("--calls", type=int, default=CALLS)
+    parser.add_argument("--piece", action="append", default=[], choices=[piece.name for piece in PIECES])
     args = parser.parse_args()
-    figures = measure(args.calls, args.rounds)
-    plain = figures["plain"]
-    added = {name: [a - b for a, b in zip(values, plain, strict=False)] for name, values in figures.items()}
-    median = statistics.median
-    print(
-        json.dumps(
-            {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "ns": {name: round(median(values), 1) for name, values in figures.items()},
-                "added_ns": {name: round(median(values), 1) for name, values in added.items()},
-                "unselected_over_plain": round(
-                    median(a / b for a, b in zip(figures["unselected"], plain, strict=False)), 3
-                ),
-                "timing_over_torch_hooks": round(
-                    median(a / b for a, b in zip(added["timing"], added["torch_hooks"], strict=False)), 3
-                ),
-                "control": round(median(a / b for a, b in zip(figures["plain_again"], plain, strict=False)), 3),
-            }
-        )
-    )
+    chosen = [piece for piece in PIECES if not args.piece or piece.name in args.piece]
+    found = measure(chosen, args.pairs, args.calls)
+    figures = {name: {"added_ns": pairs.added.value, "ratio": pairs.ratio.value, "control": pairs.control.value}
+               for name, pairs in found.items()}  # fmt: skip
+    print(json.dumps({"python": platform.python_version(), "torch": torch.__version__, "pieces": figures}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What discovery costs a daemon among many Python processes, some with very many descriptors, and how soon it sees one.
 
-make bench ARGS="-k discovery"
+make bounds ARGS="-k discovery"
 """
 
 from __future__ import annotations

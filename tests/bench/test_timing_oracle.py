@@ -21,8 +21,9 @@ ORACLES = (
 
 @cache
 def figures() -> dict[str, dict[str, dict[str, float]]]:
-    script = Path(__file__).with_name("timing_oracle.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, check=True)
+    command = [sys.executable, "-m", "tests.bench.timing_oracle"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=True)
     return json.loads(done.stdout)
 
 

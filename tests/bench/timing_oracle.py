@@ -1,6 +1,6 @@
 """What hookd_timing says of each module, beside torch.profiler and beside the autograd nodes timed by hand.
 
-    python tests/bench/timing_oracle.py [--rounds N]
+    python -m tests.bench.timing_oracle [--rounds N]
 
 One process, one thread. hookd samples every other step. The oracles look at the step after it, of which hookd takes no
 notice (`apart`): so it would show if hookd slowed down what it times. Nodes are timed by hand in sampled steps as well
@@ -13,14 +13,13 @@ which others work as well is slower by half for a while, and then is not. Prints
 of figures the median and the largest error over the modules that take at least 1 % of the step, and how many those are.
 `control` is what should be equal, nodes timed by hand in one round and in the next.
 
-malloc is told to keep what it has got. Otherwise it gives large blocks back and takes them again when it likes, and the
-same convolution takes 2 or 3 ms depending on what anybody, an oracle too, has allocated before.
+malloc is told to keep what it has got (`tests/bench/workloads.py`), or the same convolution takes 2 or 3 ms depending on
+what anybody, an oracle too, has allocated before.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import statistics
@@ -36,10 +35,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import hookd
 from hookd.agent import bootstrap
 from hookd.page import PageReader
+from tests.bench import workloads
+from tests.bench.tables import Bound, Report, Table
 
+TITLE = "Times of modules, beside two oracles"
 ACCUMULATE = 1 << 63
 SHARE = 0.01
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+ROUNDS = 40
 Times = dict[str, float]
 Figures = dict[str, Times]
 """Seconds by module, of each kind."""
@@ -289,17 +291,29 @@ def compare(make, rounds: int) -> dict[str, dict[str, float]]:
     return one.results()
 
 
+def measure(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Compare on all models."""
+    workloads.steady()
+    torch.manual_seed(0)
+    return {make.__name__: compare(make, rounds) for make in (mlp, transformer, convnet)}
+
+
+def report(*, quick: bool = False) -> Report:
+    """Compare, and say how far apart they are."""
+    models = measure(4 if quick else ROUNDS)
+    rows = [[model, pair.replace("_", " "), str(one["modules"]), f"{one['median']:.1%}", f"{one['largest']:.1%}"]
+            for model, pairs in models.items() for pair, one in pairs.items()]  # fmt: skip
+    columns = ["model", "figures", "modules", "median error", "largest error"]
+    promised = [Bound(f"{model}: {pair.replace('_', ' ')}", 0.10, one["median"])
+                for model, pairs in models.items() for pair, one in pairs.items() if pair != "control"]  # fmt: skip
+    return Report([Table("Modules that take 1 % of a step or more", columns, rows)], promised)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the highest that it takes
-    libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
-    models = {make.__name__: compare(make, arguments.rounds) for make in (mlp, transformer, convnet)}
-    print(json.dumps({"torch": torch.__version__, **models}))
+    print(json.dumps({"torch": torch.__version__, **measure(arguments.rounds)}))
 
 
 if __name__ == "__main__":

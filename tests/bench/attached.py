@@ -1,0 +1,73 @@
+"""hookd in this process, put out of the way and back again between two blocks."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import hookd
+from hookd.agent import bootstrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from typing_extensions import Self
+
+    from hookd import Plugin
+
+
+STILL_STEPS = 64
+
+
+class Attached:
+    """hookd with some plugins; `__enter__` leaves it observing.
+
+    Args:
+        plugins: as for `hookd.start`.
+        budget: the same.
+        more: plugins without an entry point.
+    """
+
+    def __init__(self, plugins: Iterable[object], *, budget: float = 0.01, more: Iterable[Plugin] = ()) -> None:
+        self._plugins, self._budget, self._more = plugins, budget, more
+
+    def __enter__(self) -> Self:
+        hookd.start(self._plugins, run="bench", budget=self._budget)
+        self.session = bootstrap._agent._session
+        for plugin in self._more:
+            self.session.load(plugin, {}, by_name=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        hookd.stop()
+
+    def settle(self, step: Callable[[], object], at_most: int) -> None:
+        """Train until the governor has not changed an interval for some of its windows."""
+        still, before = 0, self.intervals()
+        for _ in range(at_most):
+            step()
+            now = self.intervals()
+            still, before = still + 1 if now == before else 0, now
+            if still >= STILL_STEPS:
+                return
+
+    def leave(self) -> None:
+        """Put back everything that it has replaced."""
+        assert self.session.disarm() == "identity"
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Observe for a while."""
+        # What lay between is no step of the training: to the governor all that it spends would look half as dear.
+        self.session.governor._boundary_ns = 0
+        self.session.namespace["accounting"] = False
+        self.session.arm()
+        self.session.models.replan()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def intervals(self) -> dict[str, int]:
+        """Give the steps between two calls of the rarest hooks of each plugin, as the governor has set them."""
+        return {entry.name: entry.stretch for entry in self.session.registry.entries.values()}

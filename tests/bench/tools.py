@@ -1,0 +1,271 @@
+"""hookd and what a user would pick instead, each as something that can be put around some steps of a training.
+
+A tool is opened once for a training, and then put around one block after the other. What it does at the opening and
+around a block (a run begun, hooks put on) is not measured; what it does in the steps is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules import module as global_hooks
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
+
+from hookd.inprocess import DEFAULT
+from tests.bench.attached import Attached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+    from tests.bench.workloads import Job
+
+SAMPLED_STEPS = 10
+"""As many as lie between two sampled steps at the default rates; where the governor asks for more, the mean counts."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One row of the comparison.
+
+    Attributes:
+        delivers: what a user gets for the price, in a line.
+        opened: opens it for a training.
+        steps: in a block.
+        beside: the name of the row of hookd that delivers the same, or more.
+        package: what must be installed for it.
+        samples: whether what it does is not the same in every step, so that its mean counts, not its median.
+    """
+
+    name: str
+    delivers: str
+    opened: Callable[[Job], AbstractContextManager[Callable[[], AbstractContextManager[object]]]]
+    steps: int = 1
+    beside: str = ""
+    package: str = ""
+    samples: bool = False
+
+    @property
+    def is_installed(self) -> bool:
+        return not self.package or find_spec(self.package) is not None
+
+    @property
+    def label(self) -> str:
+        return (
+            f"{self.name} ({self.package} {version(self.package)})" if self.package and self.is_installed else self.name
+        )
+
+
+# -- hookd
+
+
+def _hookd(*plugins: object, settled: int = 10) -> Any:
+    @contextlib.contextmanager
+    def opened(job: Job) -> Iterator[Any]:
+        with Attached(plugins) as attached:
+            attached.settle(job.step, settled)
+            attached.leave()
+            yield attached.on
+
+    return opened
+
+
+SETTLED_STEPS = 400
+"""After which the governor must have found its intervals."""
+
+NOTHING = "attached, nothing listening"
+OBSERVERS = "default observers"
+NAN = "nan:every=1"
+FORWARD = "timing"
+TIMING = "timing:every=1"
+OUTPUTS = "activations:every=1,gradients=false"
+ALL = "activations:every=1"
+
+HOOKD = [
+    Tool(NOTHING, "steps, step times, phases, heartbeat, coverage; no module is looked at", _hookd(), 2),
+    Tool(OBSERVERS, "nan + timing + activations at their default rates, as the governor sets them for 1 %", _hookd(*DEFAULT, settled=SETTLED_STEPS),
+         SAMPLED_STEPS, samples=True),
+    Tool(NAN, "the module that made the first NaN or infinity, exact in every step; gradients, loss and parameters",
+         _hookd(("nan", {"every": 1}), settled=SETTLED_STEPS), 1, samples=True),
+    Tool(FORWARD, "forward and own time and calls of every module in every step; backward and FLOPs of one in ten or more",
+         _hookd("timing", settled=SETTLED_STEPS), 4, samples=True),
+    Tool(TIMING, "forward, backward and own time, calls, samples and FLOPs of every module in every step",
+         _hookd(("timing", {"every": 1})), 1),
+    Tool(OUTPUTS, "8 statistics of every module's output in every step, and findings",
+         _hookd(("activations", {"every": 1, "gradients": False})), 1),
+    Tool(ALL, "the same, and norms, updates and noise of every module's gradients and weights in every step",
+         _hookd(("activations", {"every": 1})), 1),
+]  # fmt: skip
+
+
+# -- torch
+
+
+def _each_block(make: Callable[[Job], AbstractContextManager[object]]) -> Any:
+    """Open what has no state beyond a block."""
+
+    @contextlib.contextmanager
+    def opened(job: Job) -> Iterator[Any]:
+        yield lambda: make(job)
+
+    return opened
+
+
+@contextlib.contextmanager
+def _removed(handles: Iterable[Any]) -> Iterator[None]:
+    held = list(handles)
+    try:
+        yield
+    finally:
+        for handle in held:
+            handle.remove()
+
+
+def no_op(*_: object) -> None:
+    """Do nothing, as a hook."""
+
+
+def forward_hooks(_job: object = None) -> AbstractContextManager[None]:
+    pre, post = global_hooks.register_module_forward_pre_hook, global_hooks.register_module_forward_hook
+    return _removed([pre(no_op), post(no_op)])
+
+
+def backward_hooks(job: Job) -> AbstractContextManager[None]:
+    return _removed(module.register_full_backward_hook(no_op) for module in job.model.modules())
+
+
+def _on_outputs(take: Callable[[Any], object]) -> Any:
+    """Hand every floating-point tensor that a module puts out to a function that reads numbers with `.item()`."""
+
+    def hooks(job: Job) -> AbstractContextManager[None]:
+        found: dict[Any, object] = {}
+
+        def hook(module: Any, _inputs: Any, output: Any) -> None:
+            if isinstance(output, torch.Tensor) and output.is_floating_point():
+                with torch.no_grad():
+                    found[module] = take(output)
+
+        return _removed(module.register_forward_hook(hook) for module in job.model.modules())
+
+    return _each_block(hooks)
+
+
+def statistics(x: torch.Tensor) -> list[float]:
+    """Give what hookd's kernel gives in one pass, as a person would write it."""
+    found = (x.mean(), x.std(), x.min(), x.max(), x.abs().max(), x.norm(), (x == 0).float().mean(), x.isnan().sum(),
+             x.isinf().sum())  # fmt: skip
+    return [one.item() for one in found]
+
+
+def _profiler(_job: Job) -> AbstractContextManager[object]:
+    return torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, with_modules=True
+    )
+
+
+def _flops(_job: Job) -> AbstractContextManager[object]:
+    return FlopCounterMode(display=False)
+
+
+TORCH = [
+    Tool("no-op global forward hooks", "nothing; the least that torch's own hooks cost", _each_block(forward_hooks),
+         1, OBSERVERS),
+    Tool("no-op full backward hooks on every module", "nothing; gradients change in the last bit, in-place code fails",
+         _each_block(backward_hooks), 1, TIMING),
+    Tool("autograd.detect_anomaly", "the forward call whose backward made the first NaN; stops the training there",
+         _each_block(lambda _job: torch.autograd.detect_anomaly()), 1, NAN),
+    Tool("hooks with isfinite().all().item()", "which modules' outputs are not finite, in every step",
+         _on_outputs(lambda x: x.isfinite().all().item()), 1, NAN),
+    Tool("hooks with statistics by .item()", "9 statistics of every module's output in every step",
+         _on_outputs(statistics), 1, OUTPUTS),
+    Tool("torch.profiler, shapes and modules", "a trace of every operation, to be read when it is over",
+         _each_block(_profiler), 1, TIMING),
+    Tool("FlopCounterMode", "operations of every module, forward and backward", _each_block(_flops), 1, TIMING),
+    Tool("ModuleTracker", "which modules run now, in forward and backward",
+         _each_block(lambda _job: ModuleTracker()), 1, TIMING),
+]  # fmt: skip
+
+
+# -- others
+
+
+@contextlib.contextmanager
+def _wandb(job: Job) -> Iterator[Any]:
+    """Watch gradients and parameters in a run that stays on this machine; nobody calls `wandb.log`."""
+    import wandb
+
+    @contextlib.contextmanager
+    def watching() -> Iterator[None]:
+        run.watch(job.model, log="all", log_freq=1, idx=0)
+        try:
+            yield
+        finally:
+            run.unwatch(job.model)
+
+    settings = wandb.Settings(silent=True, console="off")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        wandb.init(mode="offline", dir=directory, project="bench", settings=settings) as run,
+    ):
+        yield watching
+    wandb.teardown()  # its service is a process
+
+
+def _debug_overflow(job: Job) -> AbstractContextManager[None]:
+    from transformers.debug_utils import DebugUnderflowOverflow
+
+    @contextlib.contextmanager
+    def debugging() -> Iterator[None]:
+        DebugUnderflowOverflow(job.model)
+        try:
+            yield
+        finally:
+            for module in job.model.modules():  # it gives no handles, and nobody else has put hooks on these
+                module._forward_hooks.clear()
+
+    return debugging()
+
+
+def _probing(spec: str) -> Any:
+    @contextlib.contextmanager
+    def opened(job: Job) -> Iterator[Any]:
+        from probing.profiling.torch import install_hooks, uninstall_hooks
+        from probing.profiling.torch_probe import TorchProbe, TorchProbeConfig
+
+        tracer = TorchProbe(TorchProbeConfig.parse(spec))
+
+        @contextlib.contextmanager
+        def probing() -> Iterator[None]:
+            install_hooks(job.model, tracer=tracer)
+            install_hooks(opt=job.optimizer, tracer=tracer)
+            try:
+                yield
+            finally:
+                uninstall_hooks()
+
+        with probing():
+            job.block(10)  # it learns the modules
+        yield probing
+
+    return opened
+
+
+OTHERS = [
+    Tool("wandb.watch, log_freq=1", "histograms of every gradient and parameter in every step (by default in one of 1,000)",
+         _wandb, 1, ALL, "wandb"),
+    Tool("DebugUnderflowOverflow", "the first output or weight that is not finite, with the 21 calls before it",
+         _each_block(_debug_overflow), 1, NAN, "transformers"),
+    Tool("probing, one module a step", "forward time and memory of one module in each step", _probing("on"), 1,
+         FORWARD, "probing"),
+    Tool("probing, every module", "forward time and memory of every module in every step", _probing("random:1.0"), 1,
+         FORWARD, "probing"),
+]  # fmt: skip
+
+TOOLS = {tool.name: tool for tool in (*HOOKD, *TORCH, *OTHERS)}
