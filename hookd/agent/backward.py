@@ -16,7 +16,7 @@ with a higher sequence number, which run earlier.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,7 @@ from hookd.hookspecs import TIMES
 from hookd.nested import tensors
 
 if TYPE_CHECKING:
+    from hookd.agent.dispatch import Dispatch
     from hookd.agent.listeners import Listener
     from hookd.agent.threads import Threads, ThreadState
     from hookd.events import Module
@@ -36,17 +37,6 @@ _node = getattr(torch._C, "_current_autograd_node", lambda: None)
 _WALK_LIMIT = 20_000
 _ACCUMULATE = 1 << 63
 """AccumulateGrad has the highest number there is (UINT64_MAX): it leads nowhere."""
-
-
-class Emit(Protocol):
-    """Calls the listeners of `backward_pre` or `backward`: either the mutators, or all others.
-
-    Mutators are asked as soon as some gradients must be handed on, which need not be all of them: what is not there
-    yet, or was handed on already, is None. Observers are told once, when everything is there.
-    """
-
-    def __call__(self, hook: str, flow: Flow, grads: tuple[Any, ...], *, mutators: bool) -> tuple[Any, ...] | None:
-        """Give what replaces `grads`, or None."""
 
 
 class Entered:
@@ -104,17 +94,17 @@ class Flow:
     """
 
     __slots__ = (
-        "again", "due", "due_in", "due_out", "elapsed_ns", "emit", "grads_in", "grads_out", "heard", "inner",
+        "again", "dispatch", "due", "due_in", "due_out", "elapsed_ns", "grads_in", "grads_out", "heard", "inner",
         "is_open", "is_timed", "keeps_in", "keeps_out", "local", "lost", "module", "mutates", "self_ns", "started", "thread",
         "was_used",
     )  # fmt: skip
 
-    def __init__(self, module: Module, emit: Emit, local: Threads, heard: list[Listener]) -> None:
+    def __init__(self, module: Module, dispatch: Dispatch, local: Threads, heard: list[Listener]) -> None:
         asked = frozenset(argument for one in heard for argument in one.arguments)
         mutates = any(one.mutates for one in heard)
         self.module = module
         self.heard = heard
-        self.emit = emit
+        self.dispatch = dispatch
         self.local = local
         self.mutates = mutates
         self.keeps_in = mutates or "grad_input" in asked
@@ -308,7 +298,7 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
     """Make the pre-hook of one node that made outputs; `outputs` and `later` are the nodes that run after it."""
 
     def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        mark = time.perf_counter_ns()
+        mark, before = time.perf_counter_ns(), flow.dispatch.charged
         if not flow.is_open:
             ends = own + [e for e in later if _will_run(e.node)]
             flow.open(1 + sum(1 for n in outputs if _will_run(n)), ends, mark)
@@ -320,10 +310,10 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
         new = _with(grads, {slot.nr: flow.grads_out[slot.at] for slot in mine}) if flow.mutates else None
         flow.due_out -= 1
         if not flow.due_out:
-            flow.emit("backward_pre", flow, tuple(flow.grads_out), mutators=False)
+            flow.dispatch.flow("backward_pre", flow, tuple(flow.grads_out), mutators=False)
             if not flow.due_in:
                 _finish(flow, mark)
-        _lose(thread, mark)
+        _lose(flow, thread, mark, before)
         return new
 
     return prehook
@@ -331,7 +321,7 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
 
 def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None:
     part = tuple(grad if at in places else None for at, grad in enumerate(grads))
-    new = flow.emit(hook, flow, part, mutators=True)
+    new = flow.dispatch.flow(hook, flow, part, mutators=True)
     if new is not None:
         for at in places:
             grads[at] = new[at]
@@ -343,7 +333,7 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
     def posthook(grads_in: tuple[Any, ...], _grads_out: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not flow.is_open:
             return None
-        mark = time.perf_counter_ns()
+        mark, before = time.perf_counter_ns(), flow.dispatch.charged
         thread = flow.thread
         for at, i in places if flow.keeps_in else ():
             share = grads_in[at]
@@ -353,16 +343,18 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
         new = _replaced(flow, grads_in, places, inputs) if flow.mutates else None
         if not flow.due_in:
             _finish(flow, mark)
-        _lose(thread, mark)
+        _lose(flow, thread, mark, before)
         return new
 
     return posthook
 
 
-def _lose(thread: ThreadState | None, mark: int) -> None:
+def _lose(flow: Flow, thread: ThreadState | None, mark: int, before: int) -> None:
     """Note what a hook has taken, so that it is not taken for the module's."""
     if thread is not None:
         thread.lost += time.perf_counter_ns() - mark
+    if flow.dispatch.mark():
+        flow.dispatch.settle(mark, before)
 
 
 def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int]], inputs: list[int]) -> Any:
@@ -383,7 +375,7 @@ def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int
 
 def _finish(flow: Flow, mark: int) -> None:
     flow.stop(mark)
-    flow.emit("backward", flow, tuple(flow.grads_in), mutators=False)
+    flow.dispatch.flow("backward", flow, tuple(flow.grads_in), mutators=False)
     flow.close()
 
 

@@ -17,19 +17,22 @@ PLUGIN_STATES = ("active", "quarantined", "disabled", "waiting")
 class CoreMetrics:
     """The families that every target has; their names and labels are a contract (docs/metrics)."""
 
-    def __init__(self, page: PageWriter) -> None:
+    def __init__(self, page: PageWriter, *, has_budget: bool) -> None:
+        self._has_budget = has_budget
         self.steps = Counter(page, "hookd_steps", "Optimizer steps since the attach.").labels()
         self.step_seconds = Histogram(
             page, "hookd_step_seconds", "Wall time of a training step.", (), STEP_BUCKETS
         ).labels()
         self.modules = Gauge(page, "hookd_modules", "Modules of the models seen, by what is seen of them.", ("state",))
         self.incidents = Counter(page, "hookd_incidents", "Things worth telling a person.", ("kind",))
-        self.overhead = Counter(page, "hookd_overhead_seconds", "Estimated time spent in each plugin.", ("plugin",))
+        self.overhead = Counter(
+            page, "hookd_overhead_seconds", "Estimated time spent in each plugin, and in hookd itself.", ("plugin",)
+        )
         self.overhead_ratio = Gauge(
-            page, "hookd_overhead_ratio", "Estimated share of step time spent in plugins, last window."
-        ).labels()
+            page, "hookd_overhead_ratio", "Share of step time spent in hookd and its plugins, last window."
+        )
         self.sampling_interval = Gauge(
-            page, "hookd_sampling_interval_steps", "Steps between two sampled steps.", ("plugin",)
+            page, "hookd_sampling_interval_steps", "Steps of which one is sampled; 0: none.", ("plugin",)
         )
         self.plugin_errors = Counter(page, "hookd_plugin_errors", "Errors raised by each plugin.", ("plugin",))
         self.plugin_state = Gauge(
@@ -46,11 +49,18 @@ class CoreMetrics:
             self.plugin_state.labels(entry.name, state).set(1.0 if entry.state == state else 0.0)
         self.plugin_errors.labels(entry.name).inc(0.0)
         self.overhead.labels(entry.name).inc(0.0)
-        self.sampling_interval.labels(entry.name).set(entry.interval)
+        self.show_interval(entry)
         if type(entry.plugin).mutates or entry.plugin.mutates:
             self.changes_training.labels(entry.name).set(float(entry.changes_training))
         else:  # its options may have been others before
             self.changes_training.remove(entry.name)
+
+    def show_interval(self, entry: Entry) -> None:
+        """Publish how often a plugin looks: what the person has fixed, or else what the budget allows; 0 for never."""
+        fixed = [entry.context.fixed(hook) for hook in entry.plugin.sampled if hook not in entry.plugin.rare]
+        asked = min((interval for interval in fixed if interval is not None), default=0)
+        never = not self._has_budget and entry.is_governed
+        self.sampling_interval.labels(entry.name).set(asked or (0 if never else entry.interval))
 
     def hide(self, entry: Entry) -> None:
         """End the series of a plugin that was unloaded."""

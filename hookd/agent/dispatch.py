@@ -22,21 +22,26 @@ if TYPE_CHECKING:
     from hookd.context import Context
     from hookd.events import Module
 
+OWN = -1
+"""Stands for hookd itself where plugins have their numbers."""
+
 
 class Dispatch:
     """Calls listeners, one after the other, each guarded.
 
     Attributes:
-        spent: ns spent in each plugin during an accounted step, by the plugin's number.
+        spent: ns spent in each plugin during a metered step, by the plugin's number, and in hookd itself as `OWN`.
+        charged: ns of all that so far.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.spent: dict[int, int] = {}
+        self.charged = 0
 
     def names(self) -> dict[str, Any]:
         """Give what plans call by name."""
-        return {"fault": self.fault, "stray": self._stray, "charge": self.charge}
+        return {"fault": self.fault, "stray": self._stray, "charge": self.charge, "settle": self.settle, "ledger": self}
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
         """Give who listens to a hook, at a module where it is a module's hook, and is to be called now."""
@@ -45,12 +50,22 @@ class Dispatch:
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
         """Give the listeners of a hook that is not part of a plan, and whose result nobody uses."""
+        begun, before = self.mark(), self.charged
         heard = self.switched_on(hook, module)
         if heard:
             self.tell(heard, values)
+        if begun:
+            self.settle(begun, before)
 
     def flow(self, hook: str, flow: Flow, grads: tuple[Any, ...], *, mutators: bool) -> Any:
-        """Give the listeners of a module's gradients (hookd.agent.backward.Emit)."""
+        """Give the listeners of a module's gradients, either the mutators or all others.
+
+        Mutators are asked as soon as some gradients must be handed on, which need not be all of them: what is not there
+        yet, or was handed on already, is None. Observers are told once, when everything is there.
+
+        Returns:
+            What replaces `grads`, or None.
+        """
         if not self._session.is_live:
             return None
         if mutators:
@@ -117,7 +132,7 @@ class Dispatch:
 
     def guarded(self, one: Listener, arguments: list[Any]) -> Any:
         """Call a listener; what leaves it is its own error, unless it may tell the training code."""
-        mark = self._mark()
+        mark = self.mark()
         try:
             result = one.call(*arguments)
             if result is not None and not one.mutates:
@@ -135,7 +150,7 @@ class Dispatch:
         entry = next((e for e in self._session.registry.entries.values() if e.context is context), None)
         if entry is None or entry.state != "active":
             return
-        mark = self._mark()
+        mark = self.mark()
         try:
             then(numbers)
         except Failure as failure:
@@ -145,7 +160,8 @@ class Dispatch:
 
     # -- accounts
 
-    def _mark(self) -> int:
+    def mark(self) -> int:
+        """Give the time, ns, in a metered step, and 0 in all others."""
         return time.perf_counter_ns() if self._session.namespace["accounting"] else 0
 
     def charge(self, number: int, mark: int) -> int:
@@ -156,7 +172,19 @@ class Dispatch:
         """
         now = time.perf_counter_ns()
         self.spent[number] = self.spent.get(number, 0) + now - mark
+        self.charged += now - mark
         return now
+
+    def settle(self, begun: int, before: int) -> None:
+        """Add to what hookd itself has spent the time since `begun`, without what was charged or settled since.
+
+        Args:
+            begun: when the training's own code was left, ns.
+            before: what `charged` was then.
+        """
+        spent = max(0, time.perf_counter_ns() - begun - (self.charged - before))  # another thread may charge meanwhile
+        self.spent[OWN] = self.spent.get(OWN, 0) + spent
+        self.charged += spent
 
     # -- errors
 

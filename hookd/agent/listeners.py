@@ -53,6 +53,8 @@ class Entry:
         errors: how often it raised, or returned something without the right to.
         longest: the longest interval of what is not rare; a person may want a longer one.
         stretch: steps between two calls of its rarest hooks: what the governor decides on.
+        kind: of the step in progress, by what it costs: 2 where all hooks are called whose interval depends on the budget,
+            1 where the rare ones are not, 0 where none is; and 3 more where such are called whose interval is fixed.
         cost_ns: what it took in the last accounted step of each kind, `{kind of the step: ns}`.
         spent_ns: estimated time spent in it.
         agreement: of all ranks, for a plugin that changes the training in a job of several.
@@ -69,6 +71,7 @@ class Entry:
     last_error: str = ""
     longest: int = 1
     stretch: int = 1
+    kind: int = 2
     cost_ns: dict[int, int] = field(default_factory=dict)
     spent_ns: int = 0
     agreement: Agreement | None = None
@@ -83,11 +86,21 @@ class Entry:
         """Whether this hook of the plugin is called on sampled steps only; a mutator's never is."""
         return hook in self.plugin.sampled and not _mutates(self.plugin, hook)
 
-    def interval_of(self, hook: str) -> int:
-        """Give the steps between two calls of a hook: 1 where it is not sampled."""
+    def is_due(self, hook: str, step: int) -> bool:
+        """Whether a hook is called in a step, as far as that is a matter of sampling.
+
+        What the person or the plugin has fixed comes every so many steps. All else comes once in so many, at no fixed
+        distance: a training whose steps take turns (two tasks, generator and critic) would always show the same side.
+        """
         if not self.is_sampled(hook):
-            return 1
-        return self.context.fixed(hook) or (self.stretch if hook in self.plugin.rare else self.interval)
+            return True
+        fixed = self.context.fixed(hook)
+        if fixed is not None:
+            return step % fixed == 0
+        is_rare = hook in self.plugin.rare
+        return is_drawn(step, self.interval) and (
+            not is_rare or is_drawn(step // self.interval, self.stretch // self.interval)
+        )
 
     @property
     def interval(self) -> int:
@@ -96,17 +109,23 @@ class Entry:
 
     @property
     def limit(self) -> int:
-        """How far the governor may stretch."""
-        return max(self.longest, self.plugin.rarest)
-
-    def kind(self, step: int) -> int:
-        """Tell steps apart by what they cost: 2 where all sampled hooks are called, 1 where the rare ones are not, 0."""
-        return 2 if step % self.stretch == 0 else int(step % self.interval == 0)
+        """How far the governor may stretch; that of rare hooks is a multiple of the others'."""
+        return max(self.longest, self.plugin.rarest // self.longest * self.longest)
 
     @property
     def is_governed(self) -> bool:
         """Whether there is a hook whose interval depends on the budget."""
         return any(self.is_sampled(one.hook) and self.context.fixed(one.hook) is None for one in self.listeners)
+
+
+def is_drawn(number: int, interval: int) -> bool:
+    """Whether a number is the one of its block of `interval` that is drawn; the first block's is its first.
+
+    The blocks' numbers go round by the golden ratio (Knuth, The Art of Computer Programming 3, 6.4, multiplicative
+    hashing), so all places come up alike, and no random numbers are drawn in the training's process.
+    """
+    block, place = divmod(number, interval)
+    return place == ((block * 0x9E3779B1 & 0xFFFFFFFF) * interval) >> 32
 
 
 class Registry:

@@ -250,35 +250,44 @@ class Models:
         if not heard and module.depth:
             return SKIP
         wrapped = key in model.wrapped or not module.depth
-        make = self._maker(heard, wrapped=wrapped, recompute=False)
-        return self.seen.plan(module, make(module, float(module.id), self._again(module, heard, wrapped=wrapped)))
+        make = self._maker(heard, wrapped=wrapped, recompute=False, metered=False)
+        others = (self._other(module, heard, wrapped=wrapped, recompute=recompute) for recompute in (True, False))
+        return self.seen.plan(module, make(module, float(module.id), *others))
 
-    def _again(self, module: Module, heard: tuple[Listener, ...], *, wrapped: bool) -> Callable[..., Any]:
-        """Give what a recompute calls. Its plan is compiled when the first one comes: most trainings have none."""
-        plans: list[Any] = []
+    def _other(
+        self, module: Module, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool
+    ) -> Callable[..., Any]:
+        """Give what a recompute calls, or a step that is metered; its plan is made when the first one comes."""
+        plans: dict[bool, Any] = {}
+        namespace = self._session.namespace
 
-        def again(self_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not plans:
-                plans.append(self._recompute_plan(module, heard, wrapped=wrapped))
-            return plans[0](self_, args, kwargs)
+        def other(self_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            metered = namespace["accounting"]
+            plan = plans.get(metered)
+            if plan is None:
+                plan = plans[metered] = self._other_plan(module, heard, wrapped, recompute=recompute, metered=metered)
+            return plan(self_, args, kwargs)
 
-        skip_frames(again.__code__)
-        return again
+        skip_frames(other.__code__)
+        return other
 
-    def _recompute_plan(self, module: Module, heard: tuple[Listener, ...], *, wrapped: bool) -> Any:
+    def _other_plan(
+        self, module: Module, heard: tuple[Listener, ...], wrapped: bool, *, recompute: bool, metered: bool
+    ) -> Any:
         frame = self._session.namespace["no_frame"](None)
         try:
             with self.lock:  # a recompute may come in any of autograd's threads
-                return self._maker(heard, wrapped=wrapped, recompute=True)(module, float(module.id), None)
+                make = self._maker(heard, wrapped=wrapped, recompute=recompute, metered=metered)
+                return make(module, float(module.id), None, None)
         finally:
             self._session.namespace["no_frame"](frame)
 
-    def _maker(self, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool) -> Any:
+    def _maker(self, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool, metered: bool) -> Any:
         """Compile the plans of one shape."""
-        shape = (*((one.plugin, one.hook) for one in heard), wrapped, recompute)
+        shape = (*((one.plugin, one.hook) for one in heard), wrapped, recompute, metered)
         make = self._makers.get(shape)
         if make is None:
-            text = source(heard, plain_call(self.patch.original), recompute=recompute, wrapped=wrapped)
+            text = source(heard, plain_call(self.patch.original), recompute=recompute, wrapped=wrapped, metered=metered)
             exec(compile_plan(text), self._session.namespace)
             make = self._makers[shape] = self._session.namespace.pop("make")
             skip_frames(_inner_code(make))

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from hookd.agent.listeners import Listener
 
 BODY = """
-def make(module, number, again):
+def make(module, number, again, metered):
     def run(self, args, kwargs):
+        BEGUN
         thread = local.thread
         if BUSY:
             return CALL
@@ -31,13 +32,16 @@ def make(module, number, again):
         WRAPPED
         if (top is None or thread.backwards) and graph_task() != -1:
             return again(self, args, kwargs)
+        METERED
         beat = thread.beat
         try:
             thread.top = (module, top, number)
             cells[beat] = number
             ENTER
             PRE
+            AWAY
             output = CALL
+            BACK
             POST
         except BaseException as error:
             unwind(thread, top, module, error)
@@ -46,6 +50,7 @@ def make(module, number, again):
         thread.top = top
         REMEMBER
         LEAVE
+        AWAY
         return output
     return run
 """
@@ -56,6 +61,11 @@ FIRST_PASS = {
     "ENTER": "if top is None:\n    cells[beat + 1] += 1.0\n    begins(thread)",
     "LEAVE": "if top is None:\n    cells[beat] = 0.0\n    ends(thread)\nelse:\n    cells[beat] = top[2]",
 }
+# In one step of some the time is taken: of each plugin, and of all that is not the training's own code. The plans of such a
+# step are others, so that those of all other steps have nothing of it but the question.
+METERED = {"BEGUN": "begun, before = clock(), ledger.charged", "AWAY": "settle(begun, before)",
+           "BACK": "begun, before = clock(), ledger.charged", "METERED": ""}  # fmt: skip
+UNMETERED = {"BEGUN": "", "AWAY": "", "BACK": "", "METERED": "if accounting:\n    return metered(self, args, kwargs)"}
 RECOMPUTE = {"ENTER": "", "LEAVE": "cells[beat] = 0.0 if top is None else top[2]"}
 
 # What a thread has spent so far is on its state: `inner` in observed calls, `lost` in hookd's own hooks on the graph,
@@ -68,7 +78,7 @@ HOOKED = "if flow is not None:\n    elapsed_ns -= thread.lost - flow.lost\n"
 AGAIN = "thread.again = again_before + elapsed_ns\n"
 
 
-def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapped: bool) -> str:
+def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapped: bool, metered: bool = False) -> str:
     """Write the source of the plans of one shape.
 
     Args:
@@ -76,15 +86,24 @@ def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapp
         call: the expression that runs the module as if hookd were not there.
         recompute: for calls made again by activation checkpointing inside a backward.
         wrapped: for modules that may stand inside a wrapper of the same name, whose call is then the one to report.
+        metered: for the steps in which the time is taken that hookd needs.
     """
-    parts = {**(RECOMPUTE if recompute else FIRST_PASS), "CALL": call, "WRAPPED": ""}
+    parts = {
+        **(RECOMPUTE if recompute else FIRST_PASS),
+        **(METERED if metered else UNMETERED),
+        "CALL": call,
+        "WRAPPED": "",
+    }
+    if recompute:
+        parts["METERED"] = ""
     # What a mutator does must not be baked into a trace; observers of tensors see to that in their own bracket.
     parts["BUSY"] = "thread.busy or is_unreal()" if any(one.mutates for one in listeners) else "thread.busy"
     if wrapped:
         parts["WRAPPED"] = f"if top is not None and top[0] is module:\n    return {call}"
     parts["REMEMBER"] = "" if recompute else _remember(listeners)
-    parts["PRE"], parts["POST"], parts["STOPPED"] = _sections(listeners, recompute=recompute)
-    lines = [line for line in BODY.splitlines() if not (recompute and ("graph_task" in line or " again(" in line))]
+    parts["PRE"], parts["POST"], parts["STOPPED"] = _sections(listeners, recompute=recompute, metered=metered)
+    is_other = recompute or metered  # has been asked already
+    lines = [line for line in BODY.splitlines() if not (is_other and ("graph_task" in line or " again(" in line))]
     return "\n".join(_filled(line, parts) for line in lines)
 
 
@@ -106,7 +125,7 @@ def _filled(line: str, parts: dict[str, str]) -> str:
     return line.replace("CALL", parts["CALL"]).replace("BUSY", parts["BUSY"])
 
 
-def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str, str, str]:
+def _sections(listeners: tuple[Listener, ...], *, recompute: bool, metered: bool) -> tuple[str, str, str]:
     """Write what comes before the call, after it, and after a recompute that was ended early."""
     # A recompute must give what the first pass gave, so what changed that pass is called again, as torch's hooks are.
     heard = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
@@ -114,12 +133,10 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str,
     holding = [one.switch for one in heard if one.hook == "forwards"]
     post = [one for one in heard if one.hook == "forward"]
     root = [one for one in heard if one.hook == "root_forward"]
-    before = _section(pre, recompute=recompute)
+    how = {"recompute": recompute, "metered": metered}
+    before = _section(pre, **how)
     hold = f"if {' or '.join(holding)}:\n    hold(thread, args, kwargs, output, versions)\n" if holding else ""
-    if hold:
-        after = _section(post, recompute=recompute) + hold + _section(root, recompute=recompute)
-    else:
-        after = _section(post + root, recompute=recompute)
+    after = _section(post, **how) + hold + _section(root, **how) if hold else _section(post + root, **how)
     post += root
     flows = any(one.hook in ("backward_pre", "backward") for one in listeners)
     if flows:
@@ -132,26 +149,27 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool) -> tuple[str,
         return before, after, ""
     measured = ELAPSED + (HOOKED if flows else "") + OWN + (AGAIN if recompute else "")
     before += ("again_before = thread.again\n" if recompute else "") + CLOCK
-    return before, measured + after, _stopped(post, measured) if recompute else ""
+    return before, measured + after, _stopped(post, measured, metered=metered) if recompute else ""
 
 
-def _stopped(post: list[Listener], measured: str) -> str:
+def _stopped(post: list[Listener], measured: str, *, metered: bool) -> str:
     """Write what tells of a recompute that torch ends as soon as it has what it needs: it has taken time as well."""
-    told = _section([one for one in post if not one.mutates and "output" not in one.arguments], recompute=True)
+    heard = [one for one in post if not one.mutates and "output" not in one.arguments]
+    told = _section(heard, recompute=True, metered=metered)
     return "if was_stopped(error):\n" + "\n".join("    " + line for line in (measured + told).splitlines())
 
 
-def _section(listeners: list[Listener], *, recompute: bool) -> str:
+def _section(listeners: list[Listener], *, recompute: bool, metered: bool) -> str:
     """Write the calls of one hook, all in one bracket: dynamo must not compile plugins that run under its callback.
 
     Where all of them are switched off, as on steps that are not sampled, there is no bracket either.
     """
     if not listeners:
         return ""
-    lines = ["frame = no_frame(None)", "thread.busy = True", "mark = clock() if accounting else 0"]
+    lines = ["frame = no_frame(None)", "thread.busy = True", *(["mark = clock()"] if metered else [])]
     for quiet, group in _groups(listeners):
         alone = len(listeners) == 1  # its switch is asked before the bracket
-        calls = [line for one in group for line in _call(one, recompute=recompute, alone=alone)]
+        calls = [line for one in group for line in _call(one, recompute=recompute, metered=metered, alone=alone)]
         if quiet:
             switches = " or ".join(one.switch for one in group)
             calls = [
@@ -184,7 +202,7 @@ def _groups(listeners: list[Listener]) -> list[tuple[bool, list[Listener]]]:
     return groups
 
 
-def _call(one: Listener, *, recompute: bool, alone: bool) -> list[str]:
+def _call(one: Listener, *, recompute: bool, metered: bool, alone: bool) -> list[str]:
     names = {"inputs": "args", "recompute": str(recompute)}
     call = f"{one.function}({', '.join(names.get(a, a) for a in one.arguments)})"
     body = (
@@ -192,7 +210,7 @@ def _call(one: Listener, *, recompute: bool, alone: bool) -> list[str]:
     )
     lines = ["try:", *("    " + line for line in body),
              "except Failure as failure:", f"    fault({one.plugin}, {one.hook!r}, failure)",
-             "if mark:", f"    mark = charge({one.plugin}, mark)"]  # fmt: skip
+             *([f"mark = charge({one.plugin}, mark)"] if metered else [])]  # fmt: skip
     return lines if alone else [f"if {one.switch}:", *("    " + line for line in lines)]
 
 

@@ -78,7 +78,7 @@ class Session:
         self.aside = Aside(self.dispatch.failed_aside)
         self.local = Threads(page, self._heartbeats)
         self.registry = Registry()
-        self.core = CoreMetrics(page)
+        self.core = CoreMetrics(page, has_budget=budget > 0)
         self.governor = Governor(self, budget)
         self.changes = Changes(self)
         self.steps = Steps(self, from_beginning=identity["method"] == "run")
@@ -271,7 +271,7 @@ class Session:
         before, after = (self.dispatch.switched_on(hook, module) for hook in ("backward_pre", "backward"))
         if not before and not after:
             return output
-        flow = backward.Flow(module, self.dispatch.flow, self.local, before + after)
+        flow = backward.Flow(module, self.dispatch, self.local, before + after)
         try:
             return backward.end(flow, args, output, entered, heard_backward=bool(after))
         except Failure as failure:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 MAX_LOGS = 50
 """Lines of the agent's log in a report, the last ones."""
-COST_STEPS = 16
-"""So many timed steps make the window over which the agent reckons what it costs (WINDOW_STEPS of agent/governor.py)."""
 
 
 def build_report(snapshot: Snapshot) -> dict[str, Any]:
@@ -39,7 +37,7 @@ def build_report(snapshot: Snapshot) -> dict[str, Any]:
         "observed": {labels["state"]: value for labels, value in values.get("hookd_modules", []) if "state" in labels},
         "plugins": _plugins(values),
         "overhead": {
-            "ratio": _overhead_ratio(values),
+            "ratio": _single(values, "hookd_overhead_ratio"),
             "seconds": _sum(values, "hookd_overhead_seconds"),
         },
         "incidents": snapshot.incidents,
@@ -170,12 +168,6 @@ def _threads(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 def _single(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> Any:
     return next((value for _, value in values.get(name, [])), None)
-
-
-def _overhead_ratio(values: dict[str, list[tuple[dict[str, str], Any]]]) -> Any:
-    """Give the share of step time that hookd takes; None as long as the gauge is 0 because nothing was reckoned yet."""
-    ratio, timed = _single(values, "hookd_overhead_ratio"), _single(values, "hookd_step_seconds")
-    return ratio if ratio or (isinstance(timed, dict) and timed["count"] >= COST_STEPS) else None
 
 
 def _sum(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> float:

@@ -39,8 +39,8 @@ class Recorder(Plugin):
         self.seen: list = []
 
 
-def seen_by(plugin: type[Recorder], steps: int = 1, net: nn.Module | None = None) -> list:
-    with running(plugin) as agent:
+def seen_by(plugin: type[Recorder], steps: int = 1, net: nn.Module | None = None, every: int = 1) -> list:
+    with running(plugin, options={"every": str(every)} if every > 1 else {}) as agent:
         train(net if net is not None else model(), steps)
         assert agent.state("recorder") == "active", agent.session.registry.named("recorder").last_error
         return agent.plugin("recorder").seen
@@ -138,7 +138,6 @@ def test_hook_forwards() -> None:
 def test_hook_root_forward() -> None:
     class Whole(Recorder):
         sampled = ("forward",)
-        every = 3
 
         @hookimpl
         def forward(self, module):
@@ -149,7 +148,7 @@ def test_hook_root_forward() -> None:
             self.seen.append((module.name, tuple(inputs[0].shape), tuple(output.shape), torch.is_grad_enabled()))
 
     whole = ("(root)", (3, 4), (3, 2), False)
-    assert seen_by(Whole, steps=4) == [
+    assert seen_by(Whole, steps=4, every=3) == [
         *("0", "1", "2", "(root)", whole),
         whole,
         whole,
@@ -160,7 +159,6 @@ def test_hook_root_forward() -> None:
 def test_hook_root_forward_pre() -> None:
     class Before(Recorder):
         sampled = ("forward_pre",)
-        every = 3
 
         @hookimpl
         def forward_pre(self, module):
@@ -171,7 +169,7 @@ def test_hook_root_forward_pre() -> None:
             self.seen.append((module.name, torch.is_grad_enabled()))
 
     whole = ("(root)", True)
-    seen = seen_by(Before, steps=4)
+    seen = seen_by(Before, steps=4, every=3)
     assert [one for one in seen if one != whole] == ["(root)", "0", "1", "2"] * 2
     assert seen.count(whole) == 4
     assert seen[5:7] == [whole, whole]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import operator
 import threading
 import time
 
@@ -48,15 +48,67 @@ class Looker(Plugin):
         time.sleep(0.002)  # far more than one per cent of these steps
 
 
+def blocks(steps: list[int], interval: int) -> list[int]:
+    """Give in which block of `interval` steps each step is: sampled are one of each, at no fixed distance."""
+    return [(step - 1) // interval for step in steps]
+
+
 def test_the_budget_stretches_what_is_sampled_to_the_longest_interval_and_no_further() -> None:
     with running(Looker) as agent:
-        # A tenth of a step: far over the budget, and far from the half of one at which a plugin is put aside.
+        # A tenth of a step: far over the budget, and far from the third of one at which a plugin is put aside.
         train(96, pause_s=0.02)
         steps = agent.plugin("looker").forwards
-        assert steps[:8] == list(range(1, 9)), "at first it is not known what they cost"
-        assert steps[-2:] == [81, 89]
+        assert steps[:4] == list(range(1, 5)), "at first it is not known what they cost"
+        assert blocks(steps, 8)[-9:] == list(range(3, 12)), "one of each eight"
+        assert len(set(map(operator.sub, steps[-8:], steps[-9:-1]))) > 1, "at no fixed distance"
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 8}
         assert agent.state("looker") == "active"
+
+
+def test_what_takes_a_hundred_times_the_budget_is_throttled_within_20_steps_and_recovers() -> None:
+    class Heavy(Looker):
+        longest = 4096
+        cost_s = 0.02
+
+        @hookimpl
+        def loss(self):
+            self.losses.append(self.context.step)
+            time.sleep(self.cost_s)
+
+    with running(Heavy) as agent:
+        train(20, pause_s=0.02)
+        looker = agent.plugin("looker")
+        assert agent.values("hookd_sampling_interval_steps")[("looker",)] >= 64, "half of each step was its"
+        train(100, pause_s=0.02)
+        assert len(looker.losses) < 20
+        assert agent.state("looker") == "active"
+        Heavy.cost_s = 0.0
+        train(600, pause_s=0.01)
+        assert agent.values("hookd_sampling_interval_steps")[("looker",)] <= 16
+
+
+def test_what_cannot_be_sampled_and_takes_a_hundred_times_the_budget_is_put_aside_within_20_steps() -> None:
+    class Unsampled(Looker):
+        sampled = ()
+
+        @hookimpl
+        def loss(self):
+            time.sleep(0.02)
+
+    with running(Unsampled) as agent:
+        train(20, pause_s=0.02)
+        assert agent.state("looker") == "quarantined"
+
+
+def test_without_a_budget_nothing_is_sampled_but_what_the_person_has_fixed() -> None:
+    with running(Looker, budget=0.0) as agent:
+        train(40)
+        assert agent.plugin("looker").forwards == agent.plugin("looker").losses == []
+        assert agent.values("hookd_sampling_interval_steps") == {("looker",): 0}
+    with running(Looker, options={"every": "2"}, budget=0.0) as agent:
+        train(6)
+        assert agent.plugin("looker").forwards == [1, 3, 5]
+        assert agent.plugin("looker").losses == []
 
 
 def test_rare_hooks_are_stretched_further_and_called_in_steps_in_which_the_others_are() -> None:
@@ -68,8 +120,8 @@ def test_rare_hooks_are_stretched_further_and_called_in_steps_in_which_the_other
     with running(Rarer) as agent:
         train(200, pause_s=0.005)
         looker = agent.plugin("looker")
-        assert {b - a for a, b in itertools.pairwise(looker.forwards[-10:])} == {4}
-        assert looker.losses[-1] - looker.losses[-2] == 28
+        assert blocks(looker.forwards, 4)[-10:] == list(range(40, 50))
+        assert blocks(looker.losses, 28)[-3:] == [4, 5, 6]
         assert set(looker.losses) <= set(looker.forwards)
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 4}
 
@@ -79,7 +131,19 @@ def test_every_fixes_the_hooks_that_the_plugin_names_and_the_budget_stretches_th
         train(80)
         looker = agent.plugin("looker")
         assert looker.forwards == list(range(1, 81))
-        assert looker.losses[-1] - looker.losses[-2] == 8
+        assert blocks(looker.losses, 8)[-6:] == list(range(4, 10))
+
+
+def test_steps_that_take_turns_are_all_sampled() -> None:
+    class Turns(Looker):
+        every = 10
+
+    with running(Turns) as agent:
+        train(400)
+        sampled = agent.plugin("looker").forwards
+        for length in (2, 3, 5, 10):
+            shares = [sum(step % length == turn for step in sampled) / len(sampled) for turn in range(length)]
+            assert min(shares) > 0.5 / length, (length, shares)
 
 
 def test_a_plugin_can_hold_its_interval_and_let_it_go() -> None:

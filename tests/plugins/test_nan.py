@@ -627,7 +627,8 @@ class TestGate:
         assert found(hook.incident) == ("layers.2.fc", "grad", "nan", 3)
         assert hook.incident["is_exact"] is False
 
-    def test_module_is_named_when_it_makes_another_one_and_the_first_was_thrown_away(self, hook):
+    def test_module_is_named_when_it_makes_another_one_and_the_first_was_thrown_away(self, hook, monkeypatch):
+        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         hook.start("nan", every=4)
@@ -648,7 +649,8 @@ class TestGate:
         assert hook.metric("nan_origin") == {("layers.2.fc", "output", "nan"): 1}
         assert hook.value("nan_first_step") == 3
 
-    def test_parameters_that_are_bad_for_it_are_not_taken_for_the_origin(self, hook):
+    def test_parameters_that_are_bad_for_it_are_not_taken_for_the_origin(self, hook, monkeypatch):
+        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
         model = net()
         hook.start("nan", every=4)
         train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
@@ -789,7 +791,8 @@ class TestPolicy:
         assert hook.value("nan_policy", "skip") == 1
         assert [found(one) for one in findings(hook)] == [("", "loss", "nan", 4)]
 
-    def test_skip_lets_the_origin_be_found_after_a_hit_of_the_gate(self, hook):
+    def test_skip_lets_the_origin_be_found_after_a_hit_of_the_gate(self, hook, monkeypatch):
+        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
         model = net()
         hook.start("nan", policy="skip", every=4)
         train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))

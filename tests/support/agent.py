@@ -48,7 +48,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(*plugins: type | str, options: dict[str, str] | None = None, method: str = "start") -> Iterator[Running]:
+def running(
+    *plugins: type | str, options: dict[str, str] | None = None, method: str = "start", **config: object
+) -> Iterator[Running]:
     """Start an agent with these plugin classes (or names of installed ones), and stop it at the end."""
     module = types.ModuleType("hookd_of_the_test")
     specs = []
@@ -61,7 +63,7 @@ def running(*plugins: type | str, options: dict[str, str] | None = None, method:
             specs.append({"name": plugin.name, "entry": entry, "options": options or {}, "by_name": True})
     sys.modules["hookd_of_the_test"] = module
     try:
-        bootstrap.start({"method": method, "plugins": specs, "lease_s": None})
+        bootstrap.start({"method": method, "plugins": specs, "lease_s": None, **config})
         seen = Running()
         try:
             yield seen
