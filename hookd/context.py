@@ -73,6 +73,7 @@ class Context:
         self.plugin = plugin
         self.options = dict(options)
         self.metrics: list[Counter | Gauge | Histogram] = []
+        self._per_module: list[dict[int, Any]] = []
         self._host = host
         self._known: set[str] = {"every"}
         self._fixed: dict[str, int] = {}
@@ -120,6 +121,20 @@ class Context:
                 near = difflib.get_close_matches(name, self._known, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"it knows: {', '.join(sorted(self._known))}"
                 raise PluginError(f"{self.plugin}: no such option: {name!r}", hint=hint)
+
+    # -- modules
+
+    def per_module(self) -> dict[int, Any]:
+        """Give an empty dict for what belongs to single modules, by their `id`: what is gone is taken out of it."""
+        table: dict[int, Any] = {}
+        self._per_module.append(table)
+        return table
+
+    def forget_modules(self, numbers: Iterable[int]) -> None:
+        """Take modules out of these dicts; hookd calls this a minute after a model has gone."""
+        for number in numbers:
+            for table in self._per_module:
+                table.pop(number, None)
 
     # -- metrics
 

@@ -11,7 +11,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
+from hookd.page.layout import clean
+
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from hookd.page import PageWriter
 
 
@@ -90,51 +94,67 @@ class _Metric:
         self.buckets = tuple(buckets)
         self._page = page
         self._family = page.family(name, self.kind, help, self.label_names, self.buckets)
-        self._children: dict[tuple[str, ...], Any] = {}
+        self.asked: set[tuple[str, ...]] | None = None
+        self._join()
+
+    def _join(self) -> None:
+        """Be one of the objects that declare this family: two while a plugin's options are changed.
+
+        Only then each of them keeps which series it has asked for; else these are all that the page has.
+        """
+        self._sharers: list[_Metric] = self._page.sharers.setdefault(self._family, [])
+        for other in self._sharers:
+            if other.asked is None:
+                other.asked = set(other.known())
+            self.asked = set()
+        self._sharers.append(self)
+
+    def _leave(self) -> None:
+        self._sharers.remove(self)
+        if len(self._sharers) == 1:
+            self._sharers[0].asked = None
 
     def labels(self, *values: str) -> Any:
-        """Give the series of these label values, made at the first call; about 0.3 us, so keep what you get.
+        """Give the series of these label values, made at the first call; about 0.5 us, so keep what you get.
 
         Raises:
             ValueError: the number of values is not that of the labels.
         """
-        child = self._children.get(values)
-        return self._make(values) if child is None else child
-
-    def _make(self, values: tuple[str, ...]) -> Any:
         if len(values) != len(self.label_names):
             msg = f"{self.name} has the labels {self.label_names}, got {values}"
             raise ValueError(msg)
-        texts = tuple(str(v) for v in values)
+        texts = tuple([v if type(v) is str else str(v) for v in values])
+        if self.asked is not None:
+            self.asked.add(tuple(map(clean, texts)))
         at = self._page.series(self._family, texts)
-        child = self.child(self._page.cells, at, self.buckets)
-        self._children[values] = child
-        return child
+        return self.child(self._page.cells, at, self.buckets)
 
     def known(self) -> list[tuple[str, ...]]:
         """Give the label values of all series that there are."""
-        return list(self._children)
+        return self._page.known(self._family) if self.asked is None else list(self.asked)
 
     def remove(self, *values: str) -> None:
         """Let the series of these label values end."""
-        if self._children.pop(values, None) is not None:
-            self._page.retire(self._family, tuple(str(v) for v in values))
+        texts = tuple(str(v) for v in values)
+        if self.asked is not None:
+            self.asked.discard(tuple(map(clean, texts)))
+        self._page.retire(self._family, texts)
 
-    def remove_module(self, name: str) -> None:
-        """Let all series end whose label `module` is `name`."""
+    def remove_modules(self, names: Container[str]) -> None:
+        """Let all series end whose label `module` is one of `names`."""
         if "module" in self.label_names:
             at = self.label_names.index("module")
-            for values in [v for v in self._children if v[at] == name]:
+            for values in [v for v in self.known() if v[at] in names]:
                 self.remove(*values)
 
     def retire(self, heir: _Metric | None = None) -> None:
         """Let the whole family end, or of one with an heir, the same family declared anew, what that does not go on with."""
         if heir is not None:
-            for values in set(self._children).difference(heir.known()):
+            for values in set(self.known()).difference(heir.known()):
                 self.remove(*values)
-            return
-        self._children.clear()
-        self._page.retire_family(self._family)
+        else:
+            self._page.retire_family(self._family)
+        self._leave()
 
 
 class Counter(_Metric):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import weakref
@@ -11,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hookd.agent.audience import Audience
 from hookd.agent.faults import Failure
-from hookd.agent.names import Model, Names, Ref
-from hookd.agent.patch import SKIP, ClassPatch, Replaced, is_dynamo_compiling, plain_call, skip_frames
+from hookd.agent.mode import Mode
+from hookd.agent.names import Model, Names, Ref, has_more
+from hookd.agent.parameters import Parameters
+from hookd.agent.patch import SKIP, ClassPatch, is_in_flight, plain_call, skip_frames
 from hookd.agent.plan import compile_plan, source
 from hookd.agent.seen import Seen
 from hookd.hookspecs import MODULE
@@ -28,10 +30,18 @@ if TYPE_CHECKING:
 
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiler = getattr(torch, "compiler", torch)
+MOST = 2048
+"""A model of more modules than these is too large to observe them all: each costs 7 KB and a millisecond to learn."""
+OF_LARGER = 512
+"""Of such a one so many are observed, those nearest to its root: still several times what is served of a target."""
 _PORTION = 8
 """So many modules are learnt at one call of a root at least;"""
 _MODULES_PER_S = 200
-"""and so many for each second since the call before: a share of the time that does not depend on the step's length."""
+"""and so many for each second since the call before: a share of the time that does not depend on the step's length;"""
+_LARGEST_PORTION = 24
+"""but no more than these, however long a step is: it would be noticed."""
+_LEFT_AT_ONCE = 2048
+"""So many modules that are not to be observed are noted in one outermost call, at some 5 us each."""
 _FORGET_AFTER_S = 60.0
 """How long the series of a model that is gone wait for a model of the same shape."""
 
@@ -45,7 +55,8 @@ class Models:
             in its middle should not pay for all of a deep model in one step.
 
     Attributes:
-        learning: the models of which a portion is still to be learnt.
+        learning: the models of which a portion is still to be learnt, or left out.
+        closed: their ordinals.
         lock: held while plans are made or taken away.
         seen: what is seen of each module.
     """
@@ -54,16 +65,18 @@ class Models:
         self._session = session
         self._gentle = gentle
         self.learning: set[Model] = set()
+        self.closed: set[int] = set()
         self.plans: dict[int, Any] = {}
         self.names = Names(session.page.module, self._forget)
         self.patch = ClassPatch(self.plans, self._make_missing())
         self._makers: dict[tuple[Any, ...], Any] = {}
-        self._heard: dict[tuple[str, int], list[Listener]] = {}
-        self._wanted: dict[tuple[int, int], Any] = {}
+        self._others: dict[bool, dict[tuple[int, bool], Any]] = {True: {}, False: {}}  # by whether a step is metered
+        self._again, self._metered = self._make_other(recompute=True), self._make_other(recompute=False)
+        self.audience = Audience(session.registry, session.dispatch.fault)
         self._ignored: dict[int, Ref] = {}
         self._died_at: dict[int, float] = {}
-        self._parameters: dict[int, tuple[Any, Any]] = {}
-        self._train: Replaced | None = None
+        self._parameters = Parameters(session, self.names)
+        self._mode = Mode(session, self.names)
         self.lock = threading.RLock()
         self.seen = Seen(self, session.core.modules)
 
@@ -71,7 +84,7 @@ class Models:
 
     def install(self) -> None:
         """Patch `nn.Module.__call__` and `nn.Module.train`."""
-        self._train = Replaced(nn.Module, "train", self._wrap_train)
+        self._mode.install()
         self.patch.install()
 
     def restore(self) -> tuple[bool, list[str]]:
@@ -82,8 +95,7 @@ class Models:
         """
         restored = self.patch.restore()
         residue = [] if restored else ["nn.Module.__call__: somebody has patched on top of us; ours passes through"]
-        if self._train is not None and not self._train.restore():
-            residue.append("nn.Module.train: somebody has patched on top of us")
+        residue += self._mode.restore()
         with self.lock:  # a training thread that is learning a model right now must not hook what was unhooked
             # Dynamo guards on the plan of a compiled module that has hooks of its own: what it has traced must not change.
             compiled = {key for model in self.names.models for key in model.compiled}
@@ -91,9 +103,8 @@ class Models:
                 self.plans.pop(key, None)
             self._ignored.clear()
             self.learning.clear()
-            for _, handle in self._parameters.values():
-                handle.remove()
-            self._parameters.clear()
+            self.closed.clear()
+            self._parameters.restore()
             self.seen.restore()
         return restored, residue
 
@@ -117,7 +128,9 @@ class Models:
             models = holder()
             plan = None
             if models is not None and models._session.is_live:
-                plan = models._plan_for(module)
+                top = models._session.local.thread.top
+                if top is None or top[0].root not in models.closed:
+                    plan = models._plan_for(module)
             return plain(module, args, kwargs) if plan is None or plan is SKIP else plan(module, args, kwargs)
 
         skip_frames(missing.__code__)
@@ -135,7 +148,7 @@ class Models:
                     return None
                 if thread.top is not None:
                     self._learn_inside(module, thread)
-                elif not _is_in_flight():
+                elif not is_in_flight():
                     self._learn_root(module)
             return self.plans.get(id(module))
         except Failure as failure:
@@ -147,20 +160,32 @@ class Models:
     def _learn_root(self, root: nn.Module) -> None:
         known = self.names.known.get(id(root))
         if known is None:
-            model = self.names.learn(root)
+            model = self.names.learn(root, OF_LARGER if self._may_leave_out() and has_more(root, MOST) else None)
+            self._tell_if_cut(model)
             if not self._may_wait():
                 self.names.proceed(model)
             if model.walk is None:
                 self._plan_model(model)
             else:
-                self.learning.add(model)
+                self._close(model)
                 self._plan_modules(self.names.proceed(model, 1))  # `learn_on` follows: the root's call begins now
         else:
             self.plans[id(root)] = self._plan(id(root))
 
     def _may_wait(self) -> bool:
         """Whether a model may be learnt in portions: what changes the training must do so everywhere from one step on."""
-        return self._gentle and not any(one.mutates for hook in MODULE for one in self._session.registry.ordered(hook))
+        return self._gentle and self._may_leave_out()
+
+    def _may_leave_out(self) -> bool:
+        return not any(one.mutates for hook in MODULE for one in self._session.registry.ordered(hook))
+
+    def _tell_if_cut(self, model: Model) -> None:
+        if model.is_cut:
+            text = (
+                f"{model.signature[0].__name__} has more than {MOST} modules: the {OF_LARGER} nearest to its root are "
+            )
+            rest = "observed, and what happens in the others is that of the module that they are in"
+            self._session.write_log("warning", text + rest)
 
     def learn_on(self) -> None:
         """Learn the next portions of the models that are being learnt; at the beginning of a root's call."""
@@ -168,7 +193,10 @@ class Models:
         try:
             with self.lock:
                 for model in list(self.learning):
-                    self._proceed(model)
+                    if model.walk is not None:
+                        self._proceed(model)
+                    else:  # the next of what is left out may come
+                        self._open(model)
         except Failure as failure:
             self._session.own_failure("learning a model", failure)
         finally:
@@ -178,10 +206,11 @@ class Models:
         now = time.monotonic()
         since_s = min(now - model.proceeded_at, 1.0) if model.proceeded_at else 0.0
         model.proceeded_at = now
-        self._plan_modules(self.names.proceed(model, max(_PORTION, int(_MODULES_PER_S * since_s))))
+        portion = min(max(_PORTION, int(_MODULES_PER_S * since_s)), _LARGEST_PORTION)
+        self._plan_modules(self.names.proceed(model, portion))
         if model.walk is None:
-            self.learning.discard(model)
-            self._hook_parameters(model)
+            self._open(model)
+            self._parameters.hook(model)
             self.seen.learnt(model)
 
     def _learn_inside(self, module: nn.Module, thread: ThreadState) -> None:
@@ -190,10 +219,13 @@ class Models:
         Looking through a model is dear, and a module made inside a `forward` is not in it: the less often there was
         something new, the rarer the look.
         """
+        ordinal = thread.stack()[0].root
         for model, root in self.names.live_roots():
-            if model in self.learning:
+            if model.ordinal != ordinal:
                 continue
-            if model.ordinal == thread.stack()[0].root and model.rescan_at <= self._session.steps.done:
+            if model.is_cut:
+                self._leave_out(model, module)
+            elif model.rescan_at <= self._session.steps.done:
                 new = self.names.extend(model, root)
                 model.rescan_wait = 1 if new else min(2 * model.rescan_wait, 1024)
                 model.rescan_at = self._session.steps.done + model.rescan_wait
@@ -202,11 +234,33 @@ class Models:
                 if id(module) not in self.names.known:
                     self._ignore(module)
 
+    def _leave_out(self, model: Model, module: nn.Module) -> None:
+        """Note that a module is not to be observed; after many, the rest are for the next outermost call."""
+        self._ignore(module)
+        self.seen.note_left_out()
+        model.left_now += 1
+        if model.left_now >= _LEFT_AT_ONCE:
+            self._close(model)
+
+    def _close(self, model: Model) -> None:
+        """Let a model's unknown modules be, until its root is called again."""
+        self.learning.add(model)
+        self.closed.add(model.ordinal)
+
+    def _open(self, model: Model) -> None:
+        model.left_now = 0
+        self.learning.discard(model)
+        self.closed.discard(model.ordinal)
+
+    def left_out(self) -> int:
+        """Give how many modules have been called and are not observed: the rest of a large model, and those of none."""
+        return len(self._ignored)
+
     def _ignore(self, module: nn.Module) -> None:
         ref = Ref(module, self._ignored_died)
-        ref.key = id(module)
-        self._ignored[id(module)] = ref
-        self.plans[id(module)] = SKIP
+        key = ref.key = id(module)  # one number for all, there may be a hundred thousand
+        self._ignored[key] = ref
+        self.plans[key] = SKIP
 
     def _ignored_died(self, ref: Ref) -> None:
         if self._ignored.get(ref.key) is ref:
@@ -215,23 +269,38 @@ class Models:
 
     def _forget(self, key: int) -> None:
         self.plans.pop(key, None)
+        for others in self._others.values():
+            others.pop((key, True), None)
+            others.pop((key, False), None)
 
     # -- plans
 
     def replan(self) -> None:
         """Make all plans anew: a plugin came or went."""
         with self.lock:
-            self._heard.clear()
+            self.audience.changed()
+            for others in self._others.values():
+                others.clear()
             if not self._may_wait():
-                for model in self.learning:
+                for model in list(self.learning):
                     self.names.proceed(model)
-                self.learning.clear()
+                    self._open(model)
+            if not self._may_leave_out():
+                self._take_in()
             for model in list(self.names.models):
                 self._plan_model(model)
 
+    def _take_in(self) -> None:
+        """Name what was left out: what changes the training does so everywhere."""
+        for model, root in self.names.live_roots():
+            if model.is_cut:
+                model.most = None
+                for key in self.names.extend(model, root):
+                    self._ignored.pop(key, None)
+
     def _plan_model(self, model: Model) -> None:
         self._plan_modules([key for key, (_, owner, _) in list(self.names.known.items()) if owner is model])
-        self._hook_parameters(model)
+        self._parameters.hook(model)
         self.seen.learnt(model)
 
     def _plan_modules(self, keys: list[int]) -> None:
@@ -246,41 +315,37 @@ class Models:
         _, model, module = self.names.known[key]
         if key in model.compiled:
             return SKIP
-        heard = tuple(one for hook in sorted(MODULE) for one in self.listeners(hook, module))
-        if not heard and module.depth:
+        if module.depth and not self.audience.of_calls(module):
             return SKIP
-        wrapped = key in model.wrapped or not module.depth
-        make = self._maker(heard, wrapped=wrapped, recompute=False, metered=False)
-        others = (self._other(module, heard, wrapped=wrapped, recompute=recompute) for recompute in (True, False))
-        return self.seen.plan(module, make(module, float(module.id), *others))
+        return self.seen.plan(module, self._made(key, recompute=False, metered=False))
 
-    def _other(
-        self, module: Module, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool
-    ) -> Callable[..., Any]:
-        """Give what a recompute calls, or a step that is metered; its plan is made when the first one comes."""
-        plans: dict[bool, Any] = {}
-        namespace = self._session.namespace
+    def _make_other(self, *, recompute: bool) -> Callable[..., Any]:
+        """Make what a recompute calls, or a metered step. A plan for it is made when the first one comes."""
+        namespace, others = self._session.namespace, self._others
 
-        def other(self_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def other(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             metered = namespace["accounting"]
-            plan = plans.get(metered)
-            if plan is None:
-                plan = plans[metered] = self._other_plan(module, heard, wrapped, recompute=recompute, metered=metered)
-            return plan(self_, args, kwargs)
+            key = id(called), recompute
+            plan = others[metered].get(key) or self._other_plan(key, metered=metered)
+            return plan(called, args, kwargs)
 
         skip_frames(other.__code__)
         return other
 
-    def _other_plan(
-        self, module: Module, heard: tuple[Listener, ...], wrapped: bool, *, recompute: bool, metered: bool
-    ) -> Any:
+    def _other_plan(self, key: tuple[int, bool], *, metered: bool) -> Any:
         frame = self._session.namespace["no_frame"](None)
         try:
             with self.lock:  # a recompute may come in any of autograd's threads
-                make = self._maker(heard, wrapped=wrapped, recompute=recompute, metered=metered)
-                return make(module, float(module.id), None, None)
+                plan = self._others[metered][key] = self._made(key[0], recompute=key[1], metered=metered)
+                return plan
         finally:
             self._session.namespace["no_frame"](frame)
+
+    def _made(self, key: int, *, recompute: bool, metered: bool) -> Any:
+        _, model, module = self.names.known[key]
+        wrapped = key in model.wrapped or not module.depth
+        make = self._maker(self.audience.of_calls(module), wrapped=wrapped, recompute=recompute, metered=metered)
+        return make(module, float(module.id), self._again, self._metered)
 
     def _maker(self, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool, metered: bool) -> Any:
         """Compile the plans of one shape."""
@@ -295,98 +360,13 @@ class Models:
 
     def listeners(self, hook: str, module: Module | None) -> list[Listener]:
         """Give who listens to a hook, at a module where it is a module's hook, in the order of calling."""
-        key = (hook, module.id if module is not None else 0)
-        heard = self._heard.get(key)
-        if heard is None:
-            heard = self._session.registry.ordered(hook)
-            if module is not None:
-                heard = [one for one in heard if self._wants(one, module)]
-            self._heard[key] = heard
-        return heard
-
-    def _wants(self, one: Listener, module: Module) -> bool:
-        if one.hook in ("root_forward", "root_forward_pre") and module.depth:
-            return False
-        key = (one.plugin, module.id)
-        if key not in self._wanted:
-            self._wanted[key] = self._select(one.plugin, module)
-        wanted = self._wanted[key]
-        return one.hook in wanted if isinstance(wanted, frozenset) else wanted
-
-    def _select(self, number: int, module: Module) -> bool | frozenset[str]:
-        """Ask a plugin whether it wants a module: all hooks of it, none, or those named."""
-        entry = self._session.registry.entries[number]
-        plugin: Any = entry.plugin
-        if not hasattr(plugin, "select"):
-            return True
-        if entry.state not in ("active", "waiting"):
-            return False
-        try:
-            wanted = plugin.select(module)
-            return frozenset(wanted) if isinstance(wanted, (set, frozenset, tuple, list)) else bool(wanted)
-        except Failure as failure:
-            self._session.dispatch.fault(number, "select", failure)
-            return False
-
-    # -- parameters
-
-    def _hook_parameters(self, model: Model) -> None:
-        if not self._session.registry.ordered("param_grad"):
-            return
-        root = model.ref() if model.ref is not None else None
-        if root is None or not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
-            return
-        for key, (ref, owner, module) in list(self.names.known.items()):
-            held = ref()
-            if owner is model and held is not None:
-                for name, parameter in held._parameters.items():
-                    if parameter is not None and parameter.requires_grad:
-                        self._hook_parameter(parameter, module, name, key)
-
-    def _hook_parameter(self, parameter: Any, module: Module, name: str, _key: int) -> None:
-        known = self._parameters.get(id(parameter))
-        if known is not None and known[0]() is parameter:
-            return
-        prefix = "" if not module.depth else f"{module.name}."
-
-        def accumulated(param: Any) -> None:
-            session = self._session
-            if session.is_live and param.grad is not None:
-                values = {"module": module, "name": prefix + name, "param": param, "grad": param.grad}
-                session.dispatch.emit("param_grad", values, module)
-
-        handle = parameter.register_post_accumulate_grad_hook(accumulated)
-        self._parameters[id(parameter)] = (weakref.ref(parameter), handle)
-
-    # -- train() and eval()
-
-    def _wrap_train(self, original: Any) -> Callable[..., Any]:
-        def train(self: nn.Module, mode: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's signature
-            if is_dynamo_compiling() or not session.is_live:
-                return original(self, mode)
-            thread = session.local.thread
-            thread.switching += 1
-            try:
-                result = original(self, mode)
-            finally:
-                thread.switching -= 1
-            if not thread.switching:
-                models._switched(self, mode)
-            return result
-
-        session, models = self._session, self
-        return train
-
-    def _switched(self, module: nn.Module, training: bool) -> None:  # noqa: FBT001
-        known = self.names.known.get(id(module))
-        if known is not None:
-            self._session.dispatch.emit("mode", {"module": known[2], "training": training})
+        return self.audience.listeners(hook, module)
 
     # -- from time to time
 
     def boundary(self, thread: ThreadState) -> None:
         """At a step boundary: a lost signal may have left a stale stack."""
-        if thread.top is not None and not _is_in_flight():
+        if thread.top is not None and not is_in_flight():
             thread.top = None
         self.seen.look(is_training_thread=True)
 
@@ -404,14 +384,16 @@ class Models:
             if model.alive:
                 return
             self.names.drop(model)
-            self.learning.discard(model)
+            self._open(model)
+        names = {module.name for module in model.names.values()}
+        for entry in list(self._session.registry.entries.values()):
+            for metric in entry.context.metrics:
+                metric.remove_modules(names)
+            entry.context.forget_modules([module.id for module in model.names.values()])
+        self._session.portions.forget(model.names.values())
         for module in model.names.values():
-            for entry in list(self._session.registry.entries.values()):
-                for metric in entry.context.metrics:
-                    metric.remove_module(module.name)
-                self._wanted.pop((entry.number, module.id), None)
             self._session.page.retire_module(module.id)
-        self._heard.clear()
+        self.audience.forget(model.names.values())
         self._session.page.compact()
         self.seen.forget(model.names.values())
         self.seen.publish()
@@ -423,14 +405,3 @@ class Models:
 
 def _inner_code(make: Any) -> Any:
     return next(const for const in make.__code__.co_consts if hasattr(const, "co_code"))
-
-
-def _is_in_flight() -> bool:
-    """Whether this thread is inside a module's call: one that was under way when we arrived, or an unnamed one."""
-    codes = {nn.Module._call_impl.__code__}
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code in codes:
-            return True
-        frame = frame.f_back
-    return False

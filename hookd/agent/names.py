@@ -7,6 +7,7 @@ is known by its `id` alone, which a weak reference keeps honest: its callback ru
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.nn import Parameter
     from torch.optim import Optimizer
+
+    _Todo = tuple[str, "weakref.ref[nn.Module]", int, bool, bool]
 
 ROOT = "(root)"
 
@@ -56,6 +59,9 @@ class Model:
         self.learnt_at = 0.0  # monotonic, when the last of its modules was named,
         self.learnt_step = 0  # and how many steps were done then
         self.walk: Walk | None = None  # through what is still to be named, None when all is
+        self.most: int | None = None  # modules that are named at most, None: all
+        self.is_cut = False  # it has more than those
+        self.left_now = 0  # modules of it that were left out since its root was called
 
     @property
     def root(self) -> Module:
@@ -77,8 +83,8 @@ class Names:
         self._new_id = new_id
         self._forget = forget
 
-    def learn(self, root: nn.Module) -> Model:
-        """Make a model of a root; `proceed` names the root and everything below it.
+    def learn(self, root: nn.Module, most: int | None = None) -> Model:
+        """Make a model of a root; `proceed` names the root and everything below it, or the `most` nearest to it.
 
         A root of the same shape as one that has died takes over its names: a loss module that is made anew for every
         step is one series, not one per step.
@@ -88,7 +94,9 @@ class Names:
         signature = _signature(root)
         model = self._model_inside(root) or self._reborn(signature) or self._new(signature)
         model.ref = self._ref(root)
-        model.walk = Walk(root)
+        model.most = most
+        model.walk = Walk(root, most)
+        model.is_cut = model.walk.is_cut
         return model
 
     def _learn_replica(self, replica: nn.Module) -> Model:
@@ -96,7 +104,7 @@ class Names:
         for model, root in self.live_roots():
             if type(_innermost(root)) is type(replica):
                 self.proceed(model)
-                self._name_all(model, Walk(replica), is_replica=True)
+                self._name_all(model, Walk(replica, model.most), is_replica=True)
                 return model
         model = self._new(_signature(replica))
         model.walk = Walk(replica)
@@ -118,7 +126,9 @@ class Names:
 
     def extend(self, model: Model, root: nn.Module) -> list[int]:
         """Name what is new below a root since the last time; give the ids of that, or of what was compiled since."""
-        return self._name_all(model, Walk(root))
+        walk = Walk(root, model.most)
+        model.is_cut = walk.is_cut
+        return self._name_all(model, walk)
 
     def _name_all(
         self, model: Model, found: Iterable[tuple[str, nn.Module, bool, bool]], *, is_replica: bool = False
@@ -229,11 +239,20 @@ class Walk:
 
     Parents come first, and each module once. Not `named_modules`: a subclass may override it, and wrappers' own names
     are left out of the paths. A walk may rest for many steps, so it keeps no module alive.
+
+    Args:
+        root: where to begin.
+        most: so many modules at most, those nearest to the root, in the model's order all the same; None for all.
+
+    Attributes:
+        is_cut: whether there are more.
     """
 
-    def __init__(self, root: nn.Module) -> None:
-        self._todo: list[tuple[str, weakref.ref[nn.Module], bool, bool]] = [("", weakref.ref(root), False, False)]
+    def __init__(self, root: nn.Module, most: int | None = None) -> None:
+        self._todo: list[_Todo] = [("", weakref.ref(root), 0, False, False)]
         self._seen: set[int] = set()
+        self._depth, self._extra = (sys.maxsize, 0) if most is None else _reach(root, most)
+        self.is_cut = self._depth < sys.maxsize
 
     @property
     def is_over(self) -> bool:
@@ -245,22 +264,42 @@ class Walk:
 
     def __next__(self) -> tuple[str, nn.Module, bool, bool]:
         while self._todo:
-            path, ref, wrapped, compiled = self._todo.pop()
+            path, ref, depth, wrapped, compiled = self._todo.pop()
             module = ref()
             if module is not None and id(module) not in self._seen:
                 self._seen.add(id(module))
-                self._descend(path, module, is_compiled=compiled)
+                self._descend(path, module, depth, is_compiled=compiled)
                 return path, module, wrapped, compiled
         raise StopIteration
 
-    def _descend(self, path: str, module: nn.Module, *, is_compiled: bool) -> None:
+    def _descend(self, path: str, module: nn.Module, depth: int, *, is_compiled: bool) -> None:
         inside = _wrapped_child(module)
         is_compiled |= inside == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None
-        for name, child in reversed(list(module._modules.items())):
+        children = [] if depth > self._depth else list(module._modules.items())
+        if depth == self._depth:
+            children = children[: self._extra]
+            self._extra -= len(children)
+        for name, child in reversed(children):
             if child is not None:
                 same = name == inside
                 below = path if same else f"{path}.{name}" if path else name
-                self._todo.append((below, weakref.ref(child), same, is_compiled))
+                self._todo.append((below, weakref.ref(child), depth + 1, same, is_compiled))
+
+
+def has_more(root: nn.Module, most: int) -> bool:
+    """Whether a root and all below it are more modules than `most`; looks at no more than it must."""
+    return _reach(root, most)[0] < sys.maxsize
+
+
+def _reach(root: nn.Module, most: int) -> tuple[int, int]:
+    """Find the depth down to which all modules are among the `most`, and how many those of the next level are."""
+    level, count, depth = [root], 1, 0
+    while level:
+        below = [child for module in level for child in module._modules.values() if child is not None]
+        if count + len(below) > most:
+            return depth, most - count
+        level, count, depth = below, count + len(below), depth + 1
+    return sys.maxsize, 0
 
 
 def _innermost(module: nn.Module) -> nn.Module:

@@ -102,6 +102,17 @@ def no_frame() -> Callable[[Any], Any]:
     return getattr(frames, "set_eval_frame", lambda previous: previous)
 
 
+def is_in_flight() -> bool:
+    """Whether this thread is inside a module's call: one that was under way when we arrived, or an unnamed one."""
+    codes = {nn.Module._call_impl.__code__}
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class ClassPatch:
     """`nn.Module.__call__` replaced by ours, and put back by identity."""
 

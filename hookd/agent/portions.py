@@ -21,6 +21,8 @@ from hookd.agent.faults import Failure
 from hookd.events import Call, Returned
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hookd.agent.session import Session
     from hookd.agent.threads import Kept, ThreadState
     from hookd.events import Module
@@ -163,6 +165,13 @@ class Portions:
                 self._changed.add(one.module.id)
         self.waiting.update((number, size) for number, size in self._candidates.items() if number not in self._changed)
         self._candidates.clear()
+
+    def forget(self, modules: Iterable[Module]) -> None:
+        """Forget a model that is gone."""
+        for module in modules:
+            self.waiting.pop(module.id, None)
+            self._candidates.pop(module.id, None)
+            self._changed.discard(module.id)
 
 
 def _as_returned(module: Module, inputs: tuple[Any, ...], output: Any, version: int) -> Returned:

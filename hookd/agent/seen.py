@@ -75,6 +75,10 @@ class Seen:
             if models.plans.get(key) is first:
                 models.plans[key] = first.plan
 
+    def note_left_out(self) -> None:
+        """Note that there are modules that are not to be observed."""
+        self._is_changed = True
+
     def learnt(self, model: Model) -> None:
         """Take a model that is new, or that has got new modules."""
         model.learnt_at, model.learnt_step = time.monotonic(), self._models.steps_done()
@@ -95,6 +99,7 @@ class Seen:
         states = [state for _, state in self.states()]
         for state in STATES:
             self._gauge.labels(state).set(states.count(state))
+        self._gauge.labels("left_out").set(self._models.left_out())
 
     def states(self) -> list[tuple[Module, str]]:
         """Give the state of each module, an empty one where there is nothing to see or nobody looks."""

@@ -7,6 +7,8 @@ is byte for byte what prometheus_client makes of the same samples, which `metric
 from __future__ import annotations
 
 import math
+import operator
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "info": ("_info",), "gauge": ("",)}
 """By kind of a family, what its samples are called beyond its name."""
+
+_LARGEST = sys.float_info.max
+_GO_EXPONENT = 1e6
+"""From here on Go writes another exponent than Python: prometheus_client/utils.py `floatToGoString`, 0.26."""
 
 Heads = tuple[str, ...]
 """What stands before the values of one series: one text for each of its lines."""
@@ -43,22 +49,21 @@ class Part:
     standard: Mapping[str, str]
     heads: dict[int, Heads]
 
-    def lines(self) -> Iterator[str]:
-        """Give the text of each sample."""
+    def text(self) -> str:
+        """Give the text of all samples."""
         family, heads = self.family, self.heads
         for k in self.indexes:
             if k not in heads:
                 heads[k] = tuple(_head(name, labels) for name, labels in self._names(k))
-        cells, first, is_counter = family.cells, family.first, family.kind == "counter"
         if family.kind == "histogram":
-            for k in self.indexes:
-                for head, value in zip(heads[k], _histogram(family, first[k]), strict=False):
-                    yield f"{head}{number(value)}\n"
-            return
-        for k in self.indexes:
-            value = cells[first[k]]
-            if not is_counter or 0 <= value < math.inf:
-                yield f"{heads[k][0]}{number(value)}\n"
+            found = [(heads[k], _histogram(family, family.first[k])) for k in self.indexes]
+            return "".join(_lines(head, values) for head, values in found)
+        firsts = [heads[k][0] for k in self.indexes]
+        values = list(map(family.cells.__getitem__, map(family.first.__getitem__, self.indexes)))
+        if family.kind == "counter" and not _are_between(0, values, math.inf):
+            served = [at for at, value in enumerate(values) if 0 <= value < math.inf]
+            values, firsts = [values[at] for at in served], [firsts[at] for at in served]
+        return _lines(firsts, values)
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
         """Give the name, labels and value of each sample."""
@@ -109,7 +114,7 @@ class PageFamily:
     def encode(self, encoder: Encoder) -> bytes:
         """Make its text; `encoder` makes HELP and TYPE, in its own format."""
         head = encoder(One(Metric(self.name, self.text, self.kind)))
-        return head + "".join(line for part in self.parts for line in part.lines()).encode()
+        return head + "".join(part.text() for part in self.parts).encode()
 
 
 class One:
@@ -145,6 +150,22 @@ def encode(families: Iterable[Metric | PageFamily], encoder: Encoder) -> bytes:
 def number(value: float) -> str:
     """Write a number as Prometheus does."""
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
+
+
+def _lines(heads: Iterable[str], values: list[float]) -> str:
+    """Give a line for each value; where there are fewer values, the last heads have none."""
+    if not values:
+        return ""
+    texts = repr(values)[1:-1].split(", ")  # as `number` for all but the few below, in a quarter of its time
+    if not _are_between(-_LARGEST, values, _GO_EXPONENT):
+        for at in [at for at, value in enumerate(values) if not -_LARGEST <= value < _GO_EXPONENT]:
+            texts[at] = number(values[at])
+    return "\n".join(map(operator.add, heads, texts)) + "\n"
+
+
+def _are_between(low: float, values: list[float], top: float) -> bool:
+    """Whether all are at least `low` and below `top`; a NaN is not, and shows in the sum."""
+    return not values or (min(values) >= low and max(values) < top and not math.isnan(sum(values)))
 
 
 def cumulative(bounds: Sequence[float], counts: Iterable[float]) -> list[tuple[str, float]]:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import functools
 import gzip
 import logging
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -25,6 +30,12 @@ if TYPE_CHECKING:
 
 MAX_WAITING = 20
 """Scrapes that wait for the one in progress; more are sent away."""
+MAX_SENDING = 8
+"""Pages on their way to readers that are slow, each some MB: with one more, the oldest is cut off."""
+SENDING_S = 10.0
+"""How long a reader may take; Prometheus itself gives up after its scrape_timeout, 10 s by default."""
+_PORTION = 1 << 20
+_M_MMAP_THRESHOLD = -3  # malloc.h
 _HEADERS = {
     "Content-Security-Policy": page_html.POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -42,12 +53,17 @@ class Web:
         self._service = service
         self._collector = collector
         self._turn = asyncio.Lock()
+        # One thread for all scrapes: malloc keeps the memory of a large page for each thread that has made one.
+        self._renderer = ThreadPoolExecutor(1, "render")
         self._waiting = 0
+        self._sending: dict[asyncio.Transport, None] = {}  # in the order of their beginnings
 
     def app(self) -> web.Application:
         """Make the application."""
+        _return_large_blocks()
         app = web.Application(middlewares=[_answer_errors], client_max_size=0)
         app.on_response_prepare.append(_add_headers)
+        app.on_cleanup.append(self._close)
         app.router.add_get("/", self._home)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/-/healthy", self._healthy)
@@ -57,7 +73,7 @@ class Web:
         app.router.add_get("/api/v1/incidents", self._incidents)
         return app
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
         """Render in a thread, one scrape at a time: 1,000 series take some 5 ms."""
         if self._waiting >= MAX_WAITING:
             return web.Response(status=503, text="too many scrapes at once\n")
@@ -67,11 +83,38 @@ class Web:
         self._waiting += 1
         try:
             async with self._turn:
-                body, content_type = await asyncio.to_thread(render, self._collector, accept, names, is_gzip=is_gzip)
+                work = functools.partial(render, self._collector, accept, names, is_gzip=is_gzip)
+                body, content_type = await asyncio.get_running_loop().run_in_executor(self._renderer, work)
         finally:
             self._waiting -= 1
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        return web.Response(body=body, headers={**headers, **({"Content-Encoding": "gzip"} if is_gzip else {})})
+        return await self._send(request, body, {**headers, **({"Content-Encoding": "gzip"} if is_gzip else {})})
+
+    async def _send(self, request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
+        """Send a body within a time, because aiohttp would keep it for as long as the reader leaves it lying."""
+        transport = request.transport
+        if request.method == "HEAD" or transport is None:
+            return web.Response(body=body, headers=headers)
+        response = web.StreamResponse(headers=headers)
+        response.content_length = len(body)
+        await response.prepare(request)
+        while len(self._sending) >= MAX_SENDING:
+            oldest = next(iter(self._sending))
+            del self._sending[oldest]
+            oldest.abort()
+        self._sending[transport] = None
+        timer = asyncio.get_running_loop().call_later(SENDING_S, transport.abort)
+        try:
+            await _write(response, body)
+        except ConnectionError as error:
+            traceback.clear_frames(error.__traceback__)  # one of them holds the error: a circle, and the body in it
+        finally:
+            timer.cancel()
+            self._sending.pop(transport, None)
+        return response
+
+    async def _close(self, _: web.Application) -> None:
+        self._renderer.shutdown(wait=False, cancel_futures=True)
 
     async def _home(self, _: web.Request) -> web.Response:
         incidents = await asyncio.to_thread(self._service.fleet.incidents, limit=20)
@@ -96,6 +139,22 @@ class Web:
     async def _incidents(self, request: web.Request) -> web.Response:
         wanted = incident_filter(request)
         return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.incidents, **wanted)})
+
+
+async def _write(response: web.StreamResponse, body: bytes) -> None:
+    """Write in portions: of one that is not taken at once asyncio makes a copy, in Python 3.11 and before."""
+    view = memoryview(body)
+    for start in range(0, len(view), _PORTION):
+        await response.write(view[start : start + _PORTION])
+
+
+def _return_large_blocks() -> None:
+    """Have malloc return what a page took as soon as it is freed; else glibc keeps blocks of up to 32 MiB for later.
+
+    Source: glibc's mallopt(3), "dynamic mmap threshold". Other libraries have no `mallopt`, or one that does nothing.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _PORTION)
 
 
 def render(collector: FleetCollector, accept: str, names: frozenset[str], *, is_gzip: bool) -> tuple[bytes, str]:

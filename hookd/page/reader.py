@@ -39,6 +39,7 @@ from hookd.page.layout import (
     STATE_WORD,
     STATES,
     TABLE_WORD,
+    TID,
     WORDS,
     Region,
     divide,
@@ -94,10 +95,12 @@ class PageReader:
         """Return where each thread is, in a few hundred microseconds."""
         data = self._pread(*self._regions["heartbeat"])
         names_at = HEARTBEATS * BEAT_CELLS * 8
+        tids = array("d")
+        tids.frombytes(data[:names_at])
         beats = []
-        for slot in range(HEARTBEATS):
-            tid, module, events, phase, step, depth = RECORD.unpack_from(data, slot * BEAT_CELLS * 8)
+        for slot, tid in enumerate(tids[TID::BEAT_CELLS]):  # mostly empty
             if _whole(tid):
+                _, module, events, phase, step, depth = RECORD.unpack_from(data, slot * BEAT_CELLS * 8)
                 start = names_at + slot * NAME_BYTES
                 name = data[start : start + NAME_BYTES].partition(b"\0")[0].decode("utf-8", "replace")
                 phase_name = PHASES[_whole(phase)] if _whole(phase) < len(PHASES) else PHASES[0]

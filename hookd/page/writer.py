@@ -65,6 +65,7 @@ class PageWriter:
         fd: the memfd; -1 once closed.
         cells: float64 view of the whole page; released once closed: a store then raises ValueError.
         dropped: how many series found no room.
+        sharers: by family, the objects of `hookd.metrics` that have declared it.
     """
 
     def __init__(self, fd: int, memory: mmap.mmap, identity: dict[str, Any]) -> None:
@@ -98,6 +99,8 @@ class PageWriter:
 
     def _lay_out_schema(self, values: Region) -> None:
         self._families: dict[int, _Family] = {}
+        self.sharers: dict[int, list[Any]] = {}
+        self._texts: dict[Values, Values] = {}
         self._by_name: dict[str, _Family] = {}
         self._modules: dict[int, tuple[str, str, int]] = {}
         self._family_ids = itertools.count(1)
@@ -227,8 +230,18 @@ class PageWriter:
         if index is None:
             if len(values) != len(known.declaration.labels) or not all(isinstance(value, str) for value in values):
                 raise ValueError(f"{values!r} are no label values for {known.declaration}")
-            index = self._exclusive(self._add_series, known, tuple(map(clean, values)))
+            index = self._exclusive(self._add_series, known, self._shared(values))
         return self._drop() if index is None else index
+
+    def known(self, family: int) -> list[Values]:
+        """Return the label values of a family's series."""
+        known = self._families.get(family)
+        return [] if known is None else list(known.cells)
+
+    def _shared(self, values: Values) -> Values:
+        """Clean label values; those of a module are one object in all of its families."""
+        cleaned = tuple(map(clean, values))
+        return self._texts.setdefault(cleaned, cleaned)
 
     def _add_series(self, family: _Family, values: Values) -> int:
         index = family.cells.get(values)
@@ -284,6 +297,7 @@ class PageWriter:
         known = self._families.pop(family, None)
         if known:
             del self._by_name[known.declaration.name]
+            self.sharers.pop(family, None)
             self._forget(list(known.cells.values()), known.width)
             self._append(array_of("-f", family))
 
@@ -300,6 +314,7 @@ class PageWriter:
     def _compact(self) -> None:
         if self._stale:
             self._rewrite_schema()
+            self._texts.clear()
         while self._retired:
             index, width = self._retired.pop()
             self._free.setdefault(width, []).append(index)

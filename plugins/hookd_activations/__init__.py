@@ -85,7 +85,7 @@ BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 ALERT_STEPS = 8
 """How many steps are looked at after a loss spike, whatever the interval: what explodes may be over in ten steps."""
 
-Setter = Callable[[float], None]
+Cells = tuple[Any, tuple[int, ...]]
 
 
 class Activations(Plugin):
@@ -121,7 +121,7 @@ class Activations(Plugin):
         if self.wants_histogram:
             text = f"Share of the output's elements that are at most `le`, {sample}"
             self.below = context.gauge("below_ratio", text, ["module", "le"])
-        self.cells: dict[int, list[Setter]] = {}
+        self.cells: dict[int, Cells] = context.per_module()
         self.parameters = Parameters(context, self.selector.selected, self._learnt)
         self.is_sampled = False  # something was looked at in this step
         self.alert = 0
@@ -167,8 +167,9 @@ class Activations(Plugin):
             summary.mean, summary.std, summary.min, summary.max, summary.zero_ratio, summary.absmax, summary.norm,
             nonfinite,
         )  # fmt: skip
-        for store, value in zip(self._setters(module), values):
-            store(value)
+        cells, places = self._cells(module)
+        for at, value in zip(places, values):
+            cells[at] = value
         see = self.findings.see
         if module.type in RECTIFIERS:
             is_dead = summary.count >= findings.FEW and summary.zero_ratio >= self.findings.dead
@@ -179,11 +180,12 @@ class Activations(Plugin):
             see("near_overflow", module.name, "{module}: output of {absmax:.0f} in float16, which ends at 65504",
                 holds=is_near, absmax=summary.absmax)  # fmt: skip
 
-    def _setters(self, module: Module) -> list[Setter]:
-        setters = self.cells.get(module.id)
-        if setters is None:
-            setters = self.cells[module.id] = [gauge.labels(module.name).set for gauge in self.gauges]
-        return setters
+    def _cells(self, module: Module) -> Cells:
+        found = self.cells.get(module.id)
+        if found is None:
+            children = [gauge.labels(module.name) for gauge in self.gauges]
+            found = self.cells[module.id] = children[0].cells, tuple([child.at for child in children])
+        return found
 
     def _saturated(self, module: Module, ratio: float, *, is_much: bool) -> None:
         self.saturation.labels(module.name).set(ratio)

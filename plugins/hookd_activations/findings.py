@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from statistics import median
 from typing import Any
@@ -106,9 +107,10 @@ class Course:
     """The last values of something, and how the next compares with them."""
 
     WINDOW, LEAST = 32, 5
+    __slots__ = ("_window",)
 
     def __init__(self) -> None:
-        self._window: deque[float] = deque(maxlen=self.WINDOW)
+        self._window = array("d")  # a deque would take 700 bytes, and there are several for each module
 
     def relative(self, value: float) -> float:
         """Give `value` relative to the median of those taken, 1 while they are too few."""
@@ -118,4 +120,6 @@ class Course:
     def take(self, value: float) -> None:
         """Let it be one of them; what is 0 or not finite is not."""
         if 0 < value < math.inf:
+            if len(self._window) == self.WINDOW:
+                self._window.pop(0)
             self._window.append(value)

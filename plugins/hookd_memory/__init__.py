@@ -70,7 +70,7 @@ class Memory(Plugin):
         self.growth = context.gauge("growth_bytes", "Growth per step, over the last two thirds of it.", ["place"])
         self.resident = Resident(context)
         self.cuda = CUDA(context)
-        self.outputs: dict[int, Any] = {}
+        self.outputs: dict[int, Any] = context.per_module()
         self.entered: dict[tuple[int, int], tuple[Any, int]] = {}
         self.watched: dict[int, tuple[str, Kept]] = {}
         self.found: list[tuple[str, Kept]] = []

@@ -89,8 +89,8 @@ class Timing(Plugin):
         self.context = context
         self.own: dict[int, Own] = {}
         self.forwards: dict[int, Forward] = {}  # without those whose end somebody waits for
-        self.recomputes: dict[int, tuple[Any, int, int, int]] = {}
-        self.backwards: dict[int, tuple[Any, int, int, int]] = {}
+        self.recomputes: dict[int, tuple[Any, int, int, int]] = context.per_module()
+        self.backwards: dict[int, tuple[Any, int, int, int]] = context.per_module()
         self.of_forward = _families(context, "forward", "of the module's forward calls")
         self.of_recompute = _families(context, "recompute", "of calls made again by activation checkpointing")
         self.of_backward = _families(context, "backward", "of the module's backward, estimated from sampled steps")

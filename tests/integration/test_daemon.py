@@ -13,85 +13,15 @@ import stat
 import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 
 from hookd.daemon.client import DaemonClient
 from hookd.errors import DaemonNotRunning, HookdError, NoSuchTarget, UsageError
+from tests.support.daemon import tell
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD, Metrics
-
-HOLDER = Path(__file__).parents[1] / "support" / "page_holder.py"
-
-
-class Daemon:
-    """`hookd serve` with everything in a directory of its own."""
-
-    def __init__(self, directory, *arguments):
-        self.client = DaemonClient(directory / "control.sock")
-        state = ("--state-dir", directory / "state", "--control", self.client.path)
-        command = [*HOOKD, "serve", "--listen", "127.0.0.1:0", *state, *arguments]
-        self.process = Process(command, env=tool_environment(HOOKD_POLL_S="0.1", HOOKD_SCAN_S="0.1"))
-        wait_until(self.answers, what="the daemon")
-        self.url = self.client.status()["url"]
-        wait_until(self.is_ready, what="its first look for targets")
-
-    def answers(self):
-        assert self.process.popen.poll() is None, self.process.describe()
-        try:
-            return self.client.version()
-        except DaemonNotRunning:
-            return None
-
-    def is_ready(self):
-        with contextlib.suppress(urllib.error.HTTPError):
-            return "is ready" in self.get("/-/ready")
-        return False
-
-    def get(self, path, **headers):
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=10) as answer:
-            return answer.read().decode()
-
-    def metrics(self):
-        return Metrics(self.get("/metrics"))
-
-    def rows(self, run):
-        return [row for row in self.client.targets() if row["run"].partition("~")[0] == run]
-
-
-@pytest.fixture
-def serve(stack, tmp_path):
-    def start(*arguments, directory=tmp_path):
-        daemon = Daemon(directory, *arguments)
-        stack.callback(daemon.process.close)
-        return daemon
-
-    return start
-
-
-@pytest.fixture
-def run(tmp_path):
-    """A run's name that no other process of this machine has: a daemon sees them all."""
-    return f"run-{tmp_path.parent.name}-{tmp_path.name}-{os.getpid()}"
-
-
-@pytest.fixture
-def hold(stack, run):
-    def start(**identity):
-        command = [sys.executable, HOLDER, json.dumps({"run": run, **identity})]
-        holder = stack.enter_context(
-            Process(command, env=tool_environment(PYTHONPATH=os.pathsep.join(sys.path)), stdin=True)
-        )
-        holder.expect("ready")
-        return holder
-
-    return start
-
-
-def tell(holder, **verb):
-    holder.ask(json.dumps(verb), "done")
+from tests.support.tool import HOOKD
 
 
 def test_a_target_is_found_served_and_after_its_death_lingers_then_goes(serve, hold, run):

@@ -1,0 +1,128 @@
+"""How long a scrape takes: one page of 50,000 series, and 64 pages of 2,000, beside prometheus_client's own encoder.
+
+    python -m tests.bench.scrape [--rounds N]
+
+Real pages of this process are read, decoded and rendered as by `GET /metrics` in detail "all", all values changed before
+each scrape. The best and the median of the rounds, in ms, after the first, which makes what is kept of each series.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any
+
+from prometheus_client.exposition import choose_encoder
+
+from hookd import labels
+from hookd.daemon.collector import FleetCollector, Tally
+from hookd.daemon.families import PageFamily
+from hookd.daemon.selection import Limits
+from hookd.daemon.targets import Target
+from hookd.daemon.web import render
+from hookd.page import PageWriter
+
+FORMATS = {"text": "", "OpenMetrics": "application/openmetrics-text; version=1.0.0"}
+SIZES = ((1, 50_000), (64, 2_000))
+FAMILIES = 10
+
+
+class Fleet:
+    """Targets as the collector asks for them, over pages of this process."""
+
+    def __init__(self, targets: int, series: int) -> None:
+        self.pages = [page_of(str(rank), series) for rank in range(targets)]
+        self.held = [Target(os.getpid(), os.dup(page.fd)) for page, _ in self.pages]
+        for rank, target in enumerate(self.held):
+            target.claim = labels.Claim(os.getpid(), os.getpid(), str(rank), "train", "train")
+
+    def targets(self) -> list[Target]:
+        return self.held
+
+    def change(self) -> None:
+        """Give every series another value."""
+        for page, places in self.pages:
+            for at in places:
+                page.cells[at] += 0.37
+
+    def close(self) -> None:
+        for target in self.held:
+            target.close()
+        for page, _ in self.pages:
+            page.close()
+
+
+def page_of(rank: str, series: int) -> tuple[PageWriter, list[int]]:
+    page = PageWriter.create({"pid": os.getpid(), "run": "train", "rank": rank, "script": "train.py"})
+    page.set_state("running")
+    places = []
+    for number in range(FAMILIES):
+        family = page.family(f"hookd_bench_{number}", ("gauge", "counter")[number % 2], "A family.", ("module",))
+        for n in range(series // FAMILIES):
+            places.append(page.series(family, (f"model.layers.{n // 4}.{('attn', 'mlp', 'ln1', 'ln2')[n % 4]}",)))
+            page.cells[places[-1]] = n * 1.37 + number / 1000
+    return page, places
+
+
+def measure(targets: int, series: int, rounds: int) -> list[dict[str, Any]]:
+    """Give one row for each format."""
+    fleet = Fleet(targets, series)
+    try:
+        collector = FleetCollector(fleet, Tally(), Limits(detail="all"))  # type: ignore[arg-type]
+        about = {"targets": targets, "series": series}
+        return [{**about, **_timed(fleet, collector, name, rounds)} for name in FORMATS]
+    finally:
+        fleet.close()
+
+
+def _timed(fleet: Fleet, collector: FleetCollector, name: str, rounds: int) -> dict[str, Any]:
+    encoder, _ = choose_encoder(FORMATS[name])
+    ours, theirs = [], []
+    for _ in range(rounds + 1):
+        fleet.change()
+        begun = time.perf_counter()
+        render(collector, FORMATS[name], frozenset(), is_gzip=False)
+        ours.append(1e3 * (time.perf_counter() - begun))
+        given = Given([one.metric() if isinstance(one, PageFamily) else one for one in collector.families()])
+        begun = time.perf_counter()
+        encoder(given)
+        theirs.append(1e3 * (time.perf_counter() - begun))
+    return {
+        "format": name, "first": ours[0], "best": min(ours[1:]),
+        "median": statistics.median(ours[1:]), "generate_latest": statistics.median(theirs[1:]),
+        "ratio": statistics.median(a / b for a, b in zip(ours[1:], theirs[1:], strict=True)),
+    }  # fmt: skip
+
+
+class Given:
+    """A registry of these families."""
+
+    def __init__(self, metrics: list[Any]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Any:
+        return iter(self._metrics)
+
+
+def table(rounds: int = 10) -> tuple[str, list[str], list[list[str]]]:
+    """Give title, columns and rows for docs/benchmarks.md."""
+    rows = [row for size in SIZES for row in measure(*size, rounds)]
+    times = ("first", "best", "median", "generate_latest")
+    shown = [
+        [f"{r['targets']} x {r['series']:,}", r["format"], *(f"{r[t]:.0f}" for t in times), f"{r['ratio']:.2f}"]
+        for r in rows
+    ]
+    return "A scrape, ms", ["targets x series", "format", *times, "ratio to it"], shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    title, columns, rows = table(parser.parse_args().rounds)
+    print(title, columns, *rows, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A daemon, and targets of which each test has its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Daemon
+from tests.support.environment import tool_environment
+from tests.support.processes import Process
+
+HOLDER = Path(__file__).parents[1] / "support" / "page_holder.py"
+
+
+@pytest.fixture
+def serve(stack, tmp_path):
+    def start(*arguments, directory=tmp_path):
+        daemon = Daemon(directory, *arguments)
+        stack.callback(daemon.process.close)
+        return daemon
+
+    return start
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's name that no other process of this machine has: a daemon sees them all."""
+    return f"run-{tmp_path.parent.name}-{tmp_path.name}-{os.getpid()}"
+
+
+@pytest.fixture
+def hold(stack, run):
+    def start(**identity):
+        command = [sys.executable, HOLDER, json.dumps({"run": run, **identity})]
+        holder = stack.enter_context(
+            Process(command, env=tool_environment(PYTHONPATH=os.pathsep.join(sys.path)), stdin=True)
+        )
+        holder.expect("ready")
+        return holder
+
+    return start

@@ -1,0 +1,139 @@
+"""What the agent keeps: of models that are gone nothing, and of a model that is too large not everything."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+import weakref
+
+import torch
+from torch import nn
+
+from hookd import Plugin, hookimpl
+from hookd.agent import models
+from tests.support.agent import running
+
+X = torch.ones(2, 4)
+
+
+class Counts(Plugin):
+    name = "counts"
+
+    @hookimpl
+    def configure(self, context):
+        self.calls = context.counter("calls", "Calls of a module.", ["module"])
+        self.seen: list[str] = []
+
+    @hookimpl
+    def forward(self, module):
+        self.calls.labels(module.name).inc()
+        self.seen.append(module.name)
+
+
+def wide(modules: int) -> nn.Sequential:
+    """A root of two levels: stages of ten layers."""
+    return nn.Sequential(*[nn.Sequential(*[nn.Identity() for _ in range(10)]) for _ in range(modules // 11)])
+
+
+def test_models_that_come_and_go_are_forgotten() -> None:
+    with running(Counts, "timing", "activations") as agent:
+        session, sizes, refs = agent.session, [], []
+        for n in range(60):
+            model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(1 + n % 20)])  # twenty shapes in turn
+            refs.append(weakref.ref(model))
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            model(X).square().mean().backward()
+            optimizer.step()
+            del model, optimizer
+            gc.collect()
+            assert refs[-1]() is None, "nothing of ours keeps it"
+            later = time.time() + 1e5 * n
+            session.tick(later)
+            session.tick(later + 999.0)  # a minute after it has gone, its series go
+            sizes.append(tables(session))
+        assert session.models.names.models == []
+        assert max(map(sum, sizes[20:])) <= max(map(sum, sizes[:20])), sizes
+        assert not [values for values in agent.values("hookd_timing_forward_calls") if values != ("(root)",)]
+
+
+def tables(session) -> list[int]:
+    known = session.models
+    held = [
+        known.plans,
+        known.names.known,
+        known._ignored,
+        known._recomputes,
+        known.audience._tastes,
+        known.seen._called,
+    ]
+    contexts = [entry.context for entry in session.registry.entries.values()]
+    held += [table for context in contexts for table in context._per_module]
+    return [len(one) for one in held] + [session.page._series_count, len(session.page._modules)]
+
+
+def test_a_large_model_is_observed_near_its_root(monkeypatch) -> None:
+    monkeypatch.setattr(models, "MOST", 60)
+    monkeypatch.setattr(models, "OF_LARGER", 30)
+    model = wide(220)
+    with running(Counts) as agent:
+        model(X)
+        names = [f"{n}" for n in range(20)] + [f"0.{n}" for n in range(9)]
+        assert sorted(agent.plugin("counts").seen) == sorted([*names, "(root)"])
+        model(X)
+        states = agent.values("hookd_modules")
+        agent.session.models.seen.publish()
+        assert agent.values("hookd_modules")["left_out",] == 20 * 11 + 1 - 30, states
+        assert [entry["level"] for entry in agent.read().logs if "more than 60 modules" in entry["message"]] == [
+            "warning"
+        ]
+        ignored = agent.session.models._ignored
+        del model
+        gc.collect()
+        assert not ignored
+
+
+def test_a_model_of_the_largest_size_is_observed_whole(monkeypatch) -> None:
+    model = wide(220)
+    monkeypatch.setattr(models, "MOST", 221)
+    monkeypatch.setattr(models, "OF_LARGER", 30)
+    with running(Counts) as agent:
+        model(X)
+        assert len(agent.plugin("counts").seen) == 221
+
+
+def test_what_is_left_out_is_noted_in_portions(monkeypatch) -> None:
+    monkeypatch.setattr(models, "MOST", 60)
+    monkeypatch.setattr(models, "OF_LARGER", 30)
+    monkeypatch.setattr(models, "_LEFT_AT_ONCE", 50)
+    model = wide(220)
+    with running(Counts, method="attach") as agent:
+        counts = []
+        for _ in range(12):
+            model(X)
+            counts.append(agent.session.models.left_out())
+        assert counts[-1] == 221 - 30
+        assert max(b - a for a, b in itertools.pairwise([0, *counts])) <= 50
+        assert not agent.session.models.learning
+
+
+def test_what_changes_the_training_is_armed_in_all_of_a_large_model(monkeypatch) -> None:
+    monkeypatch.setattr(models, "MOST", 20)
+    monkeypatch.setattr(models, "OF_LARGER", 10)
+
+    class Doubles(Plugin):
+        name = "doubles"
+        mutates = True
+
+        @hookimpl
+        def forward(self, output):
+            return output * 2
+
+    model = nn.Sequential(*[nn.Identity() for _ in range(40)])
+    with running(Counts, Doubles):
+        assert model(X)[0, 0] == 2.0**41
+    with running(Counts) as agent:
+        model(X)
+        assert len(agent.plugin("counts").seen) == 10
+        agent.session.load(Doubles(), {}, by_name=True)
+        assert model(X)[0, 0] == 2.0**41

@@ -1,0 +1,53 @@
+"""A real `hookd serve`, and what is told to the processes that hold pages for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.error
+import urllib.request
+
+from hookd.daemon.client import DaemonClient
+from hookd.errors import DaemonNotRunning
+from tests.support.environment import tool_environment
+from tests.support.processes import Process, wait_until
+from tests.support.tool import HOOKD, Metrics
+
+
+class Daemon:
+    """`hookd serve` with everything in a directory of its own."""
+
+    def __init__(self, directory, *arguments):
+        self.client = DaemonClient(directory / "control.sock")
+        state = ("--state-dir", directory / "state", "--control", self.client.path)
+        command = [*HOOKD, "serve", "--listen", "127.0.0.1:0", *state, *arguments]
+        self.process = Process(command, env=tool_environment(HOOKD_POLL_S="0.1", HOOKD_SCAN_S="0.1"))
+        wait_until(self.answers, what="the daemon")
+        self.url = self.client.status()["url"]
+        wait_until(self.is_ready, what="its first look for targets")
+
+    def answers(self):
+        assert self.process.popen.poll() is None, self.process.describe()
+        try:
+            return self.client.version()
+        except DaemonNotRunning:
+            return None
+
+    def is_ready(self):
+        with contextlib.suppress(urllib.error.HTTPError):
+            return "is ready" in self.get("/-/ready")
+        return False
+
+    def get(self, path, **headers):
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=10) as answer:
+            return answer.read().decode()
+
+    def metrics(self):
+        return Metrics(self.get("/metrics"))
+
+    def rows(self, run):
+        return [row for row in self.client.targets() if row["run"].partition("~")[0] == run]
+
+
+def tell(holder, **verb):
+    holder.ask(json.dumps(verb), "done")
