@@ -63,7 +63,9 @@ def tables(session) -> list[int]:
         known.plans,
         known.names.known,
         known._ignored,
-        known._recomputes,
+        *known._others.values(),
+        session.portions.waiting,
+        session.portions._candidates,
         known.audience._tastes,
         known.seen._called,
     ]
