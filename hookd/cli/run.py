@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def run(
     from hookd.attach import command as process
     from hookd.config import load
 
+    logging.basicConfig(level=logging.WARNING, format="hookd: %(message)s")
     config = load({"listen": listen}, os.environ)
     request = AttachRequest(
         plugins=tuple(map(config.with_options, options.parse_plugins(plugins) or config.plugins)),

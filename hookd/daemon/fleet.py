@@ -51,6 +51,7 @@ class Fleet:
         self._census = Census(only, clock)
         self._clock = clock
         self._lock = threading.RLock()
+        self._keeping = threading.Lock()
         self._held: dict[int, Target] = {}
         self._ended: list[Target] = []
         self._seen: set[tuple[int, int]] = set()
@@ -219,12 +220,16 @@ class Fleet:
 
     def _keep_incidents(self, target: Target) -> None:
         snapshot = target.last()
-        if snapshot is None or len(snapshot.incidents) == 0:
+        if snapshot is None:
             return
-        new = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
-        if new:
-            self.store.add(self._key(target), target.claim.run, target.claim.rank, new)
-            target.incidents_stored = max(map(_seq, new))
+        with self._keeping:  # an end that is noticed and the poll may come at one moment
+            new = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
+            if new:
+                self.store.add(self._key(target), target.claim.run, target.claim.rank, new)
+                target.incidents_stored = max(map(_seq, new))
+            target.herald.tell(target, new)
+            if target.ended is not None:
+                target.herald.end(target)
 
     @staticmethod
     def _key(target: Target) -> tuple[int, int, int]:

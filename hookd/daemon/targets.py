@@ -12,6 +12,7 @@ import psutil
 
 from hookd import labels
 from hookd.attach import commandline, control, proc
+from hookd.daemon.herald import Herald
 from hookd.errors import HookdError, PageError
 from hookd.page import PageReader
 
@@ -195,6 +196,7 @@ class Target:
         self.state: State = "attached"
         self.ended: Ended | None = None
         self.incidents_stored = 0
+        self.herald = Herald(clock)
         self.lease: Control | None = None
         self._process = psutil.Process(pid)
         self.pidfd = _pidfd(pid)

@@ -97,6 +97,18 @@ def test_a_restarted_daemon_finds_everything_again_and_incidents_are_kept_once(s
         assert not daemon.client.path.exists()
 
 
+def test_an_incident_is_in_the_log_when_it_comes_also_where_the_process_ends_with_it(serve, hold, run):
+    daemon, holder = serve(), hold()
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    tell(holder, incident={"kind": "nan", "message": "first NaN: fc output", "step": 3})
+    daemon.process.expect(
+        rf"hookd WARNING: nan in process {holder.pid} \(run {run}, rank 0\) at step 3: first NaN: fc output$"
+    )
+    tell(holder, incident={"kind": "inf", "message": "the last word", "step": 4})
+    holder.signal(signal.SIGKILL)
+    daemon.process.expect(rf"hookd WARNING: inf in process {holder.pid} .* at step 4: the last word$")
+
+
 def test_a_killed_daemons_socket_does_not_hinder_the_next_one(serve):
     first = serve()
     first.process.signal(signal.SIGKILL)

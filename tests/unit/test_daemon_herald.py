@@ -1,0 +1,69 @@
+"""What the daemon says of incidents as they come."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from hookd import labels
+from hookd.daemon.herald import LINES, MAX_LENGTH, WINDOW_S, Herald
+
+
+@pytest.fixture
+def clock():
+    return SimpleNamespace(now=100.0)
+
+
+@pytest.fixture
+def herald(clock, caplog):
+    caplog.set_level(logging.WARNING)
+    return Herald(lambda: clock.now)
+
+
+TARGET = SimpleNamespace(pid=7, claim=labels.Claim(7, 7, "1", "train.py", "train.py"))
+
+
+def dead(n):
+    return {"kind": "dead", "step": n, "message": f"layer {n} is dead"}
+
+
+def test_a_line_names_kind_target_step_and_message(herald, caplog):
+    herald.tell(TARGET, [{"kind": "nan", "step": 60, "is_step_absolute": True, "message": "first NaN: fc output"}])
+    herald.tell(TARGET, [{"kind": "lost", "message": "gone"}])
+    herald.tell(TARGET, [{"kind": "inf", "step": 3, "is_step_absolute": False, "message": "first Inf"}])
+    assert caplog.messages == [
+        "nan in process 7 (run train.py, rank 1) at step 60: first NaN: fc output",
+        "lost in process 7 (run train.py, rank 1): gone",
+        "inf in process 7 (run train.py, rank 1) at step 3 (counted from the attach): first Inf",
+    ]
+
+
+def test_of_many_of_one_kind_the_first_are_told_and_the_others_counted(herald, clock, caplog):
+    herald.tell(TARGET, [dead(n) for n in range(13)])
+    herald.tell(TARGET, [{"kind": "nan", "message": "a NaN"}])
+    told = [line for line in caplog.messages if "is dead" in line]
+    assert len(told) == LINES
+    assert "a NaN" in caplog.messages[-1]
+    clock.now += WINDOW_S
+    herald.tell(TARGET, [])
+    assert caplog.messages[-1] == f"{13 - LINES} more of dead in process 7 (run train.py, rank 1): hookd report 7"
+    herald.tell(TARGET, [dead(13)])
+    assert "layer 13 is dead" in caplog.messages[-1]
+
+
+def test_at_the_end_of_a_target_the_count_comes_at_once(herald, caplog):
+    herald.tell(TARGET, [dead(n) for n in range(LINES + 1)])
+    herald.end(TARGET)
+    herald.end(TARGET)
+    assert [line for line in caplog.messages if "more of" in line] == [
+        "1 more of dead in process 7 (run train.py, rank 1): hookd report 7"
+    ]
+
+
+def test_a_hostile_target_writes_one_line_that_no_terminal_obeys(herald, caplog):
+    herald.tell(TARGET, [{"kind": "a\nb", "step": "x", "message": "\x1b[2J\n" + "y" * 10_000}])
+    (line,) = caplog.messages
+    assert line.isprintable()
+    assert len(line) < MAX_LENGTH + 100
