@@ -67,6 +67,7 @@ class Context:
 
     Attributes:
         options: what the person gave as `-p NAME:key=value,...`, unparsed; use `option` to read them.
+        settings: every option that the plugin has asked for, with the value that is in force.
     """
 
     def __init__(self, plugin: str, options: Mapping[str, str], host: Host) -> None:
@@ -75,7 +76,7 @@ class Context:
         self.metrics: list[Counter | Gauge | Histogram] = []
         self._per_module: list[dict[int, Any]] = []
         self._host = host
-        self._known: set[str] = {"every"}
+        self.settings: dict[str, object] = {}
         self._fixed: dict[str, int] = {}
         self._held: int | None = None
 
@@ -87,13 +88,14 @@ class Context:
         Raises:
             PluginError: the value is not of that type, or not one of `choices`.
         """
-        self._known.add(name)
+        self.settings[name] = default
         if name not in self.options:
             return default
         value: T = self._parse(name, self.options[name], kind if kind is not None else type(default))
         if choices and value not in choices:
             allowed = ", ".join(str(c) for c in choices)
             raise PluginError(f"{self.plugin}: {name} must be one of {allowed}, not {self.options[name]!r}")
+        self.settings[name] = value
         return value
 
     def _parse(self, name: str, text: str, kind: type[Any]) -> Any:
@@ -116,10 +118,11 @@ class Context:
         Raises:
             PluginError: with the nearest known name.
         """
+        known = {"every", *self.settings}
         for name in self.options:
-            if name not in self._known:
-                near = difflib.get_close_matches(name, self._known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it knows: {', '.join(sorted(self._known))}"
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it knows: {', '.join(sorted(known))}"
                 raise PluginError(f"{self.plugin}: no such option: {name!r}", hint=hint)
 
     # -- modules

@@ -50,6 +50,7 @@ class Agent:
         self._changing: Any = None
         self._is_kept = False
         self._detached: dict[str, Any] | None = None
+        self._told: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Load the plugins, listen, arm."""
@@ -60,6 +61,7 @@ class Agent:
         self._control = Control(self._handle, self._tick, self._config.get("lease_s"), self._expired)
         self._control.left = self._left
         self._page.update_identity(control=self._control.path)
+        self._tell_options()
         set_after_fork(self._silence)
         atexit.register(self._exiting)
         self._session.arm()
@@ -69,7 +71,22 @@ class Agent:
     def _tick(self, now_s: float) -> None:
         self._find_rank()
         self._session.changes.settle()
+        self._tell_options()
         self._session.tick(now_s)
+
+    def _tell_options(self) -> None:
+        """Tell the page what each plugin was given, and with what it works: also what is the default."""
+        entries = [entry for entry in list(self._session.registry.entries.values()) if entry.state != "waiting"]
+        told = {
+            entry.name: {
+                "options": dict(entry.context.options),
+                "settings": {k: _text(v) for k, v in list(entry.context.settings.items()) if v is not None},
+            }
+            for entry in entries
+        }
+        if told != self._told:
+            self._told = told
+            self._page.update_identity(plugins=told)
 
     def _find_rank(self) -> None:
         """Tell the page which rank this is, once torch.distributed knows: often later than the agent comes."""
@@ -152,6 +169,7 @@ class Agent:
         session.switch(old, new)
         if old is not None:
             session.discard(old, new)
+        self._tell_options()
         return {"state": "done"}
 
     def _arm(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -293,6 +311,10 @@ class Agent:
         self._on_left()
         if self._config.get("method") == "run" and self._loader is not None:
             Standby(functools.partial(self._loader.again, self._config), self._config["directory"])
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _entry_point(name: str) -> str:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hookd.plugin import Plugin
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
+PAUSED = float(pages.PHASES.index("paused"))
 STEP_RECORD = 1
 LOGGED = 10
 """How often an error of hookd's own is logged at one place: a traceback at every call would cost more than the call."""
@@ -423,8 +424,13 @@ class Session:
 
     def pause(self, plugin: str) -> None:
         """Keep the calling thread until the plugin is changed or taken out, or the agent leaves."""
-        while self.is_live and not self.changes.is_due(plugin) and self.registry.is_active(plugin):
-            time.sleep(PAUSE_S)  # in portions: signal handlers run between them
+        cell = self.local.thread.beat + PHASE
+        phase, self.cells[cell] = self.cells[cell], PAUSED
+        try:
+            while self.is_live and not self.changes.is_due(plugin) and self.registry.is_active(plugin):
+                time.sleep(PAUSE_S)  # in portions: signal handlers run between them
+        finally:
+            self.cells[cell] = phase
 
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None:
         """Publish something worth telling a person."""

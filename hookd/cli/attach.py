@@ -68,7 +68,7 @@ def detach(*, pids: tuple[int, ...], everything: bool, timeout_s: float, host: s
         raise click.UsageError("Give a PID, or --all.")
     client = targets.daemon(host)
     if everything:
-        pids = tuple(pid for pid, _ in targets.reports(client))
+        pids = tuple(targets.living(client))
     entries = [_tried(lambda pid: _leave(client, pid, timeout_s), pid) for pid in dict.fromkeys(pids)]
     return finish(entries, as_json=as_json, say=told_detached)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,7 +45,20 @@ def demo(*, python: str | None) -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hookd-demo-") as directory, contextlib.ExitStack() as stack:
         Play(python or sys.executable, Path(directory), stack).perform()
-    click.echo(f"\nDone in {time.monotonic() - began:.0f} s. Next: hookd ps, hookd attach PID, hookd doctor.")
+    me = command()
+    click.echo(f"\nDone in {time.monotonic() - began:.0f} s. Next: {me} ps, {me} attach PID, {me} doctor.")
+
+
+def command() -> str:
+    """Give the words that start this very hookd: its name where the PATH leads to it, else its path."""
+    script = Path(sys.argv[0])
+    if script.name != "hookd" or not script.exists():
+        return shlex.join([sys.executable, "-m", "hookd"])
+    found = shutil.which("hookd")
+    if found is not None and script.samefile(found):
+        return "hookd"
+    path = script.absolute()
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def script() -> Path:

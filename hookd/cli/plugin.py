@@ -20,10 +20,17 @@ def plugin() -> None:
 
 
 @plugin.command("list")
+@click.argument("pid", metavar="[TARGET]", type=options.Pid(), required=False)
 @options.plugin_dirs
+@options.host
 @options.json
-def list_(*, plugin_dirs: tuple[Path, ...], as_json: bool) -> int:
-    """List the plugins that `-p NAME` finds, and the files of --plugin-dir that cannot be read."""
+def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, as_json: bool) -> int:
+    """List the plugins that `-p NAME` finds, and the files of --plugin-dir that cannot be read.
+
+    With a TARGET list those that are loaded there, with their options.
+    """
+    if pid is not None:
+        return loaded(targets.report(pid, targets.daemon(host)), as_json=as_json)
     found, broken = installed(plugin_dirs), unreadable(plugin_dirs)
     if as_json:
         output.emit({"plugins": found, "unreadable": [error.as_json() for error in broken]})
@@ -33,6 +40,23 @@ def list_(*, plugin_dirs: tuple[Path, ...], as_json: bool) -> int:
     for error in broken:
         output.complain(error)
     return max((error.exit_code for error in broken), default=0)
+
+
+def loaded(report: dict[str, Any], *, as_json: bool) -> int:
+    """List the plugins of a target with the options that are in force; a star marks those that were given."""
+    found = [{key: one[key] for key in ("name", "state", "options", "settings")} for one in report.get("plugins", [])]
+    if as_json:
+        output.emit({"pid": report["pid"], "plugins": found})
+        return 0
+    output.say(f"change them with `hookd plugin config {report['pid']} NAME key=value`; * is what was given")
+    rows = [(one["name"], one["state"] or "-", _told_options(one)) for one in found]
+    output.show(output.fill(output.table("PLUGIN", "STATE", "OPTIONS"), rows))
+    return 0
+
+
+def _told_options(one: dict[str, Any]) -> str:
+    told = [f"{key}={value}{'*' if key in one['options'] else ''}" for key, value in one["settings"].items()]
+    return " ".join(told) or "-"
 
 
 def _habit(one: dict[str, Any]) -> str:

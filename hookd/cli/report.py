@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, targets
-from hookd.cli.status import state, step_seconds
+from hookd.cli.status import paused, state, step_seconds
 from hookd.errors import PageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.table import Table
 
 STATISTICS = ("mean", "std", "min", "max")
+TIMES = ("TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">SHARE")
+VALUES = (*(f">{name.upper()}" for name in STATISTICS), ">ZEROS")
+NAME_WIDTH, TYPE_WIDTH, COLUMN_WIDTH = 24, 16, 10
+"""Characters: what a table of 80 has for a name, a type and a number."""
 WIDE = 130
 """Columns that one table of all takes."""
 
@@ -60,6 +64,12 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
     cost = f"of which hookd takes {output.percent(overhead)}" if overhead is not None else "hookd's cost not yet known"
     how = f" ({target['reason']})" if target.get("reason") else ""
     yield f"{state(found)}{how}, {found['step']['text']}, {output.seconds(step_seconds(found))} a step, {cost}"
+    if why := paused(found):
+        yield why
+    if dropped := target.get("series_dropped"):
+        from hookd.daemon.selection import told
+
+        yield told(dropped)
     if shares := _phases(found):
         yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares)
     seen = {state: count for state, count in found["observed"].items() if count}
@@ -82,26 +92,62 @@ def modules(found: dict[str, Any], limit: int | None) -> Iterator[Table | str]:
     left_out = len(found["modules"]) - len(rows)
     title = f"the {len(rows)} costliest of {len(found['modules'])} modules; --all shows all" if left_out else None
     whole = sum(_seconds(row) for row in found["modules"] if _depth(row["name"]) == 0)
-    is_wide = output.columns() >= WIDE
-    times = (
-        ("MODULE", "TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">SHARE"),
-        [_times(row, whole, is_wide) for row in rows],
-    )
-    values = ((*(f">{name.upper()}" for name in STATISTICS), ">ZEROS"), [_statistics(row) for row in rows])
     findings = [_finding(row) for row in rows]
-    if is_wide:
-        table = output.table(*times[0], *values[0], "FINDING", title=title)
-        cells = zip(times[1], values[1], findings, strict=True)
-        yield output.fill(table, [(*first, *second, finding) for first, second, finding in cells])
+    if output.columns() >= WIDE:
+        cells = [(*_times(*pair, whole), *_statistics(pair[1]), _finding(pair[1])) for pair in _labelled(rows)]
+        yield _filled(("MODULE", *TIMES, *VALUES, "FINDING"), cells, title)
         return
-    yield output.fill(output.table(*times[0], title=title), times[1])
-    if any(set(cells) != {"-"} for cells in values[1]):
-        names = [(cells[0],) for cells in times[1]]
-        joined = [(*name, *cells) for name, cells in zip(names, values[1], strict=True) if set(cells) != {"-"}]
-        yield output.fill(output.table("OUTPUTS OF", *values[0]), joined)
+    yield _narrow(("MODULE", *TIMES), [_times(*pair, whole) for pair in _labelled(rows)], title)
+    looked_at = [row for row in rows if set(_statistics(row)) != {"-"}]
+    if looked_at:
+        yield _narrow(("OUTPUTS OF", *VALUES), [(label, *_statistics(row)) for label, row in _labelled(looked_at)])
     if any(findings):
         told = zip(rows, findings, strict=True)
         yield "\n".join(output.wrap(f"{row['name']}: {finding}") for row, finding in told if finding)
+
+
+def _narrow(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
+    """Fill a table for a narrow terminal: the names have what the other columns leave."""
+    columns, rows = _with_numbers(columns, rows)
+    taken = sum(TYPE_WIDTH if column == "TYPE" else COLUMN_WIDTH for column in columns[1:])
+    room = max(NAME_WIDTH, output.columns() - taken)
+    short = [(output.shorten(row[0], room), *(output.shorten(cell, TYPE_WIDTH) for cell in row[1:])) for row in rows]
+    return output.fill(output.table(*columns, title=title), short)
+
+
+def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> Table:
+    columns, rows = _with_numbers(columns, rows)
+    return output.fill(output.table(*columns, title=title), rows)
+
+
+def _with_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Leave out the columns in which nothing stands: those of plugins that are not loaded."""
+    kept = [0, *(n for n in range(1, len(columns)) if any(row[n] not in ("-", "") for row in rows))]
+    return [columns[n] for n in kept], [[row[n] for n in kept] for row in rows]
+
+
+def _labelled(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Give each row with the name to show, indented below what it is part of: whole where its own parent is not shown."""
+    indents: dict[str, int] = {}
+    labelled = []
+    for row in rows:
+        name = row["name"]
+        above = list(_above(name))
+        shown = next((one for one in above if one in indents), None)
+        indents[name] = 0 if shown is None else indents[shown] + 1
+        label = name if shown is None or shown != above[0] else name.rpartition(".")[2]
+        labelled.append(("  " * indents[name] + (label or "(loss)"), row))
+    return labelled
+
+
+def _above(name: str) -> Iterator[str]:
+    """Name the modules that a module is in, its parent first and the root last."""
+    head, dot, path = name.partition(".") if name.startswith("#") else ("", "", name)
+    if path in ("(root)", ""):
+        return
+    while path := path.rpartition(".")[0]:
+        yield head + dot + path
+    yield head + dot + "(root)"
 
 
 def _chosen(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
@@ -112,13 +158,12 @@ def _chosen(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any
     return [row for row in rows if row["name"] in names]
 
 
-def _times(row: dict[str, Any], whole: float, is_wide: bool) -> tuple[str, ...]:  # noqa: FBT001
+def _times(label: str, row: dict[str, Any], whole: float) -> tuple[str, ...]:
     timing = row["metrics"].get("timing", {})
     calls = timing.get("forward_calls") or 0
-    name = "  " * _depth(row["name"]) + row["name"].rpartition(".")[2] or "(loss)"
     return (
-        name if is_wide else output.shorten(name, 24),
-        row["type"] if is_wide else output.shorten(row["type"], 16),
+        label,
+        row["type"],
         f"{calls:.0f}" if calls else "-",
         output.seconds(timing["forward_seconds"] / calls) if calls else "-",
         output.seconds(timing["backward_seconds"] / timing["backward_calls"]) if timing.get("backward_calls") else "-",

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+BORN = ("nan", "inf")
+
+
 @click.command()
 @options.host
 @options.json
@@ -21,7 +24,7 @@ def status(*, host: str | None, as_json: bool) -> None:
     client = targets.daemon(host)
     daemon = client.status() if client is not None else None
     others = [one for one in targets.foregrounds() if daemon is None or one["pid"] != daemon["pid"]]
-    rows = [_row(pid, found) for pid, found in targets.reports(client)]
+    rows = [_row(pid, found) for pid, found in targets.reports(client, others)]
     for row in rows:
         row["served_by"] = [_server(one) for one in [*filter(None, [daemon]), *others] if _serves(one, row["pid"])]
         row["held_by"] = [
@@ -62,6 +65,8 @@ def _who_serves(daemon: dict[str, Any] | None, others: list[dict[str, Any]]) -> 
 
 def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Say in lines of their own what a table of 80 columns has no room for."""
+    from hookd.daemon.selection import told
+
     if any("step" in row and not row["step"]["is_absolute"] for row in rows):
         yield "* counted from the attach: the program's own number of the step is not known"
     for row in rows:
@@ -72,9 +77,13 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['pid']}: {blind:.0f} more modules are compiled and not seen inside"
         if row["changed_by"]:
             yield f"{row['pid']}: {', '.join(row['changed_by'])} changes the training"
-        if row["last_incident"]:
+        if row["series_dropped"]:
+            yield f"{row['pid']}: {told(row['series_dropped'])}"
+        if row["paused"]:
+            yield f"{row['pid']}: {row['paused']}"
+        if row["incident"]:
             more = f" (and {row['incidents'] - 1} more: hookd report {row['pid']})" if row["incidents"] > 1 else ""
-            yield f"{row['pid']}: {row['last_incident']}{more}"
+            yield f"{row['pid']}: {row['incident']}{more}"
 
 
 def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
@@ -91,16 +100,39 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         "step_seconds": step_seconds(found),
         "overhead_ratio": found["overhead"]["ratio"],
         "modules": found["observed"],
+        "plugins": {one["name"]: one.get("settings", {}) for one in found["plugins"]},
         "changed_by": [one["name"] for one in found["plugins"] if one.get("changes_training")],
         "incidents": len(incidents),
+        "incident": _foremost(incidents),
         "last_incident": incidents[-1].get("message") if incidents else None,
+        "paused": paused(found),
+        "series_dropped": target.get("series_dropped", 0),
     }
 
 
+def _foremost(incidents: list[dict[str, Any]]) -> str | None:
+    """Give the message of the first NaN or infinity, from which all others follow, else the newest there is."""
+    born = next((one for one in incidents if one.get("kind") in BORN), None)
+    one = born or (incidents[-1] if incidents else {})
+    return one.get("message")
+
+
 def state(report: dict[str, Any]) -> str:
-    """Give the state of a target: as who serves it sees it where that says more than the page, else the page's."""
+    """Give the state of a target: as who serves it sees it where that says more than the page, else the page's.
+
+    While a thread of it waits for a person it is "paused".
+    """
     seen = report.get("target", {}).get("state")
-    return str(seen if seen not in (None, "attached") else report["state"])
+    is_paused = report["state"] == "running" and any(one["phase"] == "paused" for one in report["threads"])
+    return str(seen if seen not in (None, "attached") else "paused" if is_paused else report["state"])
+
+
+def paused(report: dict[str, Any]) -> str | None:
+    """Say of a paused target why it is, and how it goes on, as the plugin has told it; None if it is not paused."""
+    if state(report) != "paused":
+        return None
+    why: dict[str, Any] = next((one for one in reversed(report["incidents"]) if one.get("kind") == "paused"), {})
+    return str(why.get("message", "a plugin has paused it")).replace(" PID ", f" {report['pid']} ")
 
 
 def step_seconds(report: dict[str, Any]) -> float | None:

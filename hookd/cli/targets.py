@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
@@ -36,17 +36,17 @@ def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
     from hookd.daemon.client import DaemonClient
 
     client = DaemonClient.of(host, os.environ, timeout_s)
-    is_named = bool(host or os.environ.get("HOOKD_HOST") or os.environ.get("HOOKD_CONTROL"))
+    names = ["HOOKD_HOST", "HOOKD_CONTROL"]
+    named_by = "--host" if host else next((name for name in names if os.environ.get(name)), None)
     try:
         client.version()
-    except DaemonNotRunning:
-        if is_named:
-            raise
-        return None
-    except PermissionDenied:
-        if is_named:
-            raise
-        return None  # another user's daemon is no help, and no hindrance
+    except (DaemonNotRunning, PermissionDenied) as error:
+        if named_by is None:  # another user's daemon is no help, and no hindrance
+            return None
+        hint = (
+            f"{named_by} names this socket: start `hookd serve` there, or leave {named_by} out to do without a daemon."
+        )
+        raise type(error)(error.message, reason=error.reason, hint=hint) from error
     return client
 
 
@@ -96,27 +96,32 @@ def attached() -> list[int]:
     return [one.pid for one in candidates() if one.state == "attached"]
 
 
-def report(pid: int, client: DaemonClient | None) -> dict[str, Any]:
-    """Give the report of one target: the daemon's if it has one, else from the page itself.
+def report(pid: int, client: DaemonClient | None, others: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Give the report of one target: from who serves it, which knows it also when it has ended, else from the page itself.
 
-    Of a process that has ended, a foreground attach gives the last one for as long as it serves it.
+    Args:
+        pid: of the target.
+        client: the daemon, if there is one.
+        others: the `foregrounds`; looked for if None.
 
     Raises:
         NoSuchTarget: there is no such process, or no agent in it.
         PermissionDenied: its descriptors cannot be seen.
     """
-    from hookd.daemon.client import DaemonClient
+    from hookd.daemon.client import EMBEDDED_TIMEOUT_S, DaemonClient
 
     if client is not None:
         with contextlib.suppress(NoSuchTarget):  # attached by another tool a moment ago, perhaps
             return {"pid": pid, **client.report(pid)}
-    try:
-        return _report_of_page(pid)
-    except NoSuchTarget:
-        for other in DaemonClient.embedded(os.environ):
+    for one in foregrounds() if others is None else others:
+        if pid in _pids(one):
             with contextlib.suppress(HookdError):
-                return {"pid": pid, **other.report(pid)}
-        raise
+                return {"pid": pid, **DaemonClient(Path(one["control"]), EMBEDDED_TIMEOUT_S).report(pid)}
+    return _report_of_page(pid)
+
+
+def _pids(server: dict[str, Any]) -> set[int]:
+    return {int(target["pid"]) for target in server["targets"]}
 
 
 def _report_of_page(pid: int) -> dict[str, Any]:
@@ -135,14 +140,28 @@ def _report_of_page(pid: int) -> dict[str, Any]:
         return {"pid": pid, **build_report(reader.read())}
 
 
-def reports(client: DaemonClient | None) -> Iterator[tuple[int, dict[str, Any] | HookdError]]:
-    """Give the report of every target, or why there is none."""
+def reports(
+    client: DaemonClient | None, others: Sequence[dict[str, Any]]
+) -> Iterator[tuple[int, dict[str, Any] | HookdError]]:
+    """Give the report of every target, also of those that have ended and are still served, or why there is none.
+
+    Args:
+        client: the daemon, if there is one.
+        others: the `foregrounds`.
+    """
     pids = {int(one["pid"]) for one in client.targets()} if client is not None else set(attached())
-    for pid in sorted(pids):
+    for pid in sorted(pids.union(*map(_pids, others))):
         try:
-            yield pid, report(pid, client)
+            yield pid, report(pid, client, others)
         except HookdError as error:
             yield pid, error
+
+
+def living(client: DaemonClient | None) -> list[int]:
+    """Give the pids of all targets that have not ended."""
+    if client is None:
+        return sorted(attached())
+    return sorted(int(one["pid"]) for one in client.targets() if one["ended"] is None)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
     POST /v1/attach                    {"pid", "plugins"?, "timeout_s"?, "keep"?, "force"?, "run"?, "plugin_dirs"?,
                                         "only_trainers"?}
     POST /v1/detach                    {"pid"} or {"all": true}, "timeout_s"?
-    GET  /v1/targets/PID/report        see `report.build_report`
+    GET  /v1/targets/PID/report        see `describe.target_report`
     POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "configure", "plugin": "NAME:key=value,…" or object,
                                         "timeout_s"?, "plugin_dirs"?}; what changes the training, in all ranks of the job
     GET  /v1/incidents                 ?run= &pid= &kind= &since= &limit=   {"incidents": [row…]}
@@ -90,8 +90,7 @@ class Api:
         return web.json_response({"targets": self._service.rows()})
 
     async def _report(self, request: web.Request) -> web.Response:
-        target = self._service.fleet.get(_pid(request.match_info["pid"]))
-        return web.json_response(await asyncio.to_thread(describe.target_report, target))
+        return web.json_response(await asyncio.to_thread(self._service.report, _pid(request.match_info["pid"])))
 
     async def _incidents(self, request: web.Request) -> web.Response:
         wanted = incident_filter(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import pwd
 import threading
@@ -17,7 +18,8 @@ from prometheus_client.core import (
 )
 
 from hookd.daemon.families import SUFFIXES, Heads, PageFamily, Part, cumulative
-from hookd.daemon.selection import Limits, Selection
+from hookd.daemon.herald import plain
+from hookd.daemon.selection import Limits, Selection, told
 from hookd.daemon.targets import STATES
 from hookd.version import __version__
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from hookd.daemon.targets import Target
     from hookd.page import Family, Snapshot
 
+_log = logging.getLogger(__name__)
 PAUSE_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0)
 PREFIX = "hookd_"
 _DROPPED = "hookd_series_dropped"
@@ -171,6 +174,7 @@ class TargetSeries:
         self.claim = target.claim
         self._standard = {"run": self.claim.run, "rank": self.claim.rank}
         self._refused = 0
+        self._told = 0
 
     def add_to(self, merged: _Merged, now: float) -> None:
         """Add everything that this target has to say."""
@@ -193,6 +197,13 @@ class TargetSeries:
                 refused += len(indexes)
         self._refused = max(self._refused, refused)
         self._add_dropped(merged, snapshot)
+        self._tell_dropped()
+
+    def _tell_dropped(self) -> None:
+        """Log it, once: who looks for a series that is not there looks at the log next."""
+        if self._selection.dropped > 2 * self._told:  # a model is met module by module
+            self._told = self._selection.dropped
+            _log.warning("process %d (run %s): %s", self._target.pid, plain(self.claim.run), told(self._told))
 
     def _add_state(self, merged: _Merged) -> None:
         target, identity = self._target, self._target.identity

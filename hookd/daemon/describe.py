@@ -6,9 +6,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hookd.daemon.report import build_report, describe_steps
+from hookd.daemon.selection import Selection
 from hookd.version import __version__
 
 if TYPE_CHECKING:
+    from hookd.daemon.selection import Limits
     from hookd.daemon.targets import Target
 
 
@@ -41,11 +43,16 @@ def target_row(target: Target) -> dict[str, Any]:
     }
 
 
-def target_report(target: Target) -> dict[str, Any]:
-    """Give everything that the page of a target says, see `report.build_report`, and how the daemon sees the target."""
-    snapshot = target.read()
+def target_report(target: Target, limits: Limits) -> dict[str, Any]:
+    """Give everything that the page of a target says, see `report.build_report`, and how the daemon sees the target.
+
+    Beside its row stands `series_dropped`: how many series the limits keep from /metrics.
+    """
+    snapshot, selection = target.read(), Selection(limits)
     report = build_report(snapshot) if snapshot is not None else {}
-    return {**report, "target": target_row(target)}
+    if snapshot is not None:
+        selection.served(snapshot, 0.0)
+    return {**report, "target": {**target_row(target), "series_dropped": selection.dropped}}
 
 
 def daemon_version() -> dict[str, Any]:

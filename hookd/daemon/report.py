@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.daemon.targets import steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from hookd.page import Family, Snapshot
 
@@ -35,7 +35,7 @@ def build_report(snapshot: Snapshot) -> dict[str, Any]:
         "modules": _modules(snapshot),
         "metrics": _metrics(family for family in snapshot.families if "module" not in family.labels),
         "observed": {labels["state"]: value for labels, value in values.get("hookd_modules", []) if "state" in labels},
-        "plugins": _plugins(values),
+        "plugins": _plugins(values, snapshot.identity),
         "overhead": {
             "ratio": _single(values, "hookd_overhead_ratio"),
             "seconds": _sum(values, "hookd_overhead_seconds"),
@@ -123,14 +123,23 @@ def _values(snapshot: Snapshot) -> dict[str, list[tuple[dict[str, str], Any]]]:
     return {family.name: list(_series(family)) for family in snapshot.families if "module" not in family.labels}
 
 
-def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]]) -> list[dict[str, Any]]:
+def plugin_options(identity: Mapping[str, Any], name: str, which: str = "options") -> dict[str, str]:
+    """Give the options that a plugin was given, or by "settings" all that are in force, as the page tells of them."""
+    found: Any = identity
+    for key in ("plugins", name, which):
+        found = found.get(key) if isinstance(found, dict) else None
+    return {key: value for key, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+
+
+def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], identity: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Give a row for each plugin that the agent has told about; of one that only looks `changes_training` is None."""
     rows: dict[str, dict[str, Any]] = {}
 
     def row(labels: dict[str, str]) -> dict[str, Any]:
         name = labels.get("plugin", "")
         empty = {"name": name, "state": None, "changes_training": None, "errors": 0, "interval_steps": None,
-                 "overhead_seconds": None}  # fmt: skip
+                 "overhead_seconds": None, "options": plugin_options(identity, name),
+                 "settings": plugin_options(identity, name, "settings")}  # fmt: skip
         return rows.setdefault(name, empty)
 
     for labels, value in values.get("hookd_plugin_state", []):

@@ -1,13 +1,17 @@
 """Which series of a target are served: Prometheus pays for each of them, every day, for ever.
 
-Full detail stays in the page, for `report`, `top` and the API. Served are, in this order, until `max_series` are:
-everything without a module, modules with a finding, the top of the tree, the costliest, the rest down to `max_depth`.
+Full detail stays in the page, for `report` and the API. Served are, in this order, until `max_series` are: everything
+without a module, modules with a finding, the top of the tree, those that a person has selected by a plugin's options
+`modules` or `types`, the `top_modules` costliest (of a model whose costs nobody measures, the first), the rest down to
+`max_depth`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from hookd.daemon.report import plugin_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,13 +28,15 @@ FINDINGS = frozenset({"hookd_nan_origin", "hookd_nan_nonfinite", "hookd_activati
 """Families in which a series above 0 is a finding about its module."""
 COSTS = frozenset({"hookd_timing_forward_seconds", "hookd_timing_backward_seconds"})
 """Families whose sum is what a module costs."""
+SELECTORS = ("modules", "types")
+"""Options by which a person says which modules a plugin looks at; `*` is all of them."""
 INCUMBENT = 1.25
 """A module that is served already counts as so much costlier: neighbours must not take turns."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of one target is served. `detail` "all" lifts every limit."""
+    """How much of one target is served. `detail` "all" lifts every limit; `ServeConfig` tells of each."""
 
     detail: str = "auto"
     max_series: int = 1000
@@ -65,11 +71,12 @@ class Selection:
         if self._limits.detail == "all":
             return [(family, range(len(family.first))) for family in families]
         found = sorted(_findings(families))
-        seen = (found, [(family.key, len(family.first)) for family in families])
+        asked = _asked_for(snapshot)
+        seen = (found, asked, [(family.key, len(family.first)) for family in families])
         if seen != self._seen or now >= self._reconsider_at:
             self._wait_s = 1.0 if seen != self._seen else min(3600.0, 2 * self._wait_s)
             self._seen, self._reconsider_at = seen, now + self._wait_s
-            self._plan = self._decide(snapshot, found)
+            self._plan = self._decide(snapshot, found, asked)
             lines = sum(
                 _lines(family) * (len(family.first) - len(kept))
                 for family, kept in zip(families, self._plan, strict=True)
@@ -77,7 +84,7 @@ class Selection:
             self.dropped = max(self.dropped, lines)
         return list(zip(families, self._plan, strict=True))
 
-    def _decide(self, snapshot: Snapshot, found: Iterable[str]) -> list[Sequence[int]]:
+    def _decide(self, snapshot: Snapshot, found: Sequence[str], asked: Sequence[str]) -> list[Sequence[int]]:
         """Give the indexes to serve for each family: what has no module comes first, then whole modules."""
         left = self._limits.max_series
         plan: dict[int, Sequence[int]] = {}
@@ -86,26 +93,26 @@ class Selection:
                 room = len(family.first) if family.name in CORE else max(0, left) // _lines(family)
                 plan[number] = range(min(len(family.first), room))
                 left -= len(plan[number]) * _lines(family)
-        self._chosen = self._choose(snapshot, found, left)
+        self._chosen = self._choose(snapshot, found, asked, left)
         for number, family in enumerate(snapshot.families):
             if number not in plan:
                 at = family.labels.index("module")
                 plan[number] = [k for k, values in enumerate(family.values) if values[at] in self._chosen]
         return [plan[number] for number in range(len(snapshot.families))]
 
-    def _choose(self, snapshot: Snapshot, found: Iterable[str], left: int) -> frozenset[str]:
+    def _choose(self, snapshot: Snapshot, found: Sequence[str], asked: Sequence[str], left: int) -> frozenset[str]:
         """Take modules in order of importance until the lines that are `left` are used up."""
         lines: dict[str, int] = {}
         for family in snapshot.families:
             for module in _modules(family):
                 lines[module] = lines.get(module, 0) + _lines(family)
         cost = self._costs(snapshot.families)
-        costliest = sorted(cost, key=lambda name: -cost[name])[: self._limits.top_modules]
+        costliest = sorted(lines, key=lambda name: -cost.get(name, 0.0))[: self._limits.top_modules]
         by_depth = sorted(lines, key=depth)
         top = [name for name in by_depth if depth(name) <= 1]
         rest = [name for name in by_depth if depth(name) <= self._limits.max_depth]
         chosen = set()
-        for name in dict.fromkeys([*found, *top, *costliest, *rest]):
+        for name in dict.fromkeys([*found, *top, *asked, *costliest, *rest]):
             left -= lines.get(name, 0)
             if left < 0:
                 break
@@ -120,6 +127,14 @@ class Selection:
                 for (module,), first in zip(family.values, family.first, strict=True):
                     cost[module] = cost.get(module, 0.0) + family.cells[first]
         return {name: s * (INCUMBENT if name in self._chosen else 1.0) for name, s in cost.items() if s > 0}
+
+
+def told(dropped: int) -> str:
+    """Say that series are left out, and what changes it."""
+    return (
+        f"{dropped} series are not on /metrics (`hookd report` has them): HOOKD_DETAIL=all where it is served, or"
+        ' detail = "all" or a larger max_series or max_depth under [metrics] in the configuration, serves them'
+    )
 
 
 def depth(module: str) -> int:
@@ -137,6 +152,20 @@ def _modules(family: Family) -> Iterator[str]:
     if "module" in family.labels:
         at = family.labels.index("module")
         yield from (values[at] for values in family.values)
+
+
+def _asked_for(snapshot: Snapshot) -> list[str]:
+    """Give the modules of which a plugin tells that was asked for certain ones."""
+    plugins = snapshot.identity.get("plugins")
+    named = [name for name in plugins if _is_selective(snapshot, name)] if isinstance(plugins, dict) else []
+    prefixes = tuple(f"hookd_{name}_" for name in named)
+    families = [family for family in snapshot.families if prefixes and family.name.startswith(prefixes)]
+    return list(dict.fromkeys(module for family in families for module in _modules(family)))
+
+
+def _is_selective(snapshot: Snapshot, name: str) -> bool:
+    settings = plugin_options(snapshot.identity, name, "settings")
+    return any(settings.get(selector, "*") != "*" for selector in SELECTORS)
 
 
 def _findings(families: Iterable[Family]) -> set[str]:

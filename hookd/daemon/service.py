@@ -76,9 +76,9 @@ class Service:
         self._tally = Tally()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
-        limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
+        self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
-        self._collector = FleetCollector(self.fleet, self._tally, limits, self._wanted.backing_off)
+        self._collector = FleetCollector(self.fleet, self._tally, self._limits, self._wanted.backing_off)
         self._started = time.time()
         self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
         # Threads of their own: a person does not wait for processes that are still importing torch.
@@ -242,6 +242,14 @@ class Service:
     def rows(self) -> list[dict[str, Any]]:
         """Describe all targets in short."""
         return [describe.target_row(target) for target in self.fleet.targets()]
+
+    def report(self, pid: int) -> dict[str, Any]:
+        """Give the report of a target; blocks on its page.
+
+        Raises:
+            NoSuchTarget: it is none.
+        """
+        return describe.target_report(self.fleet.get(pid), self._limits)
 
     def status(self) -> dict[str, Any]:
         """Describe the daemon and its targets in short."""

@@ -35,7 +35,7 @@ SIZE = 64 << 20  # bytes; every page has a power of two of them
 MIN_SIZE = 4 << 20
 
 STATES = ("starting", "running", "detaching", "detached", "exited")
-PHASES = ("other", "forward", "backward", "optimizer", "loss", "data")
+PHASES = ("other", "forward", "backward", "optimizer", "loss", "data", "paused")
 KINDS = ("counter", "gauge", "histogram", "info")
 
 HEARTBEATS = 256  # threads

@@ -145,6 +145,16 @@ def test_a_named_daemon_that_does_not_answer_exits_3(words, tmp_path):
     assert "hookd serve" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("HOOKD_CONTROL", "{}/none.sock"), ("HOOKD_HOST", "unix://{}/none.sock")]
+)
+def test_a_daemon_that_is_named_in_the_environment_and_not_there_names_the_variable(variable, value, tmp_path):
+    done = hookd("attach", "1", **{variable: value.format(tmp_path)})
+    assert done.returncode == 3
+    assert f"hint: {variable} names this socket" in done.stderr
+    assert "`hookd serve`" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["attach", "detach", "report"])
 def test_a_process_that_does_not_exist_exits_4(command):
     done = hookd(command, NO_SUCH_PID, "--json")
@@ -284,7 +294,13 @@ def test_the_last_words_of_a_killed_process_can_be_read_while_a_foreground_attac
         assert done.returncode == 0, done.stderr
         assert re.search(r"^lost \(died\), step \d+", done.stdout, re.MULTILINE)
         assert re.search(r"qkv +Linear +\d+ +[\d.]+ [mµ]s", done.stdout)
+        row = next(row for row in json.loads(hookd("status", "--json").stdout)["targets"] if row["pid"] == training.pid)
+        assert row["state"] == "lost"
+        assert row["step"]["counted"] > 2
+        assert watching.pid in [one["pid"] for one in row["served_by"]]
+        assert re.search(rf"^ *{training.pid} +train\.py +0 +lost ", hookd("status").stdout, re.MULTILINE)
     assert hookd("report", str(training.pid)).returncode == 4
+    assert training.pid not in [row["pid"] for row in json.loads(hookd("status", "--json").stdout)["targets"]]
 
 
 def test_detach_ends_what_a_foreground_attach_holds(training):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support.environment import REPOSITORY, bare_python, target_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import Attachment, hookd_json
+from tests.support.tool import Attachment, hookd, hookd_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,4 +50,50 @@ def test_the_terminal_of_an_attach_says_when_a_nan_is_born(training):
         line = watching.process.expect(rf"^hookd: nan in process {training.pid} \(run train\.py, rank 0\) at step .*")
         assert f"{fault[1]} output" in line.group()
         assert line.group() in watching.process.err
+        watching.detach()
+
+
+def test_a_paused_training_is_called_so_and_goes_on_as_is_said(training):
+    pid = str(training.pid)
+    with attached(training, "-p", "nan:every=1,policy=pause") as watching:
+        assert row_of(training)["state"] == "running"
+        training.signal(signal.SIGUSR1)
+        wait_until(lambda: row_of(training)["state"] == "paused", what="the pause")
+        told = f"it goes on after `hookd plugin config {pid} nan policy=report`"
+        assert told in " ".join(hookd("status", COLUMNS="400").split("\n"))
+        assert told in hookd("report", pid, COLUMNS="400")
+        assert "first NaN" in hookd("status", COLUMNS="400")
+
+        assert re.search(r"policy=pause\* .*", hookd("plugin", "list", pid))
+        before = len(training.out)
+        hookd("plugin", "config", pid, "nan", "policy=report")
+        training.expect(r"^step ", after=before)
+        assert row_of(training)["state"] == "running"
+        (nan,) = hookd_json("plugin", "list", pid)["plugins"]
+        assert nan["options"] == {"every": "1", "policy": "report"}
+        assert nan["settings"]["recorder"] == "20"
+        assert row_of(training)["plugins"]["nan"]["policy"] == "report"
+        watching.detach()
+
+
+def test_modules_that_were_selected_are_on_metrics_and_what_is_not_is_told(training):
+    """`qkv` lies three deep; nobody measures what modules cost."""
+    words = ("-p", "activations:every=1,modules=*.qkv")
+    with attached(training, *words, HOOKD_TOP_MODULES="0", HOOKD_MAX_DEPTH="1", HOOKD_MAX_SERIES="1000") as watching:
+        qkv = {f"blocks.{n}.attention.qkv" for n in range(3)}
+        wait_until(
+            lambda: qkv <= watching.metrics().labels("hookd_activations_mean", "module"), what="the selected modules"
+        )
+        watching.detach()
+
+
+def test_what_is_not_on_metrics_is_told_where_it_is_served_and_by_status_and_report(training):
+    with attached(training, "-p", "activations:every=1", HOOKD_TOP_MODULES="0", HOOKD_MAX_DEPTH="0") as watching:
+        wait_until(lambda: watching.metrics().total("hookd_series_dropped_total") > 0, what="series that are dropped")
+        watching.process.expect(
+            rf"^hookd: process {training.pid} \(run train\.py\): \d+ series are not on /metrics .*HOOKD_DETAIL=all"
+        )
+        assert row_of(training)["series_dropped"] > 0
+        for words in (["status"], ["report", str(training.pid)]):
+            assert re.search(r"\d+ series are not on /metrics .*HOOKD_DETAIL=all", hookd(*words, COLUMNS="400"))
         watching.detach()

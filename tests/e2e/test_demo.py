@@ -28,6 +28,7 @@ def test_the_demo_shows_the_whole_way():
     assert re.search(r"hookd: +first NaN: blocks\.2\.down output at step \d+", text)
     assert "nn.Module.__call__ is the original object again" in text
     assert "identical, bit for bit" in text
+    assert f"Next: {CONSOLE} ps, " in text, "CONSOLE is not on the PATH of the tests"
 
 
 def test_ctrl_c_ends_the_demo_and_what_it_started():

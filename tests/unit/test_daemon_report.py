@@ -90,6 +90,8 @@ def test_plugins_overhead_and_what_is_observed(page):
     put(page, "hookd_overhead_seconds", "counter", [0.25], {"plugin": "nan"})
     put(page, "hookd_overhead_ratio", "gauge", [0.004])
     put(page, "hookd_modules", "gauge", [12], {"state": "observed"})
+    given = {"options": {"every": "1"}, "settings": {"every": "1", "policy": "report", "no text": 5}}
+    page.update_identity(plugins={"nan": given, "gradclip": "nonsense"})
     found = report(page)
     only_looks, clips = sorted(found["plugins"], key=lambda one: one["name"], reverse=True)
     assert only_looks == {
@@ -99,6 +101,8 @@ def test_plugins_overhead_and_what_is_observed(page):
         "errors": 2,
         "interval_steps": None,
         "overhead_seconds": 0.25,
+        "options": {"every": "1"},
+        "settings": {"every": "1", "policy": "report"},
     }
     assert (clips["name"], clips["changes_training"]) == ("gradclip", False)
     assert found["overhead"] == {"ratio": 0.004, "seconds": 0.25}

@@ -125,3 +125,41 @@ def test_the_count_of_what_is_left_out_never_falls(page, read):
     page.retire_family(page.family("hookd_x_mean", "gauge", "Help.", ("module",)))
     served(selection, read())
     assert selection.dropped == 5
+
+
+def plugins(**settings):
+    return {name: {"options": {}, "settings": given} for name, given in settings.items()}
+
+
+@pytest.mark.parametrize("option", ["modules", "types"])
+def test_modules_that_a_person_selected_are_served_however_deep_until_the_cap(page, read, option):
+    for n in range(200):
+        put(page, "hookd_x_mean", 1, f"a.b.c.{n}")
+        put(page, "hookd_other_mean", 1, f"d.e.f.{n}")
+    page.update_identity(plugins=plugins(x={option: "a*"}, other={"modules": "*", "types": "*"}))
+    limits = Limits(max_series=150, top_modules=0)
+    selection = Selection(limits)
+    assert modules(served(selection, read())) == {f"a.b.c.{n}" for n in range(150)}
+    assert selection.dropped == 250
+    page.update_identity(plugins=plugins(x={option: "*"}, other={}))
+    assert modules(served(selection, read())) == set()
+
+
+def test_of_a_model_whose_costs_nobody_measures_the_first_modules_are_served_however_deep(page, read):
+    for n in range(60):
+        put(page, "hookd_x_mean", 1, f"a.b.c.{n}")
+    assert len(served(Selection(Limits()), read())) == Limits().top_modules
+
+
+def test_what_a_hostile_page_calls_its_plugins_does_no_harm(page, read):
+    put(page, "hookd_x_mean", 1, "a.b.c.d")
+    for said in (
+        1,
+        [],
+        {"x": 1},
+        {"x": {"settings": []}},
+        {"x": {"settings": {"modules": 5}}},
+        {"": {"settings": {"modules": "a"}}},
+    ):
+        page.update_identity(plugins=said)
+        assert served(Selection(Limits(top_modules=0)), read()) == set()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hookd.cli import program
+from hookd.cli import demo, program
 from hookd.errors import HookdError
 
 pytestmark = pytest.mark.timeout(60)
@@ -41,3 +41,19 @@ def test_one_that_gets_on_without_getting_there_is_given_up_too(tmp_path, monkey
     monkeypatch.setattr(program, "LONGEST_S", 1.0)
     with program.started(python(SLOW), tmp_path / "slow") as slow, pytest.raises(HookdError, match="the fault"):
         slow.line("^fault$", "the fault")
+
+
+def test_the_next_command_is_one_that_works(tmp_path, monkeypatch):
+    script = tmp_path / "my env" / "bin" / "hookd"
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert demo.command() == f"'{script}'"
+    monkeypatch.chdir(tmp_path)
+    assert demo.command() == "'my env/bin/hookd'"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert demo.command() == "hookd"
+    monkeypatch.setattr(sys, "argv", ["/lib/hookd/__main__.py"])
+    assert demo.command() == f"{sys.executable} -m hookd"

@@ -1,0 +1,127 @@
+"""What `hookd report` and `hookd status` make of a report."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from hookd.cli.report import heading, modules
+from hookd.cli.status import _notes, _row
+
+
+@pytest.fixture(autouse=True)
+def width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def module(name, type_="Linear", **metrics):
+    return {"name": name, "type": type_, "root": 1, "metrics": metrics}
+
+
+def lines(rows, limit=None):
+    out = io.StringIO()
+    console = Console(file=out, highlight=False, markup=False, width=160)
+    for table in modules({"modules": rows}, limit):
+        console.print(table)
+    return [line.rstrip() for line in out.getvalue().split("\n")]
+
+
+LOOKED_AT = {"activations": {"mean": 0.5, "std": 1.0, "min": -1.0, "max": 1.0}}
+TIMED = {"timing": {"forward_calls": 2, "forward_seconds": 0.5}}
+
+
+def test_a_name_is_whole_where_its_parent_is_not_shown_and_indented_below_what_is():
+    rows = [
+        module("", "MSELoss"),
+        module("(root)", "Net"),
+        module("layers.0", "Block"),
+        module("layers.0.fc", **LOOKED_AT),
+        module("layers.1.fc", **LOOKED_AT),
+        module("#2.(root)", **LOOKED_AT),
+        module("#2.fc", **LOOKED_AT),
+    ]
+    told = lines(rows)
+    at = next(n for n, line in enumerate(told) if line.startswith("OUTPUTS OF"))
+    names = [line[: told[0].index("TYPE")].rstrip() for line in told[2:at] if line]
+    assert names == ["(loss)", "(root)", "  layers.0", "    fc", "  layers.1.fc", "#2.(root)", "  fc"]
+    names = [line[:14].rstrip() for line in told[at + 2 :] if line]
+    assert names == ["layers.0.fc", "layers.1.fc", "#2.(root)", "  fc"]
+
+
+def test_columns_without_a_number_are_left_out():
+    bare = lines([module("(root)", "Net", **LOOKED_AT), module("fc", **LOOKED_AT)])
+    assert bare[0].split() == ["MODULE", "TYPE"]
+    assert next(line for line in bare if line.startswith("OUTPUTS")).split()[2:] == ["MEAN", "STD", "MIN", "MAX"]
+    timed = lines([module("(root)", "Net", **TIMED)])
+    assert timed[0].split() == ["MODULE", "TYPE", "CALLS", "FORWARD", "SHARE"]
+
+
+def test_a_wide_terminal_gets_one_table_with_the_same_rules(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    told = lines([module("a.b", **LOOKED_AT, **TIMED)])
+    assert told[0].split() == ["MODULE", "TYPE", "CALLS", "FORWARD", "MEAN", "STD", "MIN", "MAX"]
+    assert told[2].startswith("a.b")
+
+
+# ---- what a person is to know
+
+
+def report(state="running", incidents=(), phase="forward", **target):
+    return {
+        "pid": 7, "identity": {"run": "r", "rank": 0}, "state": state, "incidents": list(incidents), "observed": {},
+        "step": {"current": 3, "is_absolute": True, "text": "step 3"}, "plugins": [], "metrics": {}, "modules": [],
+        "overhead": {"ratio": None, "seconds": 0.0}, "threads": [{"phase": "other"}, {"phase": phase}],
+        **({"target": target} if target else {}),
+    }  # fmt: skip
+
+
+def incident(kind, message):
+    return {"kind": kind, "message": message}
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf"])
+def test_status_shows_the_first_nan_whatever_came_before_and_after(kind):
+    told = [
+        incident("dead", "dead first"),
+        incident(kind, "first bad"),
+        incident(kind, "second"),
+        incident("dead", "x"),
+    ]
+    (note,) = _notes([_row(7, report(incidents=told))])
+    assert note == "7: first bad (and 3 more: hookd report 7)"
+
+
+def test_without_a_nan_status_shows_the_newest_incident():
+    told = [incident("dead", "one"), incident("leak", "two")]
+    assert list(_notes([_row(7, report(incidents=told))])) == ["7: two (and 1 more: hookd report 7)"]
+
+
+def test_a_paused_target_is_called_so_and_how_it_goes_on_is_said():
+    why = incident(
+        "paused", "nan: the training is paused; it goes on after `hookd plugin config PID nan policy=report`"
+    )
+    found = report(incidents=[incident("nan", "first NaN"), why], phase="paused", state="running", pid=7)
+    row = _row(7, found)
+    assert row["state"] == "paused"
+    how = "nan: the training is paused; it goes on after `hookd plugin config 7 nan policy=report`"
+    assert f"7: {how}" in list(_notes([row]))
+    told = list(heading(found))
+    assert any(line.startswith("paused, step 3") for line in told)
+    assert how in told
+
+
+def test_one_that_goes_on_or_has_ended_is_not_paused():
+    assert _row(7, report(incidents=[incident("paused", "x")]))["state"] == "running"
+    assert _row(7, report(phase="paused", state="exited"))["state"] == "exited"
+    assert _row(7, report(phase="paused", state="running") | {"target": {"state": "lost"}})["state"] == "lost"
+
+
+def test_what_is_not_on_metrics_is_told_with_the_setting_that_changes_it():
+    found = report(series_dropped=312)
+    for told in (list(_notes([_row(7, found)])), list(heading(found))):
+        line = next(line for line in told if "312 series" in line)
+        assert "HOOKD_DETAIL=all" in line
+        assert "max_series" in line
+    assert not list(_notes([_row(7, report(series_dropped=0))]))
