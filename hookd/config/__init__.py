@@ -92,7 +92,8 @@ class ServeConfig:
         detail: "auto" serves the modules that matter, "all" serves every one.
         max_series: series of one target in detail "auto".
         max_depth: in detail "auto", modules down to this depth below the root are served.
-        top_modules: in detail "auto", so many of the costliest modules are served whatever their depth.
+        top_modules: in detail "auto", so many of the costliest modules are served whatever their depth,
+            as are those that a person has selected by a plugin's options.
         retention_days: how long incidents are kept, in days.
         plugin_options: by plugin, options that hold wherever an attach does not give them.
         rules: which processes it attaches to by itself, the first that fits decides; see `rules`.
