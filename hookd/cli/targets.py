@@ -36,18 +36,28 @@ def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
     from hookd.daemon.client import DaemonClient
 
     client = DaemonClient.of(host, os.environ, timeout_s)
-    names = ["HOOKD_HOST", "HOOKD_CONTROL"]
-    named_by = "--host" if host else next((name for name in names if os.environ.get(name)), None)
+    named_by = _named_by(host)
     try:
         client.version()
-    except (DaemonNotRunning, PermissionDenied) as error:
-        if named_by is None:  # another user's daemon is no help, and no hindrance
+    except PermissionDenied:
+        if named_by:
+            raise
+        return None  # another user's daemon is no help, and no hindrance
+    except DaemonNotRunning as error:
+        if not named_by:
             return None
         hint = (
             f"{named_by} names this socket: start `hookd serve` there, or leave {named_by} out to do without a daemon."
         )
-        raise type(error)(error.message, reason=error.reason, hint=hint) from error
+        raise DaemonNotRunning(error.message, reason=error.reason, hint=hint) from error
     return client
+
+
+def _named_by(host: str | None) -> str:
+    """Say by what a daemon was named, "" if by nothing; `--host` has the value of HOOKD_HOST where it was not given."""
+    if host and host != os.environ.get("HOOKD_HOST"):
+        return "--host"
+    return next((name for name in ("HOOKD_HOST", "HOOKD_CONTROL") if os.environ.get(name)), "")
 
 
 def foregrounds() -> list[dict[str, Any]]:
