@@ -10,7 +10,7 @@ from hookd.cli import options, output, targets
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -43,20 +43,21 @@ def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, a
 
 
 def loaded(report: dict[str, Any], *, as_json: bool) -> int:
-    """List the plugins of a target with the options that are in force; a star marks those that were given."""
+    """List the plugins of a target with the options that are in force: what was given, and the rest."""
     found = [{key: one[key] for key in ("name", "state", "options", "settings")} for one in report.get("plugins", [])]
     if as_json:
         output.emit({"pid": report["pid"], "plugins": found})
         return 0
-    output.say(f"change them with `hookd plugin config {report['pid']} NAME key=value`; * is what was given")
-    rows = [(one["name"], one["state"] or "-", _told_options(one)) for one in found]
-    output.show(output.fill(output.table("PLUGIN", "STATE", "OPTIONS"), rows))
+    rows = [(one["name"], one["state"] or "-", *_told_options(one)) for one in found]
+    output.show(output.fill(output.table("PLUGIN", "STATE", "GIVEN", "BY DEFAULT"), rows))
+    output.say(f"`hookd plugin config {report['pid']} NAME key=value` changes them")
     return 0
 
 
-def _told_options(one: dict[str, Any]) -> str:
-    told = [f"{key}={value}{'*' if key in one['options'] else ''}" for key, value in one["settings"].items()]
-    return " ".join(told) or "-"
+def _told_options(one: dict[str, Any]) -> Iterator[str]:
+    rest = {key: value for key, value in one["settings"].items() if key not in one["options"]}
+    for these in (one["options"], rest):
+        yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
 
 
 def _habit(one: dict[str, Any]) -> str:
