@@ -112,6 +112,7 @@ class Agent:
     def _status(self, _request: dict[str, Any]) -> dict[str, Any]:
         session = self._session
         session.changes.settle()
+        self._tell_options()
         plugins = [
             {
                 "name": e.name, "state": e.state, "mutates": e.plugin.mutates, "errors": e.errors,

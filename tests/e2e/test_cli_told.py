@@ -38,6 +38,10 @@ def steps(process: Process) -> int:
     return int(hookd_json("report", str(process.pid))["step"]["counted"])
 
 
+def nan_of(pid: str) -> dict[str, Any]:
+    return next(row for row in hookd_json("plugin", "list", pid)["plugins"] if row["name"] == "nan")
+
+
 def row_of(process: Process) -> dict[str, Any]:
     return next(row for row in hookd_json("status")["targets"] if row["pid"] == process.pid)
 
@@ -71,9 +75,9 @@ def test_a_paused_training_is_called_so_and_goes_on_as_is_said(training):
         hookd("plugin", "config", pid, "nan", "policy=report")
         training.expect(r"^step ", after=before)
         assert row_of(training)["state"] == "running"
-        (nan,) = hookd_json("plugin", "list", pid)["plugins"]
-        assert nan["options"] == {"every": "1", "policy": "report"}
-        assert nan["settings"]["recorder"] == "20"
+        changed = {"every": "1", "policy": "report"}
+        wait_until(lambda: nan_of(pid)["options"] == changed, what="the options as they are now")
+        assert nan_of(pid)["settings"]["recorder"] == "20"
         assert row_of(training)["plugins"]["nan"]["policy"] == "report"
         watching.detach()
 
