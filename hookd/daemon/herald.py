@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LINES = 3
 """So many lines of one kind from one target in WINDOW_S; more are counted: what vanishes does so in every layer."""
 WINDOW_S = 30.0
+KINDS = 20
+"""So many kinds are told apart in that time; there are about a dozen."""
 MAX_LENGTH = 400
 """Characters of a message, which is the target's own word."""
 _log = logging.getLogger(__name__)
@@ -42,7 +44,10 @@ class Herald:
         """Log new incidents, as far as there were not too many of their kind."""
         now = self._clock()
         for incident in incidents:
-            window = self._windows.setdefault(plain(incident.get("kind")), _Window(now))
+            kind = plain(incident.get("kind"))
+            if len(self._windows) >= KINDS and kind not in self._windows:
+                kind = "other kinds"
+            window = self._windows.setdefault(kind, _Window(now))
             if window.told < LINES:
                 window.told += 1
                 _log.warning("%s", line(target, incident))

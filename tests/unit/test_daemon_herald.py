@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from hookd import labels
-from hookd.daemon.herald import LINES, MAX_LENGTH, WINDOW_S, Herald
+from hookd.daemon.herald import KINDS, LINES, MAX_LENGTH, WINDOW_S, Herald
 
 
 @pytest.fixture
@@ -67,3 +67,11 @@ def test_a_hostile_target_writes_one_line_that_no_terminal_obeys(herald, caplog)
     (line,) = caplog.messages
     assert line.isprintable()
     assert len(line) < MAX_LENGTH + 100
+
+
+def test_a_hostile_target_that_invents_kinds_does_not_flood_the_log(herald, clock, caplog):
+    herald.tell(TARGET, [{"kind": f"kind {n}", "message": "x"} for n in range(1000)])
+    assert len(caplog.messages) == KINDS + LINES
+    clock.now += WINDOW_S
+    herald.tell(TARGET, [])
+    assert f"{1000 - KINDS - LINES} more of other kinds" in caplog.messages[-1]
