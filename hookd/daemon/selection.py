@@ -71,7 +71,7 @@ class Selection:
         if self._limits.detail == "all":
             return [(family, range(len(family.first))) for family in families]
         found = sorted(_findings(families))
-        asked = _asked_for(snapshot)
+        asked = _selective(snapshot)
         seen = (found, asked, [(family.key, len(family.first)) for family in families])
         if seen != self._seen or now >= self._reconsider_at:
             self._wait_s = 1.0 if seen != self._seen else min(3600.0, 2 * self._wait_s)
@@ -84,7 +84,7 @@ class Selection:
             self.dropped = max(self.dropped, lines)
         return list(zip(families, self._plan, strict=True))
 
-    def _decide(self, snapshot: Snapshot, found: Sequence[str], asked: Sequence[str]) -> list[Sequence[int]]:
+    def _decide(self, snapshot: Snapshot, found: Sequence[str], asked: tuple[str, ...]) -> list[Sequence[int]]:
         """Give the indexes to serve for each family: what has no module comes first, then whole modules."""
         left = self._limits.max_series
         plan: dict[int, Sequence[int]] = {}
@@ -100,7 +100,7 @@ class Selection:
                 plan[number] = [k for k, values in enumerate(family.values) if values[at] in self._chosen]
         return [plan[number] for number in range(len(snapshot.families))]
 
-    def _choose(self, snapshot: Snapshot, found: Sequence[str], asked: Sequence[str], left: int) -> frozenset[str]:
+    def _choose(self, snapshot: Snapshot, found: Sequence[str], asked: tuple[str, ...], left: int) -> frozenset[str]:
         """Take modules in order of importance until the lines that are `left` are used up."""
         lines: dict[str, int] = {}
         for family in snapshot.families:
@@ -111,8 +111,9 @@ class Selection:
         by_depth = sorted(lines, key=depth)
         top = [name for name in by_depth if depth(name) <= 1]
         rest = [name for name in by_depth if depth(name) <= self._limits.max_depth]
+        selected = [name for family in snapshot.families if family.name.startswith(asked) for name in _modules(family)]
         chosen = set()
-        for name in dict.fromkeys([*found, *top, *asked, *costliest, *rest]):
+        for name in dict.fromkeys([*found, *top, *selected, *costliest, *rest]):
             left -= lines.get(name, 0)
             if left < 0:
                 break
@@ -154,13 +155,14 @@ def _modules(family: Family) -> Iterator[str]:
         yield from (values[at] for values in family.values)
 
 
-def _asked_for(snapshot: Snapshot) -> list[str]:
-    """Give the modules of which a plugin tells that was asked for certain ones."""
+def _selective(snapshot: Snapshot) -> tuple[str, ...]:
+    """Give how the families of those plugins begin that were asked for certain modules."""
     plugins = snapshot.identity.get("plugins")
-    named = [name for name in plugins if _is_selective(snapshot, name)] if isinstance(plugins, dict) else []
-    prefixes = tuple(f"hookd_{name}_" for name in named)
-    families = [family for family in snapshot.families if prefixes and family.name.startswith(prefixes)]
-    return list(dict.fromkeys(module for family in families for module in _modules(family)))
+    return (
+        tuple(f"hookd_{name}_" for name in plugins if _is_selective(snapshot, name))
+        if isinstance(plugins, dict)
+        else ()
+    )
 
 
 def _is_selective(snapshot: Snapshot, name: str) -> bool:
