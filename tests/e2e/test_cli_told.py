@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.environment import REPOSITORY, bare_python, target_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import Attachment, hookd, hookd_json
+from tests.support.tool import Attachment, hookd, hookd_json, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +55,14 @@ def test_the_terminal_of_an_attach_says_when_a_nan_is_born(training):
         assert f"{fault[1]} output" in line.group()
         assert line.group() in watching.process.err
         watching.detach()
+
+
+def test_the_terminal_of_a_run_says_so_too():
+    program = [bare_python(), TRAIN, "--steps", "150", "--nan-at", "30"]
+    with run("-p", "nan:every=1", "--listen", "127.0.0.1:0", program=program) as process:
+        line = process.expect(r"^hookd: nan in process \d+ \(run train\.py, rank 0\) at step 30: first NaN: ")
+        assert line.string in process.err
+        process.finish()
 
 
 def test_a_paused_training_is_called_so_and_goes_on_as_is_said(training):
