@@ -36,7 +36,9 @@ there each rank would clip by the norm of its own part.
 
 Non-finite gradients are never clipped: a clipped infinity would be a silent zero or NaN. A step that has one is left
 as it is (`nonfinite=leave`), or with `nonfinite=skip` the optimizer gets no gradients at all (`.grad = None`; zeros
-would still move Adam), for which each step waits for the device; a GradScaler skips such steps by itself.
+would still move Adam), for which each step waits for the device; a GradScaler skips such steps by itself. The norm is
+shown as NaN then. It is infinity where all elements are finite and their norm is too large for its type: that is
+clipped, to 0, as torch's function clips it.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ class GradClip(Plugin):
     @hookimpl
     def backward(self, grad_input: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Scale each gradient that leaves the module."""
-        norms = [None if g is None else rules.vector_norm(g, self.norm_type) for g in grad_input]
+        norms = [None if g is None else rules.judged(g, rules.vector_norm(g, self.norm_type)) for g in grad_input]
         for norm in norms:
             if norm is not None:
                 self._measured(norm)
@@ -190,14 +192,14 @@ class GradClip(Plugin):
             return
         self._require_whole(held)
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer will divide by it
-        norm = self.rule.measure(held, scale)
+        norm = self.rule.judged(held, self.rule.measure(held, scale))
         self._measured(norm)
         if self.dry_run:
             return
-        if self.nonfinite_policy == "skip" and scale is None and not norm.isfinite().item():
+        if self.nonfinite_policy == "skip" and scale is None and norm.isnan().item():
             self._take_out(optimizer)
         else:  # what is not finite counts as zero, for which nothing is clipped; and no device is waited for
-            self.rule.clip(held, torch.where(norm.isfinite(), norm, torch.zeros_like(norm)), scale)
+            self.rule.clip(held, torch.where(norm.isnan(), 0.0, norm), scale)
 
     def _require_whole(self, held: list[rules.Held]) -> None:
         """Refuse gradients of which a part is in other ranks, where it would have to be known."""
@@ -225,7 +227,7 @@ class GradClip(Plugin):
             self.context.later([norm], lambda numbers: self._record(numbers[0]))
 
     def _record(self, norm: float) -> None:
-        if not math.isfinite(norm):
+        if math.isnan(norm):
             self.nonfinite.inc()
         elif norm > self.limit:
             self.clipped_here.inc()
@@ -238,4 +240,4 @@ class GradClip(Plugin):
         self.norm.set(norm)
         if self.mode != "value":
             eps = 0.0 if self.mode == "agc" else rules.EPS
-            self.scale.set(min(1.0, self.limit / (norm + eps)) if math.isfinite(norm) and norm else 1.0)
+            self.scale.set(min(1.0, self.limit / (norm + eps)) if norm > 0 else 1.0)
