@@ -44,7 +44,6 @@ clipped, to 0, as torch's function clips it.
 from __future__ import annotations
 
 import math
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,6 +67,12 @@ MODES = {
 }
 """The settings of each mode, the limit first."""
 SETTINGS = {"mode"}.union(*MODES.values())
+FOREIGN = SETTINGS - {"mode"}
+"""Of these a mode may not know one."""
+LIMITS = {"max_norm": 1.0, "clip_value": 1.0, "clip_factor": 0.01}
+"""What limits, and a usual value: that of a dry run."""
+LOOKED_AT_STEPS = 20
+"""After so many steps of the optimizers a pattern that has matched nothing is told of."""
 
 
 class GradClip(Plugin):
@@ -75,6 +80,13 @@ class GradClip(Plugin):
 
     name = "gradclip"
     mutates = True
+
+    @classmethod
+    def changed(cls, options: dict[str, str], given: dict[str, str]) -> dict[str, str]:
+        """Give the options after a change; a new mode goes without those of the old one that it does not know."""
+        after = super().changed(options, given)
+        own = MODES.get(after.get("mode", "norm"), SETTINGS)
+        return {name: text for name, text in after.items() if name in given or name in own or name not in FOREIGN}
 
     @hookimpl
     def configure(self, context: Context) -> None:
@@ -85,6 +97,8 @@ class GradClip(Plugin):
         """
         self.context = context
         option = context.option
+        if "every" in context.options:
+            raise PluginError("gradclip: it looks at every step, so it has no every")
         self.mode = option("mode", "norm", tuple(MODES))
         self.dry_run = option("dry_run", SETTINGS.isdisjoint(context.options))
         self.mutates = not self.dry_run
@@ -93,12 +107,12 @@ class GradClip(Plugin):
         self.norm_type = self._positive("norm_type", 2.0)
         self.order = option("order", "model", ("model", "optimizer"))
         self.nonfinite_policy = option("nonfinite", "leave", ("leave", "skip"))
-        self.globs = option("modules", "*").split("|")
-        self.excluded = option("exclude", "").split("|")
-        self.rule = self._rule(self._positive("eps", 1e-3))
+        self.modules, self.excluded = context.globs("modules"), context.globs("exclude", "")
+        self.rule = self._rule(self._positive("eps", 1e-3, finite=True))
         self._refuse_foreign_settings()
         self._declare(context)
         self.largest = 0.0  # of the norms of this step, in mode module
+        self.steps = 0
 
     def _declare(self, context: Context) -> None:
         self.norm = context.gauge("norm", "Norm of the gradients before clipping.")
@@ -113,18 +127,22 @@ class GradClip(Plugin):
             counter.inc(0)
 
     def _limit(self) -> float:
-        limits = {name: self.context.option(name, 0.0) for name in ("max_norm", "clip_value", "clip_factor")}
-        name = MODES[self.mode][0]
-        if self.dry_run and name not in self.context.options:
-            return 0.01 if self.mode == "agc" else 1.0
+        limits = {name: self.context.option(name, 0.0) for name in LIMITS}
+        given, name = self.context.options, MODES[self.mode][0]
+        if self.dry_run and name not in given:
+            return LIMITS[name]
         if not 0 < limits[name] < math.inf:
-            raise PluginError(f"gradclip: mode={self.mode} needs a positive {name}", hint=f"{name}=1.0")
+            other = {"clip_value": "value", "clip_factor": "agc"}
+            meant = [f"mode={other[one]}" for one in other if one in given and "mode" not in given]
+            hint = meant[0] if meant and name not in given else f"{name}={LIMITS[name]}"
+            raise PluginError(f"gradclip: mode={self.mode} needs a positive {name}", hint=hint)
         return limits[name]
 
-    def _positive(self, name: str, default: float) -> float:
+    def _positive(self, name: str, default: float, *, finite: bool = False) -> float:
         value = self.context.option(name, default)
-        if not value > 0:
-            raise PluginError(f"gradclip: {name} must be positive, not {value:g}")
+        if not value > 0 or (finite and value == math.inf):
+            what = "positive and finite" if finite else "positive"
+            raise PluginError(f"gradclip: {name} must be {what}, not {value:g}")
         return value
 
     def _rule(self, eps: float) -> rules.Rule:
@@ -137,13 +155,13 @@ class GradClip(Plugin):
     def _refuse_foreign_settings(self) -> None:
         own = MODES[self.mode]
         for name in self.context.options:
-            if name in SETTINGS - {"mode", *own}:
+            if name in FOREIGN.difference(own):
                 raise PluginError(f"gradclip: mode={self.mode} has no {name}", hint=f"it has: {', '.join(own)}")
 
     @hookimpl
     def select(self, module: Module) -> bool:
         """Ask for module events in mode module only: they put hooks on the autograd graph."""
-        return self.mode == "module" and any(fnmatchcase(module.name, glob) for glob in self.globs)
+        return self.mode == "module" and self.modules.match(module.name)
 
     @hookimpl
     def backward(self, grad_input: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -160,6 +178,10 @@ class GradClip(Plugin):
     @hookimpl
     def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Clip the gradients that the optimizer is about to use."""
+        self.steps += 1
+        if self.steps == LOOKED_AT_STEPS:
+            for text in self.modules.unmatched("module") + self.excluded.unmatched("parameter"):
+                self.context.incident("option", f"gradclip: {text}")
         if self.mode == "module":
             self._publish(self.largest)
             self.largest = 0.0
@@ -174,7 +196,7 @@ class GradClip(Plugin):
 
     def _parameters(self, optimizer: Optimizer) -> Iterator[Parameter]:
         for name, parameter in self.context.ordered_parameters(optimizer):
-            if parameter.grad is not None and not any(fnmatchcase(name, glob) for glob in self.excluded):
+            if not self.excluded.match(name) and parameter.grad is not None:
                 yield parameter
 
     def _ordered(self, optimizer: Optimizer) -> list[Parameter]:
