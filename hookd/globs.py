@@ -20,6 +20,11 @@ class Globs:
         self._unmatched = list(self._patterns)
         self._seen: dict[str, bool] = {}
 
+    @property
+    def seen(self) -> bool:
+        """Whether any name has been asked for."""
+        return bool(self._seen)
+
     def match(self, name: str) -> bool:
         """Whether a pattern matches `name`."""
         known = self._seen.get(name)
@@ -36,7 +41,7 @@ class Globs:
             what: has the names: "module".
         """
         told = []
-        for pattern in self._unmatched if self._seen else ():
+        for pattern in self._unmatched if self.seen else ():
             near = difflib.get_close_matches(pattern, self._seen, 1) or sorted(self._seen)[:3]
             told.append(f"{self.option}={pattern} matches no {what}; there is {', '.join(near)}")
         return told
