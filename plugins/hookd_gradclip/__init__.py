@@ -19,7 +19,9 @@ Modes (`mode=...`):
   `clip_factor` times the norm of its weights, or of `eps` (0.001) where these are smaller. The paper leaves the last
   linear layer out: `exclude=fc.*`.
 - module: each gradient that flows from a module into one of its inputs has a norm of at most `max_norm`, as a full
-  backward hook would do it; `modules=GLOB|GLOB` says which modules. Not the same as clipping parameters' gradients.
+  backward hook would do it, bit for bit; `modules=GLOB|GLOB` says which modules. Of a tensor that is passed in twice
+  (self-attention) the sum of its gradients is clipped, where torch's hook sees each. Not the same as clipping
+  parameters' gradients.
 `exclude=GLOB|GLOB` leaves out the parameters of these names, in all modes but module.
 
 `dry_run=true` measures and changes nothing: the default where no setting was given at all. With a GradScaler the
