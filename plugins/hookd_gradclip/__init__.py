@@ -168,7 +168,7 @@ class GradClip(Plugin):
     @hookimpl
     def backward(self, grad_input: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Scale each gradient that leaves the module."""
-        norms = [None if g is None else rules.judged(g, rules.vector_norm(g, self.norm_type)) for g in grad_input]
+        norms = [None if g is None or not g.numel() else self._norm(g.detach()) for g in grad_input]
         for norm in norms:
             if norm is not None:
                 self._measured(norm)
@@ -176,6 +176,9 @@ class GradClip(Plugin):
             return None
         pairs = zip(grad_input, norms)
         return tuple(g if n is None else g * rules.factor(n, self.limit).to(g.dtype) for g, n in pairs)
+
+    def _norm(self, grad: Tensor) -> Tensor:
+        return rules.told_apart([grad], rules.vector_norm(grad, self.norm_type))
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:

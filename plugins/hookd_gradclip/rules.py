@@ -75,9 +75,7 @@ class Rule:
 
     def judged(self, held: Sequence[Held], measured: Tensor) -> Tensor:
         """Give NaN in place of `measured` where an element is not finite: infinity is then a norm that has overflowed."""
-        if on_host(measured) and not measured.isinf().item():
-            return measured
-        return torch.where(magnitude([one.grad for one in held]).isfinite(), measured, math.nan)
+        return told_apart([one.grad for one in held], measured)
 
 
 class ByNorm(Rule):
@@ -256,11 +254,11 @@ def vector_norm(grad: Tensor, norm_type: float) -> Tensor:
     return norm
 
 
-def judged(grad: Tensor, norm: Tensor) -> Tensor:
-    """Give NaN in place of the norm of a gradient with an element that is not finite, as `Rule.judged` does."""
-    if on_host(norm) and not norm.isinf().item():
-        return norm
-    return torch.where(magnitude([grad.detach()]).isfinite(), norm, math.nan)
+def told_apart(grads: list[Tensor], norm: Tensor) -> Tensor:
+    """Give NaN in place of the norm of gradients with an element that is not finite; infinity says that it overflowed."""
+    if not on_host(norm):  # a few launches for all gradients; where this misses a NaN the norm is one already
+        return torch.where(total_norm(grads, math.inf).isfinite(), norm, math.nan)
+    return torch.where(magnitude(grads).isfinite(), norm, math.nan) if norm.isinf().item() else norm
 
 
 def factor(norm: Tensor, limit: float) -> Tensor:

@@ -80,3 +80,11 @@ def test_of_a_tensor_that_is_passed_in_twice_the_sum_is_clipped(hook):
     hidden = x * 1
     product(hidden, hidden).sum().backward()
     assert x.grad.item() == pytest.approx(LIMIT, rel=1e-2)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, torch.inf])
+def test_a_gradient_without_elements_passes(hook, norm_type):
+    hook.start("gradclip", mode="module", max_norm=LIMIT, norm_type=norm_type)
+    x = torch.ones(0, 4, requires_grad=True)
+    nn.Linear(4, 2)(x * 1).sum().backward()
+    assert x.grad.shape == (0, 4)
