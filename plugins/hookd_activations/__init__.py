@@ -54,7 +54,8 @@ like are known as modules only: a function called directly has no name.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+import weakref
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -89,6 +90,10 @@ ALERT_STEPS = 8
 """How many steps are looked at after a loss spike, whatever the interval: what explodes may be over in ten steps."""
 
 Cells = tuple[Any, tuple[int, ...]]
+
+
+Norm = tuple[Module, "weakref.ref[Any]", Optional[bool]]
+"""A BatchNorm, torch's own of it, and whether it was in eval mode in all calls that learn; None: there was none yet."""
 
 
 class Activations(Plugin):
@@ -128,7 +133,7 @@ class Activations(Plugin):
         self.units: dict[int, outputs.Units] = context.per_module()  # of rectifiers that may be dead
         self.flat: dict[int, outputs.Place] = {}  # of what functions that can saturate have put out in this call
         self.placed: dict[int, bool] = context.per_module()  # of those: whether the model gives it back
-        self.norms: dict[int, tuple[Module, bool]] = context.per_module()  # in eval mode in all calls that learn
+        self.norms: dict[int, Norm] = context.per_module()
         self.parameters = Parameters(context, self.selector.selected, self._learnt)
         self.is_sampled = False  # something was looked at in this step
         self.alert = 0
@@ -224,18 +229,22 @@ class Activations(Plugin):
 
     def _check_mode(self, module: Module, *, is_learning: bool) -> None:
         found: Any = module.torch()
-        if found is not None and is_learning:
-            is_eval = not found.training and bool(found.track_running_stats)
-            self.norms[module.id] = module, is_eval and self.norms.get(module.id, (module, True))[1]
+        if found is None or not is_learning:
+            return
+        _, ref, was_eval = self.norms.get(module.id, (module, None, None))
+        if ref is None or ref() is not found:  # a model that was made anew has the names of the old one
+            self.findings.see("batchnorm_eval", module.name, "", holds=False)
+            ref, was_eval = weakref.ref(found), None
+        is_eval = not found.training and bool(found.track_running_stats)
+        self.norms[module.id] = module, ref, is_eval and was_eval is not False
 
     def _judge_modes(self, optimizer: Optimizer) -> None:
         """Judge the BatchNorms that an optimizer has changed: what learns in eval mode alone may be an attack's."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-        for number, (module, is_eval) in list(self.norms.items()):
-            found: Any = module.torch()
-            if found is None or id(found.weight) in held:
-                del self.norms[number]
-            if found is not None and id(found.weight) in held:
+        for number, (module, ref, is_eval) in list(self.norms.items()):
+            found = ref()
+            if is_eval is not None and found is not None and id(found.weight) in held:
+                self.norms[number] = module, ref, None
                 self.findings.see(
                     "batchnorm_eval", module.name, "{module}: a BatchNorm in eval mode is being trained", holds=is_eval
                 )

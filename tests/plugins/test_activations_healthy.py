@@ -202,3 +202,11 @@ def test_options_that_choose_nothing_are_told_of_once(hook, options, words):
         step(optimizer, model(torch.randn(4, 8)).sum())
     told = [one["message"] for one in hook.incidents if one["kind"] == "option"]
     assert [words in text for text in told] == ([True] if words else [])
+
+
+def test_of_models_that_take_turns_under_one_name_each_is_judged_by_itself(hook):
+    hook.start("activations", every=1)
+    for _ in range(6):
+        model = conv_net().eval()  # as a search over models does, each for one step
+        step(torch.optim.SGD(model.parameters(), lr=0.01), model(images()).square().mean())
+    assert kinds(hook) == []
