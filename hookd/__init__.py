@@ -10,6 +10,7 @@ from hookd._pluggy import HookimplMarker
 from hookd.context import Context
 from hookd.errors import HookdError, PluginError, TrainingError
 from hookd.events import Call, Module, Returned
+from hookd.globs import Globs
 from hookd.inprocess import start, stop
 from hookd.metrics import Counter, Gauge, Histogram
 from hookd.nested import tensors, versions
@@ -24,6 +25,7 @@ __all__ = [
     "Context",
     "Counter",
     "Gauge",
+    "Globs",
     "Histogram",
     "HookdError",
     "Module",

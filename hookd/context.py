@@ -6,6 +6,7 @@ import difflib
 from typing import TYPE_CHECKING, Any, Callable, Protocol, TypeVar
 
 from hookd.errors import PluginError
+from hookd.globs import Globs
 from hookd.metrics import Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ class Context:
             return text
         expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise PluginError(f"{self.plugin}: {name} must be {expected}, not {text!r}")
+
+    def globs(self, name: str, default: str = "*") -> Globs:
+        """Read an option that chooses names by patterns: `encoder.*|head`."""
+        return Globs(name, self.option(name, default))
 
     def check_options(self) -> None:
         """Refuse the options that `configure` never asked for.

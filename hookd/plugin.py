@@ -36,3 +36,8 @@ class Plugin:
     fixed_by_every: tuple[str, ...] = ()
     remembers: bool = False
     max_errors: int = 10
+
+    @classmethod
+    def changed(cls, options: dict[str, str], given: dict[str, str]) -> dict[str, str]:
+        """Give the options after `hookd plugin config`: those that are not given stay, an empty value takes one back."""
+        return {name: text for name, text in {**options, **given}.items() if text}

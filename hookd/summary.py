@@ -71,5 +71,5 @@ class Summary(NamedTuple):
             if low == high:  # exactly, where sums are rounded
                 mean, squares = low, 0.0
             std, norm = math.sqrt(squares / finite), math.sqrt(squares + finite * mean * mean)
-            peak = max(-low, high)
+            peak = abs(max(-low, high))  # -0.0 is no magnitude
         return cls(count, mean, std, low, high, peak, norm, int(zeros), int(nans), int(odd), int(negative))

@@ -269,7 +269,7 @@ class Changes:
         session, new = self._session, change.new
         change.step = session.origin()
         if new is not None and new.plugin.mutates:
-            what = f"changes the training with {_options(new)}"
+            what = f"changes the training with {_options(new)}{_taken_back(change.old, new)}"
         elif change.old is not None and change.old.plugin.mutates:
             what = "no longer changes the training"
         else:
@@ -282,6 +282,11 @@ class Changes:
 
 def _options(entry: Entry) -> str:
     return ", ".join(f"{key}={value}" for key, value in entry.context.options.items()) or "its defaults"
+
+
+def _taken_back(old: Entry | None, new: Entry) -> str:
+    gone = [name for name in old.context.options if name not in new.context.options] if old is not None else []
+    return f" (no longer with {', '.join(gone)})" if gone else ""
 
 
 def _distributed() -> Any:

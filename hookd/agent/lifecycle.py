@@ -155,7 +155,8 @@ class Agent:
         """Make the plugin anew with other options; if it refuses them, the old one goes on."""
         self._session.changes.require_idle()
         entry = self._session.registry.named(str(request.get("name")))
-        after = {**entry.context.options, **{k: str(v) for k, v in request.get("options", {}).items()}}
+        given = {k: str(v) for k, v in request.get("options", {}).items()}
+        after = entry.plugin.changed(entry.context.options, given)
         if after == entry.context.options:
             return {"options": after, "state": "done"}
         new = self._session.ready(type(entry.plugin)(), after, by_name=entry.by_name, old=entry)

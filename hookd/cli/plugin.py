@@ -130,7 +130,10 @@ def disable(*, pid: int, name: str, **how: Any) -> int:
 @options.host
 @options.json
 def config(*, pid: int, name: str, settings: tuple[str, ...], **how: Any) -> int:
-    """Change options of a loaded plugin; those that are not named stay. Refused options change nothing."""
+    """Change options of a loaded plugin; those that are not named stay, KEY= takes one back.
+
+    Refused options change nothing.
+    """
     if not settings:
         raise click.UsageError(f"Which options? Write them as `hookd plugin config {pid} {name} key=value`.")
     return _change("configure", pid, name, settings, **how)

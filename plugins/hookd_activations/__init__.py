@@ -26,15 +26,18 @@ Of the parameters that a module itself owns, at the optimizer step (gradients re
 
     hookd_activations_finding{module,kind}       1 while a module shows something that it should not
 
-Findings are incidents, once per module and kind, after `patience` samples in a row that show them:
+Findings are incidents, once per module and kind, after `patience` looks in a row that show them:
 
-    dead             a ReLU's output is 0 but for 1 % (`dead=0.99`)
-    saturated        95 % of the output of a Sigmoid, Tanh, GELU or their like is where they are flat (`saturated=0.95`)
+    dead             a ReLU's output is 0 but for 1 % (`dead=0.99`), and that few of its units have ever been another: all
+                     are 0, or 256 samples have been seen
+    saturated        95 % of the output of a Sigmoid, Tanh, GELU or their like is where they are flat (`saturated=0.95`);
+                     not of one that the model gives back: a sure classifier is no fault
     vanishing        a module's gradient, per element, is below 1e-4 (`vanishing`) of the largest of all modules after it,
                      and a hundredth of what it was; or it is below 1e-7, whatever it was
     exploding        all gradients together are 100 times (`exploding`) the median of the last 32 looks, twice in a row
-    unchanged        trained parameters get no gradient, or do not change, in 20 looks (`unchanged`), while others learn
-    batchnorm_eval   a BatchNorm that is trained runs in eval mode while its gradients are computed
+    unchanged        trained parameters get no gradient, or do not change, in 20 looks (`unchanged`), while others learn;
+                     those that other steps change are none
+    batchnorm_eval   a BatchNorm whose weights an optimizer changes runs in eval mode whenever gradients are computed
     loss_spike       a loss leaves the range of the last 64 by three times (`spike`) that range; looked at in every step
     near_overflow    a float16 output is above half of what float16 can hold
 
@@ -51,7 +54,8 @@ like are known as modules only: a function called directly has no name.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+import weakref
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -88,11 +92,15 @@ ALERT_STEPS = 8
 Cells = tuple[Any, tuple[int, ...]]
 
 
+Norm = tuple[Module, "weakref.ref[Any]", Optional[bool]]
+"""A BatchNorm, torch's own of it, and whether it was in eval mode in all calls that learn; None: there was none yet."""
+
+
 class Activations(Plugin):
     """Samples the outputs of modules, and their parameters, in one step of ten."""
 
     name = "activations"
-    sampled = ("forward",)
+    sampled = ("forward", "root_forward")
     every = 10
 
     @hookimpl
@@ -122,15 +130,19 @@ class Activations(Plugin):
             text = f"Share of the output's elements that are at most `le`, {sample}"
             self.below = context.gauge("below_ratio", text, ["module", "le"])
         self.cells: dict[int, Cells] = context.per_module()
+        self.units: dict[int, outputs.Units] = context.per_module()  # of rectifiers that may be dead
+        self.flat: dict[int, outputs.Place] = {}  # of what functions that can saturate have put out in this call
+        self.placed: dict[int, bool] = context.per_module()  # of those: whether the model gives it back
+        self.norms: dict[int, Norm] = context.per_module()
         self.parameters = Parameters(context, self.selector.selected, self._learnt)
         self.is_sampled = False  # something was looked at in this step
         self.alert = 0
         self.place = 0  # of the next loss in its step
 
     @hookimpl
-    def select(self, module: Module) -> bool:
-        """Take the modules that the options name."""
-        return self.selector.take(module)
+    def select(self, module: Module) -> bool | set[str]:
+        """Take the modules that the options name; of a root that they do not, what it gives back."""
+        return self.selector.take(module) or ({"root_forward"} if module.depth == 0 else False)
 
     # -- outputs
 
@@ -145,7 +157,10 @@ class Activations(Plugin):
             return
         is_half, is_learning = tensor.dtype is torch.float16, tensor.requires_grad
         self.context.summary(tensor, lambda summary: self._put_out(module, summary, is_half=is_half))
+        if module.id in self.units:
+            self._read([self.units[module.id].look(tensor)], lambda got: self._dead(module, *got))
         if module.type in outputs.SATURATION:
+            self.flat[module.id] = outputs.Place(tensor)
             is_much = tensor.numel() >= findings.FEW
             ratio = outputs.saturation_ratio(tensor, module.type)
             self._read([ratio], lambda got: self._saturated(module, *got, is_much=is_much))
@@ -153,6 +168,13 @@ class Activations(Plugin):
             self._read([outputs.below_ratios(tensor)], lambda shares: self._distributed(module, shares))
         if module.type in BATCH_NORMS:
             self._check_mode(module, is_learning=is_learning)
+
+    @hookimpl
+    def root_forward(self, output: Any) -> None:
+        """See which outputs the model gives back."""
+        for number, place in self.flat.items():
+            self.placed[number] = self.placed.get(number, False) or place.is_given_back(output)
+        self.flat.clear()
 
     def _read(self, values: list[Tensor], then: Callable[[list[float]], None]) -> None:
         """Read small tensors: at once in the host's memory, else when they have arrived."""
@@ -171,10 +193,10 @@ class Activations(Plugin):
         for at, value in zip(places, values):
             cells[at] = value
         see = self.findings.see
-        if module.type in RECTIFIERS:
-            is_dead = summary.count >= findings.FEW and summary.zero_ratio >= self.findings.dead
-            see("dead", module.name, "{module}: {zero_ratio:.1%} of a ReLU's output is 0: it is dead", holds=is_dead,
-                zero_ratio=summary.zero_ratio)  # fmt: skip
+        if module.type in RECTIFIERS and summary.count >= findings.FEW and summary.zero_ratio >= self.findings.dead:
+            self.units.setdefault(module.id, outputs.Units())
+        elif self.units.pop(module.id, None) is not None:
+            see("dead", module.name, "", holds=False)
         if is_half:
             is_near = findings.HALF_LARGEST < summary.absmax < findings.LARGEST
             see("near_overflow", module.name, "{module}: output of {absmax:.0f} in float16, which ends at 65504",
@@ -187,11 +209,18 @@ class Activations(Plugin):
             found = self.cells[module.id] = children[0].cells, tuple([child.at for child in children])
         return found
 
+    def _dead(self, module: Module, ratio: float) -> None:
+        self.findings.see(
+            "dead", module.name, "{module}: {dead_ratio:.1%} of a ReLU's units put out nothing but 0: it is dead",
+            holds=ratio >= self.findings.dead, dead_ratio=ratio,
+        )  # fmt: skip
+
     def _saturated(self, module: Module, ratio: float, *, is_much: bool) -> None:
+        is_inside = self.placed.get(module.id) is False  # not known before the first call of the model is over
         self.saturation.labels(module.name).set(ratio)
         self.findings.see(
             "saturated", module.name, "{module}: {saturation_ratio:.1%} of its output is saturated",
-            holds=is_much and ratio >= self.findings.saturated, saturation_ratio=ratio,
+            holds=is_inside and is_much and ratio >= self.findings.saturated, saturation_ratio=ratio,
         )  # fmt: skip
 
     def _distributed(self, module: Module, shares: list[float]) -> None:
@@ -200,14 +229,25 @@ class Activations(Plugin):
 
     def _check_mode(self, module: Module, *, is_learning: bool) -> None:
         found: Any = module.torch()
-        if found is None:
+        if found is None or not is_learning:
             return
-        is_trained = found.weight is not None and bool(found.weight.requires_grad)
+        _, ref, was_eval = self.norms.get(module.id, (module, None, None))
+        if ref is None or ref() is not found:  # a model that was made anew has the names of the old one
+            self.findings.see("batchnorm_eval", module.name, "", holds=False)
+            ref, was_eval = weakref.ref(found), None
         is_eval = not found.training and bool(found.track_running_stats)
-        self.findings.see(
-            "batchnorm_eval", module.name, "{module}: a BatchNorm in eval mode is being trained",
-            holds=is_learning and is_trained and is_eval,
-        )  # fmt: skip
+        self.norms[module.id] = module, ref, is_eval and was_eval is not False
+
+    def _judge_modes(self, optimizer: Optimizer) -> None:
+        """Judge the BatchNorms that an optimizer has changed: what learns in eval mode alone may be an attack's."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        for number, (module, ref, is_eval) in list(self.norms.items()):
+            found = ref()
+            if is_eval is not None and found is not None and id(found.weight) in held:
+                self.norms[number] = module, ref, None
+                self.findings.see(
+                    "batchnorm_eval", module.name, "{module}: a BatchNorm in eval mode is being trained", holds=is_eval
+                )
 
     # -- the loss
 
@@ -237,6 +277,12 @@ class Activations(Plugin):
         """See what the step did."""
         self.parameters.after(optimizer)
         self.place = 0
+        if self.is_sampled and self.norms:
+            self._judge_modes(optimizer)
+        self.placed.update({number: self.placed.get(number, False) for number in self.flat})  # of no call of a root
+        self.flat.clear()
+        for text in self.selector.complaints():
+            self.context.incident("option", f"activations: {text}")
         self.alert = max(0, self.alert - 1)
         if self.is_sampled:
             self.is_sampled = False

@@ -30,8 +30,8 @@ class Findings:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.patience = _positive(context, "patience", 3)
-        self.dead = _positive(context, "dead", 0.99)
-        self.saturated = _positive(context, "saturated", 0.95)
+        self.dead = _positive(context, "dead", 0.99, most=1.0)
+        self.saturated = _positive(context, "saturated", 0.95, most=1.0)
         self.vanishing = _positive(context, "vanishing", 1e-4)
         self.exploding = _positive(context, "exploding", 100.0)
         self.unchanged = _positive(context, "unchanged", 20)
@@ -67,10 +67,11 @@ class Findings:
         return any(row and name in self._told.get(kind, ()) for (of, name), row in self._rows.items() if of == kind)
 
 
-def _positive(context: Context, name: str, default: Any) -> Any:
+def _positive(context: Context, name: str, default: Any, most: float = math.inf) -> Any:
     value = context.option(name, default)
-    if not value > 0:
-        raise PluginError(f"activations: {name} must be above 0, not {value}")
+    if not 0 < value <= most:
+        least = "must be above 0" if most == math.inf else f"must be above 0 and at most {most:g}"
+        raise PluginError(f"activations: {name} {least}, not {value}")
     return value
 
 

@@ -28,13 +28,17 @@ DECAY = 0.9
 
 @dataclass
 class Row:
-    """One parameter at one step; `moved` and `before` are norms of slices, `noise` and `energy` as in `Noise.split`."""
+    """One parameter at one step; `moved` and `before` are norms of slices, `noise` and `energy` as in `Noise.split`.
+
+    `has_changed` says whether it is another than at the look before: what this step does not train, another may.
+    """
 
     module: str
     name: str
     elements: int
     is_whole: bool
     has_rate: bool
+    has_changed: bool = False
     grad: Summary | None = None
     weight: Summary | None = None
     moved: float = 0.0
@@ -57,7 +61,9 @@ class Row:
 
     @property
     def stands_still(self) -> bool:
-        """Whether nothing can have changed it: it has no gradient, or though it has one all of it is as before."""
+        """Whether nothing changes it: no gradient, or though it has one all of it is as before; nor did a step between."""
+        if self.has_changed:
+            return False
         has_gradient = self.grad is not None and (self.grad.norm > 0 or not self.grad.is_finite)
         return not has_gradient or (self.is_whole and self.has_rate and self.moved == 0)
 
@@ -120,6 +126,7 @@ class Parameters:
         self._done = done
         self._noise: dict[tuple[str, str], Noise] = {}
         self._rounds: dict[int, Round] = {}
+        self._seen: dict[tuple[str, str], Summary] = {}  # of each parameter at its last look
 
     def before(self, optimizer: Optimizer, is_due: Callable[[Module], bool]) -> None:
         """Sum up gradients and weights, and keep what the update is to be compared with."""
@@ -166,6 +173,10 @@ class Parameters:
     def _arrived(self, made: Round, numbers: list[float]) -> None:
         for at, take in enumerate(made.takers):
             take(*numbers[2 * at : 2 * at + 2])
+        for row in made.rows:
+            if row.weight is not None:
+                row.has_changed = self._seen.setdefault((row.module, row.name), row.weight) != row.weight
+                self._seen[row.module, row.name] = row.weight
         self._done(made.optimizer, made.rows)
 
 

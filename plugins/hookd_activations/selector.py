@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from hookd import Context, Module, PluginError
+
+KNOWN_STEPS = 20
+"""After so many steps the modules of a training are known."""
 
 
 class Selector:
@@ -15,8 +16,7 @@ class Selector:
     """
 
     def __init__(self, context: Context) -> None:
-        self.names = context.option("modules", "*").split("|")
-        self.types = context.option("types", "*").split("|")
+        self.names, self.types = context.globs("modules"), context.globs("types")
         self.depth = context.option("depth", -1)
         self.rotate = context.option("rotate", default=False)
         if self.depth < -1:
@@ -24,11 +24,13 @@ class Selector:
         self.selected: dict[str, Module] = {}
         self._order: list[int] = []
         self._turn = 0
+        self._steps = 0
 
     def take(self, module: Module) -> bool:
         """Say whether the options name `module`, and remember it."""
         is_shallow = self.depth < 0 or module.depth <= self.depth
-        takes = is_shallow and _matches(module.name, self.names) and _matches(module.type, self.types)
+        is_named, is_of_type = self.names.match(module.name), self.types.match(module.type)
+        takes = is_shallow and is_named and is_of_type
         if takes:
             self.selected[module.name] = module
             self._order.append(module.id)
@@ -42,6 +44,11 @@ class Selector:
         """End a step that was looked at."""
         self._turn += 1
 
-
-def _matches(text: str, globs: list[str]) -> bool:
-    return any(fnmatchcase(text, glob) for glob in globs)
+    def complaints(self) -> list[str]:
+        """End a step; after the first ones say which options choose nothing, once."""
+        self._steps += 1
+        if self._steps != KNOWN_STEPS:
+            return []
+        told = self.names.unmatched("module") + self.types.unmatched("class of a module")
+        is_empty = not (told or self.selected) and (self.names.seen or self.types.seen)
+        return told or ["modules, types and depth together choose no module"] * is_empty

@@ -19,7 +19,9 @@ Modes (`mode=...`):
   `clip_factor` times the norm of its weights, or of `eps` (0.001) where these are smaller. The paper leaves the last
   linear layer out: `exclude=fc.*`.
 - module: each gradient that flows from a module into one of its inputs has a norm of at most `max_norm`, as a full
-  backward hook would do it; `modules=GLOB|GLOB` says which modules. Not the same as clipping parameters' gradients.
+  backward hook would do it, bit for bit; `modules=GLOB|GLOB` says which modules. Of a tensor that is passed in twice
+  (self-attention) the sum of its gradients is clipped, where torch's hook sees each. Not the same as clipping
+  parameters' gradients.
 `exclude=GLOB|GLOB` leaves out the parameters of these names, in all modes but module.
 
 `dry_run=true` measures and changes nothing: the default where no setting was given at all. With a GradScaler the
@@ -36,13 +38,14 @@ there each rank would clip by the norm of its own part.
 
 Non-finite gradients are never clipped: a clipped infinity would be a silent zero or NaN. A step that has one is left
 as it is (`nonfinite=leave`), or with `nonfinite=skip` the optimizer gets no gradients at all (`.grad = None`; zeros
-would still move Adam), for which each step waits for the device; a GradScaler skips such steps by itself.
+would still move Adam), for which each step waits for the device; a GradScaler skips such steps by itself. The norm is
+shown as NaN then. It is infinity where all elements are finite and their norm is too large for its type: that is
+clipped, to 0, as torch's function clips it.
 """
 
 from __future__ import annotations
 
 import math
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,6 +69,12 @@ MODES = {
 }
 """The settings of each mode, the limit first."""
 SETTINGS = {"mode"}.union(*MODES.values())
+FOREIGN = SETTINGS - {"mode"}
+"""Of these a mode may not know one."""
+LIMITS = {"max_norm": 1.0, "clip_value": 1.0, "clip_factor": 0.01}
+"""What limits, and a usual value: that of a dry run."""
+LOOKED_AT_STEPS = 20
+"""After so many steps of the optimizers a pattern that has matched nothing is told of."""
 
 
 class GradClip(Plugin):
@@ -73,6 +82,13 @@ class GradClip(Plugin):
 
     name = "gradclip"
     mutates = True
+
+    @classmethod
+    def changed(cls, options: dict[str, str], given: dict[str, str]) -> dict[str, str]:
+        """Give the options after a change; a new mode goes without those of the old one that it does not know."""
+        after = super().changed(options, given)
+        own = MODES.get(after.get("mode", "norm"), SETTINGS)
+        return {name: text for name, text in after.items() if name in given or name in own or name not in FOREIGN}
 
     @hookimpl
     def configure(self, context: Context) -> None:
@@ -83,6 +99,8 @@ class GradClip(Plugin):
         """
         self.context = context
         option = context.option
+        if "every" in context.options:
+            raise PluginError("gradclip: it looks at every step, so it has no every")
         self.mode = option("mode", "norm", tuple(MODES))
         self.dry_run = option("dry_run", SETTINGS.isdisjoint(context.options))
         self.mutates = not self.dry_run
@@ -91,12 +109,12 @@ class GradClip(Plugin):
         self.norm_type = self._positive("norm_type", 2.0)
         self.order = option("order", "model", ("model", "optimizer"))
         self.nonfinite_policy = option("nonfinite", "leave", ("leave", "skip"))
-        self.globs = option("modules", "*").split("|")
-        self.excluded = option("exclude", "").split("|")
-        self.rule = self._rule(self._positive("eps", 1e-3))
+        self.modules, self.excluded = context.globs("modules"), context.globs("exclude", "")
+        self.rule = self._rule(self._positive("eps", 1e-3, finite=True))
         self._refuse_foreign_settings()
         self._declare(context)
         self.largest = 0.0  # of the norms of this step, in mode module
+        self.steps = 0
 
     def _declare(self, context: Context) -> None:
         self.norm = context.gauge("norm", "Norm of the gradients before clipping.")
@@ -111,18 +129,22 @@ class GradClip(Plugin):
             counter.inc(0)
 
     def _limit(self) -> float:
-        limits = {name: self.context.option(name, 0.0) for name in ("max_norm", "clip_value", "clip_factor")}
-        name = MODES[self.mode][0]
-        if self.dry_run and name not in self.context.options:
-            return 0.01 if self.mode == "agc" else 1.0
+        limits = {name: self.context.option(name, 0.0) for name in LIMITS}
+        given, name = self.context.options, MODES[self.mode][0]
+        if self.dry_run and name not in given:
+            return LIMITS[name]
         if not 0 < limits[name] < math.inf:
-            raise PluginError(f"gradclip: mode={self.mode} needs a positive {name}", hint=f"{name}=1.0")
+            other = {"clip_value": "value", "clip_factor": "agc"}
+            meant = [f"mode={other[one]}" for one in other if one in given and "mode" not in given]
+            hint = meant[0] if meant and name not in given else f"{name}={LIMITS[name]}"
+            raise PluginError(f"gradclip: mode={self.mode} needs a positive {name}", hint=hint)
         return limits[name]
 
-    def _positive(self, name: str, default: float) -> float:
+    def _positive(self, name: str, default: float, *, finite: bool = False) -> float:
         value = self.context.option(name, default)
-        if not value > 0:
-            raise PluginError(f"gradclip: {name} must be positive, not {value:g}")
+        if not value > 0 or (finite and value == math.inf):
+            what = "positive and finite" if finite else "positive"
+            raise PluginError(f"gradclip: {name} must be {what}, not {value:g}")
         return value
 
     def _rule(self, eps: float) -> rules.Rule:
@@ -135,18 +157,18 @@ class GradClip(Plugin):
     def _refuse_foreign_settings(self) -> None:
         own = MODES[self.mode]
         for name in self.context.options:
-            if name in SETTINGS - {"mode", *own}:
+            if name in FOREIGN.difference(own):
                 raise PluginError(f"gradclip: mode={self.mode} has no {name}", hint=f"it has: {', '.join(own)}")
 
     @hookimpl
     def select(self, module: Module) -> bool:
         """Ask for module events in mode module only: they put hooks on the autograd graph."""
-        return self.mode == "module" and any(fnmatchcase(module.name, glob) for glob in self.globs)
+        return self.mode == "module" and self.modules.match(module.name)
 
     @hookimpl
     def backward(self, grad_input: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Scale each gradient that leaves the module."""
-        norms = [None if g is None else rules.vector_norm(g, self.norm_type) for g in grad_input]
+        norms = [None if g is None or not g.numel() else self._norm(g.detach()) for g in grad_input]
         for norm in norms:
             if norm is not None:
                 self._measured(norm)
@@ -155,9 +177,16 @@ class GradClip(Plugin):
         pairs = zip(grad_input, norms)
         return tuple(g if n is None else g * rules.factor(n, self.limit).to(g.dtype) for g, n in pairs)
 
+    def _norm(self, grad: Tensor) -> Tensor:
+        return rules.told_apart([grad], rules.vector_norm(grad, self.norm_type))
+
     @hookimpl
     def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Clip the gradients that the optimizer is about to use."""
+        self.steps += 1
+        if self.steps == LOOKED_AT_STEPS:
+            for text in self.modules.unmatched("module") + self.excluded.unmatched("parameter"):
+                self.context.incident("option", f"gradclip: {text}")
         if self.mode == "module":
             self._publish(self.largest)
             self.largest = 0.0
@@ -172,7 +201,7 @@ class GradClip(Plugin):
 
     def _parameters(self, optimizer: Optimizer) -> Iterator[Parameter]:
         for name, parameter in self.context.ordered_parameters(optimizer):
-            if parameter.grad is not None and not any(fnmatchcase(name, glob) for glob in self.excluded):
+            if not self.excluded.match(name) and parameter.grad is not None:
                 yield parameter
 
     def _ordered(self, optimizer: Optimizer) -> list[Parameter]:
@@ -190,14 +219,14 @@ class GradClip(Plugin):
             return
         self._require_whole(held)
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer will divide by it
-        norm = self.rule.measure(held, scale)
+        norm = self.rule.judged(held, self.rule.measure(held, scale))
         self._measured(norm)
         if self.dry_run:
             return
-        if self.nonfinite_policy == "skip" and scale is None and not norm.isfinite().item():
+        if self.nonfinite_policy == "skip" and scale is None and norm.isnan().item():
             self._take_out(optimizer)
         else:  # what is not finite counts as zero, for which nothing is clipped; and no device is waited for
-            self.rule.clip(held, torch.where(norm.isfinite(), norm, torch.zeros_like(norm)), scale)
+            self.rule.clip(held, torch.where(norm.isnan(), 0.0, norm), scale)
 
     def _require_whole(self, held: list[rules.Held]) -> None:
         """Refuse gradients of which a part is in other ranks, where it would have to be known."""
@@ -225,7 +254,7 @@ class GradClip(Plugin):
             self.context.later([norm], lambda numbers: self._record(numbers[0]))
 
     def _record(self, norm: float) -> None:
-        if not math.isfinite(norm):
+        if math.isnan(norm):
             self.nonfinite.inc()
         elif norm > self.limit:
             self.clipped_here.inc()
@@ -238,4 +267,4 @@ class GradClip(Plugin):
         self.norm.set(norm)
         if self.mode != "value":
             eps = 0.0 if self.mode == "agc" else rules.EPS
-            self.scale.set(min(1.0, self.limit / (norm + eps)) if math.isfinite(norm) and norm else 1.0)
+            self.scale.set(min(1.0, self.limit / (norm + eps)) if norm > 0 else 1.0)

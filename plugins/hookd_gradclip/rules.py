@@ -73,6 +73,10 @@ class Rule:
         """Bring what `measure` saw to the limit where it is above; `measured` is 0 where nothing may be changed."""
         raise NotImplementedError
 
+    def judged(self, held: Sequence[Held], measured: Tensor) -> Tensor:
+        """Give NaN in place of `measured` where an element is not finite: infinity is then a norm that has overflowed."""
+        return told_apart([one.grad for one in held], measured)
+
 
 class ByNorm(Rule):
     """The norm of all gradients together, as `torch.nn.utils.clip_grad_norm_`."""
@@ -107,6 +111,10 @@ class ByValue(Rule):
             own = bound.to(grad.device, grad.dtype)
             local(grad).clamp_(min=-own, max=own)
 
+    def judged(self, _held: Sequence[Held], measured: Tensor) -> Tensor:
+        """Give NaN for infinity: of magnitudes it cannot be an overflow."""
+        return torch.where(measured.isfinite(), measured, math.nan)
+
 
 class ByParameter(Rule):
     """The norm of each parameter's gradient by itself."""
@@ -124,7 +132,8 @@ class ByParameter(Rule):
     def clip(self, held: Sequence[Held], measured: Tensor, _scale: Tensor | None) -> None:
         """Scale each gradient by itself."""
         for one, norm in zip(held, self._norms):
-            scale_down([one], self.limit, torch.minimum(norm, measured.to(norm.device, norm.dtype)))
+            own = torch.where(measured.to(norm.device) > 0, norm, 0.0)
+            scale_down([one], self.limit, own)
 
 
 class ByUnit(Rule):
@@ -223,12 +232,16 @@ def magnitude(grads: list[Tensor]) -> Tensor:
 
 
 def scale_down(held: Sequence[Held], max_norm: float, norm: Tensor) -> None:
-    """Scale the gradients to `max_norm` if their `norm` is larger, as the second half of `clip_grad_norm_` does."""
-    if hasattr(utils, "clip_grads_with_norm_") and not any(_is_sparse(one) for one in held):
+    """Scale the gradients to `max_norm` if their `norm` is larger, as the second half of `clip_grad_norm_` does.
+
+    A norm of 0 scales nothing; with torch's function it would below a limit of EPS.
+    """
+    if hasattr(utils, "clip_grads_with_norm_") and max_norm >= EPS and not any(_is_sparse(one) for one in held):
         utils.clip_grads_with_norm_([one.parameter for one in held], max_norm, norm)
         return
+    coefficient = torch.where(norm > 0, (max_norm / (norm + EPS)).clamp(max=1.0), 1.0)
     for _, grad, _ in held:  # sparse, or torch < 2.6
-        grad.mul_((max_norm / (norm + EPS)).clamp(max=1.0).to(grad.device))
+        grad.mul_(coefficient.to(grad.device))
 
 
 def _is_sparse(one: Held) -> bool:
@@ -241,6 +254,13 @@ def vector_norm(grad: Tensor, norm_type: float) -> Tensor:
     return norm
 
 
+def told_apart(grads: list[Tensor], norm: Tensor) -> Tensor:
+    """Give NaN in place of the norm of gradients with an element that is not finite; infinity says that it overflowed."""
+    if not on_host(norm):  # a few launches for all gradients; where this misses a NaN the norm is one already
+        return torch.where(total_norm(grads, math.inf).isfinite(), norm, math.nan)
+    return torch.where(magnitude(grads).isfinite(), norm, math.nan) if norm.isinf().item() else norm
+
+
 def factor(norm: Tensor, limit: float) -> Tensor:
-    """Give what brings a gradient of this norm to the limit: at most 1, and 1 for a norm that is not finite."""
-    return torch.where(norm.isfinite(), (limit / (norm + EPS)).clamp(max=1.0), torch.ones_like(norm))
+    """Give what brings a gradient of this norm to the limit: at most 1, and 1 for a norm that is NaN."""
+    return torch.where(norm.isnan(), 1.0, (limit / (norm + EPS)).clamp(max=1.0))

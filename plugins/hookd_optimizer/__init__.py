@@ -97,6 +97,7 @@ class Optimizers(Plugin):
         if watched is None:
             return
         groups = optimizer.param_groups[: self.most_groups]
+        self._forget(watched.label, len(groups))
         self.shown[watched.label] = len(groups)
         if len(optimizer.param_groups) > self.most_groups:
             self._tell(f"of {watched.label} only {self.most_groups} of {len(optimizer.param_groups)} groups are shown")
@@ -123,7 +124,8 @@ class Optimizers(Plugin):
         label = kind if ordinal == 1 else f"#{ordinal}.{kind}"
 
         def store(group: int, norm: float) -> None:
-            self.weight_norm.labels(label, str(group)).set(norm)
+            if group < self.shown.get(label, 0):  # what comes from a device may be late
+                self.weight_norm.labels(label, str(group)).set(norm)
 
         watched = self.watched[optimizer] = Watched(ordinal, label, Norms(self.context, store))
         return watched
@@ -131,9 +133,14 @@ class Optimizers(Plugin):
     def _retire(self, living: set[str]) -> None:
         """Let the series of optimizers end that are gone."""
         for label in [label for label in self.shown if label not in living]:
-            for group in map(str, range(self.shown.pop(label))):
-                for gauge in (*self.gauges.values(), self.weight_norm):
-                    gauge.remove(label, group)
+            self._forget(label, 0)
+            del self.shown[label]
+
+    def _forget(self, label: str, groups: int) -> None:
+        """Let the series of groups end that an optimizer has no more."""
+        for group in range(groups, self.shown.get(label, 0)):
+            for gauge in (*self.gauges.values(), self.weight_norm):
+                gauge.remove(label, str(group))
 
     def _tell(self, what: str) -> None:
         if not self.is_told:

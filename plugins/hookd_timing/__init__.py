@@ -23,10 +23,10 @@ Of the training thread:
                                                        too), backward (recompute included), optimizer, other: together
                                                        they are the wall time of the steps
     hookd_timing_steps_per_second                      over the last second, or the last step where that is longer
-    hookd_timing_samples_total                         estimated from sampled steps
+    hookd_timing_samples_total                         estimated: a step that is not sampled counts as the last that was
     hookd_timing_samples_per_second
-    hookd_timing_flops_total                           operations of the layers in `hookd_timing.flops`, estimated; a
-    hookd_timing_flops_per_second                      multiplication and an addition are two, a recompute is none
+    hookd_timing_flops_total                           operations of the layers in `hookd_timing.flops`, estimated
+    hookd_timing_flops_per_second                      likewise; a multiplication and an addition are two, a recompute none
     hookd_timing_mfu_ratio                             that over what the device can do at its best
 
 Options:
@@ -47,10 +47,11 @@ it is a dict. Where that is no tensor (a list of images, a graph) there are no s
 dimension (time, nodes) needs `batch_dim`. Each call counts: a critic that sees a real and a false batch has two.
 
 Limits. On a GPU `seconds` without `device` are those of launching. What always happens in a step that is sampled, or
-never does, is over- or underestimated. `torch.autograd.grad` and data that no DataLoader gives are `other`. Attention
-written as a function, and what is compiled, has no FLOPs here; a second backward through the same graph adds none. Of a
-model with tensor parallelism a rank counts the whole layer, of one that is spread over several GPUs `peak_flops` is that
-of the first.
+never does, is over- or underestimated. Of a call that raises only the modules inside that had returned are counted, so
+own times then add up to more than the root's. `torch.autograd.grad` and data that no DataLoader gives are `other`.
+Attention written as a function, and what is compiled, has no FLOPs here; a second backward through the same graph adds
+none. Of a model with tensor parallelism a rank counts the whole layer, of one that is spread over several GPUs
+`peak_flops` is that of the first.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ WINDOW_S = 1.0
 
 
 class Throughput:
-    """Counts on sampled steps, each for all the steps that it stands for, and says at the others what that makes.
+    """Counts on sampled steps; a step between is taken for one like the last that was. Says what that makes in a second.
 
     A *period* is one sampled step, from the end of the step before it; of several optimizers that take turns, the one
     that is followed is whichever hookd counts steps by.
@@ -30,6 +30,7 @@ class Throughput:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._is_odd = False  # the batch dimension, and that has been told
         self._batch_dim = _batch_dim(context)
         self._peak_flops = _given_peak(context)
         self._steps_per_s = context.gauge("steps_per_second", "Optimizer steps per second.")
@@ -56,6 +57,15 @@ class Throughput:
             self._roots[module.id] = module, sum(p.numel() for p in root.parameters() if p.requires_grad)
             self._peak_flops = self._peak_flops or _peak_of(root)
         self._call = Call(module.id, batch_size(inputs, kwargs, self._batch_dim))
+        if "batch_dim" in self._context.options and not self._is_odd:
+            self._check_dim(module, inputs, kwargs)
+
+    def _check_dim(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        first = first_tensor(inputs, kwargs)
+        self._is_odd = first is not None and self._batch_dim >= first.dim()
+        if first is not None and self._is_odd:
+            text = f"timing: batch_dim={self._batch_dim}, but the input of {module.name} has {first.dim()} dimensions"
+            self._context.incident("option", f"{text}, counted from 0: no samples are counted", module=module.name)
 
     def see(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at what a call will take."""
@@ -78,7 +88,7 @@ class Throughput:
     def _count(self, kind: int, number: int, counter: Any) -> None:
         if number:
             self._counted[kind] += number
-            counter.inc(number * self._context.interval)
+            counter.inc(number)
 
     # -- at the end of every step
 
@@ -89,6 +99,9 @@ class Throughput:
             return
         self._last_step = step
         self._end_period(step)
+        if self._period != step:  # not sampled
+            self._samples.inc(self._per_step[0])
+            self._flops.inc(self._per_step[1])
         now = perf_counter()
         if self._began is None or step <= self._began[1]:  # the absolute number may become known, or a run begin anew
             self._began = (now, step)
@@ -116,12 +129,18 @@ class Throughput:
 
 def batch_size(inputs: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> int:
     """Tell the samples of a call by its first argument, or the first tensor in that; 0 where that cannot be told."""
+    first = first_tensor(inputs, kwargs)
+    if first is None or not 0 <= dim < first.dim():
+        return 0
+    return int(first.shape[dim])
+
+
+def first_tensor(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Give the first argument, or the first tensor in that; None where it is something else."""
     first = inputs[0] if inputs else next(iter(kwargs.values()), None)
     if isinstance(first, dict):
         first = next((value for value in first.values() if isinstance(value, torch.Tensor)), None)
-    if not isinstance(first, torch.Tensor) or not 0 <= dim < first.dim():
-        return 0
-    return int(first.shape[dim])
+    return first if isinstance(first, torch.Tensor) else None
 
 
 def _batch_dim(context: Context) -> int:

@@ -221,3 +221,9 @@ def test_what_is_not_finite_is_counted(hook):
     assert hook.value("activations_nonfinite_elements", "(root)") == 3
     assert hook.value("activations_absmax", "(root)") == 3
     assert hook.value("activations_norm", "(root)") == pytest.approx(math.sqrt(10))
+
+
+def test_the_largest_magnitude_of_zeros_has_no_sign(hook):
+    hook.start("activations", every=1)
+    nn.ReLU()(-torch.ones(64))
+    assert math.copysign(1.0, hook.value("activations_absmax", "(root)")) == 1.0

@@ -209,3 +209,18 @@ def test_training_is_bit_identical(hook):
     plain = weights()
     hook.start("optimizer", every=1)
     assert torch.equal(weights(), plain)
+
+
+def test_series_of_a_group_that_was_removed_end(hook):
+    model = net()
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.125)
+    hook.start("optimizer", every=1)
+    train(model, optimizer, 2)
+    assert set(hook.metric("optimizer_weight_norm")) == {("AdamW", "0"), ("AdamW", "1")}
+    del optimizer.param_groups[1]
+    train(model, optimizer, 3)
+    for name in ("lr", "momentum", "beta2", "weight_decay", "weight_norm"):
+        assert set(hook.metric(f"optimizer_{name}")) == {("AdamW", "0")}, name
+    optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.5})
+    train(model, optimizer, 2)
+    assert hook.metric("optimizer_lr") == {("AdamW", "0"): 0.125, ("AdamW", "1"): 0.5}

@@ -1,0 +1,90 @@
+"""Gradients between modules are clipped to the bits that torch's full backward hooks give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+LIMIT = 1e-3
+
+
+def clip(_module, grad_input, _grad_output):
+    return tuple(
+        g if g is None else g * (LIMIT / (torch.linalg.vector_norm(g) + 1e-6)).clamp(max=1.0) for g in grad_input
+    )
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.lstm, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(self.lstm(self.norm(self.first(x)))[0])
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.attention = nn.Linear(8, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.head(self.attention(hidden, hidden.tanh(), hidden.sin())[0] + hidden)
+
+
+class Reused(nn.Module):
+    """One module that is called twice, and a tensor that goes on beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.head(self.again(torch.tanh(self.again(hidden))) + self.again(hidden) + hidden)
+
+
+@pytest.mark.parametrize("make", [Recurrent, Attention, Reused])
+def test_weights_are_those_of_torchs_hooks(hook, make):
+    def run(*, hooked):
+        torch.manual_seed(3)
+        model = make()
+        for module in model.modules() if hooked else ():
+            module.register_full_backward_hook(clip)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4, 8, requires_grad=True)).square().sum().backward()
+            optimizer.step()
+        return torch.cat([p.detach().view(-1) for p in model.parameters()])
+
+    want = run(hooked=True)
+    hook.start("gradclip", mode="module", max_norm=LIMIT)
+    assert torch.equal(run(hooked=False), want)
+    assert hook.value("gradclip_clipped", "module") > 0
+
+
+class Product(nn.Module):
+    def forward(self, x, y):
+        return 3.0 * x + 4.0 * y
+
+
+def test_of_a_tensor_that_is_passed_in_twice_the_sum_is_clipped(hook):
+    hook.start("gradclip", mode="module", max_norm=LIMIT)
+    x = torch.ones(1, requires_grad=True)
+    product = Product()
+    hidden = x * 1
+    product(hidden, hidden).sum().backward()
+    assert x.grad.item() == pytest.approx(LIMIT, rel=1e-2)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, torch.inf])
+def test_a_gradient_without_elements_passes(hook, norm_type):
+    hook.start("gradclip", mode="module", max_norm=LIMIT, norm_type=norm_type)
+    x = torch.ones(0, 4, requires_grad=True)
+    nn.Linear(4, 2)(x * 1).sum().backward()
+    assert x.grad.shape == (0, 4)

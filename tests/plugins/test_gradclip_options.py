@@ -1,0 +1,107 @@
+"""hookd_gradclip says what is wrong with its options, and changes them while the training goes on."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hookd_gradclip import GradClip
+from torch import nn
+
+from hookd import PluginError
+from hookd.attach.change import change
+from hookd.config import PluginSpec
+from tests.support.agent import running
+from tests.support.processes import wait_until
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "hint"),
+    [
+        ({"mode": "agc", "clip_factor": 0.1, "eps": "inf"}, "eps must be positive and finite", None),
+        ({"max_norm": 1.0, "every": 3}, "every step", None),
+        ({"every": 3}, "every step", None),
+        ({"mode": "agc"}, "needs a positive clip_factor", "clip_factor=0.01"),
+        ({"mode": "value"}, "needs a positive clip_value", "clip_value=1.0"),
+        ({"mode": "param"}, "needs a positive max_norm", "max_norm=1.0"),
+        ({"clip_value": 1.0}, "needs a positive max_norm", "mode=value"),
+        ({"clip_factor": 0.01}, "needs a positive max_norm", "mode=agc"),
+    ],
+)
+def test_wrong_options_are_refused_with_what_to_do(hook, options, words, hint):
+    with pytest.raises(PluginError, match=words) as refused:
+        hook.start("gradclip", **options)
+    if hint:
+        assert refused.value.hint == hint
+
+
+def train(steps):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_norm": 1.0, "exclude": "0.*|2.*"}, "exclude=2.* matches no parameter; there is"),
+        ({"max_norm": 1.0, "exclude": "1.wight"}, "exclude=1.wight matches no parameter; there is 1.weight"),
+        ({"mode": "module", "max_norm": 1.0, "modules": "0|fc"}, "modules=fc matches no module; there is"),
+        ({"max_norm": 1.0, "exclude": "0.*|*.bias"}, None),
+        ({"mode": "module", "max_norm": 1.0, "modules": "0|1"}, None),
+        ({}, None),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_told_of_once(hook, options, words):
+    hook.start("gradclip", **options)
+    train(45)
+    told = [one["message"] for one in hook.incidents if one["kind"] == "option"]
+    assert [words in text for text in told] == ([True] if words else [])
+
+
+class TestLive:
+    @pytest.fixture
+    def configure(self):
+        """Changes options of this process's plugin from another thread, and takes a step, where that takes place."""
+        weight = nn.Parameter(torch.zeros(2))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+
+        def step():
+            weight.grad = torch.tensor([30.0, 40.0])
+            optimizer.step()
+            return weight.grad.tolist()
+
+        with ThreadPoolExecutor(1) as pool, running(GradClip, options={"max_norm": "5"}) as agent:
+
+            def configure(settings):
+                spec = PluginSpec.parse(f"gradclip:{settings}")
+                done = pool.submit(change, os.getpid(), "configure", spec, (), 30.0)
+                wait_until(lambda: done.done() or agent.session.changes.is_due("gradclip"))
+                if done.done():
+                    done.result()
+                return step(), done.result()["options"], agent.read().incidents[-1]["message"]
+
+            yield configure
+
+    def test_another_mode_goes_without_the_options_that_it_does_not_know(self, configure):
+        grad, options, told = configure("mode=value,clip_value=2")
+        assert grad == [2.0, 2.0]
+        assert options == {"mode": "value", "clip_value": "2"}
+        assert "mode=value, clip_value=2 (no longer with max_norm)" in told
+
+    def test_an_empty_value_takes_an_option_back(self, configure):
+        configure("norm_type=inf")
+        grad, options, told = configure("norm_type=")
+        assert grad == pytest.approx([3.0, 4.0], rel=1e-5)
+        assert options == {"max_norm": "5"}
+        assert "(no longer with norm_type)" in told
+
+    def test_what_is_given_for_another_mode_is_refused(self, configure):
+        with pytest.raises(PluginError, match="mode=value has no norm_type"):
+            configure("mode=value,clip_value=2,norm_type=1")
+        assert configure("max_norm=10")[0] == pytest.approx([6.0, 8.0], rel=1e-5)

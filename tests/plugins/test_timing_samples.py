@@ -1,0 +1,50 @@
+"""Samples and operations are counted at every step, however rarely hookd_timing looks at one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hookd.agent import bootstrap
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+
+
+def train(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).square().sum().backward()
+        optimizer.step()
+
+
+def test_samples_are_counted_at_every_step_however_rarely_one_is_sampled(hook):
+    per_step = 2 * (2 * 6 * 4 * 2)  # forward, and backward for the weight: the input needs no gradient
+    hook.start("timing", every=7)
+    model = net()
+    counted = []
+    for _ in range(20):
+        train(model, 1)
+        counted.append((hook.value("timing_samples"), hook.value("timing_flops")))
+    assert counted == [(6 * at, per_step * at) for at in range(1, 21)]
+
+
+def test_a_longer_interval_loses_no_samples(hook):
+    hook.start("timing", every=3)
+    model = net()
+    train(model, 7)
+    bootstrap._agent._session.registry.named("timing").stretch = 64  # as the governor does
+    train(model, 30)
+    assert hook.value("timing_samples") == 37 * 6
+
+
+@pytest.mark.parametrize(("dim", "is_odd"), [(7, True), (2, True), (1, False), (-1, False)])
+def test_a_batch_dimension_that_the_input_has_not_is_told_of_once(hook, dim, is_odd):
+    hook.start("timing", every=1, batch_dim=dim)
+    train(net(), 3)
+    told = [one["message"] for one in hook.incidents]
+    assert len(told) == is_odd
+    assert all(f"batch_dim={dim}, but the input of (root) has 2 dimensions" in text for text in told)
