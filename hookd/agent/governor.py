@@ -76,7 +76,7 @@ class Governor:
 
     def _is_seldom(self) -> bool:
         """Whether what is sampled in this step comes so seldom that its cost would be known of long ago."""
-        return any(entry.stretch >= METERED_EVERY and entry.kind for entry in self._entries())
+        return any(entry.stretch >= METERED_EVERY and entry.kind % FIXED for entry in self._entries())
 
     def switch(self, step: int) -> None:
         """Set which hooks are called during the step after `step` done ones."""
