@@ -9,6 +9,7 @@ import threading
 import warnings
 import weakref
 
+import hookd_nan.forward
 import hookd_nan.scan
 import pytest
 import torch
@@ -767,7 +768,7 @@ class TestPolicy:
 
     def test_raise_of_what_was_on_a_device_comes_at_the_next_call(self, hook, monkeypatch):
         monkeypatch.setattr(hookd_nan.scan, "on_host", lambda _tensor: False)
-        monkeypatch.setattr(hookd_nan, "on_host", lambda _tensor: False)
+        monkeypatch.setattr(hookd_nan.forward, "on_host", lambda _tensor: False)
         model = net()
         hook.start("nan", policy="raise")
         with pytest.raises(FloatingPointError, match=r"layers\.2\.fc output at step 3"):
@@ -844,7 +845,7 @@ class TestOnADevice:
     @pytest.fixture(autouse=True)
     def _nothing_is_on_the_host(self, monkeypatch):
         monkeypatch.setattr(hookd_nan.scan, "on_host", lambda _tensor: False)
-        monkeypatch.setattr(hookd_nan, "on_host", lambda _tensor: False)
+        monkeypatch.setattr(hookd_nan.forward, "on_host", lambda _tensor: False)
 
     @pytest.mark.parametrize("layer", ["embed", "layers.2.fc", "layers.2", "layers", "head"])
     def test_output_is_named_with_its_own_step(self, hook, layer):

@@ -1,0 +1,182 @@
+"""Looks at what modules and models give back. Runs in the target."""
+
+from __future__ import annotations
+
+import math
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import hookd
+from hookd import Module, hookimpl, versions
+from hookd import tensors as tensors_in
+from hookd_nan import trace
+from hookd_nan.capture import Call
+from hookd_nan.looking import Looking
+from hookd_nan.scan import INF, Found, on_host, own_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from hookd_nan.judge import Event
+
+
+class Forward(Looking):
+    """The hooks on calls of modules."""
+
+    @hookimpl
+    def forward_pre(self, module: Module) -> None:
+        """Note with which random numbers a module is entered; selected for bundles alone."""
+        self.capture.enter(module)
+
+    @hookimpl
+    def root_forward_pre(self, module: Module) -> None:
+        """Note the same of a model, also in the steps in which its modules are not looked at."""
+        self.capture.enter(module)
+
+    @hookimpl
+    def forwards(self, calls: Sequence[hookd.Call]) -> None:
+        """Look at the outputs, all at once; almost always that is all."""
+        if not calls[-1].module.depth:
+            self.outputs.note(self.context.step)
+            self.is_inside = True
+        if not self.judge.pending and self._are_finite(calls):
+            return
+        changed: list[str] = []
+        for call in calls:
+            if call.is_changed():
+                changed.append(call.module.name)
+            else:
+                self._look(
+                    Call(call.module, call.inputs, call.kwargs, call.output, call.before, None), call.stack(), changed
+                )
+
+    def _are_finite(self, calls: Sequence[hookd.Call]) -> bool:
+        """Say whether all outputs are known to be; a container mostly returns the very tensor that the last module in it did."""
+        outputs: list[Tensor] = []
+        before = self.seen.tensor()
+        for call in calls:
+            if call.version < 0:
+                outputs += tensors_in(call.output)
+            elif call.output is not before:
+                before = call.output
+                outputs.append(before)
+        if not outputs:
+            return True
+        found = self.context.largest(outputs) if on_host(outputs[-1]) else [math.nan]
+        if len(found) > 1 or any(not isinstance(one, float) or not one < INF for one in found):
+            return False
+        self.seen.note(calls[-1])
+        return True
+
+    @hookimpl
+    def forward(
+        self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
+    ) -> None:
+        """Look at one output, before anything can change what is to go into a bundle; selected for those alone."""
+        if not module.depth:
+            self.outputs.note(self.context.step)
+            self.is_inside = True
+        self._look(Call(module, inputs, kwargs, output, versions, self.capture.left(module)), self.context.stack(), [])
+
+    def _look(self, call: Call, stack: tuple[Module, ...], changed: list[str]) -> None:
+        """Look at a call by itself.
+
+        Args:
+            call: that has returned.
+            stack: what was being called, the outermost first.
+            changed: names of modules called before, whose outputs nobody knows any more; emptied if this one's is good.
+        """
+        found = self.scan(tensors_in(call.output), masks=True)
+        if self.reporter.is_over:
+            self._spread(call.module, found)
+        elif found or self.judge.pending:
+            self._returned(call, found, stack, changed)
+        else:
+            changed.clear()  # what was bad before it would most likely be in it
+
+    def _spread(self, module: Module, found: Found) -> None:
+        """Count what follows from the origin."""
+        if found and isinstance(found, str):
+            self.nonfinite.labels(module.name, "output", found).inc()
+        elif found:
+            self.queue.submit(self._count, self._event("output", module.name), found, masks=self.masks)
+
+    def _returned(self, call: Call, found: Found, stack: tuple[Module, ...], changed: list[str]) -> None:
+        """Judge a call whose output is bad, or may be, or that a module in it has left to it."""
+        event = self._event("output", call.module.name, self.outputs, stack)
+        own = own_tensors(call.module.torch())
+        own_found = self.scan(own.values(), masks=True)
+        if isinstance(found, str) and isinstance(own_found, str):
+            outputs = dict(enumerate(tensors_in(call.output)))
+            event.details = self._details(own if found and own_found else outputs)
+            event.at = self._place(call)
+        inputs_found: Found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
+        if inputs_found and call.before and call.before != versions(call.inputs, call.kwargs):
+            inputs_found, event.details = "", {**event.details, "inputs": "unknown"}
+        if changed:
+            event.is_certain, event.details = False, {**event.details, "or_in": list(changed)}
+        if self.captures and self.queue.is_known(found, inputs_found, own_found):
+            event.call = call
+        self.queue.submit(self._judge_call, event, found, inputs_found, own_found, masks=self.masks)
+
+    def _place(self, call: Call) -> int | None:
+        """Give how many calls had returned before one, None where that is all."""
+        outputs = tensors_in(call.output)
+        places = (at for at, one in enumerate(self.context.returned()) if any(one.ref() is x for x in outputs))
+        return next(places, None)
+
+    def _judge_call(self, event: Event) -> None:
+        self._count(event)
+        if event.ends and not event.kind:
+            self.recorder.seen.append((event.module, *event.ends))
+        origin = self.judge.call(event)
+        if origin is not None and origin.where != "output":
+            origin.is_certain = True
+            origin.details.pop("or_in", None)
+        self.reporter.report(origin)
+
+    @hookimpl
+    def root_forward(
+        self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
+    ) -> None:
+        """Look at what a model gives back in the steps in which its modules are not looked at."""
+        self.policy.act()
+        state = self.capture.left(module) if self.captures else None
+        if state is not None and state.grad:
+            self.capture.hold(Call(module, inputs, kwargs, None, versions, state))
+        self.gates.note(self.context.step)
+        if self.is_inside:
+            self.is_inside = False
+            return
+        found = self.scan(tensors_in(output), masks=True)
+        if self.reporter.is_over:
+            self._spread(module, found)
+        elif found:
+            self._gate_hit(Call(module, inputs, kwargs, output, versions, state), found)
+
+    def _gate_hit(self, call: Call, found: Found) -> None:
+        """Tell where a bad output of a model comes from: its input, a parameter, or the first call with a bad output."""
+        event = self._event("output", call.module.name, self.outputs)
+        event.is_certain = call.module.leaf
+        inputs_found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
+        if isinstance(found, str) and isinstance(inputs_found, str) and not inputs_found:
+            event.details = self._details(dict(enumerate(tensors_in(call.output))))
+            if not self.gradients.blame_parameter(event, call.module, self.gates.since(event.step)):
+                trace.back(event, self.context.returned(), self.scan)
+        if self.captures and self.queue.is_known(found, inputs_found):
+            event.call = call
+        self.queue.submit(self._judge_gate, event, found, inputs_found, masks=self.masks)
+
+    def _judge_gate(self, event: Event) -> None:
+        self._count(event)
+        self.reporter.report(self.judge.root(event))
+
+    @hookimpl
+    def forward_error(self, module: Module) -> None:
+        """Forget the call that waits for its caller's judgement: the caller will not return."""
+        self.capture.left(module)
+        self.judge.pending.pop(get_ident(), None)
+        if not module.depth:
+            self.is_inside = False

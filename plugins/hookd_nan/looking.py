@@ -1,0 +1,82 @@
+"""What the two halves of the plugin share: its options and metrics, what it has seen, and how that is put into an event.
+
+Runs in the target.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from hookd import Context, Module, Plugin, PluginError, hookimpl
+from hookd_nan.capture import Capture
+from hookd_nan.gradients import Gradients
+from hookd_nan.judge import Event, Judge, Looks
+from hookd_nan.pending import Queue
+from hookd_nan.policy import POLICIES, Policy
+from hookd_nan.recorder import Recorder
+from hookd_nan.report import Reporter
+from hookd_nan.scan import Scan, Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+
+class Looking(Plugin):
+    """Has everything that both the forward and the backward half work with."""
+
+    @hookimpl
+    def configure(self, context: Context) -> None:
+        """Read the options, and declare the metrics."""
+        self.context = context
+        self.scan = Scan(context, neginf=context.option("neginf", default=False))
+        patience = context.option("amp_patience", 30)
+        if patience < 1:
+            raise PluginError(f"nan: amp_patience must be at least 1, not {patience}")
+        labels = ["module", "where", "kind"]
+        self.nonfinite = context.counter("nonfinite", "Tensors seen with a NaN or else an infinity.", labels)
+        self.recorder = Recorder(context)
+        self.policy = Policy(context, context.option("policy", "report", POLICIES))
+        self.mutates = self.policy.name != "report"
+        self.capture = Capture(context, masks=not self.scan.neginf)
+        self.captures = self.capture.is_on
+        self.reporter = Reporter(context, self.recorder, self.policy, self.capture)
+        self.skipped = context.counter("amp_skipped_steps", "Optimizer steps skipped for overflowed gradients.")
+        self.skipped.inc(0)  # so that the series is there from the start
+        self.is_finite = context.is_finite
+        self.judge = Judge(patience)
+        self.gradients = Gradients(context, self.scan)
+        self.queue = Queue(context)
+        self.seen = Seen()
+        self.outputs, self.backwards, self.gates = Looks(), Looks(), Looks()
+        self.is_inside = False  # a root is being called whose modules are looked at
+        self.stepping: Optimizer | None = None
+        self.scaled = False  # the last loss looked like one that a GradScaler scaled
+        self.masks = not self.scan.neginf
+        self.order = 0
+        self.reached: dict[int, int] = {}  # by module.id: when in that order a gradient last reached it
+        self.is_skipping = False  # the step in progress is one whose gradients were taken away
+        self.undecided: list[Event] = []  # bad gradients, not counted until it is known what becomes of them
+
+    def _event(
+        self, where: str, module: str, looks: Looks | None = None, inside: tuple[Module, ...] | None = None
+    ) -> Event:
+        """Describe what is seen now; `looks` tells since when it may have been there, None: it was made now."""
+        step, stack = self.context.step, tuple(m.name for m in (self.context.stack() if inside is None else inside))
+        since = step if looks is None else looks.since(step)
+        self.order += 1
+        return Event(where, "", module, step, stack, thread=get_ident(), order=self.order, since=since)
+
+    def _details(self, candidates: Mapping[Any, Tensor]) -> dict[str, Any]:
+        """Count what is bad in the first tensor in which something is."""
+        for name, tensor in candidates.items():
+            if self.scan([tensor], masks=True):
+                return {**({"parameter": name} if isinstance(name, str) else {}), **self.scan.counts(tensor)}
+        return {}
+
+    def _count(self, event: Event) -> None:
+        if event.kind:
+            self.nonfinite.labels(event.module, event.where, event.kind).inc()
