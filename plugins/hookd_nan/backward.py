@@ -123,6 +123,7 @@ class Backward(Looking):
         if found and isinstance(found, str):
             self.gradients.blame(event, optimizer)
             event.call = self.capture.held()
+            found = event.kind or found
         self.queue.submit(judge, event, found, self.scan(flag))
 
     def _decide(self, event: Event) -> None:

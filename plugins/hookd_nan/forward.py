@@ -106,20 +106,45 @@ class Forward(Looking):
     def _returned(self, call: Call, found: Found, stack: tuple[Module, ...], changed: list[str]) -> None:
         """Judge a call whose output is bad, or may be, or that a module in it has left to it."""
         event = self._event("output", call.module.name, self.outputs, stack)
-        own = own_tensors(call.module.torch())
-        own_found = self.scan(own.values(), masks=True)
-        if isinstance(found, str) and isinstance(own_found, str):
-            outputs = dict(enumerate(tensors_in(call.output)))
-            event.details = self._details(own if found and own_found else outputs)
+        module = call.module.torch()
+        own = own_tensors(module)
+        event.may_write = module is not None and module.training
+        in_own = [self.scan(one.values(), masks=True) for one in own]
+        in_inputs, is_unknown = self._look_at_inputs(call)
+        if all(isinstance(one, str) for one in (found, in_inputs, *in_own)):
+            event.kind, event.inputs = str(found), str(in_inputs)
+            event.details = self._numbers(event, call, own, *map(str, in_own))
             event.at = self._place(call)
-        inputs_found: Found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
-        if inputs_found and call.before and call.before != versions(call.inputs, call.kwargs):
-            inputs_found, event.details = "", {**event.details, "inputs": "unknown"}
+        if is_unknown:
+            event.details = {**event.details, "inputs": "unknown"}
         if changed:
             event.is_certain, event.details = False, {**event.details, "or_in": list(changed)}
-        if self.captures and self.queue.is_known(found, inputs_found, own_found):
+        if self.captures and self.queue.is_known(found, in_inputs, *in_own):
             event.call = call
-        self.queue.submit(self._judge_call, event, found, inputs_found, own_found, masks=self.masks)
+        self.queue.submit(self._judge_call, event, found, in_inputs, *in_own, masks=self.masks)
+
+    def _look_at_inputs(self, call: Call) -> tuple[Found, bool]:
+        """Say what is in the inputs of a call, and whether that is unknown, because they were changed since."""
+        found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
+        if found and call.before and call.before != versions(call.inputs, call.kwargs):
+            return "", True
+        return found, False
+
+    def _numbers(
+        self, event: Event, call: Call, own: tuple[dict[str, Tensor], ...], parameters: str, buffers: str
+    ) -> dict[str, Any]:
+        """Count what is bad in the tensor that is to blame for the output of a call."""
+        if not event.kind:
+            return {}
+        if parameters:
+            return self._details(own[0], parameters)
+        if not buffers or event.inputs:
+            return self._details(dict(enumerate(tensors_in(call.output))), event.kind)
+        of_buffer = self._details(own[1], buffers)
+        if not event.may_write:
+            return of_buffer
+        of_output = self._details(dict(enumerate(tensors_in(call.output))), event.kind)
+        return {**of_output, "buffer": of_buffer["parameter"]}
 
     def _place(self, call: Call) -> int | None:
         """Give how many calls had returned before one, None where that is all."""
@@ -160,14 +185,17 @@ class Forward(Looking):
         """Tell where a bad output of a model comes from: its input, a parameter, or the first call with a bad output."""
         event = self._event("output", call.module.name, self.outputs)
         event.is_certain = call.module.leaf
-        inputs_found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
-        if isinstance(found, str) and isinstance(inputs_found, str) and not inputs_found:
-            event.details = self._details(dict(enumerate(tensors_in(call.output))))
-            if not self.gradients.blame_parameter(event, call.module, self.gates.since(event.step)):
-                trace.back(event, self.context.returned(), self.scan)
-        if self.captures and self.queue.is_known(found, inputs_found):
+        in_inputs, is_unknown = self._look_at_inputs(call)
+        if isinstance(found, str) and isinstance(in_inputs, str) and not in_inputs:
+            event.details = self._details(dict(enumerate(tensors_in(call.output))), found)
+            event.kind = found
+            if not self.gradients.blame_parameter(event, call.module):
+                trace.back(event, self.context.returned(), self.scan, is_unknown=is_unknown)
+                self.gradients.blame_buffer(event, call.module)
+            found = event.kind
+        if self.captures and self.queue.is_known(found, in_inputs):
             event.call = call
-        self.queue.submit(self._judge_gate, event, found, inputs_found, masks=self.masks)
+        self.queue.submit(self._judge_gate, event, found, in_inputs, masks=self.masks)
 
     def _judge_gate(self, event: Event) -> None:
         self._count(event)

@@ -10,6 +10,7 @@ from hookd_nan.scan import own_tensors
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import torch
     from torch import Tensor
     from torch.optim import Optimizer
 
@@ -42,7 +43,11 @@ class Gradients:
         owner, _, own_name = name.rpartition(".")
         if owner.startswith("#") or not owner:
             owner = f"{owner}.(root)".lstrip(".")
-        event.where, tensor = ("param", parameter) if self._scan([parameter]) else ("grad", grad)
+        if self._scan([parameter]):
+            event.where, event.since, tensor = "param", event.own_since, parameter
+        else:
+            tensor = grad
+        event.kind = str(self._scan([tensor]))
         event.module, event.details = owner, {"parameter": own_name, **self._scan.counts(tensor)}
 
     def _named(self, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -56,17 +61,40 @@ class Gradients:
             if parameter.grad is not None:
                 yield name, parameter, parameter.grad
 
-    def blame_parameter(self, event: Event, root: Module, since: int) -> bool:
-        """Put a bad parameter or buffer of a model into an event, if there is one; it may be bad `since` that step."""
-        model = root.torch()
-        for name, module in model.named_modules() if model is not None else ():
-            for own_name, tensor in own_tensors(module).items():
-                if self._scan([tensor], masks=True):
-                    event.where, event.module = "param", f"{_prefix(root)}{name or '(root)'}"
-                    event.details = {"parameter": own_name, **self._scan.counts(tensor)}
-                    event.is_certain, event.since = True, since
-                    return True
+    def blame_parameter(self, event: Event, root: Module) -> bool:
+        """Put a bad parameter of a model into an event, if there is one."""
+        for name, module in _modules(root):
+            parameters, _ = own_tensors(module)
+            if self._blame_own(event, name, parameters):
+                event.is_certain = True
+                return True
         return False
+
+    def blame_buffer(self, event: Event, root: Module) -> None:
+        """Put a bad buffer into an event of a bad output, if one of the modules where that may have been born has one.
+
+        Of a module in training nobody knows whether its call has written it.
+        """
+        names = {event.module, *event.details.get("or_in", ())}
+        for name, module in _modules(root):
+            if name in names and not module.training and self._blame_own(event, name, own_tensors(module)[1]):
+                return
+
+    def _blame_own(self, event: Event, name: str, own: dict[str, Tensor]) -> bool:
+        for own_name, tensor in own.items():
+            found = self._scan([tensor], masks=True)
+            if found and isinstance(found, str):
+                event.where, event.module, event.kind, event.since = "param", name, found, event.own_since
+                event.details = {"parameter": own_name, **self._scan.counts(tensor)}
+                return True
+        return False
+
+
+def _modules(root: Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Give the modules of a model with their names."""
+    model = root.torch()
+    for name, module in model.named_modules() if model is not None else ():
+        yield f"{_prefix(root)}{name or '(root)'}", module
 
 
 def _parameters(root: Module) -> Iterator[tuple[str, Tensor]]:

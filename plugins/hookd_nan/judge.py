@@ -21,7 +21,8 @@ class Event:
     says that it was born at this place, and was not only noticed there. `is_late`: it is judged when the training code
     has gone on. `ends`: smallest and largest element, where they came from a device. `at`: how many calls had returned
     before it. `call`: the one that it was seen in, for a bundle, where a person has asked for one and all is known at
-    once.
+    once. `own_since`: what `since` is for one of the module's own parameters. `may_write`: the call may itself have
+    written what is in the module's buffers.
     """
 
     where: str
@@ -40,6 +41,16 @@ class Event:
     at: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
     call: Call | None = None
+    own_since: int = 0
+    may_write: bool = False
+
+    def blame_own(self, parameters: str, buffers: str) -> None:
+        """Put the module's own tensors to blame for its bad output, given what is in them.
+
+        A buffer is the last to be blamed: an infinity may be its proper value ("best loss so far").
+        """
+        if parameters or (buffers and not self.inputs and not self.may_write):
+            self.where, self.kind, self.since = "param", parameters or buffers, self.own_since
 
 
 class Looks:
@@ -55,8 +66,12 @@ class Looks:
 
     def since(self, step: int) -> int:
         """Give the first step in which what is found in `step` may have been there without being seen; 0: unknown."""
-        last = self.before if self.latest == step else self.latest
+        last = self.last(step)
         return last + 1 if last else 0
+
+    def last(self, step: int) -> int:
+        """Give the step before `step` in which it was looked at last; 0: unknown."""
+        return self.before if self.latest == step else self.latest
 
 
 class Judge:

@@ -68,12 +68,15 @@ class Looking(Plugin):
         step, stack = self.context.step, tuple(m.name for m in (self.context.stack() if inside is None else inside))
         since = step if looks is None else looks.since(step)
         self.order += 1
-        return Event(where, "", module, step, stack, thread=get_ident(), order=self.order, since=since)
+        event = Event(where, "", module, step, stack, thread=get_ident(), order=self.order, since=since)
+        # What an optimizer makes of a parameter shows in the next step: it may be older by that than what a call makes.
+        event.own_since = self.gates.last(step)
+        return event
 
-    def _details(self, candidates: Mapping[Any, Tensor]) -> dict[str, Any]:
-        """Count what is bad in the first tensor in which something is."""
+    def _details(self, candidates: Mapping[Any, Tensor], kind: str) -> dict[str, Any]:
+        """Count what is bad in the first tensor that is so in that way."""
         for name, tensor in candidates.items():
-            if self.scan([tensor], masks=True):
+            if self.scan([tensor], masks=True) == kind:
                 return {**({"parameter": name} if isinstance(name, str) else {}), **self.scan.counts(tensor)}
         return {}
 

@@ -31,7 +31,7 @@ MOST = 64
 class Entry:
     """An event whose kind may not be known yet, and the function that is to judge it.
 
-    `found` is what was found in the event's own tensors, in its inputs and in the module's own parameters.
+    `found` is what was found in the event's own tensors, in its inputs, and in the module's own parameters and buffers.
     """
 
     judge_with: Callable[[Event], None]
@@ -57,8 +57,8 @@ class Entry:
         kinds = [one if isinstance(one, str) else self._worst(one) for one in read]
         self.event.kind = kinds[0]
         self.event.inputs = kinds[1] if len(kinds) > 1 else ""
-        if kinds[0] and len(kinds) > 2 and kinds[2]:
-            self.event.where = "param"
+        if kinds[0] and len(kinds) > 2:
+            self.event.blame_own(*kinds[2:])
         self.judge_with(self.event)
 
     def _worst(self, ends: list[tuple[float, float]]) -> str:

@@ -99,7 +99,8 @@ def place(event: Event) -> str:
 
 def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, Any]]:
     """Say what happened, for a person and for a machine."""
-    is_exact = event.is_certain and (event.since == event.step or (is_step_absolute and event.step == 1))
+    is_known = not {"inputs", "buffer"} & event.details.keys()
+    is_exact = is_known and event.is_certain and (event.since == event.step or (is_step_absolute and event.step == 1))
     message = f"{what} {NAMES[event.kind]}: {place(event)} at step {event.step}"
     if not is_step_absolute:
         message += " (counted from the attach)"
@@ -120,7 +121,10 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
     if not event.is_certain:
         message += "; every module is looked at from now on"
     if event.details.get("inputs") == "unknown":
-        message += "; it has changed its inputs in place, so they may have been bad before"
+        who = "it" if event.is_certain else "the model"
+        message += f"; {who} has changed its inputs in place, so they may have been bad before"
+    if "buffer" in event.details:
+        message += f"; its buffer {event.details['buffer']} is bad as well, before the call or by it"
     fields = {
         "step": event.step,
         "since_step": event.since or None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 
 from hookd import Context
 
@@ -64,7 +65,7 @@ class Scan:
             "nan_count": summary.nans,
             "inf_count": summary.infs,
             "elements": summary.count,
-            "shape": list(tensor.shape),
+            "shape": None if tensor.is_nested else list(tensor.shape),  # a nested one has several, or raises
             "dtype": str(tensor.dtype).replace("torch.", ""),
         }
 
@@ -96,11 +97,17 @@ def is_bad(found: Found) -> bool:
     return any(kind_of(low.item(), high.item()) for low, high in found)
 
 
-def own_tensors(module: torch.nn.Module | None) -> dict[str, Tensor]:
-    """Give the parameters and buffers that `module` itself owns."""
+def own_tensors(module: torch.nn.Module | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Give the parameters and the buffers that `module` itself owns.
+
+    Of a normalization in training no buffers: it has written them in this very call, and its output is made without them
+    (torch/nn/modules/batchnorm.py `_NormBase`, torch/nn/functional.py `batch_norm`, 2.0 to 2.14).
+    """
     if module is None:
-        return {}
-    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+        return {}, {}
+    is_calm = not (module.training and isinstance(module, _NormBase))
+    buffers = dict(module.named_buffers(recurse=False)) if is_calm else {}
+    return dict(module.named_parameters(recurse=False)), buffers
 
 
 def nothing() -> None:

@@ -1,0 +1,186 @@
+"""Where hookd_nan must not be deceived: by what a call writes itself, by what it overwrites, by values that may be so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+NAN, INF = math.nan, math.inf
+AT, STEPS = 6, 8
+
+
+class Born(nn.Module):
+    """Makes a bad value when it is switched on."""
+
+    def __init__(self, value=NAN):
+        super().__init__()
+        self.value, self.is_on = value, False
+
+    def forward(self, x):
+        return x * self.value if self.is_on else x * 1
+
+
+class BatchNormAfterOwnCode(nn.Module):
+    """Makes a bad value in its own code, which batch normalization is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.head, self.is_on = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1), False
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.head(self.norm(x * NAN if self.is_on else x))
+
+
+def train(model, *, strike=None, batch=lambda: torch.randn(5, 4), optimizer=None, loss=torch.mean):
+    """Train; `strike` is called, and `batch` gives the input, in step 6 of 8."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(1, STEPS + 1):
+        if step == AT and strike is not None:
+            strike()
+        optimizer.zero_grad()
+        loss(model(batch() if step == AT else torch.randn(5, 4))).backward()
+        optimizer.step()
+
+
+def place(incident):
+    return incident["module"], incident["where"], incident["kind"], incident["step"]
+
+
+def bad_batch():
+    return torch.full((5, 4), NAN)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+class TestBuffers:
+    def test_bad_batch_is_not_taken_for_a_bad_running_mean(self, hook, every):
+        hook.start("nan", every=every)
+        train(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)), batch=bad_batch)
+        assert place(hook.incident) == ("(root)", "input", "nan", AT)
+
+    def test_module_before_a_batch_normalization_is_named(self, hook, every):
+        model = nn.Sequential(nn.Linear(4, 4), Born(), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        hook.start("nan", every=every)
+        train(model, strike=lambda: setattr(model[1], "is_on", True))
+        assert place(hook.incident) == ("1", "output", "nan", AT)
+
+    def test_own_code_before_a_batch_normalization_is_named(self, hook, every):
+        model = BatchNormAfterOwnCode()
+        hook.start("nan", every=every)
+        train(model, strike=lambda: setattr(model, "is_on", True))
+        assert place(hook.incident) == ("(root)", "output", "nan", AT)
+
+    def test_running_mean_that_is_used_is_named(self, hook, every):
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval(), nn.Linear(4, 1))
+        hook.start("nan", every=every)
+        train(model, strike=lambda: model[1].running_mean.fill_(NAN))
+        assert place(hook.incident) == ("1", "param", "nan", AT)
+        assert hook.incident["parameter"] == "running_mean"
+
+    def test_infinity_that_a_buffer_may_well_have_is_not_blamed(self, hook, every):
+        born = Born()
+        born.register_buffer("best", torch.tensor(INF))
+        model = nn.Sequential(nn.Linear(4, 4), born, nn.Linear(4, 1))
+        model.register_buffer("best", torch.tensor(INF))
+        hook.start("nan", every=every)
+        train(model, strike=lambda: setattr(born, "is_on", True))
+        assert place(hook.incident) == ("1", "output", "nan", AT)
+
+    def test_buffer_that_the_call_may_have_written_is_told_of_and_not_blamed(self, hook, every):
+        class Averages(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("mean", torch.zeros(()))
+                self.by = 1.0
+
+            def forward(self, x):
+                x = x / self.by
+                self.mean.lerp_(x.detach().mean(), 0.1)
+                return x
+
+        model = nn.Sequential(nn.Linear(4, 4), Averages(), nn.Linear(4, 1))
+        hook.start("nan", every=every)
+        train(model, strike=lambda: setattr(model[1], "by", 0.0))
+        assert place(hook.incident) == ("1", "output", "inf", AT)
+        assert hook.incident["is_exact"] is False
+        if every == 1:
+            assert hook.incident["buffer"] == "mean"
+            assert "its buffer mean is bad as well" in hook.incident["message"]
+
+
+@pytest.mark.parametrize("every", [1, 4])
+class TestKind:
+    def test_kind_is_that_of_the_tensor_that_is_named(self, hook, every):
+        """The infinity of the named module has become a NaN in the model's output."""
+        model = nn.Sequential(nn.Linear(4, 4), Born(INF), nn.LayerNorm(4), nn.Linear(4, 1))
+        hook.start("nan", every=every)
+        train(model, strike=lambda: setattr(model[1], "is_on", True))
+        assert place(hook.incident) == ("1", "output", "inf", AT)
+        assert (hook.incident["nan_count"], hook.incident["inf_count"]) == (0, 20)
+        assert {kind for _, _, kind in hook.metric("nan_origin")} == {"inf"}
+
+    def test_kind_is_that_of_the_parameter(self, hook, every):
+        model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 1))
+        hook.start("nan", every=every)
+        train(model, strike=lambda: model[0].weight.data.fill_(INF))
+        assert place(hook.incident) == ("0", "param", "inf", AT)
+
+    def test_counts_are_those_of_a_tensor_of_that_kind(self, hook, every):
+        class Two(nn.Module):
+            def forward(self, x):
+                return x / 0 if x.isnan().all() else x / 0.0, x * NAN
+
+        hook.start("nan", every=every)
+        for _ in range(2):
+            model = nn.Sequential(nn.Identity(), Two())
+            model(torch.ones(3))
+        assert hook.incident["kind"] == "nan"
+        assert hook.incident["nan_count"] == 3
+
+
+class Normalize(nn.Module):
+    """Changes its input in place; of a constant batch it makes 0 / 0."""
+
+    def forward(self, x):
+        return x.sub_(x.mean()).div_(x.std())
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_batch_that_the_model_has_changed_in_place_is_not_blamed(hook, every):
+    model = nn.Sequential(nn.Identity(), Normalize(), nn.Linear(4, 1))
+    hook.start("nan", every=every)
+    train(model, batch=lambda: torch.full((5, 4), 2.0))
+    assert place(hook.incident) == ("1", "output", "nan", AT)
+    assert (hook.incident["is_exact"], hook.incident["inputs"]) == (False, "unknown")
+    assert "has changed its inputs in place" in hook.incident["message"]
+
+
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
+def test_nested_tensor_without_one_size_is_named(hook, tmp_path, capture):
+    class Ragged(nn.Module):
+        def forward(self, x):
+            return torch.nested.nested_tensor([x[0].detach() * NAN, x[1, :3].detach()])
+
+    hook.start("nan", capture=capture, capture_dir=tmp_path / "bundles")
+    nn.Sequential(nn.Identity(), Ragged())(torch.randn(5, 4))
+    first = hook.incidents[0]
+    assert (first["module"], first["where"], first["nan_count"], first["elements"]) == ("1", "output", 4, 7)
+    assert first["shape"] is None
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_parameter_that_an_optimizer_broke_is_as_old_as_that_step(hook, every):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[1].parameters()}], lr=0.01)
+    hook.start("nan", every=every)
+    for step in range(1, 8):
+        optimizer.param_groups[1]["lr"] = NAN if step == 5 else 0.01
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).mean().backward()
+        optimizer.step()
+    assert place(hook.incident) == ("1", "param", "nan", 6)
+    assert (hook.incident["is_exact"], hook.incident["since_step"]) == (False, 5)
