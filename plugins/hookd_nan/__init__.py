@@ -78,7 +78,7 @@ class NaN(Forward, Backward):
     rarest = 100
     remembers = True
     fixed_by_every = ("forward_pre", "forward", "forwards")
-    mutating = ("step_pre",)  # with a policy other than report
+    mutating = ("step_pre", "closure_done")  # with a policy other than report
 
     @hookimpl
     def select(self, module: Module) -> set[str]:

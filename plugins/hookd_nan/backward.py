@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from hookd import Module, hookimpl
 from hookd import tensors as tensors_in
 from hookd_nan.looking import Looking
-from hookd_nan.scan import INF, Found, is_bad
+from hookd_nan.scan import INF, Found, is_bad, is_scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -60,7 +61,7 @@ class Backward(Looking):
             event.order = event.reached
         if event.kind:
             self.undecided.append(event)
-            self.judge.gradient(event)
+            self.judge.flow(event)
 
     # -- loss
 
@@ -69,58 +70,85 @@ class Backward(Looking):
         """Look at what a backward starts from, and at what became of the gradients of the one before."""
         self.recorder.loss(tensors)
         self.gates.note(self.context.step)
-        self.scaled = any(getattr(t, "grad_fn", None).__class__.__name__ == "MulBackward0" for t in tensors_in(tensors))
+        self.scaled = any(is_scaled(getattr(tensor, "grad_fn", None)) for tensor in tensors_in(tensors))
         found = self.scan(tensors_in(tensors))
-        cleared = (self.judge.suspect is not None or bool(self.queue.entries)) and self._is_cleared()
-        if found or cleared:
+        cleared, is_clear = self._cleared() if self._is_waiting() else (set(), False)
+        if found or cleared or is_clear:
             event = self._event("loss", "", self.gates)
-            self.queue.submit(lambda event: self._judge_loss(event, cleared=cleared), event, found)
+            judge = partial(self._judge_loss, cleared=cleared, is_clear=is_clear)
+            self.queue.submit(judge, event, found)
 
-    def _judge_loss(self, event: Event, *, cleared: bool) -> None:
+    def _judge_loss(self, event: Event, *, cleared: set[int], is_clear: bool) -> None:
         self._count(event)
         skipped = self.judge.skipped
-        self.reporter.report(self.judge.loss(event, cleared=cleared))
+        self.reporter.report(self.judge.loss(event, cleared=cleared, is_clear=is_clear))
         self._skipped(self.judge.skipped - skipped)
 
-    def _is_cleared(self) -> bool:
-        """Say whether no bad gradient is left over: else the gradients are still being accumulated."""
-        grads = self.gradients.of(None)
-        return not grads if self.queue.entries else not self.scan.many(grads)
+    def _cleared(self) -> tuple[set[int], bool]:
+        """Give the optimizers of which no bad gradient is left, and whether none is at all: else they accumulate still."""
+        grads = self.gradients.by_optimizer()
+        if self.queue.entries:  # nobody knows yet which were bad
+            return self.gradients.numbers() - set(grads), not grads
+        bad = {one for one, found in grads.items() if self.scan.many(found)}
+        return {*self.judge.suspects, *self.judge.settled} - bad, not bad
+
+    def _is_waiting(self) -> bool:
+        """Say whether bad gradients may have been there that somebody was to clear."""
+        return self.judge.is_suspicious or bool(self.judge.settled or self.queue.entries)
 
     @hookimpl
     def loss_done(self) -> None:
-        """Look at the parameters' gradients where no optimizer step may follow (GradScaler) or runs already (LBFGS)."""
-        if self.stepping is not None:
-            self._judge_step(self.stepping, self.scan.many(self.gradients.of(self.stepping)))
-        elif self.scaled and self.judge.suspect is None:
-            self._judge_gradients(self.judge.gradient, None, self.scan.many(self.gradients.of(None)))
+        """Look at the parameters' gradients where no optimizer step may follow, as under a GradScaler."""
+        if self.stepping is None and (self.scaled or self.judge.is_suspicious):
+            for number, grads in self.gradients.by_optimizer().items():
+                if self.queue.is_known() and number in self.judge.suspects:
+                    continue
+                found = self.scan.many(grads)
+                if found:
+                    self._judge_gradients(self.judge.gradients, None, number, found)
 
     # -- the step
 
     @hookimpl
-    def step_pre(self, optimizer: Optimizer) -> None:
-        """Look at the gradients that are about to be used: reduced over ranks, accumulated and unscaled."""
+    def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """Look at the gradients that are about to be used; with a closure they are not there yet."""
+        self.stepping, self.is_skipping = optimizer, False
+        if not has_closure:
+            self._about_to_use(optimizer)
+
+    @hookimpl
+    def closure_done(self, optimizer: Optimizer) -> None:
+        """Look at the gradients that a closure has made inside of the optimizer's step."""
+        self._about_to_use(optimizer)
+
+    def _about_to_use(self, optimizer: Optimizer) -> None:
+        """Look at gradients that are reduced over ranks, accumulated and unscaled."""
         with torch.no_grad():  # with a policy this hook is a mutator's, for whom nothing is switched off
             found = self.scan.many(self.gradients.of(optimizer))
+            self.recorder.step(optimizer, self.scan.largest)
             self.is_skipping = self.policy.may_skip(optimizer) and is_bad(found)
-            self._judge_step(optimizer, found)
+            found_inf = getattr(optimizer, "found_inf", None)
+            flag = [] if found_inf is None else [torch.where(found_inf > 0, INF, 0.0)]
+            number, is_first = self.gradients.meet(optimizer)
+            self._judge_gradients(self._decide, optimizer, number, found, flag, is_first=is_first)
         if self.is_skipping:
             self.policy.skip(optimizer)
-        self.recorder.step(optimizer, self.scan.largest)
-        self.stepping = optimizer
 
-    def _judge_step(self, optimizer: Optimizer, found: Found) -> None:
-        found_inf = getattr(optimizer, "found_inf", None)
-        flag = [] if found_inf is None else [torch.where(found_inf > 0, INF, 0.0)]
-        self._judge_gradients(self._decide, optimizer, found, flag)
-
-    def _judge_gradients(
-        self, judge: Callable[[Event], None], optimizer: Optimizer | None, found: Found, flag: Iterable[Tensor] = ()
+    def _judge_gradients(  # noqa: PLR0913
+        self,
+        judge: Callable[[Event], None],
+        optimizer: Optimizer | None,
+        number: int,
+        found: Found,
+        flag: Iterable[Tensor] = (),
+        *,
+        is_first: bool = False,
     ) -> None:
-        """Judge what was found in the gradients of all parameters, or of those that an optimizer holds."""
+        """Judge what was found in the gradients that an optimizer holds; it is None where it is not stepping now."""
         event = self._event("grad", "")
+        event.optimizer, event.is_first_step = number, is_first
         event.is_certain = self.backwards.latest == event.step
-        if found and isinstance(found, str):
+        if found and isinstance(found, str) and not self.reporter.is_over:  # which is dear, and only told of once
             self.gradients.blame(event, optimizer)
             event.call = self.capture.held()
             found = event.kind or found
@@ -133,9 +161,10 @@ class Backward(Looking):
         if is_used:
             for bad in self.undecided or [event]:
                 self._count(bad)
-        self.undecided.clear()
         self.reporter.report(self.judge.step(event, found_inf=bool(event.inputs)))
         self._skipped(self.judge.skipped - skipped)
+        if not self.judge.is_suspicious:
+            self.undecided.clear()
         if is_used and not self.is_skipping:
             self.reporter.gradients_used()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from hookd_nan.scan import own_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
     from torch import Tensor
@@ -21,22 +22,58 @@ if TYPE_CHECKING:
 _grad = attrgetter("grad")
 
 
+def _nobody() -> None:
+    """Stand in for a reference to an optimizer."""
+
+
 class Gradients:
-    """Finds gradients and names them. An optimizer of None stands for all models that were called."""
+    """Finds gradients and names them, and knows the optimizers by numbers. None of them stands for all models called."""
 
     def __init__(self, context: Context, scan: Scan) -> None:
         self._context, self._scan = context, scan
+        self._optimizers: dict[int, tuple[Callable[[], Optimizer | None], int, int]] = {}  # by id
+        self._holders: dict[int, int] = {}  # by a parameter's id: the number of the optimizer that holds it
+        self._last = 0
 
-    def of(self, optimizer: Optimizer | None) -> list[Tensor]:
-        """Give the gradients that there are, in any order."""
-        if optimizer is None:
-            return [grad for _, _, grad in self._named(None)]
+    def meet(self, optimizer: Optimizer) -> tuple[int, bool]:
+        """An optimizer steps: give its number, and whether it was unknown until now."""
+        size = sum([len(group["params"]) for group in optimizer.param_groups])
+        ref, number, known = self._optimizers.get(id(optimizer), (_nobody, 0, 0))
+        if ref() is optimizer and known == size:
+            return number, False
+        if ref() is not optimizer:
+            number, self._last = self._last + 1, self._last + 1
+        self._optimizers[id(optimizer)] = (weakref.ref(optimizer), number, size)
+        self._holders.update((id(one), number) for group in optimizer.param_groups for one in group["params"])
+        return number, ref() is not optimizer
+
+    def numbers(self) -> set[int]:
+        """Give the numbers of all optimizers, 0 for those that have never stepped."""
+        return {0, *self._holders.values()}
+
+    def of(self, optimizer: Optimizer) -> list[Tensor]:
+        """Give the gradients that an optimizer would use, in any order."""
         found = (grad for group in optimizer.param_groups for grad in map(_grad, group["params"]))
         return [grad for grad in found if grad is not None]
 
+    def by_optimizer(self) -> dict[int, list[Tensor]]:
+        """Give the gradients that all models have, by the number of the optimizer that holds them; 0: of none known."""
+        found: dict[int, list[Tensor]] = {}
+        for _, parameter, grad in self._named(None):
+            found.setdefault(self._holders.get(id(parameter), 0), []).append(grad)
+        return found
+
     def blame(self, event: Event, optimizer: Optimizer | None) -> None:
-        """Put the last bad gradient in the model's order into an event: the first one in the order of the backward."""
-        bad = [found for found in self._named(optimizer) if self._scan([found[2]])]
+        """Put the last bad gradient in the model's order into an event: the first one in the order of the backward.
+
+        Args:
+            event: of an optimizer, by its number.
+            optimizer: that one, or None: it is not stepping now.
+        """
+        named = self._named(optimizer)
+        if optimizer is None:
+            named = (one for one in named if self._holders.get(id(one[1]), 0) == event.optimizer)
+        bad = [found for found in named if self._scan([found[2]])]
         if not bad:
             return
         name, parameter, grad = bad[-1]

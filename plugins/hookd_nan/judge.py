@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from hookd_nan.capture import Call
 
 
@@ -22,7 +24,8 @@ class Event:
     has gone on. `ends`: smallest and largest element, where they came from a device. `at`: how many calls had returned
     before it. `call`: the one that it was seen in, for a bundle, where a person has asked for one and all is known at
     once. `own_since`: what `since` is for one of the module's own parameters. `may_write`: the call may itself have
-    written what is in the module's buffers.
+    written what is in the module's buffers. `optimizer`: the number of the one that holds the parameters, 0 for one that
+    has never stepped; `is_first_step`: it does so now.
     """
 
     where: str
@@ -42,6 +45,8 @@ class Event:
     details: dict[str, Any] = field(default_factory=dict)
     call: Call | None = None
     own_since: int = 0
+    optimizer: int = 0
+    is_first_step: bool = False
     may_write: bool = False
 
     def blame_own(self, parameters: str, buffers: str) -> None:
@@ -78,14 +83,30 @@ class Judge:
     """Finds the origin in a sequence of events, which it is given in the order of execution.
 
     Each method returns the event that is the origin, with `where` and `module` as they are to be reported, or None.
+    Optimizers are known by a number, see `Event.optimizer`.
+
+    Attributes:
+        pending: per thread: a call with bad inputs, whose caller is to decide.
+        suspects: per optimizer: its bad gradients, until it is known what becomes of them.
+        settled: optimizers of whose bad gradients it is known what became; they may lie there a while.
+        skipped: steps in which bad gradients were thrown away.
     """
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
-        self.pending: dict[int, Event] = {}  # per thread: a call with bad inputs, whose caller is to decide
-        self.suspect: Event | None = None  # the first bad gradient since gradients were last known to be good
+        self.pending: dict[int, Event] = {}
+        self.suspects: dict[int, Event] = {}
+        self.settled: set[int] = set()
         self.skipped = 0
-        self.in_a_row = 0
+        self._first: Event | None = (
+            None  # the first bad gradient that flowed since gradients were last known to be good
+        )
+        self._in_a_row: dict[int, int] = {}
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether there is a bad gradient of which nobody knows what becomes of it."""
+        return self._first is not None or bool(self.suspects)
 
     def call(self, event: Event) -> Event | None:
         """Judge a module call that has returned; `where` is "output", or "param" where one of its own is bad."""
@@ -111,28 +132,53 @@ class Judge:
             return replace(event, where="input", kind=event.inputs, is_certain=True, details={})
         return event if event.kind else None
 
-    def gradient(self, event: Event) -> None:
-        """Keep the first bad gradient until it is known what becomes of it."""
-        if event.kind and (self.suspect is None or event.order < self.suspect.order):
-            self.suspect = event
+    def flow(self, event: Event) -> None:
+        """Keep the first bad gradient that flows, until it is known what becomes of it."""
+        if event.kind and (self._first is None or event.order < self._first.order):
+            self._first = event
 
-    def loss(self, event: Event, *, cleared: bool) -> Event | None:
-        """Judge the start of a backward; `cleared`: no bad gradient of an earlier one is left."""
-        origin = self._skip() if self.suspect is not None and cleared else None
+    def gradients(self, event: Event) -> None:
+        """Keep the bad gradients of an optimizer's parameters after a backward, until it is known what becomes of them."""
+        if event.kind and event.optimizer not in self.settled:
+            self.suspects.setdefault(event.optimizer, event)
+
+    def loss(self, event: Event, *, cleared: Collection[int], is_clear: bool) -> Event | None:
+        """Judge the start of a backward.
+
+        Args:
+            event: of what it starts from.
+            cleared: the optimizers of which no bad gradient of an earlier backward is left.
+            is_clear: none is left of any.
+        """
+        origin = None
+        self.settled.difference_update(cleared)
+        if not self.suspects and self._first is not None and is_clear:
+            return self._skip(0) or (event if event.kind else None)
+        for optimizer in [one for one in self.suspects if one in cleared]:
+            origin = origin or self._skip(optimizer)
         return origin or (event if event.kind else None)
 
     def step(self, event: Event, *, found_inf: bool) -> Event | None:
         """Judge the gradients that an optimizer is about to use or, with `found_inf`, to throw away."""
+        if event.is_first_step and (event.kind or found_inf):
+            unknown = self.suspects.pop(0, None)  # as which it was known after the backward
+            self.suspects.update({} if unknown is None else {event.optimizer: unknown})
+        (self.settled.add if event.kind or found_inf else self.settled.discard)(event.optimizer)
         if found_inf:
-            self.gradient(event)
-            return self._skip()
-        suspect, self.suspect, self.in_a_row = self.suspect, None, 0
-        if not event.kind:
-            return None
-        return suspect if suspect is not None and suspect.module else event
+            return self._skip(event.optimizer, event)
+        first, suspect = self._first, self.suspects.pop(event.optimizer, None)
+        for optimizer in (event.optimizer, 0) if event.is_first_step else (event.optimizer,):
+            self._in_a_row.pop(optimizer, None)
+        if event.kind or not self.suspects:
+            self._first = None
+        found = first or suspect
+        return (found if found is not None and found.module else event) if event.kind else None
 
-    def _skip(self) -> Event | None:
-        suspect, self.suspect = self.suspect, None
+    def _skip(self, optimizer: int, suspect: Event | None = None) -> Event | None:
+        suspect = self.suspects.pop(optimizer, suspect)
+        found = self._first or suspect
+        if not self.suspects:
+            self._first = None
         self.skipped += 1
-        self.in_a_row += 1
-        return suspect if self.in_a_row >= self.patience else None
+        self._in_a_row[optimizer] = self._in_a_row.get(optimizer, 0) + 1
+        return found if self._in_a_row[optimizer] >= self.patience else None

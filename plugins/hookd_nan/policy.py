@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from hookd import Context, TrainingError
 
 if TYPE_CHECKING:
@@ -34,13 +36,18 @@ class Policy:
         """Whether a step is to be skipped if its gradients are bad."""
         if self.name != "skip" or getattr(optimizer, "found_inf", None) is not None:
             return False  # a fused optimizer that a GradScaler has told skips by itself
+        if isinstance(optimizer, torch.optim.LBFGS):
+            return self._refuse("with LBFGS: it has used the gradients of one closure when those of the next go bad")
         if self._context.world_size > 1 and is_shared_out(optimizer):
-            if not self._has_refused:
-                self._has_refused = True
-                self._context.incident("refused", "nan: policy=skip does nothing where each rank holds a part of the"
-                                       " gradients: one rank would skip a step that the others make")  # fmt: skip
-            return False
+            return self._refuse("where each rank holds a part of the gradients: one rank would skip a step that the"
+                                " others make")  # fmt: skip
         return True
+
+    def _refuse(self, why: str) -> bool:
+        if not self._has_refused:
+            self._has_refused = True
+            self._context.incident("refused", f"nan: policy=skip does nothing {why}")
+        return False
 
     def told(self, message: str, *, is_late: bool) -> None:
         """Act on an incident; if the training code has gone on meanwhile, at its next call of a model."""

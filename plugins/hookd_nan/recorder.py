@@ -43,7 +43,9 @@ class Recorder:
         self._loss = first.item() if first is not None and on_host(first) and first.numel() == 1 else None
 
     def step(self, optimizer: Optimizer, largest: float | None) -> None:
-        """Note a step: its loss, the largest magnitude in its gradients, its learning rate."""
+        """Note a step: its loss, the largest magnitude in its gradients, its learning rate; of several closures the last."""
+        if self._steps and self._steps[-1]["step"] == self._context.step:
+            self._steps.pop()
         rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
         self._steps.append(
             {

@@ -97,6 +97,14 @@ def is_bad(found: Found) -> bool:
     return any(kind_of(low.item(), high.item()) for low, high in found)
 
 
+def is_scaled(node: Any) -> bool:
+    """Say whether a loss looks like one that a GradScaler has scaled: a product, or a sum of such ones."""
+    name = type(node).__name__
+    if name == "AddBackward0":
+        return all(is_scaled(one) for one, _ in node.next_functions)
+    return name == "MulBackward0"
+
+
 def own_tensors(module: torch.nn.Module | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Give the parameters and the buffers that `module` itself owns.
 

@@ -911,15 +911,15 @@ class TestJudge:
     def test_skipped_steps_in_a_row_become_an_incident(self):
         judge = Judge(2)
         for last in (False, True):
-            judge.gradient(call("a", "inf"))
-            origin = judge.loss(call("", "", where="loss"), cleared=True)
+            judge.flow(call("a", "inf"))
+            origin = judge.loss(call("", "", where="loss"), cleared={0}, is_clear=True)
             assert (origin is not None) == last
 
     def test_good_step_ends_the_row(self):
         judge = Judge(2)
         for _ in range(5):
-            judge.gradient(call("a", "inf"))
-            assert judge.loss(call("", "", where="loss"), cleared=True) is None
+            judge.flow(call("a", "inf"))
+            assert judge.loss(call("", "", where="loss"), cleared={0}, is_clear=True) is None
             assert judge.step(call("", "", where="grad"), found_inf=False) is None
         assert judge.skipped == 5
 
