@@ -20,7 +20,7 @@ A plugin implements any subset of the hooks, and each hook with any subset of it
             self.calls.labels(module.name).inc()
 
 What holds for all of them:
-- Hot hooks (all but configure, unconfigure, select and tick) run inside the training code, in the thread that runs
+- Hot hooks (all but configure, succeed, unconfigure, select and tick) run inside the training code, in the thread that runs
   it. Return at once: no I/O, no lock, no `.item()` on a device tensor, no random numbers.
 - What is passed is the training code's own: never keep a tensor, never change one in place.
 - A hook that asks for a tensor (inputs, kwargs, output, grad...) runs under `no_grad` and outside torch's dispatch
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from hookd.context import Context
     from hookd.events import Call, Module
+    from hookd.plugin import Plugin
 
 hookspec = HookspecMarker("hookd")
 
@@ -64,6 +65,22 @@ def configure(context: Context) -> None:
         def configure(self, context):
             self.every = context.option("every", 10)
             self.norm = context.gauge("norm", "L2 norm of the output.", ["module"])
+    """
+
+
+@hookspec
+def succeed(predecessor: Plugin) -> None:
+    """Take over what must survive new options: they make a new object, and this is the one that was there before.
+
+    Once, after `configure`, when this one is about to be switched on: where an optimizer step begins, or for observers in
+    hookd's own thread, while the training goes on. No event comes to either of them meanwhile, but one that the other is
+    just being told of may still be under way: share objects rather than copying what is in them. Of its metrics those
+    series go on that this one has made as well: `metric.adopt(predecessor.metric)` makes them all.
+
+        @hookimpl
+        def succeed(self, predecessor):
+            self.calls.adopt(predecessor.calls)
+            self.first = predecessor.first
     """
 
 

@@ -133,6 +133,11 @@ class _Metric:
         """Give the label values of all series that there are."""
         return self._page.known(self._family) if self.asked is None else list(self.asked)
 
+    def adopt(self, predecessor: _Metric) -> None:
+        """Go on with all series of the same metric of another object, see the hook `succeed`."""
+        for values in predecessor.known():
+            self.labels(*values)
+
     def remove(self, *values: str) -> None:
         """Let the series of these label values end."""
         texts = tuple(str(v) for v in values)

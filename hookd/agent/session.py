@@ -174,14 +174,24 @@ class Session:
         return entry
 
     def switch(self, old: Entry | None, new: Entry | None) -> None:
-        """Switch from one plugin to another, or on, or off; only flags are turned, so any thread may do it."""
+        """Switch from one plugin to another, or on, or off; mere flags are turned, so any thread may do it."""
         if old is not None:
             self.switch_off(old, "disabled")
         if new is not None:
+            if old is not None:
+                self._succeed(old, new)
             new.state = "active"
             self.core.show(new)
         self.registry.note_changing()
         self.governor.switch(self.steps.done)
+
+    def _succeed(self, old: Entry, new: Entry) -> None:
+        """Let a plugin take over what the one before it knew."""
+        try:
+            if hasattr(new.plugin, "succeed"):
+                new.plugin.succeed(old.plugin)
+        except Failure as failure:
+            self.dispatch.fault(new.number, "succeed", failure)
 
     def discard(self, entry: Entry, heir: Entry | None) -> None:
         """Take a plugin out that was switched off, and its series with it, but for those that its heir goes on with."""

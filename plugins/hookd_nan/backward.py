@@ -179,4 +179,5 @@ class Backward(Looking):
         self.stepping = None
         self.judge.pending.clear()
         self.capture.let_go()
+        self.reporter.step_done()
         self.queue.flush()

@@ -99,6 +99,7 @@ class Forward(Looking):
     def _spread(self, module: Module, found: Found) -> None:
         """Count what follows from the origin."""
         if found and isinstance(found, str):
+            self.reporter.noticed(self.context.step)
             self.nonfinite.labels(module.name, "output", found).inc()
         elif found:
             self.queue.submit(self._count, self._event("output", module.name), found, masks=self.masks)

@@ -35,6 +35,11 @@ class Gradients:
         self._holders: dict[int, int] = {}  # by a parameter's id: the number of the optimizer that holds it
         self._last = 0
 
+    def succeed(self, predecessor: Gradients) -> None:
+        """Know the optimizers that another one knew, by the same numbers."""
+        self._optimizers, self._holders = predecessor._optimizers, predecessor._holders  # noqa: SLF001
+        self._last = predecessor._last  # noqa: SLF001
+
     def meet(self, optimizer: Optimizer) -> tuple[int, bool]:
         """An optimizer steps: give its number, and whether it was unknown until now."""
         size = sum([len(group["params"]) for group in optimizer.param_groups])

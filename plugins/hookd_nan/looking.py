@@ -61,6 +61,21 @@ class Looking(Plugin):
         self.is_skipping = False  # the step in progress is one whose gradients were taken away
         self.undecided: list[Event] = []  # bad gradients, not counted until it is known what becomes of them
 
+    @hookimpl
+    def succeed(self, predecessor: Looking) -> None:
+        """Know all that was known with other options: a second first NaN would be none."""
+        self.judge, self.judge.patience = predecessor.judge, self.judge.patience
+        for name in ("outputs", "backwards", "gates", "undecided", "reached", "seen"):
+            setattr(self, name, getattr(predecessor, name))
+        for name in ("order", "scaled", "stepping", "is_inside"):
+            setattr(self, name, getattr(predecessor, name))
+        self.gradients.succeed(predecessor.gradients)
+        self.recorder.succeed(predecessor.recorder)
+        self.reporter.succeed(predecessor.reporter)
+        self.queue.succeed(predecessor.queue)
+        self.nonfinite.adopt(predecessor.nonfinite)
+        self.policy.acted.adopt(predecessor.policy.acted)
+
     def _event(
         self, where: str, module: str, looks: Looks | None = None, inside: tuple[Module, ...] | None = None
     ) -> Event:
@@ -82,4 +97,5 @@ class Looking(Plugin):
 
     def _count(self, event: Event) -> None:
         if event.kind:
+            self.reporter.noticed(event.step)
             self.nonfinite.labels(event.module, event.where, event.kind).inc()

@@ -103,6 +103,13 @@ class Queue:
         else:
             entry.judge(iter(()))
 
+    def succeed(self, predecessor: Queue) -> None:
+        """Take over what waits in another one; what that has asked for would never arrive, and is asked for again."""
+        waiting = [entry for batch in predecessor.batches for entry in batch.entries]
+        self.entries = waiting + predecessor.entries
+        predecessor.batches.clear()
+        predecessor.entries = []
+
     def flush(self) -> None:
         """Ask for the numbers of what was submitted; at the end of a step."""
         if not self.entries:

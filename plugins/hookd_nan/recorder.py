@@ -37,6 +37,11 @@ class Recorder:
         self._steps: deque[dict[str, Any]] = deque(maxlen=STEPS)
         self._loss: float | None = None
 
+    def succeed(self, predecessor: Recorder) -> None:
+        """Go on where another one was."""
+        self.seen.extend(predecessor.seen)
+        self._steps, self._loss = predecessor._steps, predecessor._loss  # noqa: SLF001
+
     def loss(self, tensors: tuple[Any, ...]) -> None:
         """Note the loss, if it is a number of the host's."""
         first = tensors[0] if tensors else None

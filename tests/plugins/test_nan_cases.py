@@ -1,0 +1,212 @@
+"""What is told over a whole run: of one NaN after the other, how certain it is, and what new options must not forget."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+
+import hookd_nan.forward
+import hookd_nan.scan
+import pytest
+import torch
+from torch import nn
+
+from hookd.agent import bootstrap
+from hookd.attach.change import change
+from hookd.config import PluginSpec
+from tests.support.processes import wait_until
+
+NAN, INF = math.nan, math.inf
+
+
+class Residual(nn.Module):
+    """Nothing needs the output of the linear layer for the backward, so it is gone when the model has returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.fc(x).relu()
+
+
+class Run:
+    """A training whose steps are made when they are asked for; which of them get a bad value, and where, is said then."""
+
+    def __init__(self, lr=0.01):
+        self.bad = None
+        self.model = nn.Sequential(nn.Linear(4, 4), Residual(), nn.Linear(4, 1))
+        for name, module in self.model.named_modules():
+            module.register_forward_hook(lambda _m, _i, o, name=name: o * NAN if self.bad == name else None)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
+
+    def steps(self, number, bad=None):
+        for _ in range(number):
+            self.bad = bad
+            self.optimizer.zero_grad()
+            x = torch.full((3, 4), NAN) if bad == "input" else torch.randn(3, 4)
+            self.model(x).square().mean().backward()
+            self.optimizer.step()
+
+
+def findings(hook):
+    return [(one["module"], one["where"], one["step"]) for one in hook.incidents if one["kind"] in ("nan", "inf")]
+
+
+def configure(spec):
+    return change(os.getpid(), "configure", PluginSpec.parse(spec), (), 60.0)
+
+
+class TestOneAfterTheOther:
+    def test_another_one_is_told_of_after_a_hundred_good_steps(self, hook):
+        run = Run()
+        hook.start("nan", policy="skip", every=1)
+        run.steps(2)
+        run.steps(1, bad="input")
+        run.steps(50)
+        run.steps(1, bad="0")  # too soon: it may follow from the first
+        run.steps(101)
+        run.steps(1, bad="1")
+        assert findings(hook) == [("(root)", "input", 3), ("1", "output", 156)]
+        assert hook.incidents[-1]["message"].startswith("another NaN: 1 output at step 156")
+        assert hook.value("nan_first_step") == 3
+        assert hook.metric("nan_origin") == {("(root)", "input", "nan"): 1, ("1", "output", "nan"): 1}
+
+    def test_no_more_than_eight_are_told_of(self, hook):
+        run = Run()
+        hook.start("nan", policy="skip", every=1)
+        for _ in range(10):
+            run.steps(1, bad="1")
+            run.steps(101)
+        assert len(findings(hook)) == 8
+
+    def test_all_modules_are_no_longer_looked_at_when_it_does_not_come_again(self, hook):
+        run = Run()
+        hook.start("nan", policy="skip", every=50)
+        run.steps(2)
+        run.steps(1, bad="1.fc")
+        assert hook.incidents[-1]["is_exact"] is False
+        looked_at = bootstrap._agent._session.registry.named("nan").context
+        assert looked_at.fixed("forwards") == 1
+        run.steps(102)
+        assert looked_at.fixed("forwards") == 50
+
+
+class TestOriginMetric:
+    def test_each_place_where_it_may_have_been_born_has_its_share(self, hook):
+        run = Run()
+        hook.start("nan", every=50)
+        run.steps(2)
+        run.steps(1, bad="1.fc")
+        incident = hook.incident
+        places = [incident["module"], *incident["or_in"]]
+        assert "1.fc" in places
+        assert hook.metric("nan_origin") == {
+            (place, "output", "nan"): pytest.approx(1 / len(places)) for place in places
+        }
+
+    def test_place_where_it_was_only_seen_has_none(self, hook):
+        run = Run()
+        hook.start("nan", every=50)
+        run.steps(2)
+        run.model[1].fc.bias.register_hook(lambda gradient: gradient * NAN)
+        run.steps(1)
+        assert hook.metric("nan_origin") == {("1.fc", "grad", "nan"): 0}
+
+
+class TestNewOptions:
+    @pytest.mark.parametrize("options", [{}, {"policy": "skip"}])
+    def test_what_was_found_is_remembered(self, hook, options):
+        run = Run()
+        hook.start("nan", every=1, **options)
+        run.steps(2)
+        run.steps(1, bad="1")
+        self.configure(run, "nan:recorder=5")
+        run.steps(3, bad="1")
+        assert findings(hook) == [("1", "output", 3)]
+        assert hook.metric("nan_origin") == {("1", "output", "nan"): 1}
+        assert hook.value("nan_first_step") == 3
+        assert hook.value("nan_nonfinite", "1", "output", "nan") >= 4
+        if options:
+            assert hook.value("nan_policy", "skip") >= 4
+
+    @staticmethod
+    def configure(run, spec):
+        """Change options from another thread while the training goes on."""
+        thread = threading.Thread(target=configure, args=(spec,))
+        thread.start()
+        while thread.is_alive():
+            run.steps(1)
+        thread.join()
+
+    def test_what_is_searched_for_is_found(self, hook):
+        run = Run()
+        hook.start("nan", every=50, policy="skip")
+        run.steps(2)
+        run.steps(1, bad="1.fc")
+        self.configure(run, "nan:recorder=5")
+        run.steps(1, bad="1.fc")
+        (first, second) = findings(hook)
+        assert first[2] == 3
+        assert second[:2] == ("1.fc", "output")
+
+    def test_steps_since_when_are_known(self, hook):
+        run = Run()
+        hook.start("nan", every=1)
+        run.steps(4)
+        self.configure(run, "nan:recorder=5")
+        run.steps(1, bad="1")
+        assert hook.incident["is_exact"] is True
+        assert len(hook.incident["steps_before"]) >= 4
+
+    def test_row_of_skipped_steps_goes_on(self, hook):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+
+        def overflow(steps):
+            for _ in range(steps):
+                out = model(torch.randn(3, 4))
+                out.register_hook(lambda gradient: gradient * INF)
+                scaler.scale(out.square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+
+        hook.start("nan", amp_patience=6)
+        overflow(4)
+        configure("nan:recorder=5")
+        overflow(4)
+        assert hook.value("nan_amp_skipped_steps") == 7
+        assert len(findings(hook)) == 1
+
+    def test_what_is_on_a_device_is_judged_all_the_same(self, hook, monkeypatch):
+        monkeypatch.setattr(hookd_nan.scan, "on_host", lambda _tensor: False)
+        monkeypatch.setattr(hookd_nan.forward, "on_host", lambda _tensor: False)
+        run = Run()
+        hook.start("nan")
+        run.steps(2)
+        run.steps(1, bad="1")
+        configure("nan:recorder=5")
+        run.steps(3)
+        assert findings(hook) == [("1", "output", 3)]
+
+    def test_pause_is_ended_without_forgetting_why(self, hook):
+        run, done = Run(), threading.Event()
+
+        def training():
+            run.steps(2)
+            run.steps(1, bad="input")
+            run.steps(2, bad="input")
+            done.set()
+
+        hook.start("nan", policy="pause")
+        thread = threading.Thread(target=training)
+        thread.start()
+        wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
+        configure("nan:policy=report")
+        thread.join(60)
+        assert done.is_set()
+        assert findings(hook) == [("(root)", "input", 3)]
+        assert hook.value("nan_policy", "pause") == 1
