@@ -178,9 +178,9 @@ class Session:
         if old is not None:
             self.switch_off(old, "disabled")
         if new is not None:
+            new.state = "active"
             if old is not None:
                 self._succeed(old, new)
-            new.state = "active"
             self.core.show(new)
         self.registry.note_changing()
         self.governor.switch(self.steps.done)
@@ -431,6 +431,8 @@ class Session:
     def resample(self) -> None:
         """Set the switches anew: an interval has changed in the middle of a step."""
         self.governor.switch(self.steps.done)
+        for entry in list(self.registry.entries.values()):
+            self.core.show_interval(entry)
 
     def pause(self, plugin: str) -> None:
         """Keep the calling thread until the plugin is changed or taken out, or the agent leaves."""

@@ -91,6 +91,50 @@ def test_options_hold_from_the_next_step_on_and_counters_go_on(tool):
         assert agent.values("hookd_adds_number") == {("-",): -2.0}
 
 
+class Remembers(Adds):
+    """Counts what its predecessors have counted, and goes on with a series that it would not make itself."""
+
+    @hookimpl
+    def configure(self, context):
+        self.seen = context.counter("seen", "Steps by number.", ["number"])
+        self.count = 0
+        self.number = context.option("number", 1.0)
+
+    @hookimpl
+    def succeed(self, predecessor):
+        if self.number == 13.0:
+            raise ValueError("planned")
+        self.seen.adopt(predecessor.seen)
+        self.count = predecessor.count
+
+    @hookimpl
+    def step_pre(self, optimizer):
+        self.count += 1
+        self.seen.labels(str(self.number)).inc()
+
+
+def test_what_must_not_be_forgotten_is_taken_over_at_the_very_step(tool):
+    training = Training()
+    with running(Remembers) as agent:
+        training.step()
+        done = tool("configure", "adds:number=2")
+        wait_until(lambda: is_armed(agent))
+        training.step(), done.result()
+        assert agent.plugin("adds").count == 2
+        assert agent.values("hookd_adds_seen") == {("1.0",): 1.0, ("2.0",): 1.0}
+
+
+def test_what_fails_to_take_over_is_put_aside_as_for_any_error(tool):
+    training = Training()
+    with running(Remembers) as agent:
+        training.step()
+        done = tool("configure", "adds:number=13")
+        wait_until(lambda: is_armed(agent))
+        training.step(), done.result()
+        assert agent.values("hookd_plugin_errors") == {("adds",): 1.0}
+        assert agent.state("adds") == "quarantined"
+
+
 @pytest.mark.parametrize("spec", ["adds:number=13", "adds:number=many", "adds:nummer=2"])
 def test_refused_options_change_nothing(tool, spec):
     training = Training()

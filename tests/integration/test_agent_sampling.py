@@ -132,6 +132,7 @@ def test_every_fixes_the_hooks_that_the_plugin_names_and_the_budget_stretches_th
         looker = agent.plugin("looker")
         assert looker.forwards == list(range(1, 81))
         assert blocks(looker.losses, 8)[-6:] == list(range(4, 10))
+        assert agent.values("hookd_sampling_interval_steps") == {("looker",): 1}, "what the person has fixed"
 
 
 def test_steps_that_take_turns_are_all_sampled() -> None:
@@ -158,7 +159,10 @@ def test_a_plugin_can_hold_its_interval_and_let_it_go() -> None:
                 self.context.hold(None)
 
     with running(Holder, options={"every": "5"}) as agent:
-        train(16)
+        train(5)
+        assert agent.values("hookd_sampling_interval_steps") == {("looker",): 1}
+        train(11)
+        assert agent.values("hookd_sampling_interval_steps") == {("looker",): 5}
         assert agent.plugin("looker").forwards == [1, 4, 5, 6, 7, 8, 11, 16]
 
 
