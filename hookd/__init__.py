@@ -13,7 +13,7 @@ from hookd.events import Call, Module, Returned
 from hookd.globs import Globs
 from hookd.inprocess import start, stop
 from hookd.metrics import Counter, Gauge, Histogram
-from hookd.nested import tensors, versions
+from hookd.nested import is_whole, tensors, versions
 from hookd.plugin import Plugin
 from hookd.summary import Summary
 from hookd.version import __version__
@@ -36,6 +36,7 @@ __all__ = [
     "TrainingError",
     "__version__",
     "hookimpl",
+    "is_whole",
     "start",
     "stop",
     "tensors",

@@ -6,16 +6,18 @@ import math
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import hookd
 from hookd import Module, hookimpl, versions
 from hookd import tensors as tensors_in
 from hookd_nan import trace
 from hookd_nan.capture import Call
 from hookd_nan.looking import Looking
-from hookd_nan.scan import INF, Found, on_host, own_tensors
+from hookd_nan.scan import INF, Found, is_within, on_host, own_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
@@ -58,7 +60,7 @@ class Forward(Looking):
         before = self.seen.tensor()
         for call in calls:
             if call.version < 0:
-                outputs += tensors_in(call.output)
+                outputs += self._outputs(call)
             elif call.output is not before:
                 before = call.output
                 outputs.append(before)
@@ -88,7 +90,7 @@ class Forward(Looking):
             stack: what was being called, the outermost first.
             changed: names of modules called before, whose outputs nobody knows any more; emptied if this one's is good.
         """
-        found = self.scan(tensors_in(call.output), masks=True)
+        found = self.scan(self._outputs(call), masks=True)
         if self.reporter.is_over:
             self._spread(call.module, found)
         elif found or self.judge.pending:
@@ -111,25 +113,40 @@ class Forward(Looking):
         own = own_tensors(module)
         event.may_write = module is not None and module.training
         in_own = [self.scan(one.values(), masks=True) for one in own]
-        in_inputs, is_unknown = self._look_at_inputs(call)
+        in_inputs, unknown = self._look_at_inputs(call)
         if all(isinstance(one, str) for one in (found, in_inputs, *in_own)):
             event.kind, event.inputs = str(found), str(in_inputs)
             event.details = self._numbers(event, call, own, *map(str, in_own))
             event.at = self._place(call)
-        if is_unknown:
-            event.details = {**event.details, "inputs": "unknown"}
-        if changed:
-            event.is_certain, event.details = False, {**event.details, "or_in": list(changed)}
+        if unknown:
+            event.details = {**event.details, "inputs": unknown}
+        event.is_certain = not changed
+        self._add_unseen(event, changed)
         if self.captures and self.queue.is_known(found, in_inputs, *in_own):
             event.call = call
         self.queue.submit(self._judge_call, event, found, in_inputs, *in_own, masks=self.masks)
 
-    def _look_at_inputs(self, call: Call) -> tuple[Found, bool]:
-        """Say what is in the inputs of a call, and whether that is unknown, because they were changed since."""
+    def _look_at_inputs(self, call: Call) -> tuple[Found, str]:
+        """Say what is in the inputs of a call, and why that is not known: `unknown`, they were changed since; `partly`."""
         found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
         if found and call.before and call.before != versions(call.inputs, call.kwargs):
-            return "", True
-        return found, False
+            return "", "unknown"
+        return found, "" if found or hookd.is_whole((call.inputs, call.kwargs)) else "partly"
+
+    def _outputs(self, call: Call | hookd.Call) -> list[Tensor]:
+        """Give the tensors in an output; of a module that returns more than that it is noted once."""
+        module = call.module
+        if module.id not in self.judged_whole and not isinstance(call.output, torch.Tensor):
+            self.judged_whole.add(module.id)
+            if not hookd.is_whole(call.output):
+                self.unseen.append(module.name)
+        return tensors_in(call.output)
+
+    def _add_unseen(self, event: Event, names: Iterable[str] = ()) -> None:
+        """Say in which calls, beside the one of an event, it may have been born as well."""
+        names = [*event.details.get("or_in", ()), *names, *(one for one in self.unseen if is_within(one, event.module))]
+        if names and event.where == "output":
+            event.details = {**event.details, "or_in": list(dict.fromkeys(names))}
 
     def _numbers(
         self, event: Event, call: Call, own: tuple[dict[str, Tensor], ...], parameters: str, buffers: str
@@ -186,13 +203,14 @@ class Forward(Looking):
         """Tell where a bad output of a model comes from: its input, a parameter, or the first call with a bad output."""
         event = self._event("output", call.module.name, self.outputs)
         event.is_certain = call.module.leaf
-        in_inputs, is_unknown = self._look_at_inputs(call)
+        in_inputs, unknown = self._look_at_inputs(call)
         if isinstance(found, str) and isinstance(in_inputs, str) and not in_inputs:
             event.details = self._details(dict(enumerate(tensors_in(call.output))), found)
             event.kind = found
             if not self.gradients.blame_parameter(event, call.module):
-                trace.back(event, self.context.returned(), self.scan, is_unknown=is_unknown)
+                trace.back(event, self.context.returned(), self.scan, unknown=unknown)
                 self.gradients.blame_buffer(event, call.module)
+                self._add_unseen(event)
             found = event.kind
         if self.captures and self.queue.is_known(found, in_inputs):
             event.call = call

@@ -56,6 +56,7 @@ class Event:
         """
         if parameters or (buffers and not self.inputs and not self.may_write):
             self.where, self.kind, self.since = "param", parameters or buffers, self.own_since
+            self.details.pop("inputs", None)
 
 
 class Looks:

@@ -52,6 +52,8 @@ class Looking(Plugin):
         self.queue = Queue(context)
         self.seen = Seen()
         self.outputs, self.backwards, self.gates = Looks(), Looks(), Looks()
+        self.judged_whole: set[int] = set()  # by module.id: it is known whether all of its output is looked at
+        self.unseen: list[str] = []  # the modules of which not all is
         self.is_inside = False  # a root is being called whose modules are looked at
         self.stepping: Optimizer | None = None
         self.scaled = False  # the last loss looked like one that a GradScaler scaled
@@ -65,7 +67,7 @@ class Looking(Plugin):
     def succeed(self, predecessor: Looking) -> None:
         """Know all that was known with other options: a second first NaN would be none."""
         self.judge, self.judge.patience = predecessor.judge, self.judge.patience
-        for name in ("outputs", "backwards", "gates", "undecided", "reached", "seen"):
+        for name in ("outputs", "backwards", "gates", "undecided", "reached", "seen", "judged_whole", "unseen"):
             setattr(self, name, getattr(predecessor, name))
         for name in ("order", "scaled", "stepping", "is_inside"):
             setattr(self, name, getattr(predecessor, name))

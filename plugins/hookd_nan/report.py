@@ -152,6 +152,7 @@ class Reporter:
     def _show(self, case: Case, event: Event) -> None:
         """Show the place: 1 where that is certain, its share where it may be others as well, 0 where it was but seen."""
         places = [event.module, *event.details.get("or_in", ())]
+        # One that is certain of its place may still have several: where not all can be looked at.
         share = 1 / len(places) if event.is_certain or len(places) > 1 else 0.0
         case.shown = places[:SHOWN]
         for module in case.shown:
@@ -167,7 +168,7 @@ def place(event: Event) -> str:
 
 def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, Any]]:
     """Say what happened, for a person and for a machine."""
-    is_known = not {"inputs", "buffer"} & event.details.keys()
+    is_known = not {"inputs", "buffer", "or_in"} & event.details.keys()
     is_exact = is_known and event.is_certain and (event.since == event.step or (is_step_absolute and event.step == 1))
     message = f"{what} {NAMES[event.kind]}: {place(event)} at step {event.step}"
     if not is_step_absolute:
@@ -181,16 +182,16 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
     else:
         message += "; it may be older than that"
     if "or_in" in event.details:
-        message += (
-            f"; born there, or in {', '.join(event.details['or_in'])}, whose outputs are gone or were changed in place"
-        )
+        message += f"; born there, or in {', '.join(event.details['or_in'])}, whose outputs are gone, were changed in place, or are not all looked into"
     elif not event.is_certain:
         message += "; it need not have been born there"
     if not event.is_certain:
         message += "; every module is looked at from now on"
+    who = "it" if event.is_certain else "the model"
     if event.details.get("inputs") == "unknown":
-        who = "it" if event.is_certain else "the model"
         message += f"; {who} has changed its inputs in place, so they may have been bad before"
+    elif "inputs" in event.details:
+        message += f"; {who} was given more than can be looked into, so that may have been bad before"
     if "buffer" in event.details:
         message += f"; its buffer {event.details['buffer']} is bad as well, before the call or by it"
     fields = {

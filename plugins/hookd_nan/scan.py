@@ -90,6 +90,15 @@ def kind_of(low: float, high: float, *, masks: bool = False) -> str:
     return "nan" if math.isnan(high) else "inf"
 
 
+def is_within(name: str, container: str) -> bool:
+    """Say whether the module of this name is contained in another one."""
+    if container.endswith("(root)"):
+        return (
+            name != container and name.startswith(container[:-6]) and name.startswith("#") == container.startswith("#")
+        )
+    return name.startswith(f"{container}.")
+
+
 def is_bad(found: Found) -> bool:
     """Say whether anything is bad; waits for a device."""
     if isinstance(found, str):

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from hookd_nan.scan import Scan
 
 
-def back(event: Event, calls: Iterable[Returned], scan: Scan, *, is_unknown: bool) -> None:
+def back(event: Event, calls: Iterable[Returned], scan: Scan, *, unknown: str) -> None:
     """Put the first call into an event whose output is bad, as far as outputs are still there, unchanged.
 
     Args:
         event: of the model's output; stays that, if no call in it has a bad one: then the model's own code made it.
         calls: in the order of returning.
         scan: says what is bad.
-        is_unknown: whether the model's input may have been bad; a good output in it says that it was not.
+        unknown: why the model's input may have been bad; a good output in it says that it was not.
     """
     gone: list[str] = []
     for at, returned in enumerate(calls):
@@ -37,13 +37,13 @@ def back(event: Event, calls: Iterable[Returned], scan: Scan, *, is_unknown: boo
             break
         else:
             gone.clear()  # a NaN before it would most likely be in it
-            is_unknown = False
-    event.is_certain = not gone and not is_unknown
+            unknown = ""
+    event.is_certain = not gone and not unknown
     event.since = event.step
     if gone:
         event.details["or_in"] = list(dict.fromkeys(gone))
-    if is_unknown:
-        event.details["inputs"] = "unknown"
+    if unknown:
+        event.details["inputs"] = unknown
 
 
 def _blame(event: Event, returned: Returned, tensor: Tensor, scan: Scan) -> list[str]:

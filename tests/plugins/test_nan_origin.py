@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict, deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,14 +37,14 @@ class BatchNormAfterOwnCode(nn.Module):
         return self.head(self.norm(x * NAN if self.is_on else x))
 
 
-def train(model, *, strike=None, batch=lambda: torch.randn(5, 4), optimizer=None, loss=torch.mean):
+def train(model, *, strike=None, batch=lambda: torch.randn(5, 4), wrap=lambda x: x, loss=torch.mean):
     """Train; `strike` is called, and `batch` gives the input, in step 6 of 8."""
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(1, STEPS + 1):
         if step == AT and strike is not None:
             strike()
         optimizer.zero_grad()
-        loss(model(batch() if step == AT else torch.randn(5, 4))).backward()
+        loss(model(wrap(batch() if step == AT else torch.randn(5, 4)))).backward()
         optimizer.step()
 
 
@@ -184,3 +186,61 @@ def test_parameter_that_an_optimizer_broke_is_as_old_as_that_step(hook, every):
         optimizer.step()
     assert place(hook.incident) == ("1", "param", "nan", 6)
     assert (hook.incident["is_exact"], hook.incident["since_step"]) == (False, 5)
+
+
+class Bag:
+    """An object of somebody's, into which nobody looks."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+@pytest.mark.parametrize("every", [1, 4])
+class TestWhatIsNotLookedInto:
+    def test_input_in_an_object_makes_nothing_exact(self, hook, every):
+        class Opens(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc = nn.Linear(4, 1)
+
+            def forward(self, bag):
+                return self.fc(bag.x)
+
+        hook.start("nan", every=every)
+        train(Opens(), batch=lambda: torch.full((5, 4), NAN), wrap=Bag)
+        assert hook.incident["is_exact"] is False
+        assert hook.incident["inputs"] == "partly"
+        assert "was given more than can be looked into" in hook.incident["message"]
+
+    def test_output_of_which_not_all_is_seen_is_among_the_places(self, hook, every):
+        class Many(nn.Module):
+            is_on = False
+
+            def forward(self, x):
+                found = [x * 1 for _ in range(80)]
+                return [*found[:70], found[70] * NAN, *found[71:]] if self.is_on else found
+
+        class Sums(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.many, self.fc = Many(), nn.Linear(4, 1)
+
+            def forward(self, x):
+                return sum(self.fc(one) for one in self.many(x))
+
+        model = Sums()
+        hook.start("nan", every=every)
+        train(model, strike=lambda: setattr(model.many, "is_on", True))
+        assert hook.incident["is_exact"] is False
+        assert "many" in hook.incident["or_in"]
+
+
+@pytest.mark.parametrize("form", [lambda x: SimpleNamespace(a=x), lambda x: UserDict(a=[x]), lambda x: deque([x])])
+def test_containers_of_the_standard_library_are_looked_into(hook, form):
+    class Wraps(nn.Module):
+        def forward(self, x):
+            return form(x * NAN)
+
+    hook.start("nan")
+    nn.Sequential(nn.Identity(), Wraps())(torch.ones(3))
+    assert (hook.incident["module"], hook.incident["nan_count"]) == ("1", 3)
