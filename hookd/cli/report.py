@@ -193,7 +193,8 @@ def _finding(row: dict[str, Any]) -> str:
     found = row["metrics"].get("nan", {})
     born = [one for one in found.get("origin", []) if one["value"]]
     if born:
-        return f"first {_kind(born[0])} ({born[0]['where']})"
+        what = "first" if born[0]["value"] == 1 else "perhaps the first"
+        return f"{what} {_kind(born[0])} ({born[0]['where']})"
     seen = [one for one in found.get("nonfinite", []) if one["value"]]
     return ", ".join(f"{_kind(one)} ({one['where']}) {one['value']:.0f}x" for one in seen)
 
@@ -217,6 +218,8 @@ def incidents(found: dict[str, Any]) -> Iterator[str]:
     for incident in found["incidents"]:
         when = time.strftime("%H:%M:%S", time.localtime(incident.get("time", 0)))
         yield f"  {when}  {incident.get('message') or incident.get('kind')}"
+        if "no_bundle" in incident:
+            yield f"  {'':8}  no bundle: {incident['no_bundle']}"
 
 
 def plugins(found: dict[str, Any]) -> Table:

@@ -10,7 +10,7 @@ import torch
 from hookd import Module, hookimpl
 from hookd import tensors as tensors_in
 from hookd_nan.looking import Looking
-from hookd_nan.scan import INF, Found, is_bad, is_scaled
+from hookd_nan.scan import INF, Found, is_bad, is_scaled, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -72,11 +72,21 @@ class Backward(Looking):
         self.gates.note(self.context.step)
         self.scaled = any(is_scaled(getattr(tensor, "grad_fn", None)) for tensor in tensors_in(tensors))
         found = self.scan(tensors_in(tensors))
+        masked = self._masked() if found and self.masks and not self.reporter.is_over else []
         cleared, is_clear = self._cleared() if self._is_waiting() else (set(), False)
         if found or cleared or is_clear:
             event = self._event("loss", "", self.gates)
+            event.details = {"neginf_in": masked} if masked else {}
             judge = partial(self._judge_loss, cleared=cleared, is_clear=is_clear)
             self.queue.submit(judge, event, found)
+
+    def _masked(self) -> list[str]:
+        """Give the first module whose output has a `-inf`, which was taken for a mask, as far as outputs still live."""
+        for returned in self.context.returned():
+            tensor = returned.tensor()
+            if tensor is not None and on_host(tensor) and self.scan([tensor]):
+                return [returned.module.name]
+        return []
 
     def _judge_loss(self, event: Event, *, cleared: set[int], is_clear: bool) -> None:
         self._count(event)

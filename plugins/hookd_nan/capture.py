@@ -228,7 +228,10 @@ def _why_not(event: Event) -> str:
     if event.is_late:
         return "it was on a device: when that was known, what the module had been called with was gone"
     if event.where == "grad":
-        return "what flowed in this backward was not looked at: `every=1` looks at each, as far as the budget allows"
+        return (
+            "what flowed in this backward was not looked at: that is dear, and done as often as the budget allows;"
+            " HOOKD_BUDGET=1 at the attach lets it be done in every step"
+        )
     return "what the module had been called with was gone when it was known"
 
 

@@ -56,7 +56,8 @@ class Event:
         """
         if parameters or (buffers and not self.inputs and not self.may_write):
             self.where, self.kind, self.since = "param", parameters or buffers, self.own_since
-            self.details.pop("inputs", None)
+            for why_not in ("inputs", "neginf_in"):
+                self.details.pop(why_not, None)
 
 
 class Looks:

@@ -168,7 +168,8 @@ def place(event: Event) -> str:
 
 def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, Any]]:
     """Say what happened, for a person and for a machine."""
-    is_known = not {"inputs", "buffer", "or_in"} & event.details.keys()
+    masked = event.details.get("neginf_in", "")
+    is_known = not {"inputs", "buffer", "or_in"} & event.details.keys() and not isinstance(masked, list)
     is_exact = is_known and event.is_certain and (event.since == event.step or (is_step_absolute and event.step == 1))
     message = f"{what} {NAMES[event.kind]}: {place(event)} at step {event.step}"
     if not is_step_absolute:
@@ -192,6 +193,9 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         message += f"; {who} has changed its inputs in place, so they may have been bad before"
     elif "inputs" in event.details:
         message += f"; {who} was given more than can be looked into, so that may have been bad before"
+    if masked:
+        where = "its inputs have" if masked == "inputs" else f"the output of {masked[0]} has"
+        message += f"; {where} -inf, which is taken for a mask unless neginf=true"
     if "buffer" in event.details:
         message += f"; its buffer {event.details['buffer']} is bad as well, before the call or by it"
     fields = {

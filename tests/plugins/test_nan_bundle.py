@@ -467,6 +467,25 @@ class TestClasses:
         assert (found["is_reproduced"], found["is_bit_equal"]) == (True, True)
         assert found["first"]["stack"][-1] == f"{script}:6 forward"
 
+    def test_name_that_a_script_makes_where_it_trains_is_asked_for(self, hook, tmp_path):
+        script = tmp_path / "train.py"
+        script.write_text(
+            "import torch\nfrom torch import nn\n"
+            "class Net(nn.Module):\n    def forward(self, x):\n        return x * scale\n"
+            "if __name__ == '__main__':\n    scale = float('inf')\n"
+        )
+        names = {"__name__": "__main__"}
+        exec(compile(script.read_text(), str(script), "exec"), names)
+        bundle = captured(hook, tmp_path / "bundles", lambda: names["Net"]()(torch.ones(2)))
+        raised = replayed(bundle, source=str(script))["raised"]
+        assert "name 'scale' is not defined" in raised
+        assert "assignments without a call are run" in raised
+        besides = tmp_path / "besides.py"
+        besides.write_text(script.read_text().partition("if __name__")[0] + "scale = float('inf')\n")
+        assert "is not defined" in replayed(bundle, source=str(besides))["raised"], "a call is none"
+        besides.write_text(script.read_text().partition("if __name__")[0] + "scale = 1e999\n")
+        assert replayed(bundle, source=str(besides))["is_reproduced"]
+
 
 def test_the_training_is_bit_for_bit_the_same_with_capture(hook, tmp_path):
     def train():

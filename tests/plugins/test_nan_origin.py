@@ -244,3 +244,36 @@ def test_containers_of_the_standard_library_are_looked_into(hook, form):
     hook.start("nan")
     nn.Sequential(nn.Identity(), Wraps())(torch.ones(3))
     assert (hook.incident["module"], hook.incident["nan_count"]) == ("1", 3)
+
+
+class Log(nn.Module):
+    """Gives -inf for what is not positive, when it is switched on."""
+
+    is_on = False
+
+    def forward(self, x):
+        return torch.log(torch.relu(x)) if self.is_on else x
+
+
+@pytest.mark.parametrize("every", [1, 4])
+class TestMinusInfinity:
+    def test_loss_that_is_infinite_by_it_tells_which_module_gave_it(self, hook, every):
+        model = nn.Sequential(nn.Linear(4, 4), Log())
+        hook.start("nan", every=every)
+        train(model, strike=lambda: setattr(model[1], "is_on", True), loss=lambda out: out.square().mean())
+        assert place(hook.incident) == ("", "loss", "inf", AT)
+        assert (hook.incident["is_exact"], hook.incident["neginf_in"]) == (False, ["1"])
+        assert "the output of 1 has -inf, which is taken for a mask unless neginf=true" in hook.incident["message"]
+
+    def test_module_that_makes_it_is_named_where_that_is_asked_for(self, hook, every):
+        model = nn.Sequential(nn.Linear(4, 4), Log())
+        hook.start("nan", every=every, neginf=True)
+        train(model, strike=lambda: setattr(model[1], "is_on", True), loss=lambda out: out.square().mean())
+        assert place(hook.incidents[0])[:3] == ("1", "output", "inf")
+
+
+def test_module_that_makes_a_nan_of_minus_infinity_is_told_with_it(hook):
+    hook.start("nan")
+    nn.Sequential(Log(), nn.Softmax(-1))(torch.full((2, 4), -INF))
+    assert place(hook.incident)[:2] == ("1", "output")
+    assert hook.incident["neginf_in"] == "inputs"

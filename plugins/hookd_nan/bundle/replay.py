@@ -56,6 +56,16 @@ def result(request: dict[str, Any]) -> dict[str, Any]:
     return {"bundle": request["bundle"], **replay.result()}
 
 
+def _missing(error: Exception) -> str:
+    """Say why a script lacks a name that its classes use."""
+    if not isinstance(error, NameError) or isinstance(error, UnboundLocalError):
+        return ""
+    return (
+        "; of a --source script only imports, classes, functions and assignments without a call are run: name a file with"
+        " --source in which that is one of them, or is imported"
+    )
+
+
 def _path(source: str | None) -> Path | None:
     return Path(source) if source else None
 
@@ -114,7 +124,7 @@ class Replay:
                 return output, None
             except Exception as error:  # noqa: BLE001 - somebody's module, perhaps not whole
                 at = traceback.extract_tb(error.__traceback__)[-1]
-                return None, f"{type(error).__name__}: {error} ({at.filename}:{at.lineno})"
+                return None, f"{type(error).__name__}: {error} ({at.filename}:{at.lineno}){_missing(error)}"
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         """Put torch into the state in which the module was called.
