@@ -6,6 +6,7 @@ for subclasses. Where torch has none, the first forward after a backward begins 
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import weakref
@@ -95,6 +96,7 @@ class Steps:
         return step_pre
 
     def _observed_closure(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(closure)  # an optimizer may ask for what the training has put on its closure
         def observed(*args: Any, **kwargs: Any) -> Any:
             result = closure(*args, **kwargs)
             if self._session.is_live:

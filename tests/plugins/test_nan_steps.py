@@ -121,6 +121,24 @@ class TestClosures:
         assert still == [False, False, False, False, True, False, True, False]
         assert hook.value("nan_policy", "skip") == 2
 
+    def test_optimizer_finds_on_its_closure_what_the_training_has_put_there(self, hook):
+        seen = []
+
+        class Asks(torch.optim.SGD):
+            def step(self, closure=None):
+                seen.append((closure.__name__, closure.what))
+                return super().step(closure)
+
+        optimizer = Asks(nn.Linear(4, 1).parameters(), lr=0.1)
+
+        def closure():
+            return None
+
+        closure.what = "of the training's"
+        hook.start("nan")
+        optimizer.step(closure)
+        assert seen == [("closure", "of the training's")]
+
     def test_skip_is_refused_with_lbfgs(self, hook):
         model = nn.Linear(4, 1)
         hook.start("nan", policy="skip")

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hookd.cli.report import heading
+from hookd.cli.report import heading, incidents
 from hookd.cli.status import _cells, _row
 from hookd.daemon.report import build_report
 from hookd.page import DEPTH, EVENTS, MODULE, PHASE, STEP, PageReader, PageWriter
@@ -134,3 +134,10 @@ def test_incidents_and_the_agents_log_are_there(page):
     found = report(page)
     assert found["incidents"][0]["message"] == "first NaN in fc1"
     assert found["logs"][0]["message"] == "plugin x failed"
+
+
+def test_reason_for_a_missing_bundle_stands_below_its_incident(page):
+    page.incident({"kind": "nan", "message": "first NaN: loss", "no_bundle": "the loss has no module"})
+    first, second = list(incidents(report(page)))[1:]
+    assert first.endswith("first NaN: loss")
+    assert second.strip() == "no bundle: the loss has no module"
