@@ -115,11 +115,15 @@ class Gradients:
     def blame_buffer(self, event: Event, root: Module) -> None:
         """Put a bad buffer into an event of a bad output, if one of the modules where that may have been born has one.
 
-        Of a module in training nobody knows whether its call has written it.
+        Of a module in training nobody knows whether its call has written it: there it is only told of.
         """
         names = {event.module, *event.details.get("or_in", ())}
         for name, module in _modules(root):
-            if name in names and not module.training and self._blame_own(event, name, own_tensors(module)[1]):
+            buffers = own_tensors(module)[1] if name in names else {}
+            if module.training and name == event.module:
+                bad = [own_name for own_name, tensor in buffers.items() if self._scan([tensor], masks=True)]
+                event.details.update({"buffer": bad[0]} if bad else {})
+            elif not module.training and self._blame_own(event, name, buffers):
                 return
 
     def _blame_own(self, event: Event, name: str, own: dict[str, Tensor]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookd.agent import bootstrap
+from hookd.agent import bootstrap, portions
 from hookd.attach.change import change
 from hookd.config import PluginSpec
 from tests.support.processes import wait_until
@@ -81,7 +81,8 @@ class TestOneAfterTheOther:
             run.steps(101)
         assert len(findings(hook)) == 8
 
-    def test_all_modules_are_no_longer_looked_at_when_it_does_not_come_again(self, hook):
+    def test_all_modules_are_no_longer_looked_at_when_it_does_not_come_again(self, hook, monkeypatch):
+        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
         run = Run()
         hook.start("nan", policy="skip", every=50)
         run.steps(2)
@@ -94,7 +95,8 @@ class TestOneAfterTheOther:
 
 
 class TestOriginMetric:
-    def test_each_place_where_it_may_have_been_born_has_its_share(self, hook):
+    def test_each_place_where_it_may_have_been_born_has_its_share(self, hook, monkeypatch):
+        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
         run = Run()
         hook.start("nan", every=50)
         run.steps(2)
@@ -140,7 +142,8 @@ class TestNewOptions:
             run.steps(1)
         thread.join()
 
-    def test_what_is_searched_for_is_found(self, hook):
+    def test_what_is_searched_for_is_found(self, hook, monkeypatch):
+        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
         run = Run()
         hook.start("nan", every=50, policy="skip")
         run.steps(2)
