@@ -6,7 +6,7 @@ import pytest
 
 from tests.bench import agent_memory, scale, scrape
 
-pytestmark = pytest.mark.bench
+pytestmark = [pytest.mark.bench, pytest.mark.load, pytest.mark.timeout(1800)]
 
 
 def test_the_agent_takes_little_memory_of_a_large_model() -> None:
