@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from hookd.page import Family, Snapshot
 
+OWN = "hookd"
+"""Stands for hookd itself where `hookd_overhead_seconds` has a plugin."""
 MAX_LOGS = 50
 """Lines of the agent's log in a report, the last ones."""
 
@@ -152,7 +154,8 @@ def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], identity: Mapp
     }
     for column, name in columns.items():
         for labels, value in values.get(name, []):
-            row(labels)[column] = value
+            if labels.get("plugin") != OWN:
+                row(labels)[column] = value
     for labels, value in values.get("hookd_plugin_changes_training", []):
         row(labels)["changes_training"] = bool(value)
     return sorted(rows.values(), key=lambda one: str(one["name"]))
