@@ -161,8 +161,8 @@ class Dispatch:
     # -- accounts
 
     def mark(self) -> int:
-        """Give the time, ns, in a metered step, and 0 in all others."""
-        return time.perf_counter_ns() if self._session.namespace["accounting"] else 0
+        """Give the time, ns, in a metered step, and 0 in all others; also of a backward that comes after a detach."""
+        return time.perf_counter_ns() if self._session.namespace.get("accounting") else 0
 
     def charge(self, number: int, mark: int) -> int:
         """Add the time since `mark` to what a plugin has spent.

@@ -324,7 +324,7 @@ class Models:
         namespace, others = self._session.namespace, self._others
 
         def other(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            metered = namespace["accounting"]
+            metered = bool(namespace.get("accounting"))
             key = id(called), recompute
             plan = others[metered].get(key) or self._other_plan(key, metered=metered)
             return plan(called, args, kwargs)

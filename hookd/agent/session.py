@@ -290,7 +290,7 @@ class Session:
             return output
         finally:
             entered.thread.lost += time.perf_counter_ns() - mark
-            if self.namespace["accounting"]:  # who listens pays for the hooks on the graph as well
+            if self.namespace.get("accounting"):  # who listens pays for the hooks on the graph as well
                 self.dispatch.charge((after or before)[0].plugin, mark)
 
     def _forward_begins(self, thread: ThreadState) -> None:

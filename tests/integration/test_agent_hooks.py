@@ -409,3 +409,18 @@ def test_hook_tick() -> None:
     with running(Tick) as agent:
         agent.session.tick(1234.5)
         assert 1234.5 in agent.plugin("recorder").seen
+
+
+def test_a_backward_that_comes_after_the_detach_is_the_trainings_own() -> None:
+    class Flowing(Recorder):
+        @hookimpl
+        def backward(self, module):
+            self.seen.append(module.name)
+
+    net = model()
+    with running(Flowing) as agent:
+        loss, seen, session = net(torch.ones(3, 4)).sum(), agent.plugin("recorder").seen, agent.session
+    session.namespace.clear()  # as the agent does when nobody is inside its code any more
+    loss.backward()
+    assert not seen
+    assert all(p.grad is not None for p in net.parameters())
