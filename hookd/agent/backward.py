@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hookd.agent.faults import Failure
 from hookd.agent.quiet import is_unreal
 from hookd.hookspecs import TIMES
 from hookd.nested import tensors
@@ -316,7 +317,20 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
         _lose(flow, thread, mark, before)
         return new
 
-    return prehook
+    return _harmless(flow, prehook)
+
+
+def _harmless(flow: Flow, hook: Any) -> Any:
+    """Keep an error of our own from the backward: autograd would raise it in the training code."""
+
+    def guarded(*grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        try:
+            return hook(*grads)  # type: ignore[no-any-return]
+        except Failure as failure:
+            flow.dispatch.own_failure("the backward of a module", failure)
+            return None
+
+    return guarded
 
 
 def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None:
@@ -346,7 +360,7 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
         _lose(flow, thread, mark, before)
         return new
 
-    return posthook
+    return _harmless(flow, posthook)
 
 
 def _lose(flow: Flow, thread: ThreadState | None, mark: int, before: int) -> None:

@@ -198,6 +198,13 @@ class Dispatch:
         if entry is not None:
             self._count(entry, hook, f"{type(error).__name__}: {error}", error)
 
+    def own_failure(self, where: str, error: BaseException) -> None:
+        """Deal with an error of hookd itself; after a detach there is nobody to tell."""
+        if self._session.is_live:
+            self._session.own_failure(where, error)
+        elif is_from_signal_handler(error) or isinstance(error, TrainingError):
+            raise error
+
     def failed_aside(self, plugin: str, error: BaseException) -> None:
         """Count what left a plugin in hookd's own thread."""
         registry = self._session.registry

@@ -68,6 +68,22 @@ def test_hook_configure() -> None:
     assert seen_by(Configured) == [3, 0, 1, 1]
 
 
+def test_hook_succeed() -> None:
+    class Succeeding(Recorder):
+        @hookimpl
+        def succeed(self, predecessor):
+            self.seen = [*predecessor.seen, "succeeded"]
+
+    with running(Succeeding) as agent:
+        session, old = agent.session, agent.session.registry.named("recorder")
+        old.plugin.seen.append("known")
+        new = session.ready(Succeeding(), {}, by_name=True, old=old)
+        assert new.plugin.seen == []
+        session.switch(old, new)
+        session.discard(old, new)
+        assert agent.plugin("recorder").seen == ["known", "succeeded"]
+
+
 def test_hook_unconfigure() -> None:
     class Unconfigured(Recorder):
         @hookimpl
@@ -424,3 +440,20 @@ def test_a_backward_that_comes_after_the_detach_is_the_trainings_own() -> None:
     loss.backward()
     assert not seen
     assert all(p.grad is not None for p in net.parameters())
+
+
+def test_an_error_of_ours_in_a_backward_is_not_the_trainings(monkeypatch) -> None:
+    class Flowing(Recorder):
+        @hookimpl
+        def backward(self, module):
+            pass
+
+    def broken(*_: object) -> None:
+        raise ValueError("ours")
+
+    monkeypatch.setattr("hookd.agent.backward._lose", broken)
+    with running(Flowing) as agent:
+        net = model()
+        train(net)
+        assert all(p.grad is not None for p in net.parameters())
+        assert any("ours" in log["message"] for log in agent.read().logs)
