@@ -120,7 +120,7 @@ class Governor:
             entry.spent_ns += ns
             self._charge(entry.number, entry.name, ns)
         self._charge(OWN, "hookd", self._own_ns(spent.get(OWN, 0) if was_metered else None))
-        is_alarming = was_metered and sum(spent.values()) > ALARM_RATIO * self.budget * elapsed
+        is_alarming = was_metered and sum(list(spent.values())) > ALARM_RATIO * self.budget * elapsed
         if was_metered:
             spent.clear()
         if self._window_steps >= WINDOW_STEPS or (is_alarming and self._window_steps >= METERED_EVERY):

@@ -2,8 +2,9 @@
 
 Entering what keeps a plugin's tensor operations apart from the training's, and leaving it, costs more than looking at a
 small tensor. So the calls that return small tensors wait for each other. What waits is kept alive: it is small, so that
-the training's memory does not show it. A module is believed to make such outputs when it has made one that was as it returned it when the outermost call was done; one whose
-output is changed in place makes none for ever, for nobody could tell what it returned.
+the training's memory does not show it. A module is believed to make such outputs when it has made one that was as it
+returned it when the outermost call was done; one whose output is changed in place makes none for ever, for nobody could
+tell what it returned.
 """
 
 from __future__ import annotations
