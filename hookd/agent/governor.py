@@ -1,10 +1,10 @@
 """What hookd and the plugins cost, and the budget that they are kept in. Runs in the target, at each step boundary.
 
 One step in `METERED_EVERY`, and each in which something seldom is sampled, is measured call by call, so that the clock is
-not read at every event; it stands for the others of its kind, of each plugin's sampled steps and of those between them. Sampled hooks are on in one step of
-`interval`; where those of all plugins together exceed the budget, with what hookd itself needs to call them, the
-costliest gets a longer interval, and a shorter one again when there is room. A plugin that cannot be sampled and takes
-too much of a step is quarantined, unless the person who enabled it fixed its interval.
+not read at every event; it stands for the others of its kind, of each plugin's sampled steps and of those between them.
+Sampled hooks are on in one step of `interval`; where those of all plugins together exceed the budget, with what hookd
+itself needs to call them, the costliest gets a longer interval, and a shorter one again when there is room. A plugin that
+cannot be sampled and takes too much of a step is quarantined, unless the person who enabled it fixed its interval.
 """
 
 from __future__ import annotations

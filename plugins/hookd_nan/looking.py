@@ -46,7 +46,6 @@ class Looking(Plugin):
         self.reporter = Reporter(context, self.recorder, self.policy, self.capture)
         self.skipped = context.counter("amp_skipped_steps", "Optimizer steps skipped for overflowed gradients.")
         self.skipped.inc(0)  # so that the series is there from the start
-        self.is_finite = context.is_finite
         self.judge = Judge(patience)
         self.gradients = Gradients(context, self.scan)
         self.queue = Queue(context)
