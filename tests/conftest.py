@@ -18,6 +18,7 @@ NODE = ("test_cli", "test_cli_run", "test_containers", "test_daemon", "test_daem
 """What runs a daemon or lists processes: these see everything on this machine, so two of them never run at a time."""
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(E2E):

@@ -6,6 +6,7 @@ workloads. All observers are on, at their defaults in the healthy runs: what an 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ FOUND = {
     "leak": ("memory", "leak"),
 }
 """Which plugin finds a fault, and by what kind of incident; forward-inf is shared faults.py's alone."""
+NAMED = {"dead-relu": r"layers\.\d\.act", "vanishing": r"layers\.\d\.norm"}
+"""The modules of shared faults.py that what is wrong with the learning is to be told of."""
 SMALL = "--width 32 --batch 4 --length 32"
 HEALTHY = [
     Job("workloads/charlm.py", SMALL),
@@ -72,7 +75,11 @@ def test_a_fault_of_ours_is_found_and_named(fault):
 
 @pytest.mark.parametrize("fault", [*FOUND, "forward-inf"])
 def test_a_shared_fault_is_found_and_named(fault, workloads):
-    assert_found(incidents(of("workloads/faults.py", fault), CLOSE), *FOUND.get(fault, ("nan", "inf")))
+    told = incidents(of("workloads/faults.py", fault), CLOSE)
+    plugin, kind = FOUND.get(fault, ("nan", "inf"))
+    assert_found(told, plugin, kind)
+    modules = [one["module"] for one in told if one["kind"] == kind and fault in NAMED]
+    assert all(re.fullmatch(NAMED[fault], module) for module in modules), modules
 
 
 def test_a_leak_is_named_by_the_module_whose_output_is_kept():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import tool
+from tests.support import forked, tool
 from tests.support.environment import bare_python, target_environment
 from tests.support.processes import Process
 
@@ -23,7 +23,8 @@ OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "tape")
 
 @functools.cache
 def plainly(name: str, *arguments: str) -> tuple[str, ...]:
-    with Process([bare_python(), HERE / "programs" / name, *arguments], env=target_environment()) as process:
+    command = [bare_python(), HERE / "programs" / name, *arguments]
+    with Process(command, env=target_environment(), popen=forked.Popen) as process:
         return tuple(process.finish())
 
 

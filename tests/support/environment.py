@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import venv
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +16,30 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TARGETS = REPOSITORY / "tests" / "targets"
 WORKLOADS = REPOSITORY.parent / "shared" / "workloads"
 
 
-@functools.cache
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """Make something at the first call and give the same ever after, also to threads that ask for it meanwhile."""
+    lock = threading.Lock()
+    cached = functools.cache(make)
+
+    @functools.wraps(make)
+    def made() -> T:
+        with lock:
+            return cached()
+
+    return made
+
+
+@once
 def bare_python() -> Path:
     """Give the interpreter of a new environment that holds torch, numpy and what they need, as links.
 
@@ -54,7 +71,7 @@ def tool_environment(**extra: str | Path) -> dict[str, str]:
     return _without_python_and_hookd() | path | _places() | {k: str(v) for k, v in extra.items()}
 
 
-@functools.cache
+@once
 def _places() -> dict[str, str]:
     """Keep a daemon inside a command (of `run`, of `attach`) away from the default places, where a real one may be."""
     state = _keep(tempfile.TemporaryDirectory(prefix="hookd-state-"))

@@ -7,7 +7,7 @@ import re
 import subprocess
 import threading
 import time
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
@@ -41,20 +41,33 @@ def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: 
 class Process:
     """A child process whose lines are collected as they come.
 
+    Args:
+        command: what is run.
+        env: its environment.
+        cwd: where it runs, None: here.
+        stdin: whether it is sent lines; else there is nothing to read for it.
+        popen: starts it, as `subprocess.Popen` does.
+
     Attributes:
         out: the lines of its stdout so far.
         err: the lines of its stderr so far.
     """
 
     def __init__(
-        self, command: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path | None = None, stdin: bool = False
+        self,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        stdin: bool = False,
+        popen: Callable[..., Any] = subprocess.Popen,
     ) -> None:
         self.out: list[str] = []
         self.err: list[str] = []
         self.command = [str(part) for part in command]
         self._news = threading.Condition()
         self._open = 2
-        self.popen = subprocess.Popen(
+        self.popen = popen(
             self.command,
             env=dict(env),
             cwd=cwd,

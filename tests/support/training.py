@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.support.environment import TARGETS, WORKLOADS, bare_python, target_environment
+from tests.support import forked
+from tests.support.environment import TARGETS, WORKLOADS, bare_python, once, target_environment
 from tests.support.processes import PATIENCE_S, Process
 
 if TYPE_CHECKING:
@@ -49,13 +50,20 @@ def environment(**extra: str | Path) -> dict[str, str]:
     return target_environment(TORCHINDUCTOR_CACHE_DIR=_compiled().name, **extra)
 
 
-@functools.cache
+@once
 def _compiled() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="inductor-")
 
 
 def start(job: Job, *more: str, **extra: str | Path) -> Process:
     return Process(job.command(*more), env=environment(**extra), cwd=job.path.parent)
+
+
+def start_warm(job: Job, *more: str) -> Process:
+    """Start a job where torch has been imported, in a fork; one of several ranks, or that compiles, as any other."""
+    if job.ranks or "compile" in str(job):
+        return start(job, *more)
+    return Process(job.command(*more), env=environment(), cwd=job.path.parent, popen=forked.Popen)
 
 
 @functools.cache
@@ -70,7 +78,7 @@ def plain_result(job: Job) -> tuple[str, ...]:
 
 
 def _run_plainly(job: Job) -> tuple[str, ...]:
-    with start(job) as process:
+    with start_warm(job) as process:
         return result(process.finish(4 * PATIENCE_S))
 
 
@@ -90,5 +98,5 @@ def called_modules(script: str, arguments: str = "") -> frozenset[str]:
     """Give the names of all modules that a script calls, found with torch's own hooks in a run of a few steps."""
     job = Job(script, f"{arguments} --steps 2")
     command = [bare_python(), TARGETS / "who_is_called.py", job.path, *job.arguments.split()]
-    with Process(command, env=environment()) as process:
+    with Process(command, env=environment(), popen=forked.Popen) as process:
         return frozenset(json.loads(process.finish()[-1]))

@@ -1,0 +1,105 @@
+"""Processes of `forkserver.py`, to be used as those of `subprocess.Popen` are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from tests.support.environment import bare_python, once, target_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_asking = threading.Lock()
+
+
+class Popen:
+    """One Python script in the targets' environment, forked where torch has been imported.
+
+    Args:
+        command: the interpreter of that environment, the script, its arguments.
+        env: its environment.
+        cwd: where it runs.
+        stdin: `subprocess.PIPE` or `subprocess.DEVNULL`; its stdout and stderr are pipes of text.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str], cwd: str | Path | None, stdin: int, **_: Any
+    ) -> None:
+        assert command[0] == str(bare_python()), f"not in the targets' environment: {command}"
+        task = {"arguments": [str(part) for part in command[1:]], "env": dict(env), "cwd": str(cwd or Path.cwd())}
+        with contextlib.ExitStack() as theirs:
+            into = _pipe(theirs, theirs_reads=True) if stdin == subprocess.PIPE else None
+            out, err, status = (_pipe(theirs, theirs_reads=False) for _ in range(3))
+            given = into[0] if into else theirs.enter_context(open(os.devnull)).fileno()
+            with _asking:
+                server, _ = _server()
+                socket.send_fds(server, [json.dumps(task).encode()], [given, out[0], err[0], status[0]])
+                answer, (self._pidfd,), _, _ = socket.recv_fds(server, 64, 1)
+        self.pid = int(answer)
+        self.returncode: int | None = None
+        self.stdin: IO[str] | None = into[1] if into else None
+        self.stdout, self.stderr, self._status = out[1], err[1], status[1]
+
+    def poll(self) -> int | None:
+        """Give the exit status, None while it runs."""
+        return self._look(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: there is none yet.
+        """
+        status = self._look(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return status
+
+    def _look(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+            self.returncode = int(
+                self._status.read() or -signal.SIGKILL
+            )  # nothing: the server has gone, and all its children
+            self._status.close()
+            os.close(self._pidfd)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _pipe(theirs: contextlib.ExitStack, *, theirs_reads: bool) -> tuple[int, IO[str]]:
+    """Give the descriptor of the other's end, closed with `theirs`, and our end as a file."""
+    reads, writes = os.pipe()
+    their_end, ours = (reads, writes) if theirs_reads else (writes, reads)
+    theirs.callback(os.close, their_end)
+    return their_end, open(ours, "w" if theirs_reads else "r", errors="replace")  # noqa: SIM115 - the caller closes it
+
+
+@once
+def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start the server; it ends with our end of its socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        script = Path(__file__).with_name("forkserver.py")
+        command = [bare_python(), script, str(theirs.fileno())]
+        process = subprocess.Popen(
+            command, env=target_environment(), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+    return ours, process
