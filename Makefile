@@ -25,7 +25,7 @@ demo: .venv/.runtime ## attach to a live training process, watch a NaN being bor
 	@$(BIN)/hookd demo
 
 test: lint ## everything that must hold: lint, types, import contracts, tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 lint: .venv/.dev ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

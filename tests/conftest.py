@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,13 +18,23 @@ NODE = ("test_cli", "test_cli_run", "test_containers", "test_daemon", "test_daem
 """What runs a daemon or lists processes: these see everything on this machine, so two of them never run at a time."""
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(E2E):
             item.add_marker(pytest.mark.e2e)
-        # Of `pytest -n`: the rest stays together by file, because a file shares its plain runs.
-        item.add_marker(pytest.mark.xdist_group("node" if item.path.stem in NODE else item.path.stem))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep tests together of which no two may run at a time, and those of a file, which share its plain runs."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "node" if Path(file).stem in NODE else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture

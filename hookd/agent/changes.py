@@ -176,7 +176,7 @@ class Changes:
             if self._session.registry.alone:
                 self.require_alone()
         except Failure as failure:
-            self._session.own_failure("a change at a step's boundary", failure)
+            self._session.dispatch.own_failure("a change at a step's boundary", failure)
 
     def _note(self) -> int:
         mark = sequence_number()

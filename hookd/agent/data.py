@@ -53,11 +53,11 @@ class Data:
             if phase == DATA or thread.busy:
                 return original(self)
             try:
-                session.turn(thread, DATA)
+                session.calls.turn(thread, DATA)
                 return original(self)
             finally:
                 if session.is_live:
-                    session.turn(thread, phase)
+                    session.calls.turn(thread, phase)
 
         session = self._session
         return waited

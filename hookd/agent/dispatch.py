@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import quiet
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from hookd.context import Context
     from hookd.events import Module
 
+LOGGED = 10
+"""How often an error of hookd's own is logged at one place: a traceback at every call would cost more than the call."""
 OWN = -1
 """Stands for hookd itself where plugins have their numbers."""
 
@@ -38,6 +41,7 @@ class Dispatch:
         self._session = session
         self.spent: dict[int, int] = {}
         self.charged = 0
+        self._failures: Counter[str] = Counter()
 
     def names(self) -> dict[str, Any]:
         """Give what plans call by name."""
@@ -199,11 +203,16 @@ class Dispatch:
             self._count(entry, hook, f"{type(error).__name__}: {error}", error)
 
     def own_failure(self, where: str, error: BaseException) -> None:
-        """Deal with an error of hookd itself; after a detach there is nobody to tell."""
-        if self._session.is_live:
-            self._session.own_failure(where, error)
-        elif is_from_signal_handler(error) or isinstance(error, TrainingError):
+        """Log an error of hookd itself, which must not reach the training code; the first ones at each place.
+
+        After a detach there is nobody to tell.
+        """
+        if is_from_signal_handler(error) or isinstance(error, TrainingError):
             raise error
+        self._failures[where] += 1
+        if self._session.is_live and self._failures[where] <= LOGGED:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            self._session.write_log("error", f"hookd itself: {where}: {trace}")
 
     def failed_aside(self, plugin: str, error: BaseException) -> None:
         """Count what left a plugin in hookd's own thread."""

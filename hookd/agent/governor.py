@@ -10,7 +10,7 @@ cannot be sampled and takes too much of a step is quarantined, unless the person
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.agent.dispatch import OWN
 from hookd.agent.listeners import wanted_interval
@@ -18,7 +18,7 @@ from hookd.agent.listeners import wanted_interval
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hookd.agent.listeners import Entry
+    from hookd.agent.listeners import Entry, Listener
     from hookd.agent.session import Session
 
 METERED_EVERY = 4
@@ -32,10 +32,34 @@ DEAR_RATIO = 0.9
 RUNAWAY_STEPS = 3
 """How many metered steps in a row it takes."""
 
+FLOWS = ("backward_pre", "backward")
+"""The hooks for which the graph is hooked, in the steps in which anybody hears them."""
 FIXED = 3
 """What a kind of step is more by where hooks of a fixed interval are called (`Entry.kind`)."""
 KINDS = 81
 """So many kinds of steps are told apart by what is sampled in them: all of four plugins."""
+
+
+class _Draw(NamedTuple):
+    """One sampled hook of a plugin: its flag in the plans' namespace, and what says when it is called.
+
+    Attributes:
+        kind: what a step is in which it is called, see `Entry.kind`; 0 where the interval is fixed.
+        fixed: that interval, or None.
+    """
+
+    switch: str
+    kind: int
+    fixed: int | None
+    is_rare: bool
+    is_backward: bool
+
+    @classmethod
+    def of(cls, entry: Entry, one: Listener) -> _Draw:
+        """Find that out about a listener."""
+        fixed, is_rare = entry.context.fixed(one.hook), one.hook in entry.plugin.rare
+        kind = 0 if fixed is not None else 2 if is_rare or not entry.plugin.rare else 1
+        return cls(one.switch, kind, fixed, is_rare, one.hook in FLOWS)
 
 
 class Governor:
@@ -55,6 +79,10 @@ class Governor:
         self._own: dict[tuple[int, ...], int] = {}  # ns of hookd itself, by what was sampled in the step
         self._window_ns = self._window_steps = 0
         self._window_spent: dict[int, int] = {}
+        self._drawn: list[tuple[Entry, list[_Draw]]] = []
+        self._always_flows = False
+        # Steps that are not charged yet, by the numbers of the plugins and what was sampled of each.
+        self._unpaid: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
 
     def boundary(self, step: int) -> int:
         """Close the accounts of a step and set the switches of the next.
@@ -70,7 +98,7 @@ class Governor:
         namespace = self._session.namespace
         if elapsed:
             self._account(elapsed, was_metered=namespace["accounting"])
-        self.switch(step)
+        self._draw(step)
         namespace["accounting"] = step % METERED_EVERY == 0 or self._is_seldom()
         return elapsed
 
@@ -79,28 +107,41 @@ class Governor:
         return any(entry.stretch >= METERED_EVERY and entry.kind % FIXED for entry in self._entries())
 
     def switch(self, step: int) -> None:
-        """Set which hooks are called during the step after `step` done ones."""
+        """Set which hooks are called during the step after `step` done ones, after any change of who is to be called."""
         namespace = self._session.namespace
-        backward = False
+        drawn, flows = [], False
         for entry in self._entries():
-            kinds = {0}
+            draws = []
             for one in entry.listeners:
-                on = entry.state == "active" and entry.is_due(one.hook, step) and self._may(entry, one.hook)
+                on = entry.state == "active" and entry.context.is_wanted(one.hook)
+                is_sampled = entry.is_sampled(one.hook)
+                if on and is_sampled and (self.budget > 0 or entry.context.fixed(one.hook) is not None):
+                    draws.append(_Draw.of(entry, one))
+                else:
+                    namespace[one.switch] = on and not is_sampled
+                    flows = flows or (on and not is_sampled and one.hook in FLOWS)
+            drawn.append((entry, draws))
+        self._drawn, self._always_flows = drawn, flows
+        self._draw(step)
+
+    def _draw(self, step: int) -> None:
+        """Set which of the sampled hooks are called during the step after `step` done ones."""
+        namespace = self._session.namespace
+        backward = self._always_flows
+        for entry, draws in self._drawn:
+            is_on = bool(draws) and entry.state == "active"  # it may have been put aside meanwhile
+            usual = is_on and entry.is_due(step)
+            rare = usual and entry.is_due_rarely(step)
+            is_fixed, dearest = False, 0
+            for one in draws if is_on else ():
+                on = step % one.fixed == 0 if one.fixed else rare if one.is_rare else usual
                 namespace[one.switch] = on
-                backward = backward or (on and one.hook in ("backward_pre", "backward"))
-                if on and entry.is_sampled(one.hook):
-                    kinds.add(self._kind(entry, one.hook))
-            entry.kind = FIXED * (FIXED in kinds) + max(kinds - {FIXED})
+                if on:
+                    backward = backward or one.is_backward
+                    is_fixed = is_fixed or bool(one.fixed)
+                    dearest = max(dearest, one.kind)
+            entry.kind = FIXED * is_fixed + dearest
         namespace["backward_on"] = backward
-
-    @staticmethod
-    def _kind(entry: Entry, hook: str) -> int:
-        if entry.context.fixed(hook) is not None:
-            return FIXED
-        return 2 if hook in entry.plugin.rare or not entry.plugin.rare else 1
-
-    def _may(self, entry: Entry, hook: str) -> bool:
-        return self.budget > 0 or not entry.is_sampled(hook) or entry.context.fixed(hook) is not None
 
     def _entries(self) -> Iterable[Entry]:
         return list(self._session.registry.entries.values())
@@ -112,32 +153,43 @@ class Governor:
         spent = self._session.dispatch.spent
         self._window_ns += elapsed
         self._window_steps += 1
-        for entry in self._entries():
-            if was_metered:
+        if was_metered:
+            self._pay()
+            for entry in self._entries():
                 entry.cost_ns[entry.kind] = spent.get(entry.number, 0)
                 self._watch(entry, entry.cost_ns[entry.kind], elapsed)
-            ns = entry.cost_ns.get(entry.kind, 0)
-            entry.spent_ns += ns
-            self._charge(entry.number, entry.name, ns)
-        self._charge(OWN, "hookd", self._own_ns(spent.get(OWN, 0) if was_metered else None))
+            self._learn_own(spent.get(OWN, 0))
+        entries = self._entries()
+        key = tuple([entry.number for entry in entries]), tuple([entry.kind for entry in entries])
+        self._unpaid[key] = self._unpaid.get(key, 0) + 1
         is_alarming = was_metered and sum(list(spent.values())) > ALARM_RATIO * self.budget * elapsed
         if was_metered:
             spent.clear()
         if self._window_steps >= WINDOW_STEPS or (is_alarming and self._window_steps >= METERED_EVERY):
+            self._pay()
             self._decide()
+
+    def _pay(self) -> None:
+        """Charge the steps since the last time; one by one that would cost more than much of what is charged."""
+        entries = self._session.registry.entries
+        for (numbers, kinds), steps in self._unpaid.items():
+            for entry, kind in zip(map(entries.get, numbers), kinds):
+                if entry is not None:
+                    ns = steps * entry.cost_ns.get(kind, 0)
+                    entry.spent_ns += ns
+                    self._charge(entry.number, entry.name, ns)
+            self._charge(OWN, "hookd", steps * self._own.get(kinds, min(self._own.values(), default=0)))
+        self._unpaid.clear()
 
     def _charge(self, number: int, name: str, ns: int) -> None:
         self._window_spent[number] = self._window_spent.get(number, 0) + ns
         self._session.core.overhead.labels(name).inc(ns / 1e9)
 
-    def _own_ns(self, measured: int | None) -> int:
-        """Give what hookd itself took in a step; where none like it was metered, what it takes at least."""
-        kinds = tuple(entry.kind for entry in self._entries())
-        if measured is not None:
-            if len(self._own) >= KINDS:
-                self._own.clear()
-            self._own[kinds] = measured
-        return self._own.get(kinds, min(self._own.values(), default=0))
+    def _learn_own(self, ns: int) -> None:
+        """Note what hookd itself took in a step; where none like it was metered, the least of all is charged."""
+        if len(self._own) >= KINDS:
+            self._own.clear()
+        self._own[tuple(entry.kind for entry in self._entries())] = ns
 
     def _watch(self, entry: Entry, ns: int, elapsed: int) -> None:
         """Stop a plugin that takes much of the training's time, if it cannot be made to look less often."""

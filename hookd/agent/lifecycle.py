@@ -20,6 +20,7 @@ from hookd.agent.identity import identity, ranks
 from hookd.agent.loader import release
 from hookd.agent.session import Session
 from hookd.agent.standby import Standby
+from hookd.agent.threads import frames_inside
 from hookd.agreement import Agreement
 from hookd.errors import ControlError, PluginError, several_ranks
 from hookd.page import PageWriter
@@ -253,9 +254,9 @@ class Agent:
         self._page.set_state("detaching")
         restored = self._session.disarm()
         deadline = time.monotonic() + timeout_s
-        while self._session.frames_inside() and time.monotonic() < deadline:
+        while frames_inside() and time.monotonic() < deadline:
             time.sleep(0.002)
-        is_pending = bool(self._session.frames_inside())
+        is_pending = bool(frames_inside())
         for entry in list(self._session.registry.entries.values()):
             self._session.unconfigure(entry)
         restored = "pending" if is_pending else restored
@@ -273,7 +274,7 @@ class Agent:
         atexit.unregister(self._exiting)
         if self._control is not None:
             self._control.end()
-        while self._session.frames_inside():  # a call that began under us still stores to the page
+        while frames_inside():  # a call that began under us still stores to the page
             time.sleep(0.05)
         self._session.numeric.close()
         self._session.aside.finish(DETACH_S)

@@ -86,21 +86,17 @@ class Entry:
         """Whether this hook of the plugin is called on sampled steps only; a mutator's never is."""
         return hook in self.plugin.sampled and not _mutates(self.plugin, hook)
 
-    def is_due(self, hook: str, step: int) -> bool:
-        """Whether a hook is called in a step, as far as that is a matter of sampling.
+    def is_due(self, step: int) -> bool:
+        """Whether the hooks whose interval depends on the budget are called in a step, but for the rare ones.
 
-        What the person or the plugin has fixed comes every so many steps. All else comes once in so many, at no fixed
-        distance: a training whose steps take turns (two tasks, generator and critic) would always show the same side.
+        They come once in so many steps, at no fixed distance: a training whose steps take turns (two tasks, generator and
+        critic) would always show the same side. What the person or the plugin has fixed comes every so many steps.
         """
-        if not self.is_sampled(hook):
-            return True
-        fixed = self.context.fixed(hook)
-        if fixed is not None:
-            return step % fixed == 0
-        is_rare = hook in self.plugin.rare
-        return is_drawn(step, self.interval) and (
-            not is_rare or is_drawn(step // self.interval, self.stretch // self.interval)
-        )
+        return is_drawn(step, self.interval)
+
+    def is_due_rarely(self, step: int) -> bool:
+        """Whether the rare ones are, in a step in which the others are."""
+        return is_drawn(step // self.interval, self.stretch // self.interval)
 
     @property
     def interval(self) -> int:

@@ -152,7 +152,7 @@ class Models:
                     self._learn_root(module)
             return self.plans.get(id(module))
         except Failure as failure:
-            self._session.own_failure("learning a module", failure)
+            self._session.dispatch.own_failure("learning a module", failure)
             return None
         finally:
             self._session.namespace["no_frame"](frame)
@@ -198,7 +198,7 @@ class Models:
                     else:  # the next of what is left out may come
                         self._open(model)
         except Failure as failure:
-            self._session.own_failure("learning a model", failure)
+            self._session.dispatch.own_failure("learning a model", failure)
         finally:
             self._session.namespace["no_frame"](frame)
 

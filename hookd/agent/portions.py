@@ -115,7 +115,7 @@ class Portions:
             self._tell(thread, calls)
             self._learn(thread, calls)
         except Failure as failure:
-            self._session.own_failure("calls that were held", failure)
+            self._session.dispatch.own_failure("calls that were held", failure)
 
     def _tell(self, thread: ThreadState, calls: list[Call]) -> None:
         dispatch, models = self._session.dispatch, self._session.models

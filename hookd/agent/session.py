@@ -7,20 +7,17 @@ import os
 import sys
 import threading
 import time
-import traceback
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hookd import page as pages
-from hookd.agent import backward, quiet
+from hookd.agent import quiet
 from hookd.agent.aside import Aside
+from hookd.agent.calls import Calls
 from hookd.agent.changes import Changes
 from hookd.agent.core import CoreMetrics
 from hookd.agent.data import Data
 from hookd.agent.dispatch import Dispatch
-from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.agent.faults import Failure
 from hookd.agent.governor import Governor
 from hookd.agent.listeners import Registry, check, wanted_interval
 from hookd.agent.models import Models
@@ -31,7 +28,7 @@ from hookd.agent.portions import Portions
 from hookd.agent.steps import Steps
 from hookd.agent.threads import Threads
 from hookd.context import Context
-from hookd.errors import PluginError, TrainingError, several_ranks
+from hookd.errors import PluginError, several_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,15 +37,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from hookd.agent.listeners import Entry
-    from hookd.agent.threads import ThreadState
     from hookd.events import Module, Returned
     from hookd.plugin import Plugin
 
-FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
 PAUSED = float(pages.PHASES.index("paused"))
 STEP_RECORD = 1
-LOGGED = 10
-"""How often an error of hookd's own is logged at one place: a traceback at every call would cost more than the call."""
 PAUSE_S = 0.05
 """How often a paused training looks whether it may go on."""
 PHASE, STEP = pages.PHASE - pages.MODULE, pages.STEP - pages.MODULE
@@ -72,8 +65,10 @@ class Session:
         self.world_size: int = identity["world_size"]
         self.is_live = False
         self._installing = threading.RLock()
+        self._imported = 0  # modules in the process when it was last looked for what is to be replaced
         self._heartbeats: dict[int, int] = {}
         self.dispatch = Dispatch(self)
+        self.calls = Calls(self)
         self.portions = Portions(self)
         self.numeric = Numeric(self.dispatch.deliver)
         self.aside = Aside(self.dispatch.failed_aside)
@@ -88,16 +83,14 @@ class Session:
         self.models = Models(self, gentle=identity["method"] == "attach")
         self.namespace["original"] = self.models.patch.original
         self.residue: list[str] = []
-        self._failures: Counter[str] = Counter()
 
     def _namespace(self) -> dict[str, Any]:
         return {
             "cells": self.cells, "local": self.local, "clock": time.perf_counter_ns, "Failure": Failure,
-            "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
+            "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
-            "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "begin": self._begin_forward, "end": self._end_forward, "unwind": self._unwind,
-            "begins": self._forward_begins, "ends": self._forward_ends, "was_stopped": _was_stopped,
-            "accounting": False, "backward_on": False, "hold": self.portions.hold, "remember": self.portions.remember, **self.dispatch.names(),
+            "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "accounting": False, "backward_on": False,
+            "hold": self.portions.hold, "remember": self.portions.remember, **self.calls.names(), **self.dispatch.names(),
         }  # fmt: skip
 
     # -- life
@@ -105,6 +98,7 @@ class Session:
     def arm(self) -> None:
         """Install everything; from the next outermost call on, modules are observed."""
         self.is_live = True
+        self._imported = 0
         self.steps.install()
         with self._installing:
             self.data.install()
@@ -247,104 +241,6 @@ class Session:
         for one in entry.listeners:
             self.namespace[one.switch] = False
 
-    # -- errors
-
-    def own_failure(self, where: str, error: BaseException) -> None:
-        """Log an error of hookd itself, which must not reach the training code; the first ones at each place."""
-        if is_from_signal_handler(error) or isinstance(error, TrainingError):
-            raise error
-        self._failures[where] += 1
-        if self._failures[where] <= LOGGED:
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            self.write_log("error", f"hookd itself: {where}: {trace}")
-
-    def _unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
-        """A call was left by an exception: put the thread's state right, tell those who asked, let it go on."""
-        thread.busy = False
-        if thread.held and not is_from_signal_handler(error):
-            self.portions.hand_over(thread)  # what had returned may be what it was left for
-        if top is None and thread.kept:
-            self.portions.let_go(thread)
-        thread.top = top
-        self.cells[thread.beat] = 0.0 if top is None else top[2]
-        if top is None and self.cells[thread.beat + PHASE] == FORWARD:
-            self._forward_ends(thread)
-        if not _was_stopped(error) and self.is_live:
-            self.dispatch.emit("forward_error", {"module": module, "error": error}, module)
-
-    def _end_forward(
-        self, module: Module, args: tuple[Any, ...], output: Any, entered: backward.Entered, recompute: bool
-    ) -> Any:
-        """Hook the graph that a call has made; in a recompute only where that graph will be used (reentrant)."""
-        if recompute and not backward.is_reentrant():
-            return output
-        mark = time.perf_counter_ns()
-        before, after = (self.dispatch.switched_on(hook, module) for hook in ("backward_pre", "backward"))
-        if not before and not after:
-            return output
-        flow = backward.Flow(module, self.dispatch, self.local, before + after)
-        try:
-            return backward.end(flow, args, output, entered, heard_backward=bool(after))
-        except Failure as failure:
-            self.own_failure(f"backward of {module.name}", failure)
-            return output
-        finally:
-            entered.thread.lost += time.perf_counter_ns() - mark
-            if self.namespace.get("accounting"):  # who listens pays for the hooks on the graph as well
-                self.dispatch.charge((after or before)[0].plugin, mark)
-
-    def _forward_begins(self, thread: ThreadState) -> None:
-        """A call begins inside of no other."""
-        self.steps.forward_begins()
-        thread.returned, thread.kept, thread.held, thread.held_size = [], 0, [], 0
-        if self.registry.alone:
-            self.changes.require_alone()
-        if self.models.learning:
-            self.models.learn_on()
-        phase = int(self.cells[thread.beat + PHASE])
-        thread.outside = (
-            phase if phase != FORWARD else OTHER
-        )  # it is that still where an exception came at a bad moment
-        if phase != DATA:
-            self.turn(thread, FORWARD)
-
-    def _forward_ends(self, thread: ThreadState) -> None:
-        if thread.held:
-            self.portions.hand_over(thread)
-        if thread.kept:
-            self.portions.let_go(thread)
-        if thread.outside != DATA:
-            self.turn(thread, thread.outside)
-
-    def turn(self, thread: ThreadState, phase: int) -> None:
-        """A thread goes over to another phase: tell its heartbeat, and who listens."""
-        self.cells[thread.beat + PHASE] = phase
-        heard = self.models.listeners("phase", None)
-        if not heard or thread.busy or thread.is_engine:
-            return
-        values = {"name": pages.PHASES[phase], "now_ns": time.perf_counter_ns()}
-        frame = self.namespace["no_frame"](None)
-        try:
-            thread.busy = True
-            for one in heard:
-                if self.namespace.get(one.switch):
-                    self.dispatch.guarded(one, [values[a] for a in one.arguments])
-        finally:
-            thread.busy = False
-            self.namespace["no_frame"](frame)
-
-    def _begin_forward(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
-        mark = time.perf_counter_ns()
-        entered = None
-        try:
-            entered = backward.begin(thread, args)
-        except Failure as failure:
-            self.own_failure("backward", failure)
-        thread.lost += time.perf_counter_ns() - mark
-        if entered is not None:
-            entered.lost = thread.lost  # what was lost until now lies outside of the call
-        return entered
-
     # -- steps
 
     def step_boundary(self) -> None:
@@ -363,12 +259,15 @@ class Session:
             self.models.boundary(thread)
             self._install_late()
         except Failure as failure:
-            self.own_failure("step boundary", failure)
+            self.dispatch.own_failure("step boundary", failure)
 
     def _install_late(self) -> None:
         """Reach what has been imported since: dynamo, the DataLoader."""
+        if len(sys.modules) == self._imported:
+            return
         with self._installing:
             if self.is_live:
+                self._imported = len(sys.modules)
                 self.models.patch.register()
                 self.data.install()
 
@@ -464,36 +363,3 @@ class Session:
     def is_inside(self) -> bool:
         """Whether this thread is inside a call that stores to the page when it ends."""
         return self.local.thread.top is not None
-
-    def frames_inside(self) -> list[str]:
-        """Name the threads that have a frame of ours on their stack, other than this one and hookd's own."""
-        inside = []
-        own = {t.ident for t in threading._active.copy().values() if t.name == "hookd"}  # type: ignore[attr-defined]
-        for ident, frame in sys._current_frames().items():
-            if ident == threading.get_ident() or ident in own:
-                continue
-            top: Any = frame
-            while top is not None:
-                if is_ours(top.f_code.co_filename):
-                    inside.append(str(ident))
-                    break
-                top = top.f_back
-        return inside
-
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-def is_ours(filename: str) -> bool:
-    """Whether a code object's file is hookd's."""
-    return filename.startswith((_HERE, "<hookd"))
-
-
-def _was_stopped(error: BaseException) -> bool:
-    """Whether torch.utils.checkpoint ends a recompute early by this exception (2.1 to 2.14); it is no error."""
-    return type(error).__name__ == "_StopRecomputationError"
-
-
-def _graph_task() -> int:
-    """Stand in for `torch._C._current_graph_task_id` where torch has none (before 2.0): never in a recompute."""
-    return -1

@@ -82,7 +82,7 @@ class Steps:
             thread = session.local.thread
             phase = int(session.cells[thread.beat + PHASE])
             self._outside = phase if phase != OPTIMIZER else OTHER  # it is that still where a step has raised
-            session.turn(thread, OPTIMIZER)
+            session.calls.turn(thread, OPTIMIZER)
             self._find_offset(optimizer, completed=0)
             session.changes.boundary()
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -113,7 +113,7 @@ class Steps:
             if is_dynamo_compiling() or not session.is_live or _is_nested(sys._getframe(1)):
                 return
             elapsed_ns = time.perf_counter_ns() - self._started_ns if self._started_ns else 0
-            session.turn(session.local.thread, self._outside)
+            session.calls.turn(session.local.thread, self._outside)
             self._step_done(optimizer, elapsed_ns)
 
         return step_post
@@ -171,14 +171,14 @@ class Steps:
         try:
             thread.backwards += 1  # inside: a signal handler may raise after any call
             self._announce(args, kwargs)
-            session.turn(thread, BACKWARD)
+            session.calls.turn(thread, BACKWARD)
             started = time.perf_counter_ns()
             return original(*args, **kwargs)
         finally:
             thread.backwards = 0
             if session.is_live:
                 elapsed_ns = time.perf_counter_ns() - started
-                session.turn(thread, phase)
+                session.calls.turn(thread, phase)
                 session.dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
             self._is_stepped_by_backward = not self.has_hooks
 
@@ -189,7 +189,7 @@ class Steps:
                 tensors = (tensors,)
             self._session.dispatch.emit("loss", {"tensors": tuple(t for t in tensors if isinstance(t, torch.Tensor))})
         except Failure as failure:
-            self._session.own_failure("loss", failure)
+            self._session.dispatch.own_failure("loss", failure)
 
     def forward_begins(self) -> None:
         """A root was called: without optimizer hooks, the first call after a backward ends the step before it."""

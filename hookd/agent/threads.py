@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 
 OTHER = PHASES.index("other")
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
@@ -95,3 +98,24 @@ def _name() -> str:
     # threading.current_thread() would leave a _DummyThread behind in a thread that Python did not start.
     thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
     return thread.name if thread is not None else "thread"
+
+
+def frames_inside() -> list[str]:
+    """Name the threads that have a frame of ours on their stack, other than this one and hookd's own."""
+    inside = []
+    own = {t.ident for t in threading._active.copy().values() if t.name == "hookd"}  # type: ignore[attr-defined]
+    for ident, frame in sys._current_frames().items():
+        if ident == threading.get_ident() or ident in own:
+            continue
+        top: Any = frame
+        while top is not None:
+            if is_ours(top.f_code.co_filename):
+                inside.append(str(ident))
+                break
+            top = top.f_back
+    return inside
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a code object's file is hookd's."""
+    return filename.startswith((_HERE, "<hookd"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,16 +63,18 @@ class Backward(Looking):
         if event.kind:
             self.undecided.append(event)
             self.judge.flow(event)
+            self.context.listen("loss_done", wanted=True)
 
     # -- loss
 
     @hookimpl
     def loss(self, tensors: tuple[Any, ...]) -> None:
         """Look at what a backward starts from, and at what became of the gradients of the one before."""
-        self.recorder.loss(tensors)
+        number = self.recorder.loss(tensors)
         self.gates.note(self.context.step)
         self.scaled = any(is_scaled(getattr(tensor, "grad_fn", None)) for tensor in tensors_in(tensors))
-        found = self.scan(tensors_in(tensors))
+        is_good = isinstance(number, float) and math.isfinite(number) and len(tensors) == 1
+        found = "" if is_good else self.scan(tensors_in(tensors))
         masked = self._masked() if found and self.masks and not self.reporter.is_over else []
         cleared, is_clear = self._cleared() if self._is_waiting() else (set(), False)
         if found or cleared or is_clear:
@@ -79,6 +82,7 @@ class Backward(Looking):
             event.details = {"neginf_in": masked} if masked else {}
             judge = partial(self._judge_loss, cleared=cleared, is_clear=is_clear)
             self.queue.submit(judge, event, found)
+        self.context.listen("loss_done", wanted=self.scaled or self.judge.is_suspicious)
 
     def _masked(self) -> list[str]:
         """Give the first module whose output has a `-inf`, which was taken for a mask, as far as outputs still live."""
@@ -108,8 +112,8 @@ class Backward(Looking):
 
     @hookimpl
     def loss_done(self) -> None:
-        """Look at the parameters' gradients where no optimizer step may follow, as under a GradScaler."""
-        if self.stepping is None and (self.scaled or self.judge.is_suspicious):
+        """Look at the parameters' gradients where no optimizer step may follow: under a GradScaler; see `loss`."""
+        if self.stepping is None:
             for number, grads in self.gradients.by_optimizer().items():
                 if self.queue.is_known() and number in self.judge.suspects:
                     continue
@@ -140,6 +144,8 @@ class Backward(Looking):
             found_inf = getattr(optimizer, "found_inf", None)
             flag = [] if found_inf is None else [torch.where(found_inf > 0, INF, 0.0)]
             number, is_first = self.gradients.meet(optimizer)
+            if not (found or flag or self.undecided) and self.judge.is_calm and self.queue.is_known():
+                return
             self._judge_gradients(self._decide, optimizer, number, found, flag, is_first=is_first)
         if self.is_skipping:
             self.policy.skip(optimizer)

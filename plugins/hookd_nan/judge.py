@@ -110,6 +110,11 @@ class Judge:
         """Whether there is a bad gradient of which nobody knows what becomes of it."""
         return self._first is not None or bool(self.suspects)
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing bad is remembered of any gradient, so that good ones have nothing to say."""
+        return not (self.is_suspicious or self.settled or self._in_a_row)
+
     def call(self, event: Event) -> Event | None:
         """Judge a module call that has returned; `where` is "output", or "param" where one of its own is bad."""
         waiting = self.pending.get(event.thread)

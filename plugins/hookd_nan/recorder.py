@@ -42,10 +42,11 @@ class Recorder:
         self.seen.extend(predecessor.seen)
         self._steps, self._loss = predecessor._steps, predecessor._loss  # noqa: SLF001
 
-    def loss(self, tensors: tuple[Any, ...]) -> None:
-        """Note the loss, if it is a number of the host's."""
+    def loss(self, tensors: tuple[Any, ...]) -> float | None:
+        """Note the loss, if it is a number of the host's, and give it."""
         first = tensors[0] if tensors else None
         self._loss = first.item() if first is not None and on_host(first) and first.numel() == 1 else None
+        return self._loss
 
     def step(self, optimizer: Optimizer, largest: float | None) -> None:
         """Note a step: its loss, the largest magnitude in its gradients, its learning rate; of several closures the last."""

@@ -105,11 +105,9 @@ def test_the_kill_of_a_container_is_a_lost_target_with_its_last_counters(tmp_pat
             counted = attachment.metrics().total("hookd_steps_total")
             os.kill(init_of(process), signal.SIGKILL)
             has_ended(pid)
-            last = wait_until(
-                lambda: (metrics := attachment.metrics()).select("hookd_target_state", state="lost") and metrics
-            )
+            wait_until(lambda: attachment.metrics().total("hookd_target_state", state="lost") == 1)
+            last = attachment.metrics()
             assert last.total("hookd_target_up") == 0
-            assert last.total("hookd_target_state", state="lost") == 1
             assert last.total("hookd_steps_total") >= counted
             attachment.process.signal(signal.SIGINT)
             attachment.process.wait()
@@ -128,7 +126,7 @@ def test_a_container_that_outlives_its_target_is_left_without_a_socket(tmp_path)
             wait_until(lambda: attachment.metrics().total("hookd_steps_total") > 3)
             assert len(files(pid) - before) == 1
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: attachment.metrics().select("hookd_target_state", state="lost"))
+            wait_until(lambda: attachment.metrics().total("hookd_target_state", state="lost") == 1)
             assert wait_until(lambda: target_of(process) != pid)
             wait_until(lambda: files(target_of(process)) == before, what="the socket file is removed")
         process.send("end")

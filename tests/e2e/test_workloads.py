@@ -46,7 +46,6 @@ LOADER = [
     Job("workloads/loader.py", "--steps 110 --start forkserver"),
     Job("workloads/loader.py", "--steps 110 --start fork --ema"),
 ]
-"""Each fills the machine with its workers: no two of them at a time."""
 LIKE_OWN = [
     Job("workloads/charlm.py", f"--steps 60 {SMALL}"),
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --amp"),
@@ -76,7 +75,6 @@ def test_attach_and_detach_leave_a_workload_bit_identical(job, workloads):
     attach_in_mid_training(job)
 
 
-@pytest.mark.xdist_group("loader")
 @pytest.mark.parametrize("job", LOADER, ids=str)
 def test_attach_and_detach_leave_a_workload_with_workers_bit_identical(job, workloads):
     attach_in_mid_training(job)

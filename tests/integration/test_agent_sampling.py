@@ -210,3 +210,33 @@ def test_a_step_of_another_thread_in_the_middle_of_a_hook_does_not_charge_it_wit
         assert agent.session.steps.done >= 12
         assert agent.state("stepping") == "active"
         assert agent.values("hookd_overhead_seconds")[("stepping",)] <= 4 * took
+
+
+class Waiter(Plugin):
+    """Wants to know of the end of a backward only every third time."""
+
+    name = "waiter"
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.done: list[int] = []
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+
+    @hookimpl
+    def loss(self):
+        self.begun.append(self.context.step)
+        self.context.listen("loss_done", wanted=self.context.step % 3 == 0)
+
+    @hookimpl
+    def loss_done(self):
+        self.done.append(self.context.step)
+
+
+def test_a_hook_that_a_plugin_does_not_want_is_not_called_from_its_next_event_on() -> None:
+    with running(Waiter) as agent:
+        train(9)
+        assert agent.plugin("waiter").begun == [*range(1, 10)]
+        assert agent.plugin("waiter").done == [3, 6, 9]

@@ -14,7 +14,7 @@ from hookd import hookspecs
 from hookd.version import __version__
 
 ROOT = Path(hookd.__file__).parent.parent
-OF_THE_AGENT = {"forget_modules", "check_options", "fix", "fixed", "is_fixed"}
+OF_THE_AGENT = {"forget_modules", "check_options", "fix", "fixed", "is_fixed", "is_wanted"}
 """What only hookd itself calls on a context."""
 
 
