@@ -65,7 +65,8 @@ def assert_served_and_left(process, *, has_file: bool = True) -> None:
     before, complaints = files(pid), list(process.err)
     with Attachment([pid]) as attachment:
         wait_until(lambda: attachment.metrics().total("hookd_steps_total") > 3, what="steps are counted")
-        assert attachment.metrics().total("hookd_timing_forward_calls_total", module="(root)") > 3
+        called = {"name": "hookd_timing_forward_calls_total", "module": "(root)"}
+        wait_until(lambda: attachment.metrics().total(**called) > 3, what="calls are")
         new = files(pid) - before
         assert len(new) == has_file, new
         assert all(re.fullmatch(r"/[\w/]+/hookd-\d+-\w+\.sock", path) for path in new)

@@ -19,7 +19,7 @@ from hookd.attach.discover import find_page
 from hookd.daemon.client import DaemonClient
 from hookd.daemon.incidents import IncidentStore
 from hookd.errors import DaemonNotRunning, HookdError
-from tests.support import training
+from tests.support import forked, training
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD, Attachment, Metrics, Page
@@ -33,7 +33,9 @@ RUN = f"leases-{os.getpid()}"
 
 @pytest.fixture
 def target(stack):
-    process = stack.enter_context(Process(PUPPET.command(), env=training.environment(HOOKD_RUN=RUN), stdin=True))
+    process = stack.enter_context(
+        Process(PUPPET.command(), env=training.environment(HOOKD_RUN=RUN), stdin=True, popen=forked.Popen)
+    )
     process.expect("^ready$")
     return process
 

@@ -18,7 +18,7 @@ LIMIT = "0.4"
 CLIP = f"gradclip:mode=norm,max_norm={LIMIT}"
 
 
-@pytest.mark.parametrize("arguments", ["", "--groups", "--accumulate 3", "--scaler", "--amp"])
+@pytest.mark.parametrize("arguments", ["", "--groups --accumulate 3 --scaler", "--amp"])
 def test_clipping_by_norm_is_clip_grad_norm_bit_for_bit(arguments):
     unclipped = Job("workloads/charlm.py", f"{SMALL} {arguments}")
     clipped = Job("workloads/charlm.py", f"{SMALL} {arguments} --clip {LIMIT}")

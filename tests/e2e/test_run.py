@@ -454,8 +454,10 @@ def test_a_signal_to_all_that_there_is_ends_the_command_first(tmp_path):
     with Process(
         [sys.executable, "-c", RUN, "cat"], env=tool_environment(TMPDIR=tmp_path), cwd=REPOSITORY, stdin=True
     ) as process:
-        (directory,) = wait_until(lambda: list(tmp_path.glob("hookd-*/site/sitecustomize.py")))
-        watcher = wait_until(lambda: watchers(directory.parents[1]) - {process.pid})
+        process.ask("runs", "^runs$")  # who has made the watcher is gone then
+        (directory,) = tmp_path.glob("hookd-*/site/sitecustomize.py")
+        watcher = watchers(directory.parents[1])
+        assert len(watcher) == 1
         for pid in watcher:
             os.kill(pid, signal.SIGTERM)
             os.kill(pid, signal.SIGINT)

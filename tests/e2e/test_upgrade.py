@@ -16,7 +16,7 @@ from hookd.attach import AttachRequest, Control, attach, discover, upgrade
 from hookd.config import PluginSpec
 from hookd.errors import AttachError
 from hookd.version import __version__
-from tests.support import tool, training
+from tests.support import forked, tool, training
 from tests.support.environment import REPOSITORY, tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.training import Job
@@ -32,7 +32,7 @@ OLDER, NEWER = "0.0.9", "99.0.0"
 
 @pytest.fixture
 def target():
-    with Process(PUPPET.command(), env=training.environment(), stdin=True) as process:
+    with Process(PUPPET.command(), env=training.environment(), stdin=True, popen=forked.Popen) as process:
         process.expect("^ready$")
         yield process
 

@@ -42,7 +42,6 @@ SHARED = [
     Job("workloads/faults.py", "--steps 60 --fault none"),
 ]
 LOADER = [
-    Job("workloads/loader.py", "--steps 110 --start spawn"),
     Job("workloads/loader.py", "--steps 110 --start forkserver"),
     Job("workloads/loader.py", "--steps 110 --start fork --ema"),
 ]
@@ -53,8 +52,10 @@ LIKE_OWN = [
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --checkpoint reentrant"),
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --checkpoint nonreentrant"),
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --accumulate 4"),
+    Job("workloads/loader.py", "--steps 110 --start fork"),
+    Job("workloads/loader.py", "--steps 110 --start spawn"),
 ]
-"""What they do, a job of ours does as well."""
+"""What they do, a job of ours or another of these does as well."""
 DDP = Job("workloads/ddp.py", f"--steps 60 {SMALL}", ranks=2)
 
 
