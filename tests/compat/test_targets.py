@@ -45,7 +45,9 @@ def test_an_injection_with_a_stub_for_torch(minor, build):
             stub.finish(target)
 
 
-@pytest.mark.parametrize("where", ["here", *(interpreters.roots() or [interpreters.no_roots()])])
+@pytest.mark.parametrize(
+    "where", [pytest.param("here", marks=pytest.mark.compat), *(interpreters.roots() or [interpreters.no_roots()])]
+)
 def test_a_training_is_watched_and_ends_as_if_nobody_had_been_there(where):
     python = interpreters.with_torch(where)
     with training_on(python) as training:

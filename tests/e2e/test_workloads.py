@@ -36,6 +36,7 @@ OWN = [
     Job("threads.py", "--steps 60"),
     Job("compiled.py", "--steps 60"),
 ]
+LIKE_SELECTIVE = [Job("checkpointed.py", f"--steps 60 --kind {kind}") for kind in ("reentrant", "nonreentrant")]
 SHARED = [
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --scaler --clip 0.5"),
     Job("workloads/convnet.py", "--steps 60 --batch 8"),
@@ -64,8 +65,18 @@ def test_attach_and_detach_leave_a_job_of_ours_bit_identical(job):
     attach_in_mid_training(job)
 
 
-@pytest.mark.parametrize("job", OWN, ids=str)
+@pytest.mark.parametrize("job", [job for job in OWN if job not in LIKE_SELECTIVE], ids=str)
 def test_a_job_of_ours_started_under_run_is_bit_identical(job):
+    started_under_run(job)
+
+
+@pytest.mark.load
+@pytest.mark.parametrize("job", LIKE_SELECTIVE, ids=str)
+def test_more_jobs_of_ours_started_under_run_are_bit_identical(job):
+    started_under_run(job)
+
+
+def started_under_run(job: Job) -> None:
     training.plain_run(job)
     with tool.run(*PLUGINS, program=job.command()) as process:
         assert training.result(process.finish()) == training.plain_result(job)

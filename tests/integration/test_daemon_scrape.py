@@ -61,7 +61,7 @@ def test_readers_that_never_read_hold_neither_memory_nor_others_up(detailed):
     assert size > 5e6
     resident, threads = process.memory_info().rss, process.num_threads()
     with contextlib.ExitStack() as stuck:
-        for _ in range(30):
+        for _ in range(20):
             stuck.enter_context(contextlib.closing(asking(daemon.url)))
             assert len(daemon.get("/metrics")) > 5e6, "the next reader is served all the same"
         grown = process.memory_info().rss - resident
