@@ -25,7 +25,7 @@ class Module:
         leaf: whether it contains no modules.
     """
 
-    __slots__ = ("_ref", "depth", "id", "leaf", "name", "parent", "root", "type")
+    __slots__ = ("_ref", "_waits", "depth", "id", "leaf", "name", "parent", "root", "type")
 
     def __init__(  # noqa: PLR0913 - a record
         self, name: str, kind: str, number: int, root: int, parent: Module | None, *, leaf: bool
@@ -38,6 +38,7 @@ class Module:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.leaf = leaf
         self._ref: weakref.ref[nn.Module] | None = None
+        self._waits = 0  # see hookd.agent.portions; here, where plans have it at hand
 
     def torch(self) -> nn.Module | None:
         """Give the module itself, or None when it is gone. Never keep it."""
@@ -56,8 +57,11 @@ class Call(NamedTuple):
         kwargs: by name.
         output: as it is now.
         version: which version of the output was returned, where it is a plain tensor that counts them; else -1.
-        before: `hookd.versions` of the inputs at entry; empty where that could not be asked.
+        before: `hookd.versions` of the inputs at entry; empty where that could not be asked, or where a plugin may have
+            replaced the output.
         inside: the module, what it was called inside of, and so on: see `stack`.
+        was_finite: hookd has looked when it returned, and all numbers of the output were finite. Of outputs that are changed
+            in place, for whoever is told later could not find that out; of all others it is not known.
     """
 
     module: Module
@@ -67,6 +71,7 @@ class Call(NamedTuple):
     version: int
     before: tuple[int, ...]
     inside: tuple[Any, ...] | None
+    was_finite: bool = False
 
     def stack(self) -> tuple[Module, ...]:
         """Give the modules that were being called, the outermost first and this one last."""

@@ -154,10 +154,11 @@ def forwards(calls: Sequence[Call]) -> None:
     """Run after some calls of selected modules have returned, in the order of returning, in the calling thread.
 
     What `forward` tells of each, at a fraction of its cost: what a hook costs beside its own work is paid once for up to
-    32 calls. Those that wait are small and single tensors; all others are handed over as they return, and so is a root.
-    None waits beyond the outermost call, or an exception. What waits may be changed in place meanwhile: that is seen
-    (`Call.is_changed`), and the module's calls do not wait any more. Of a recompute it is not told, and what a mutator
-    returns is not used.
+    256 calls. Those that wait are single tensors of up to 1 M elements, 2 M at a time; all others are handed over as they
+    return, and so is a root. None waits beyond the outermost call, or an exception. What waits may be changed in place
+    meanwhile: that is seen (`Call.is_changed`), and from then on hookd looks at the numbers of that module's output before it
+    waits (`Call.was_finite`); if they are not all finite, it is handed over as it was returned. Of a recompute it is not
+    told, and what a mutator returns is not used.
 
         @hookimpl
         def forwards(self, calls):

@@ -1,7 +1,8 @@
 """What hookd and the plugins cost, and the budget that they are kept in. Runs in the target, at each step boundary.
 
-One step in `METERED_EVERY`, and each in which something seldom is sampled, is measured call by call, so that the clock is
-not read at every event; it stands for the others of its kind, of each plugin's sampled steps and of those between them.
+One step in `METERED_EVERY`, in `CALM_EVERY` when nothing has changed for a while, and each in which something seldom is
+sampled, is measured call by call, so that the clock is not read at every event; it stands for the others of its kind, of
+each plugin's sampled steps and of those between them.
 Sampled hooks are on in one step of `interval`; where those of all plugins together exceed the budget, with what hookd
 itself needs to call them, the costliest gets a longer interval, and a shorter one again when there is room. A plugin that
 cannot be sampled and takes too much of a step is quarantined, unless the person who enabled it fixed its interval.
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from hookd.agent.listeners import Entry, Listener
     from hookd.agent.session import Session
 
-METERED_EVERY = 4
+METERED_EVERY, CALM_EVERY = 4, 16
+CALM_WINDOWS = 4
+"""After so many windows without a change of an interval."""
 WINDOW_STEPS = 16
 ALARM_RATIO = 4
 """A metered step that costs so many times the budget is decided upon at once, not at the end of the window."""
@@ -77,7 +80,8 @@ class Governor:
         self._boundary_ns = 0
         self._runaway: dict[int, int] = {}
         self._own: dict[tuple[int, ...], int] = {}  # ns of hookd itself, by what was sampled in the step
-        self._window_ns = self._window_steps = 0
+        self._last: dict[tuple[int, ...], list[int]] = {}  # metered costs, see `_typical`
+        self._window_ns = self._window_steps = self._calm_windows = 0
         self._window_spent: dict[int, int] = {}
         self._drawn: list[tuple[Entry, list[_Draw]]] = []
         self._always_flows = False
@@ -99,8 +103,11 @@ class Governor:
         if elapsed:
             self._account(elapsed, was_metered=namespace["accounting"])
         self._draw(step)
-        namespace["accounting"] = step % METERED_EVERY == 0 or self._is_seldom()
+        namespace["accounting"] = step % (CALM_EVERY if self._is_calm() else METERED_EVERY) == 0 or self._is_seldom()
         return elapsed
+
+    def _is_calm(self) -> bool:
+        return self._calm_windows >= CALM_WINDOWS
 
     def _is_seldom(self) -> bool:
         """Whether what is sampled in this step comes so seldom that its cost would be known of long ago."""
@@ -109,6 +116,7 @@ class Governor:
     def switch(self, step: int) -> None:
         """Set which hooks are called during the step after `step` done ones, after any change of who is to be called."""
         namespace = self._session.namespace
+        self._calm_windows = 0
         drawn, flows = [], False
         for entry in self._entries():
             draws = []
@@ -149,25 +157,39 @@ class Governor:
     # -- accounts
 
     def _account(self, elapsed: int, *, was_metered: bool) -> None:
-        """Charge a step: with what was measured, or with what the last metered step of the same kind took."""
+        """Charge a step: with what metered steps of the same kind have taken."""
         spent = self._session.dispatch.spent
         self._window_ns += elapsed
         self._window_steps += 1
         if was_metered:
             self._pay()
             for entry in self._entries():
-                entry.cost_ns[entry.kind] = spent.get(entry.number, 0)
-                self._watch(entry, entry.cost_ns[entry.kind], elapsed)
+                ns = spent.get(entry.number, 0)
+                entry.cost_ns[entry.kind] = self._typical((entry.number, entry.kind), ns)
+                self._watch(entry, ns, elapsed)
             self._learn_own(spent.get(OWN, 0))
         entries = self._entries()
         key = tuple([entry.number for entry in entries]), tuple([entry.kind for entry in entries])
         self._unpaid[key] = self._unpaid.get(key, 0) + 1
         is_alarming = was_metered and sum(list(spent.values())) > ALARM_RATIO * self.budget * elapsed
+        if is_alarming or any(self._runaway.values()):
+            self._calm_windows = 0
         if was_metered:
             spent.clear()
         if self._window_steps >= WINDOW_STEPS or (is_alarming and self._window_steps >= METERED_EVERY):
             self._pay()
             self._decide()
+
+    def _typical(self, key: tuple[int, ...], ns: int) -> int:
+        """Give the middle one of the last three metered costs: what interrupts one step must not be charged to all like it.
+
+        If the last one is lower it is that: one seldom sampled would long be taken for as dear as it was.
+        """
+        if len(self._last) >= 4 * KINDS:
+            self._last.clear()
+        last = self._last[key] = [*self._last.get(key, ()), ns][-3:]
+        middle: int = sorted(last)[len(last) // 2]
+        return min(ns, middle)
 
     def _pay(self) -> None:
         """Charge the steps since the last time; one by one that would cost more than much of what is charged."""
@@ -189,7 +211,8 @@ class Governor:
         """Note what hookd itself took in a step; where none like it was metered, the least of all is charged."""
         if len(self._own) >= KINDS:
             self._own.clear()
-        self._own[tuple(entry.kind for entry in self._entries())] = ns
+        kinds = tuple(entry.kind for entry in self._entries())
+        self._own[kinds] = self._typical((OWN, *kinds), ns)
 
     def _watch(self, entry: Entry, ns: int, elapsed: int) -> None:
         """Stop a plugin that takes much of the training's time, if it cannot be made to look less often."""
@@ -210,6 +233,7 @@ class Governor:
         """
         self.ratio = sum(self._window_spent.values()) / self._window_ns
         self._session.core.overhead_ratio.labels().set(self.ratio)
+        self._calm_windows += 1
         if self.budget > 0:
             self._adapt()
         self._window_ns = self._window_steps = 0
@@ -279,4 +303,5 @@ class Governor:
         # Rare hooks are called in sampled steps: their interval is a multiple of the others'.
         is_rare = entry.plugin.rare and stretch > entry.longest
         entry.stretch = stretch // entry.longest * entry.longest if is_rare else stretch
+        self._calm_windows = 0
         self._session.core.show_interval(entry)

@@ -66,7 +66,7 @@ class Numeric:
 
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor:
         """Do what `Context.is_finite` says."""
-        if self._is_common(tensor) and self.kernel.is_finite(tensor):  # type: ignore[union-attr]  # there is one then
+        if self.is_surely_finite(tensor):
             return True
         found = real(tensor)
         if found is None:
@@ -78,6 +78,10 @@ class Numeric:
         if on_host(found):
             return high.item() < INF and (low.item() > -INF or masks)
         return high < INF if masks else (high < INF) & (low > -INF)
+
+    def is_surely_finite(self, tensor: Tensor) -> bool:
+        """Say whether the kernel finds all numbers finite; False where it does not take the tensor as it is."""
+        return self._is_common(tensor) and self.kernel.is_finite(tensor)  # type: ignore[union-attr]  # there is one then
 
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
         """Do what `Context.extremes` says."""

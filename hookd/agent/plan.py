@@ -7,7 +7,8 @@ The source depends only on which hooks of which plugins listen, so it is compile
 each module by a closure.
 
 In the source, upper-case words are replaced; all lower-case names are globals of the plan's namespace: `cells` (the
-page), `local` (the threads), `clock`, `versions_of`, `remember`, `hold`, `f_<n>_<hook>` and `on_<n>_<hook>` (plugin n's callback and whether it is on).
+page), `local` (the threads), `clock`, `versions_of`, what `Portions.names` gives, `f_<n>_<hook>` and `on_<n>_<hook>`
+(plugin n's callback and whether it is on).
 """
 
 from __future__ import annotations
@@ -68,6 +69,47 @@ METERED = {"BEGUN": "begun, before = clock(), ledger.charged", "AWAY": "settle(b
 UNMETERED = {"BEGUN": "", "AWAY": "", "BACK": "", "METERED": "if accounting:\n    return metered(self, args, kwargs)"}
 RECOMPUTE = {"ENTER": "", "LEAVE": "cells[beat] = 0.0 if top is None else top[2]"}
 
+# A call that waits, one that nobody is told of, and the versions of its inputs (`hookd.agent.portions`). What nearly all
+# need is written out here: to enter a function costs 3 us where the training has had the processor's cache to itself.
+# An inference tensor has no version; a mode would see that it is asked for, and a trace would have the size in it. 1 and 2 are WAITS and CHANGES there.
+HOLD = """
+waits = module._waits
+if (
+    top is not None and waits and type(output) is Tensor and not function_modes()
+    and tracing() is None and (waits == 1 or is_finite(output))
+):
+    try:
+        held = new(Call, (module, args, kwargs, output, output._version, versions, thread.top, waits == 2))
+    except Failure as failure:
+        hold(thread, new(Call, (module, args, kwargs, output, -1, versions, thread.top, False)), failure)
+    else:
+        thread.held.append(held)
+        thread.held_size += output.numel() + LEAST
+        if thread.held_size >= ENOUGH:
+            hand_over(thread)
+else:
+    hold(thread, new(Call, (module, args, kwargs, output, -1, versions, thread.top, False)), None)
+""".strip()
+REMEMBER = """
+if module._waits and thread.kept < KEPT and type(output) is Tensor and not function_modes() and tracing() is None:
+    try:
+        thread.returned.append(new(Call, (module, args, kwargs, output, output._version, (), None, False)))
+        thread.kept += output.numel() + LIGHT
+    except Failure as failure:
+        remember(thread, new(Call, (module, args, kwargs, output, -1, (), None, False)), failure)
+else:
+    remember(thread, new(Call, (module, args, kwargs, output, -1, (), None, False)), None)
+""".strip()
+VERSIONS = """
+try:
+    if len(args) == 1 and not kwargs and type(args[0]) is Tensor and not function_modes():
+        versions = (args[0]._version,)
+    else:
+        versions = versions_of(args, kwargs)
+except Failure as failure:
+    versions = unversioned(failure)
+""".strip()
+
 # What a thread has spent so far is on its state: `inner` in observed calls, `lost` in hookd's own hooks on the graph,
 # `again` in recomputes. A call remembers how they stood when it began, and its caller is told of its time by one store;
 # so an exception leaves them right, and an inner call cannot be counted twice.
@@ -113,8 +155,7 @@ def _remember(listeners: tuple[Listener, ...]) -> str:
     holding = [one.switch for one in remembering if one.hook == "forwards"]
     if not remembering:
         return ""
-    line = "remember(thread, module, args, output)"
-    return f"if not ({' or '.join(holding)}):\n    {line}" if holding else line
+    return f"if not ({' or '.join(holding)}):\n{_indented(REMEMBER)}" if holding else REMEMBER
 
 
 def _filled(line: str, parts: dict[str, str]) -> str:
@@ -135,7 +176,9 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool, metered: bool
     root = [one for one in heard if one.hook == "root_forward"]
     how = {"recompute": recompute, "metered": metered}
     before = _section(pre, **how)
-    hold = f"if {' or '.join(holding)}:\n    hold(thread, args, kwargs, output, versions)\n" if holding else ""
+    # Who is told of an output that a mutator has made must not conclude anything from the module's input.
+    held = HOLD.replace("versions,", "(),") if any(one.mutates for one in post) else HOLD
+    hold = f"if {' or '.join(holding)}:\n{_indented(held)}\n" if holding else ""
     after = _section(post, **how) + hold + _section(root, **how) if hold else _section(post + root, **how)
     post += root
     flows = any(one.hook in ("backward_pre", "backward") for one in listeners)
@@ -144,7 +187,7 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool, metered: bool
         after += f"if flow is not None:\n    output = end(module, args, output, flow, {recompute})\n"
     wanting = [*holding, *(one.switch for one in post if "versions" in one.arguments)]
     if wanting:
-        before += f"versions = versions_of(args, kwargs) if {' or '.join(wanting)} else ()\n"
+        before += f"versions = ()\nif {' or '.join(wanting)}:\n{_indented(VERSIONS)}\n"
     if not any(a in TIMES for one in post for a in one.arguments):
         return before, after, ""
     measured = ELAPSED + (HOOKED if flows else "") + OWN + (AGAIN if recompute else "")
@@ -156,7 +199,11 @@ def _stopped(post: list[Listener], measured: str, *, metered: bool) -> str:
     """Write what tells of a recompute that torch ends as soon as it has what it needs: it has taken time as well."""
     heard = [one for one in post if not one.mutates and "output" not in one.arguments]
     told = _section(heard, recompute=True, metered=metered)
-    return "if was_stopped(error):\n" + "\n".join("    " + line for line in (measured + told).splitlines())
+    return "if was_stopped(error):\n" + _indented(measured + told)
+
+
+def _indented(text: str) -> str:
+    return "\n".join("    " + line for line in text.splitlines())
 
 
 def _section(listeners: list[Listener], *, recompute: bool, metered: bool) -> str:

@@ -3,103 +3,114 @@
 Entering what keeps a plugin's tensor operations apart from the training's, and leaving it, costs more than looking at a
 small tensor. So the calls that return small tensors wait for each other. What waits is kept alive: it is small, so that
 the training's memory does not show it. A module is believed to make such outputs when it has made one that was as it
-returned it when the outermost call was done; one whose output is changed in place makes none for ever, for nobody could
-tell what it returned.
+returned it when the outermost call was done. An output that is changed in place cannot be looked at later: of a module
+that has made such a one the numbers are looked at as it returns, without a plugin, and if they are finite it waits, too.
 """
 
 from __future__ import annotations
 
-import operator
 import weakref
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookd.agent import quiet
-from hookd.agent.faults import Failure
+from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.events import Call, Returned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from hookd.agent.session import Session
-    from hookd.agent.threads import Kept, ThreadState
+    from hookd.agent.threads import ThreadState
     from hookd.events import Module
 
-MOST = 32
-"""So many calls are handed over at a time."""
-SMALL = 1 << 17
+SMALL = 1 << 20
 """Elements of an output, and of an input, of a call that may wait;"""
-ENOUGH = 1 << 18
-"""and of all outputs that are handed over together, so that they are still in the processor's cache."""
+ENOUGH = 1 << 21
+"""and of all outputs that are handed over together. To hand over costs as much as to read 1 MB; and what a model has just
+made is hardly read faster (11 GB/s) than what has left the processor's cache (9 GB/s)."""
+LEAST = ENOUGH >> 8
+"""As so many more elements a call counts that waits, so that not too many do."""
 KEPT = 1 << 22
 """Elements of small outputs that are kept alive inside of an outermost call, for who looks only where something is bad;"""
+LIGHT = KEPT >> 14
+"""as so many more a call counts there;"""
 LAST = 32
 """and so many of the calls are still known, weakly, when it is over."""
+WAITS, CHANGES = 1, 2
+"""What `Module._waits` is: its outputs wait, or do so where they are finite, for they are changed in place; else 0."""
 _Tensor = torch.Tensor
-_version, _size = operator.attrgetter("_version"), _Tensor.numel
 _new, _ref = tuple.__new__, weakref.ref  # a NamedTuple's own constructor takes three times as long
 
 
 class Portions:
     """Holds calls until there are enough of them, for each thread its own.
 
-    Attributes:
-        waiting: by `Module.id`: of those whose calls wait, the elements of an output.
+    What nearly all calls need is in the plans (`hookd.agent.plan`, HOLD and REMEMBER).
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.waiting: dict[int, int] = {}
-        self._changed: set[int] = set()
-        self._candidates: dict[int, int] = {}
+        self.changed: set[int] = set()  # by Module.id: of those that do not wait, whose output was changed in place
+        self._candidates: set[Module] = set()
 
-    def hold(
-        self, thread: ThreadState, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: tuple[int, ...]
-    ) -> None:
-        """Take the call that has just returned; it is the one at the top of the thread's stack."""
-        inside = thread.top
-        assert inside is not None
-        module, version = inside[0], -1
-        if type(output) is _Tensor and not quiet.function_modes():  # a mode would see that the version is asked for
+    def names(self) -> dict[str, Any]:
+        """Give what plans call by name."""
+        return {
+            "hold": self._hold, "hand_over": self.hand_over, "remember": self._remember, "new": _new, "Call": Call, "Tensor": _Tensor, "is_finite": self._is_finite,
+            "function_modes": quiet.function_modes, "tracing": quiet.tracing, "unversioned": _unversioned, "LEAST": LEAST, "LIGHT": LIGHT, "ENOUGH": ENOUGH, "KEPT": KEPT,
+        }  # fmt: skip
+
+    def _is_finite(self, tensor: torch.Tensor) -> bool:
+        """Whether all numbers of a tensor are; where that cannot be said at once, the plugins are to look at it themselves."""
+        try:
+            return not quiet.is_unreal() and self._session.numeric.is_surely_finite(tensor)
+        except Failure as failure:
+            if is_from_signal_handler(failure):
+                raise
+            return False
+
+    def _hold(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
+        """Hand over with what is held a call that may not wait; what its output is, was not asked or has failed.
+
+        Args:
+            thread: the calling one.
+            call: the one at the top of its stack, which has just returned; its `version` is not known yet.
+            failure: why it is not.
+        """
+        version = -1
+        if failure is not None and is_from_signal_handler(failure):
+            raise failure
+        if failure is None and type(call.output) is _Tensor and not quiet.function_modes():  # a mode would see it asked
             try:
-                version = output._version
+                version = call.output._version
             except RuntimeError:  # an inference tensor counts none
                 version = -1
-        thread.held.append((module, inputs, kwargs, output, version, before, inside))
-        size = self.waiting.get(module.id, ENOUGH)
-        thread.held_size += size
-        if thread.held_size >= ENOUGH or version < 0 or inside[1] is None or len(thread.held) >= MOST:
-            self.hand_over(thread)
+        thread.held.append(call._replace(version=version))
+        self.hand_over(thread)
 
-    def remember(self, thread: ThreadState, module: Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """Note what a call has returned that nobody is told of; weak references cost ten times as much as keeping it."""
-        size = self.waiting.get(module.id)
-        if size is not None and type(output) is _Tensor and thread.kept < KEPT and not quiet.function_modes():
-            try:
-                thread.returned.append((module, inputs, output, output._version))
-                thread.kept += size
-                return
-            except RuntimeError:  # an inference tensor
-                pass
-        quiet.remember(thread.returned, module, inputs, output)
+    def _remember(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
+        """Note weakly what a call has returned that nobody is told of; where it is small, a plan keeps it at a tenth of the cost."""
+        if failure is not None and is_from_signal_handler(failure):
+            raise failure
+        quiet.remember(thread.returned, call.module, call.inputs, call.output)
 
     def let_go(self, thread: ThreadState) -> None:
         """Keep nothing alive any more: the outermost call is over."""
-        last: list[Any] = []
-        for one in thread.returned[-LAST:]:
-            if isinstance(one, Returned):
-                last.append(one)
-            else:
-                quiet.remember(last, *one[:3])
-        thread.returned[:], thread.kept = last, 0
+        thread.returned[:] = [
+            one
+            if isinstance(one, Returned)
+            else _new(Returned, (one.module, _ref(one.output), one.version, ()))  # nobody is led back from here
+            for one in thread.returned[-LAST:]
+        ]
+        thread.kept = 0
 
     @staticmethod
     def returned(thread: ThreadState) -> list[Returned]:
         """Give what is remembered of a thread's calls."""
-        return [one if isinstance(one, Returned) else _as_returned(*one) for one in thread.returned]
+        return [one if isinstance(one, Returned) else _as_returned(one) for one in thread.returned]
 
     def hand_over(self, thread: ThreadState) -> None:
         """Give the plugins what a thread holds.
@@ -107,21 +118,21 @@ class Portions:
         Raises:
             TrainingError: a plugin may raise it.
         """
-        calls = list(map(_new, repeat(Call), thread.held))
+        calls, size = thread.held, thread.held_size
         thread.held, thread.held_size = [], 0
         if not self._session.is_live or quiet.is_unreal():  # a trace would note that the size is asked for
             return
         try:
-            self._tell(thread, calls)
+            self._tell(thread, calls, size)
             self._learn(thread, calls)
         except Failure as failure:
             self._session.dispatch.own_failure("calls that were held", failure)
 
-    def _tell(self, thread: ThreadState, calls: list[Call]) -> None:
+    def _tell(self, thread: ThreadState, calls: list[Call], size: int) -> None:
         dispatch, models = self._session.dispatch, self._session.models
         heard = dispatch.switched_on("forwards", None)
         if any(one.remembers for one in heard):
-            self._note(thread.returned, calls)
+            self._note(thread, calls, size)
         for one in heard:
             theirs = calls
             if len(heard) > 1:
@@ -130,54 +141,64 @@ class Portions:
                 dispatch.tell([one], {"calls": theirs})
 
     @staticmethod
-    def _note(returned: list[Returned | Kept], calls: list[Call]) -> None:
-        for call in calls:
-            if call.version < 0:
-                quiet.remember(returned, call.module, call.inputs, call.output)
-            elif len(returned) < quiet.REMEMBERED:  # without the inputs, which nobody will have to be led back by
-                returned.append(_new(Returned, (call.module, _ref(call.output), call.version, ())))
+    def _note(thread: ThreadState, calls: list[Call], size: int) -> None:
+        """Remember a portion; all but the last of it are known to be small."""
+        *waited, last = calls
+        if thread.kept + size <= KEPT + ENOUGH:
+            thread.returned += waited
+            thread.kept += size
+        else:
+            for call in waited:
+                quiet.remember(thread.returned, call.module, call.inputs, call.output)
+        quiet.remember(thread.returned, last.module, last.inputs, last.output)
 
     def _learn(self, thread: ThreadState, calls: list[Call]) -> None:
         """Find out which of them may wait the next time; what may not is always the last of a portion."""
-        last = calls[-1]
-        if last.module.id not in self.waiting and last.module.id not in self._changed and _is_small(last):
-            self._candidates[last.module.id] = last.output.numel()
-        waited = calls[:-1]
-        outputs = [call.output for call in waited]
-        if list(map(_version, outputs)) != [call.version for call in waited] or sum(map(_size, outputs)) > 2 * ENOUGH:
-            for call in waited:
-                self._look(call)
+        *waited, last = calls
+        if not last.module._waits and _is_small(last):
+            if last.module.id in self.changed:
+                last.module._waits = CHANGES
+                self.changed.discard(last.module.id)
+            else:
+                self._candidates.add(last.module)
+        if [call.version for call in waited] != [call.output._version for call in waited]:  # noqa: SLF001
+            self._changes(call.module for call in waited if call.is_changed())
         if self._candidates and thread.top is not None and thread.top[1] is None:
             self._settle(thread)
 
-    def _look(self, call: Call) -> None:
-        """See whether a call that has waited may do so again: its output was changed, or has grown."""
-        self.waiting.pop(call.module.id, None)
-        if call.is_changed():
-            self._changed.add(call.module.id)
-        elif _is_small(call):
-            self.waiting[call.module.id] = call.output.numel()
+    def _changes(self, modules: Iterable[Module]) -> None:
+        """Outputs of these were changed in place."""
+        for module in modules:
+            if module._waits or module in self._candidates:
+                module._waits = CHANGES
+                self._candidates.discard(module)
+            else:
+                self.changed.add(module.id)
 
     def _settle(self, thread: ThreadState) -> None:
         """Let wait what has given small outputs that nothing has changed, as far as they are still there."""
-        for one in self.returned(thread):
-            tensor = one.ref()
-            if tensor is not None and tensor._version != one.version:
-                self._changed.add(one.module.id)
-        self.waiting.update((number, size) for number, size in self._candidates.items() if number not in self._changed)
+        seen = [(one, one.ref()) for one in self.returned(thread)]
+        self._changes(one.module for one, tensor in seen if tensor is not None and tensor._version != one.version)
+        for module in self._candidates:
+            module._waits = WAITS
         self._candidates.clear()
 
-    def forget(self, modules: Iterable[Module]) -> None:
+    def forget(self, modules: Collection[Module]) -> None:
         """Forget a model that is gone."""
-        for module in modules:
-            self.waiting.pop(module.id, None)
-            self._candidates.pop(module.id, None)
-            self._changed.discard(module.id)
+        self._candidates.difference_update(modules)
+        self.changed -= {module.id for module in modules}
 
 
-def _as_returned(module: Module, inputs: tuple[Any, ...], output: Any, version: int) -> Returned:
-    given = tuple(partial(_itself, one) for one in inputs if type(one) is _Tensor)
-    return Returned(module, partial(_itself, output), version, given)
+def _unversioned(failure: BaseException) -> tuple[()]:
+    """Stand in for the versions of inputs that have none: inference tensors."""
+    if is_from_signal_handler(failure):
+        raise failure
+    return ()
+
+
+def _as_returned(call: Call) -> Returned:
+    given = tuple(partial(_itself, one) for one in call.inputs if type(one) is _Tensor)
+    return Returned(call.module, partial(_itself, call.output), call.version, given)
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

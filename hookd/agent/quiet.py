@@ -27,7 +27,7 @@ INPUTS = 8
 _C = torch._C
 _Tensor = torch.Tensor
 _new, _ref = tuple.__new__, weakref.ref  # a NamedTuple's own constructor takes three times as long
-_tracing = _C._get_tracing_state
+tracing = _C._get_tracing_state
 _no_count = int  # int() is 0: stands in for a counter that this torch does not have
 _dispatch_modes = getattr(_C, "_len_torch_dispatch_stack", _no_count)
 function_modes = getattr(_C, "_len_torch_function_stack", _no_count)
@@ -106,7 +106,7 @@ def _entered(guard: Any) -> Any:
 def is_unreal() -> bool:
     """Whether what runs now is no training: a trace, an export, vmap, fake tensors, the capture of a CUDA graph."""
     return (
-        _tracing() is not None
+        tracing() is not None
         or getattr(_compiler, "_is_compiling_flag", False)
         or _functorch() is not None
         or (_dispatch_modes() > 0 and _is_fake())

@@ -90,7 +90,7 @@ class Session:
             "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
             "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "accounting": False, "backward_on": False,
-            "hold": self.portions.hold, "remember": self.portions.remember, **self.calls.names(), **self.dispatch.names(),
+            **self.portions.names(), **self.calls.names(), **self.dispatch.names(),
         }  # fmt: skip
 
     # -- life

@@ -12,10 +12,9 @@ import torch
 from hookd.page import MODULE, PHASES
 
 if TYPE_CHECKING:
-    from hookd.events import Module, Returned
+    from hookd.events import Call, Module, Returned
     from hookd.page import PageWriter
 
-    Kept = tuple[Module, tuple[Any, ...], Any, int]
     Top = tuple[Module, "Top | None", float]
 
 
@@ -41,9 +40,9 @@ class ThreadState:
         lost: ns that hookd's own hooks on the graph have taken so far.
         again: ns spent so far in recomputes.
         returned: what the calls inside the outermost one have returned, until the next outermost one, where somebody asks;
-            inside of it small outputs are kept alive: `(module, inputs, output, version)`.
+            inside of it small outputs are kept alive.
         kept: elements in those.
-        held: those calls that have not been handed over yet, as the fields of a `hookd.Call` (`hookd.agent.portions`).
+        held: those calls that have not been handed over yet (`hookd.agent.portions`).
         held_size: elements in their outputs.
     """
 
@@ -60,9 +59,9 @@ class ThreadState:
         self.is_engine = is_engine
         self.outside = OTHER
         self.inner = self.lost = self.again = 0
-        self.returned: list[Returned | Kept] = []
+        self.returned: list[Call | Returned] = []
         self.kept = 0
-        self.held: list[tuple[Any, ...]] = []
+        self.held: list[Call] = []
         self.held_size = 0
 
     def stack(self) -> tuple[Module, ...]:

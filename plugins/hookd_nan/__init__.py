@@ -103,6 +103,7 @@ class NaN(Forward, Backward):
             self.capture.learn(module)
             hooks |= {"forward", "forward_pre" if module.depth else "root_forward_pre"}
         else:
+            self.implied.learn(module)
             hooks.add("forwards")
         return hooks if module.leaf else hooks - {"backward"}
 

@@ -47,26 +47,22 @@ class Forward(Looking):
             return
         changed: list[str] = []
         for call in calls:
-            if call.is_changed():
+            if call.is_changed() and not call.was_finite:
                 changed.append(call.module.name)
             else:
-                self._look(
-                    Call(call.module, call.inputs, call.kwargs, call.output, call.before, None), call.stack(), changed
-                )
+                one = Call(call.module, call.inputs, call.kwargs, call.output, call.before, None)
+                self._look(one, call.stack(), changed, is_good=call.was_finite)
 
     def _are_finite(self, calls: Sequence[hookd.Call]) -> bool:
         """Say whether all outputs are known to be; a container mostly returns the very tensor that the last module in it did."""
-        outputs: list[Tensor] = []
-        before = self.seen.tensor()
-        for call in calls:
-            if call.version < 0:
-                outputs += self._outputs(call)
-            elif call.output is not before:
-                before = call.output
-                outputs.append(before)
+        if calls[-1].version < 0:  # the last of a portion may be no single tensor
+            outputs = [*self.implied.to_read(calls[:-1], *self.seen.last()), *self._outputs(calls[-1])]
+        else:
+            outputs = self.implied.to_read(calls, *self.seen.last())
         if not outputs:
-            return True
-        found = self.context.largest(outputs) if on_host(outputs[-1]) else [math.nan]
+            found: list[float | Tensor] = []
+        else:
+            found = self.context.largest(outputs) if on_host(outputs[-1]) else [math.nan]
         if len(found) > 1 or any(not isinstance(one, float) or not one < INF for one in found):
             return False
         self.seen.note(calls[-1])
@@ -82,15 +78,16 @@ class Forward(Looking):
             self.is_inside = True
         self._look(Call(module, inputs, kwargs, output, versions, self.capture.left(module)), self.context.stack(), [])
 
-    def _look(self, call: Call, stack: tuple[Module, ...], changed: list[str]) -> None:
+    def _look(self, call: Call, stack: tuple[Module, ...], changed: list[str], *, is_good: bool = False) -> None:
         """Look at a call by itself.
 
         Args:
             call: that has returned.
             stack: what was being called, the outermost first.
             changed: names of modules called before, whose outputs nobody knows any more; emptied if this one's is good.
+            is_good: that is known of its output, which may have been changed since.
         """
-        found = self.scan(self._outputs(call), masks=True)
+        found = "" if is_good else self.scan(self._outputs(call), masks=True)
         if self.reporter.is_over:
             self._spread(call.module, found)
         elif found or self.judge.pending:

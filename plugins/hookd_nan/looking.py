@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hookd import Context, Module, Plugin, PluginError, hookimpl
 from hookd_nan.capture import Capture
 from hookd_nan.gradients import Gradients
+from hookd_nan.implied import Implied
 from hookd_nan.judge import Event, Judge, Looks
 from hookd_nan.pending import Queue
 from hookd_nan.policy import POLICIES, Policy
@@ -50,6 +51,7 @@ class Looking(Plugin):
         self.gradients = Gradients(context, self.scan)
         self.queue = Queue(context)
         self.seen = Seen()
+        self.implied = Implied(context.per_module())
         self.outputs, self.backwards, self.gates = Looks(), Looks(), Looks()
         self.judged_whole: set[int] = set()  # by module.id: it is known whether all of its output is looked at
         self.unseen: list[str] = []  # the modules of which not all is

@@ -143,7 +143,6 @@ class Seen:
         self._version = call.version
         self._ref = nothing if call.version < 0 else weakref.ref(call.output)
 
-    def tensor(self) -> Tensor | None:
-        """Give it, if it is still there and as it was."""
-        tensor: Tensor | None = self._ref()
-        return tensor if tensor is not None and tensor._version == self._version else None  # noqa: SLF001
+    def last(self) -> tuple[Tensor | None, int]:
+        """Give it, if it is still there, and which one of it that was."""
+        return self._ref(), self._version

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules import module as global_hooks
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
+from hookd.agent import kernel
 from hookd.inprocess import DEFAULT
 from tests.bench.attached import Attached
 
@@ -157,6 +159,24 @@ def _on_outputs(take: Callable[[Any], object]) -> Any:
     return _each_block(hooks)
 
 
+@contextlib.contextmanager
+def _kernel_alone(_job: Job) -> Iterator[None]:
+    """Look at every output and every gradient, and do nothing else: what nobody who looks from Python can go below."""
+    made = kernel.load()
+    assert made is not None, "python hookd/native/build.py"
+
+    def forward(_module: Any, _inputs: Any, output: Any) -> None:
+        if type(output) is torch.Tensor and output.is_contiguous():
+            made.is_finite(output)
+
+    def step_pre(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        made.largest([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
+
+    with _removed([global_hooks.register_module_forward_hook(forward), register_optimizer_step_pre_hook(step_pre)]):
+        yield
+    made.close()
+
+
 def statistics(x: torch.Tensor) -> list[float]:
     """Give what hookd's kernel gives in one pass, as a person would write it."""
     found = (x.mean(), x.std(), x.min(), x.max(), x.abs().max(), x.norm(), (x == 0).float().mean(), x.isnan().sum(),
@@ -181,6 +201,8 @@ TORCH = [
          _each_block(backward_hooks), 1, TIMING),
     Tool("autograd.detect_anomaly", "the forward call whose backward made the first NaN; stops the training there",
          _each_block(lambda _job: torch.autograd.detect_anomaly()), 1, NAN),
+    Tool("torch's hook and hookd's kernel alone", "whether all outputs and gradients are finite; the floor of nan:every=1",
+         _each_block(_kernel_alone), 1, NAN),
     Tool("hooks with isfinite().all().item()", "which modules' outputs are not finite, in every step",
          _on_outputs(lambda x: x.isfinite().all().item()), 1, NAN),
     Tool("hooks with statistics by .item()", "9 statistics of every module's output in every step",

@@ -64,7 +64,7 @@ def tables(session) -> list[int]:
         known.names.known,
         known._ignored,
         *known._others.values(),
-        session.portions.waiting,
+        session.portions.changed,
         session.portions._candidates,
         known.audience._tastes,
         known.seen._called,

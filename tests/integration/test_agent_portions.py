@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from torch import nn
 
 from hookd import Plugin, hookimpl
-from hookd.agent import portions
-from hookd.agent.portions import ENOUGH, MOST, SMALL
+from hookd.agent import kernel, portions
+from hookd.agent.portions import ENOUGH, LEAST, SMALL
 from tests.support.agent import running
 
 
@@ -24,12 +25,14 @@ class Keeper(Plugin):
         self.portions: list[list[str]] = []
         self.stacks: dict[str, list[str]] = {}
         self.changed: list[str] = []
+        self.known: list[str] = []
 
     @hookimpl
     def forwards(self, calls):
         assert not torch.is_grad_enabled()
         self.portions.append([call.module.name for call in calls])
         self.changed += [call.module.name for call in calls if call.is_changed()]
+        self.known += [call.module.name for call in calls if call.was_finite]
         self.stacks.update({call.module.name: [m.name for m in call.stack()] for call in calls})
 
 
@@ -59,8 +62,9 @@ def test_small_outputs_wait_from_the_second_call_on_and_the_root_brings_them() -
 
 def test_no_more_wait_than_allowed() -> None:
     x = torch.ones(2, 4)
-    _, second = portions_of(chain(MOST + 3), x, x)
-    assert [len(portion) for portion in second] == [MOST, 4]
+    most = -(-ENOUGH // (LEAST + x.numel()))
+    _, second = portions_of(chain(most + 3), x, x)
+    assert [len(portion) for portion in second] == [most, 4]
 
 
 def test_what_is_large_is_handed_over_at_once_and_brings_what_waited() -> None:
@@ -72,6 +76,7 @@ def test_what_is_large_is_handed_over_at_once_and_brings_what_waited() -> None:
 
 def test_outputs_are_handed_over_before_they_fill_the_cache() -> None:
     x = torch.ones(ENOUGH // 16, 4)  # a quarter of it
+    assert x.numel() <= SMALL
     _, second = portions_of(chain(6), x, x)
     assert second == [["0", "1", "2", "3"], ["4", "5", "(root)"]]
 
@@ -79,8 +84,7 @@ def test_outputs_are_handed_over_before_they_fill_the_cache() -> None:
 def test_a_batch_that_grows_makes_the_portions_smaller() -> None:
     small, large = torch.ones(2, 4), torch.ones(SMALL, 4)
     _, grown, after = portions_of(chain(3), small, large, large)
-    assert grown == [["0", "1", "2", "(root)"]], "nobody knew"
-    assert after == [["0"], ["1"], ["2"], ["(root)"]]
+    assert grown == after == [["0"], ["1"], ["2"], ["(root)"]]
 
 
 class InPlace(nn.Module):
@@ -97,22 +101,40 @@ class Remembering(Keeper):
 
 
 @pytest.mark.parametrize("plugin", [Keeper, Remembering])
-def test_an_output_that_is_changed_in_place_does_not_wait_again(plugin) -> None:
+def test_an_output_that_is_changed_in_place_is_looked_at_before_it_waits(plugin) -> None:
     x = torch.ones(2, 4)
     _, second, third = portions_of(InPlace(), x, x, x, plugin=plugin)
-    if plugin is Keeper:
-        assert second == [["one", "act", "two", "act", "(root)"]], "nobody has seen it"
-    else:  # autograd keeps the input of a Linear, so it was there to be seen; of a ReLU it keeps the numbers alone
-        assert second == [["one"], ["act", "two", "act", "(root)"]]
-    assert third == [["one"], ["act", "two"], ["act", "(root)"]]
+    assert second == third == [["one", "act", "two", "act", "(root)"]]
 
 
-def test_that_it_was_changed_is_told() -> None:
+def test_what_was_changed_is_told_with_what_was_seen_before() -> None:
     with running(Keeper) as agent:
-        net, x = InPlace(), torch.ones(2, 4)
+        net, x, keeper = InPlace(), torch.ones(2, 4), agent.plugin("keeper")
+        for _ in range(3):
+            keeper.changed, keeper.known = [], []
+            net(x)
+        assert keeper.changed == keeper.known == ["one", "two"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_bad_is_told_before_it_is_changed(value: float) -> None:
+    with running(Keeper) as agent:
+        net, x, keeper = InPlace(), torch.ones(2, 4), agent.plugin("keeper")
         for _ in range(3):
             net(x)
-        assert agent.plugin("keeper").changed == ["one", "two"], "in the second call, and never again"
+        keeper.portions, keeper.changed = [], []
+        with torch.no_grad():
+            net.two.weight.fill_(value)
+        net(x)
+        assert keeper.portions == [["one", "act", "two"], ["act", "(root)"]]
+        assert keeper.changed == ["one"]
+
+
+def test_without_a_kernel_what_is_changed_does_not_wait(monkeypatch) -> None:
+    monkeypatch.setattr(kernel, "load", lambda: None)
+    x = torch.ones(2, 4)
+    *_, last = portions_of(InPlace(), x, x, x)
+    assert last == [["one"], ["act", "two"], ["act", "(root)"]]
 
 
 def test_what_is_no_single_tensor_is_handed_over_at_once_and_remembered() -> None:
@@ -247,7 +269,7 @@ class TestKept:
             assert not agent.session.local.thread.kept
 
     def test_no_more_are_kept_than_allowed(self, monkeypatch) -> None:
-        monkeypatch.setattr(portions, "KEPT", 2 * 8)
+        monkeypatch.setattr(portions, "KEPT", 2 * (8 + portions.LIGHT))
         with running(self.Looking) as agent:
             self.calls(agent, chain(4))
             assert agent.plugin("looking").inside == [("0", True), ("1", True), ("2", False), ("3", True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import random
 from collections import deque
@@ -147,11 +148,18 @@ def test_one_tensor_given_out_again_and_again_is_not_watched_twice(hook):
 # -- what grows
 
 
+def fresh(size: int) -> mmap.mmap:
+    """Take memory that the process did not have yet; malloc may give what an earlier test has given back."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.write(bytes([1]) * size)
+    return memory
+
+
 def test_memory_that_is_taken_and_never_given_back_is_a_leak(hook):
     hook.start("memory", growth=32 * MIB)
     taken = []
     for _ in range(2 * LEAST * SPAN):
-        taken.append(bytearray(os.urandom(1)) * (MIB // 4))
+        taken.append(fresh(MIB // 4))
         train(net(), 1)
         plugin().tick(0.0)
         if hook.incidents:
