@@ -17,17 +17,18 @@ from prometheus_client.core import (
     Metric,
 )
 
-from hookd.daemon.families import SUFFIXES, Heads, PageFamily, Part, cumulative
+from hookd.daemon.families import SUFFIXES, Heads, PageFamily, Part, Told, cumulative
 from hookd.daemon.herald import plain
 from hookd.daemon.selection import Limits, Selection, told
 from hookd.daemon.targets import STATES
 from hookd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sized
+    from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 
     from hookd.daemon.fleet import Fleet
     from hookd.daemon.targets import Target
+    from hookd.daemon.watch import Declared, Watcher
     from hookd.page import Family, Snapshot
 
 _log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class FleetCollector:
         limits: of each target's series.
         backing_off: gives the processes in which an attach by rule has failed.
         clock: monotonic seconds.
+        watchers: who have more to say of each target.
     """
 
     def __init__(
@@ -89,9 +91,12 @@ class FleetCollector:
         tally: Tally,
         limits: Limits,
         backing_off: Callable[[], Sized] = tuple,
+        *,
         clock: Callable[[], float] = time.monotonic,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self._fleet = fleet
+        self._watchers = watchers
         self._backing_off = backing_off
         self._tally = tally
         self._limits = limits
@@ -111,12 +116,14 @@ class FleetCollector:
             started = self._clock()
             targets = self._fleet.targets()
             self._series = {one: self._series_of(one) for one in targets}
-            merged = _Merged()
+            merged = _Merged(family for watcher in self._watchers for family in watcher.families)
             for series in self._series.values():
                 series.add_to(merged, started)
+                for watcher in self._watchers:
+                    series.add_samples(merged, watcher)
             own = list(self._own_families())
             self._last_scrape_s = self._clock() - started
-        return [*own, *merged.own.values(), *merged.of_pages.values()]
+        return [*own, *merged.own.values(), *(family for family in merged.of_pages.values() if family.parts)]
 
     def _series_of(self, target: Target) -> TargetSeries:
         known = self._series.get(target)
@@ -139,10 +146,12 @@ class _Merged:
         of_pages: the pages' families.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watched: Iterable[Declared]) -> None:
         self.own: dict[str, Metric] = {}
-        self.of_pages: dict[str, PageFamily] = {}
-        self._owners = dict.fromkeys(_CORE_NAMES, "")  # by name of a family or sample, the family that has it
+        self.incidents = PageFamily(*_INCIDENTS)
+        self.of_pages = {_INCIDENTS[0]: self.incidents}
+        reserved = [*_CORE_NAMES, *(name for family in watched for name in _names(family.name, family.kind))]
+        self._owners = dict.fromkeys(reserved, "")  # by name of a family or sample, the family that has it
 
     def core(self, name: str, kind: str, text: str) -> Metric:
         """Give one of the daemon's own families."""
@@ -154,7 +163,7 @@ class _Merged:
         """Give the family to which a page's is added; None if its name or labels collide with another's."""
         if set(_STANDARD_LABELS) & set(family.labels) or not family.name.startswith(PREFIX):
             return None
-        names = [family.name, *(family.name + suffix for suffix in SUFFIXES[family.kind])]
+        names = _names(family.name, family.kind)
         if any(self._owners.get(name, family.name) != family.name for name in names):
             return None
         self._owners.update(dict.fromkeys(names, family.name))
@@ -192,12 +201,29 @@ class TargetSeries:
                 continue
             heads = self._heads[family.key] = before.get(family.key, {})
             if (into := merged.of_page(family)) is not None:
-                into.parts.append(Part(family, indexes, self._standard, heads))
+                into.parts.append(Part(family, self._own_words(family, indexes), self._standard, heads))
             else:
                 refused += len(indexes)
         self._refused = max(self._refused, refused)
+        if target.told:
+            counts = [({**self._standard, "kind": kind}, float(n)) for kind, n in sorted(target.told.items())]
+            merged.incidents.parts.append(Told(_INCIDENTS[0] + "_total", counts))
         self._add_dropped(merged, snapshot)
         self._tell_dropped()
+
+    def add_samples(self, merged: _Merged, watcher: Watcher) -> None:
+        """Add what a watcher has to say of this target."""
+        for family, extra, value in watcher.samples(self._target):
+            name = family.name + SUFFIXES[family.kind][0]
+            merged.core(*family).add_sample(name, {**self._standard, **extra}, value)
+
+    def _own_words(self, family: Family, indexes: Sequence[int]) -> Sequence[int]:
+        """Leave out of a page's counts of incidents those of a kind that the daemon counts: there must be one such series."""
+        if family.name != _INCIDENTS[0]:
+            return indexes
+        if family.labels != ("kind",):
+            return ()
+        return [k for k in indexes if family.values[k][0] not in self._target.told]
 
     def _tell_dropped(self) -> None:
         """Log it, once: who looks for a series that is not there looks at the log next."""
@@ -242,6 +268,11 @@ class TargetSeries:
             merged.core(*_DROPS).add_sample(_DROPPED + "_total", self._standard, value)
 
 
+def _names(name: str, kind: str) -> list[str]:
+    """Give all that a family and its samples are called."""
+    return [name, *(name + suffix for suffix in SUFFIXES[kind])]
+
+
 def _user(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name if uid >= 0 else ""
@@ -257,6 +288,7 @@ _CPU = ("hookd_process_cpu_seconds", "counter", "CPU time of the target.")
 _MEMORY = ("hookd_process_resident_memory_bytes", "gauge", "Resident memory of the target.")
 _THREADS = ("hookd_process_threads", "gauge", "Threads of the target.")
 _FDS = ("hookd_process_open_fds", "gauge", "Open file descriptors of the target.")
+_INCIDENTS = ("hookd_incidents", "Things worth telling a person.", "counter")
 _DROPS = (_DROPPED, "counter", "Series that are not served: over the limit, without room, or in conflict.")
 _BACKING_OFF = (
     "hookd_attach_backing_off",

@@ -88,6 +88,23 @@ class Part:
         return [*((bucket, {**labels, "le": number(bound)}) for bound in bounds), *((name, labels) for name in rest)]
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the daemon itself adds to a family that pages have, too: samples of one name, by their labels."""
+
+    name: str
+    values: Sequence[tuple[Mapping[str, str], float]]
+
+    def text(self) -> str:
+        """Give the text of all samples."""
+        return _lines((_head(self.name, labels) for labels, _ in self.values), [value for _, value in self.values])
+
+    def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Give the name, labels and value of each sample."""
+        for labels, value in self.values:
+            yield self.name, dict(labels), value
+
+
 class PageFamily:
     """A family of one or more pages in one scrape.
 
@@ -101,7 +118,7 @@ class PageFamily:
         self.name = name
         self.text = text
         self.kind = kind
-        self.parts: list[Part] = []
+        self.parts: list[Part | Told] = []
 
     def metric(self) -> Metric:
         """Give it as prometheus_client has it."""

@@ -14,6 +14,7 @@ import psutil
 from hookd import labels
 from hookd.attach.census import Census
 from hookd.attach.discover import find_page
+from hookd.daemon.incidents import END
 from hookd.daemon.targets import Target, page_id
 from hookd.errors import HookdError, NoSuchTarget
 
@@ -130,6 +131,7 @@ class Fleet:
         self._held[pid] = target
         if self._only is not None:
             self._seen.add((pid, target.start_ticks))
+        target.told = self.store.told(self._key(target))
         self._keep_incidents(target)
         _log.info("found an agent in process %d: run %s, rank %s", pid, target.claim.run, target.claim.rank)
         return target
@@ -215,8 +217,23 @@ class Fleet:
         if target.ended.reason in ("exited", "detached"):
             return
         message = f"process {target.pid} {_REASONS.get(target.ended.reason, target.ended.reason)}"
-        incident = {"seq": -1, "time": target.ended.time, "kind": target.state, "message": message}
-        self.store.add(self._key(target), target.claim.run, target.claim.rank, [incident])
+        self.tell(target, target.state, message, seq=END, time=target.ended.time)
+
+    def tell(self, target: Target, kind: str, message: str, **fields: Any) -> None:
+        """Store and log an incident that the daemon itself has seen, and count it.
+
+        Args:
+            target: that it is about.
+            kind: one word, of a handful: it is a label.
+            message: for a person.
+            fields: what else is known, as JSON: `step` and `module` have columns of their own, all is kept; `time`
+                where it is not now.
+        """
+        incident = {"time": time.time(), "kind": kind, "message": message, **fields}
+        if self.store.tell(self._key(target), target.claim.run, target.claim.rank, incident):
+            target.told[kind] = target.told.get(kind, 0) + 1
+            with self._keeping:
+                target.herald.tell(target, [incident])
 
     def _keep_incidents(self, target: Target) -> None:
         snapshot = target.last()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the tables, in SQLite's `user_version`."""
 NAME = "incidents.sqlite"
+END = -1
+"""The number of the incident that tells of a target's end: there is one at most."""
 MAX_ROWS = 1000
 """What one query gives at most."""
 
@@ -29,7 +31,7 @@ CREATE TABLE IF NOT EXISTS incidents (
     pid     INTEGER NOT NULL,
     start   INTEGER NOT NULL,  -- field 22 of /proc/PID/stat
     page    INTEGER NOT NULL,  -- inode of the page: one attach
-    seq     INTEGER NOT NULL,  -- number on that page; below 0 what the daemon itself saw
+    seq     INTEGER NOT NULL,  -- number on that page; below 0 what the daemon itself saw, -1 the end
     time    REAL    NOT NULL,  -- unix seconds
     run     TEXT    NOT NULL,
     rank    TEXT    NOT NULL,
@@ -51,6 +53,9 @@ CREATE INDEX IF NOT EXISTS incidents_time ON incidents (time);
 CREATE INDEX IF NOT EXISTS incidents_run ON incidents (run, time);
 """
 _INSERT = "INSERT OR IGNORE INTO incidents VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_OWN = "FROM incidents WHERE boot = ? AND pid = ? AND start = ? AND page = ? AND seq < 0"
+_LOWEST = f"SELECT MIN(seq) {_OWN}"
+_TOLD = f"SELECT kind, COUNT(*) {_OWN} GROUP BY kind"
 _PROCESS = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(3))
 _COLUMNS = ("id", "pid", "seq", "time", "run", "rank", "kind", "module", "step", "message", "detail")
 
@@ -91,6 +96,26 @@ class IncidentStore:
             return
         with self._lock, self._logged():
             self._connection.executemany(_INSERT, rows)
+
+    def tell(self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any]) -> bool:
+        """Store what the daemon itself has seen. Without a `seq` it gets the next free number below 0.
+
+        Returns:
+            False if there is one of this number already.
+        """
+        stored = 0
+        with self._lock, self._logged():
+            if "seq" not in incident:
+                (lowest,) = self._connection.execute(_LOWEST, (self._boot, *target)).fetchone()
+                incident = {"seq": min(lowest or 0, END) - 1, **incident}
+            row = (self._boot, *target, *_row(incident, run, rank))
+            stored = self._connection.execute(_INSERT, row).rowcount
+        return stored > 0
+
+    def told(self, target: tuple[int, int, int]) -> dict[str, int]:
+        """Count by kind what the daemon itself has seen of a target, whichever daemon it was."""
+        with self._lock:
+            return dict(self._connection.execute(_TOLD, (self._boot, *target)).fetchall())
 
     def prune(self, before: float) -> None:
         """Forget what is older than `before`, in unix seconds."""

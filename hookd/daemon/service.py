@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hookd.config import ServeConfig
     from hookd.daemon.targets import Target
     from hookd.daemon.wanted import Want
+    from hookd.daemon.watch import Watcher
 
 EMBEDDED_LEASE_S = 60.0
 """How long an agent outlives a foreground attach that was killed."""
@@ -78,7 +79,10 @@ class Service:
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
-        self._collector = FleetCollector(self.fleet, self._tally, self._limits, self._wanted.backing_off)
+        self._watchers: tuple[Watcher, ...] = ()
+        self._collector = FleetCollector(
+            self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
+        )
         self._started = time.time()
         self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
         # Threads of their own: a person does not wait for processes that are still importing torch.
@@ -207,8 +211,14 @@ class Service:
             await asyncio.to_thread(self._actions.adopt_orphans, new)
 
     async def _poll(self) -> None:
-        await asyncio.to_thread(self.fleet.poll)
+        await asyncio.to_thread(self._look)
         self._watch()
+
+    def _look(self) -> None:
+        self.fleet.poll()
+        targets = self.fleet.targets()
+        for watcher in self._watchers:
+            watcher.look(targets)
 
     async def _forget(self) -> None:
         await asyncio.to_thread(self._wanted.prune)

@@ -186,6 +186,7 @@ class Target:
         ended: how it ended, None while it is attached.
         pidfd: readable once the process is gone; -1 where the kernel has none, and after the end.
         lease: an open connection to the agent while this daemon holds it.
+        told: by kind, how many incidents daemons have seen themselves, see `Fleet.tell`.
     """
 
     def __init__(self, pid: int, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -196,6 +197,7 @@ class Target:
         self.state: State = "attached"
         self.ended: Ended | None = None
         self.incidents_stored = 0
+        self.told: dict[str, int] = {}
         self.herald = Herald(clock)
         self.lease: Control | None = None
         self._process = psutil.Process(pid)

@@ -16,6 +16,7 @@ from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.families import PageFamily, encode
 from hookd.daemon.selection import Limits
 from hookd.daemon.targets import Target
+from hookd.daemon.watch import Declared, Sample
 from hookd.daemon.web import render
 from hookd.page import EVENTS, PageWriter
 
@@ -282,6 +283,36 @@ def test_the_heartbeats_age_is_the_daemons_own_time_since_the_last_event(join, f
     now[0] = 112.0
     target.poll()
     assert target.heartbeat_age_s() == 7.0
+
+
+def test_incidents_of_the_daemon_stand_beside_those_of_the_page_and_a_page_cannot_double_them(join, fleet, scrape):
+    page = join()
+    put(page, "hookd_incidents", "counter", 2, {"kind": "nan"})
+    put(page, "hookd_incidents", "counter", 99, {"kind": "hang"})
+    fleet.held[0].told = {"hang": 3}
+    found = scrape()
+    assert found[key("hookd_incidents_total", kind="nan")] == 2
+    assert found[key("hookd_incidents_total", kind="hang")] == 3
+
+
+WAITED = Declared("hookd_test_waited_seconds", "counter", "Of this test.")
+
+
+class Waiting:
+    families = (WAITED,)
+
+    def look(self, targets):
+        """Nothing to see."""
+
+    def samples(self, target):
+        return [Sample(WAITED, {"phase": "data"}, 7.0)]
+
+
+def test_a_watchers_samples_are_served_and_no_page_may_use_their_name(join, fleet):
+    put(join(), "hookd_test_waited_seconds", "counter", 5)
+    collector = FleetCollector(fleet, Tally(), Limits(), watchers=[Waiting()])
+    found = samples_of(parse_text(render(collector, "", frozenset(), is_gzip=False)[0].decode()))
+    assert [value for (name, *_), value in found.items() if name == "hookd_test_waited_seconds_total"] == [7.0]
 
 
 def test_name_parameters_restrict_the_page(join, fleet):

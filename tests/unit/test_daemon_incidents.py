@@ -121,3 +121,18 @@ def test_a_store_that_cannot_be_used_is_left_alone_and_memory_serves(tmp_path, c
     assert len(store.query()) == 1
     assert "in memory only" in caplog.text
     store.close()
+
+
+def test_what_the_daemon_sees_itself_is_numbered_below_the_end_and_counted_for_the_next_daemon(store, tmp_path):
+    assert store.tell(TARGET, "a", "0", {"kind": "hang", "message": "silent"})
+    assert store.tell(TARGET, "a", "0", {"kind": "lost", "message": "died", "seq": incidents.END})
+    assert not store.tell(TARGET, "a", "0", {"kind": "lost", "message": "died", "seq": incidents.END}), (
+        "there is one end"
+    )
+    assert store.tell(TARGET, "a", "0", {"kind": "hang", "message": "silent again"})
+    store.add(TARGET, "a", "0", [nan(1)])
+    assert sorted(row["seq"] for row in store.query()) == [-3, -2, -1, 1]
+    other = IncidentStore.open(tmp_path / "state")
+    assert other.told(TARGET) == {"hang": 2, "lost": 1}
+    assert other.told((11, 12345, 100)) == {}
+    other.close()
