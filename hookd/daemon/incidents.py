@@ -2,85 +2,80 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import sqlite3
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+from hookd.daemon import database
+from hookd.daemon.database import NAME
+from hookd.daemon.ledger import RETRY_S, Ledger, Write
+from hookd.daemon.rows import COLUMNS, FIELDS, KEY, MAX_ROWS, fits, key, query, row_of, values_of
 
-SCHEMA = 1
-"""Version of the tables, in SQLite's `user_version`."""
-NAME = "incidents.sqlite"
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from hookd.daemon.receivers import Receiver
+
+__all__ = ["END", "MAX_BYTES", "MAX_ROWS", "NAME", "IncidentStore", "query", "read_only"]
+
 END = -1
 """The number of the incident that tells of a target's end: there is one at most."""
-MAX_ROWS = 1000
-"""What one query gives at most."""
+MAX_BYTES = 100_000_000
+"""Bytes of the file where nobody says otherwise."""
+ANSWER_S = 1.0
+"""How long who asks waits for what is being written; then it comes from the list."""
 
 _log = logging.getLogger(__name__)
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS incidents (
-    id      INTEGER PRIMARY KEY,
-    boot    TEXT    NOT NULL,  -- of the machine: pids and inodes mean nothing beyond it
-    pid     INTEGER NOT NULL,
-    start   INTEGER NOT NULL,  -- field 22 of /proc/PID/stat
-    page    INTEGER NOT NULL,  -- inode of the page: one attach
-    seq     INTEGER NOT NULL,  -- number on that page; below 0 what the daemon itself saw, -1 the end
-    time    REAL    NOT NULL,  -- unix seconds
-    run     TEXT    NOT NULL,
-    rank    TEXT    NOT NULL,
-    kind    TEXT    NOT NULL,
-    module  TEXT,
-    step    INTEGER,
-    message TEXT    NOT NULL,
-    detail  TEXT    NOT NULL,  -- the whole incident as JSON
-    UNIQUE (boot, pid, start, page, seq)
-);
-CREATE TABLE IF NOT EXISTS dismissed (  -- processes that a person has detached from: no rule attaches to them again
-    boot    TEXT    NOT NULL,
-    pid     INTEGER NOT NULL,
-    start   INTEGER NOT NULL,
-    time    REAL    NOT NULL,
-    UNIQUE (boot, pid, start)
-);
-CREATE INDEX IF NOT EXISTS incidents_time ON incidents (time);
-CREATE INDEX IF NOT EXISTS incidents_run ON incidents (run, time);
-"""
-_INSERT = "INSERT OR IGNORE INTO incidents VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_OWN = "FROM incidents WHERE boot = ? AND pid = ? AND start = ? AND page = ? AND seq < 0"
-_LOWEST = f"SELECT MIN(seq) {_OWN}"
-_TOLD = f"SELECT kind, COUNT(*) {_OWN} GROUP BY kind"
-_PROCESS = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(3))
-_COLUMNS = ("id", "pid", "seq", "time", "run", "rank", "kind", "module", "step", "message", "detail")
+_IS = " AND ".join(f"{name} = ?" for name in KEY)
+_ID = f"(SELECT id FROM incidents WHERE {_IS})"  # noqa: S608  ours, as below
+_MARKS = ", ".join("?" * (len(COLUMNS) - 1))
+_INSERT = f"INSERT OR IGNORE INTO incidents ({', '.join(COLUMNS[1:])}) VALUES ({_MARKS})"  # noqa: S608
+_NOTICE = f"INSERT OR IGNORE INTO notices SELECT ?, id, NULL FROM incidents WHERE {_IS}"  # noqa: S608
+_WAS_NOTICED = f"SELECT 1 FROM notices WHERE receiver = ? AND incident = {_ID}"  # noqa: S608
+_DELIVERED = f"UPDATE notices SET delivered = ? WHERE receiver = ? AND incident = {_ID}"  # noqa: S608
+_UNDELIVERED = (
+    f"SELECT {', '.join(COLUMNS)} FROM incidents WHERE id IN"  # noqa: S608
+    " (SELECT incident FROM notices WHERE receiver = ? AND delivered IS NULL) ORDER BY id LIMIT ?"
+)
+_OWN = "SELECT seq, kind FROM incidents WHERE boot = ? AND pid = ? AND start = ? AND page = ? AND seq < 0"
+_IS_DISMISSED = "SELECT 1 FROM dismissed WHERE boot = ? AND pid = ? AND start = ?"
 
 
 class IncidentStore:
-    """Writes incidents. Any thread may call; an incident that cannot be stored is logged, never raised."""
+    """Takes incidents in and gives them out. Any thread may call; nothing is raised for what the disk does.
 
-    def __init__(self, connection: sqlite3.Connection, boot: str) -> None:
-        self._connection = connection
-        self._boot = boot
-        self._lock = threading.Lock()
+    Only `flush`, `close` and who asks for incidents wait for the disk; see `Ledger`.
+
+    Args:
+        path: of the file; None: in memory only.
+        max_bytes: how large the file may become; then the oldest incidents go.
+        retry_s: how long to wait after a write that failed.
+    """
+
+    def __init__(self, path: Path | None, *, max_bytes: float = MAX_BYTES, retry_s: float = RETRY_S) -> None:
+        self._boot = boot_id()
+        self._receivers: list[Receiver] = []
+        self._telling = threading.Lock()
+        self._ledger = Ledger(path, max_bytes, self._news, retry_s)
 
     @classmethod
-    def open(cls, state_dir: Path | None) -> IncidentStore:
-        """Open the store in `state_dir`; in memory without one, or where it cannot be written (which is logged)."""
-        connection: sqlite3.Connection | None = None
-        if state_dir is not None:
-            try:
-                connection = _connect(state_dir)
-            except (OSError, sqlite3.Error, ValueError) as exc:
-                _log.warning("incidents are kept in memory only: %s: %s", state_dir / NAME, exc)
-        if connection is None:
-            connection = sqlite3.connect(":memory:", check_same_thread=False)
-            connection.executescript(_TABLES)
-        return cls(connection, boot_id())
+    def open(cls, state_dir: Path | None, *, max_bytes: float = MAX_BYTES) -> IncidentStore:
+        """Open the store in `state_dir`; without one it is in memory alone.
+
+        Where the file cannot be written that is logged, the incidents are kept in memory, and it is tried again.
+        """
+        return cls(None if state_dir is None else state_dir / NAME, max_bytes=max_bytes)
+
+    # ---- what is told to it
+
+    def listen(self, receiver: Receiver) -> None:
+        """Tell a receiver of each incident that is new to it. To be called before the first one comes."""
+        self._receivers.append(receiver)
 
     def add(self, target: tuple[int, int, int], run: str, rank: str, incidents: Iterable[Mapping[str, Any]]) -> None:
         """Store incidents of one page; those that are there already stay as they are.
@@ -91,11 +86,7 @@ class IncidentStore:
             rank: as it is served.
             incidents: with `seq`, and as far as they have them `time`, `kind`, `module`, `step`, `message`.
         """
-        rows = [(self._boot, *target, *_row(incident, run, rank)) for incident in incidents]
-        if not rows:
-            return
-        with self._lock, self._logged():
-            self._connection.executemany(_INSERT, rows)
+        self._put(self._row(target, run, rank, incident) for incident in incidents)
 
     def tell(self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any]) -> bool:
         """Store what the daemon itself has seen. Without a `seq` it gets the next free number below 0.
@@ -103,100 +94,136 @@ class IncidentStore:
         Returns:
             False if there is one of this number already.
         """
-        stored = 0
-        with self._lock, self._logged():
-            if "seq" not in incident:
-                (lowest,) = self._connection.execute(_LOWEST, (self._boot, *target)).fetchone()
-                incident = {"seq": min(lowest or 0, END) - 1, **incident}
-            row = (self._boot, *target, *_row(incident, run, rank))
-            stored = self._connection.execute(_INSERT, row).rowcount
-        return stored > 0
+        with self._telling:  # nobody else gives such numbers
+            own = self._own(target)
+            row = self._row(target, run, rank, {"seq": min([END, *own]) - 1, **incident})
+            if row["seq"] in own:
+                return False
+            self._put([row])
+        return True
 
     def told(self, target: tuple[int, int, int]) -> dict[str, int]:
         """Count by kind what the daemon itself has seen of a target, whichever daemon it was."""
-        with self._lock:
-            return dict(self._connection.execute(_TOLD, (self._boot, *target)).fetchall())
+        kinds = list(self._own(target).values())
+        return {kind: kinds.count(kind) for kind in kinds}
 
     def prune(self, before: float) -> None:
         """Forget what is older than `before`, in unix seconds."""
-        with self._lock, self._logged():
-            self._connection.execute("DELETE FROM incidents WHERE time < ?", (before,))
-            self._connection.execute("DELETE FROM dismissed WHERE boot != ?", (self._boot,))
+        old = ("DELETE FROM incidents WHERE time < ?", (before,))
+        self._ledger.put({("pruned",): Write([old, ("DELETE FROM dismissed WHERE boot != ?", (self._boot,))])})
 
     def dismiss(self, pid: int, start: int) -> None:
         """Remember that somebody has detached from a process."""
-        with self._lock, self._logged():
-            row = (self._boot, pid, start, time.time())
-            self._connection.execute("INSERT OR IGNORE INTO dismissed VALUES (?, ?, ?, ?)", row)
+        row = (self._boot, pid, start, time.time())
+        write = Write([("INSERT OR IGNORE INTO dismissed VALUES (?, ?, ?, ?)", row)])
+        self._ledger.put({("dismissed", pid, start): write})
 
     def recall(self, pid: int) -> None:
         """Forget it: somebody has attached to the process again."""
-        with self._lock, self._logged():
-            self._connection.execute("DELETE FROM dismissed WHERE boot = ? AND pid = ?", (self._boot, pid))
+        self._ledger.drop(lambda name: name[:2] == ("dismissed", pid))
+        write = Write([("DELETE FROM dismissed WHERE boot = ? AND pid = ?", (self._boot, pid))])
+        self._ledger.put({("recalled", pid): write})
 
     def is_dismissed(self, pid: int, start: int) -> bool:
         """Tell whether somebody has detached from the process and nobody has attached since."""
-        with self._lock:
-            row = (self._boot, pid, start)
-            asked = self._connection.execute("SELECT 1 FROM dismissed WHERE boot = ? AND pid = ? AND start = ?", row)
-            return asked.fetchone() is not None
+        waiting = self._ledger.waiting()
+        if ("dismissed", pid, start) in waiting or ("recalled", pid) in waiting:
+            return ("dismissed", pid, start) in waiting
+        asked = (self._boot, pid, start)
+        return self._ledger.read(lambda one: one.execute(_IS_DISMISSED, asked).fetchone(), None) is not None
+
+    def delivered(self, receiver: str, incidents: Iterable[Mapping[str, Any]]) -> None:
+        """Remember that a receiver need not be told of these incidents again."""
+        now = time.time()
+        names = [key(incident) for incident in incidents]
+        self._ledger.put(
+            {("delivered", receiver, *name): Write([(_DELIVERED, (now, receiver, *name))]) for name in names}
+        )
+
+    # ---- what is asked of it
 
     def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Any) -> list[dict[str, Any]]:
-        """Give incidents, the newest first; see `query`. `of`: only those of these processes, by pid and start ticks."""
+        """Give incidents, the newest first; see `rows.query`. `of`: only those of these processes, by pid and start ticks.
+
+        What is not in the file yet has no `id`.
+        """
         processes = None if of is None else [(self._boot, *one) for one in of]
-        with self._lock:
-            return query(self._connection, processes=processes, **wanted)
+        self.flush(ANSWER_S)
+        waiting = [row for row in self._waiting() if fits(row, processes, **wanted)]
+        stored: list[dict[str, Any]] = self._ledger.read(lambda one: query(one, processes=processes, **wanted), [])
+        if not waiting:
+            return stored
+        written = {key(row) for row in stored}
+        found = [*(row for row in waiting if key(row) not in written), *stored]
+        found.sort(key=lambda row: row["time"], reverse=True)
+        return found[: max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))]
+
+    def undelivered(self, receiver: str, limit: int) -> list[dict[str, Any]]:
+        """Give the incidents in the file of which a receiver was not told yet, the oldest first."""
+        self.flush(ANSWER_S)
+        waiting = self._ledger.waiting()
+        found: list[Any] = self._ledger.read(lambda one: one.execute(_UNDELIVERED, (receiver, limit)).fetchall(), [])
+        return [row for row in map(row_of, found) if ("delivered", receiver, *key(row)) not in waiting]
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until all is in the file, or cannot be written; tell whether it is."""
+        return self._ledger.flush(timeout_s)
 
     def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._connection.close()
+        """Write what waits, and close the file."""
+        self._ledger.close()
 
-    @contextlib.contextmanager
-    def _logged(self) -> Iterator[None]:
-        """Commit; a full disk costs incidents, not the daemon."""
-        try:
-            with self._connection:
-                yield
-        except sqlite3.Error as exc:
-            _log.warning("incidents cannot be stored: %s", exc)
+    # ---- rows
 
+    def _row(self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any]) -> dict[str, Any]:
+        row = dict(zip(FIELDS, (self._boot, *target, *values_of(incident, run, rank)), strict=True))
+        return {"id": None, **row, "detail": dict(incident)}
 
-def query(
-    connection: sqlite3.Connection,
-    *,
-    run: str | None = None,
-    pid: int | None = None,
-    kind: str | None = None,
-    since: float | None = None,
-    limit: int = MAX_ROWS,
-    processes: Collection[tuple[str, int, int]] | None = None,
-) -> list[dict[str, Any]]:
-    """Give incidents that match all that is asked for, the newest first, `MAX_ROWS` at most.
+    def _put(self, rows: Iterable[dict[str, Any]]) -> None:
+        self._ledger.put({key(row): self._write(row) for row in rows})
 
-    `processes` are named by boot, pid and start ticks; `since` is in unix seconds.
-    """
-    asked = {"run = ?": run, "pid = ?": pid, "kind = ?": kind, "time >= ?": since}
-    wanted = {condition: value for condition, value in asked.items() if value is not None}
-    where = f"WHERE {' AND '.join(wanted)}" if wanted else ""
-    values = [*wanted.values()]
-    if processes is not None:
-        conditions = [*wanted, f"(boot, pid, start) IN (SELECT {_PROCESS} FROM json_each(?))"]  # noqa: S608  ours
-        where, values = f"WHERE {' AND '.join(conditions)}", [*values, json.dumps([list(one) for one in processes])]
-    rows = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM incidents {where} ORDER BY time DESC, id DESC LIMIT ?",  # noqa: S608  ours
-        (*values, max(0, min(limit, MAX_ROWS))),
-    )
-    found = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
-    return [{**incident, "detail": json.loads(incident["detail"])} for incident in found]
+    def _write(self, row: dict[str, Any]) -> Write:
+        name = key(row)
+        insert = (_INSERT, (*(row[field] for field in FIELDS), json.dumps(row["detail"])))
+        return Write([insert, *((_NOTICE, (one.name, *name)) for one in self._receivers if one.wants(row))], row)
+
+    def _waiting(self) -> list[dict[str, Any]]:
+        """Give what is on its way. To be asked before the file is: then nothing falls between the two."""
+        return [write.row for write in self._ledger.waiting().values() if write.row is not None]
+
+    def _own(self, target: tuple[int, int, int]) -> dict[int, str]:
+        """Give the numbers below 0 of a target, with their kinds."""
+        of = (self._boot, *target)
+        own = {row["seq"]: row["kind"] for row in self._waiting() if key(row)[:-1] == of and row["seq"] < 0}
+        return own | dict(self._ledger.read(lambda one: one.execute(_OWN, of).fetchall(), []))
+
+    def _news(self, writes: Iterable[Write]) -> Callable[[], None]:
+        """Find out who is to be told of what. The file is asked, so that a restart tells nothing twice."""
+        news = [
+            (receiver, write.row)
+            for write in writes
+            if write.row is not None
+            for receiver in self._receivers
+            if receiver.wants(write.row) and not self._was_noticed(receiver, write.row)
+        ]
+
+        def tell() -> None:
+            for receiver, row in news:
+                try:
+                    receiver.receive(row)
+                except Exception:  # noqa: BLE001  whatever it is, incidents are stored
+                    _log.exception("%s cannot be told of an incident", receiver.name)
+
+        return tell
+
+    def _was_noticed(self, receiver: Receiver, row: Mapping[str, Any]) -> bool:
+        asked = (receiver.name, *key(row))
+        return self._ledger.read(lambda one: one.execute(_WAS_NOTICED, asked).fetchone(), None) is not None
 
 
 def read_only(state_dir: Path) -> sqlite3.Connection | None:
     """Open the store for reading, beside a daemon that writes or without one; None when there is none."""
-    path = state_dir / NAME
-    if not path.exists():
-        return None
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    return database.open_to_read(state_dir / NAME)
 
 
 def boot_id() -> str:
@@ -205,41 +232,3 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def _connect(state_dir: Path) -> sqlite3.Connection:
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    connection = sqlite3.connect(state_dir / NAME, timeout=5, check_same_thread=False)
-    try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA:
-            raise ValueError(f"written by a newer hookd (schema {version}, this one knows {SCHEMA})")  # noqa: TRY301  closed below
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.executescript(_TABLES)
-        connection.execute(f"PRAGMA user_version = {SCHEMA}")
-        connection.commit()
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _row(incident: Mapping[str, Any], run: str, rank: str) -> tuple[Any, ...]:
-    """Give the columns from `seq` on; the page may hold anything under these names."""
-    seq, when, step, module = (incident.get(key) for key in ("seq", "time", "step", "module"))
-    return (
-        seq if _is_number(seq, int) else 0,
-        float(when) if when is not None and _is_number(when, (int, float)) else time.time(),
-        run,
-        rank,
-        str(incident.get("kind", "")),
-        module if isinstance(module, str) else None,
-        step if _is_number(step, int) else None,
-        str(incident.get("message", "")),
-        json.dumps(incident),
-    )
-
-
-def _is_number(value: object, kinds: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool) and -(2**63) <= value < 2**63  # type: ignore[operator]
