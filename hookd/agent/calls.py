@@ -98,6 +98,8 @@ class Calls:
     def turn(self, thread: ThreadState, phase: int) -> None:
         """A thread goes over to another phase: tell its heartbeat, and who listens."""
         self._session.cells[thread.beat + PHASE] = phase
+        if self._session.namespace["accounting"] and phase != OTHER:  # in some steps only, as the calls are recorded
+            self._session.page.record(pages.PHASE_RECORD, 0, self._session.step_number(), phase)
         heard = self._session.models.listeners("phase", None)
         if not heard or thread.busy or thread.is_engine:
             return

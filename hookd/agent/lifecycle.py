@@ -17,6 +17,7 @@ from hookd.agent.aside import DETACH_S, EXIT_S
 from hookd.agent.control import Control
 from hookd.agent.fork import set_after_fork
 from hookd.agent.identity import identity, ranks
+from hookd.agent.lastwords import last_words, printed
 from hookd.agent.loader import release
 from hookd.agent.session import Session
 from hookd.agent.standby import Standby
@@ -52,6 +53,7 @@ class Agent:
         self._is_kept = False
         self._detached: dict[str, Any] | None = None
         self._told: dict[str, Any] = {}
+        self._printed = printed()
 
     def begin(self) -> None:
         """Load the plugins, listen, arm."""
@@ -291,6 +293,10 @@ class Agent:
     def _exiting(self) -> None:
         """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
         self._session.aside.finish(EXIT_S)
+        with contextlib.suppress(Exception):
+            last = last_words(self._printed)
+            if last is not None:
+                self._page.update_identity(exception=last)
         with contextlib.suppress(ValueError):
             self._page.set_state("exited")
         if self._control is not None:

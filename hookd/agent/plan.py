@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hookd.hookspecs import TENSORS, TIMES
+from hookd.page import CALL_RECORD, MODULE, STEP
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -38,6 +39,7 @@ def make(module, number, again, metered):
         try:
             thread.top = (module, top, number)
             cells[beat] = number
+            NOTE
             ENTER
             PRE
             AWAY
@@ -63,10 +65,12 @@ FIRST_PASS = {
     "LEAVE": "if top is None:\n    cells[beat] = 0.0\n    ends(thread)\nelse:\n    cells[beat] = top[2]",
 }
 # In one step of some the time is taken: of each plugin, and of all that is not the training's own code. The plans of such a
-# step are others, so that those of all other steps have nothing of it but the question.
+# step are others, so that those of all other steps have nothing of it but the question. The recorder too has only their calls.
 METERED = {"BEGUN": "begun, before = clock(), ledger.charged", "AWAY": "settle(begun, before)",
-           "BACK": "begun, before = clock(), ledger.charged", "METERED": ""}  # fmt: skip
-UNMETERED = {"BEGUN": "", "AWAY": "", "BACK": "", "METERED": "if accounting:\n    return metered(self, args, kwargs)"}
+           "BACK": "begun, before = clock(), ledger.charged", "METERED": "",
+           "NOTE": f"record({CALL_RECORD}, number, cells[beat + {STEP - MODULE}])"}  # fmt: skip
+UNMETERED = {"BEGUN": "", "AWAY": "", "BACK": "", "NOTE": "",
+             "METERED": "if accounting:\n    return metered(self, args, kwargs)"}  # fmt: skip
 RECOMPUTE = {"ENTER": "", "LEAVE": "cells[beat] = 0.0 if top is None else top[2]"}
 
 # A call that waits, one that nobody is told of, and the versions of its inputs (`hookd.agent.portions`). What nearly all
@@ -283,6 +287,9 @@ def pair(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     raise RuntimeError(msg)
 
 
+FILE = "<hookd plan>"
+
+
 def compile_plan(text: str) -> CodeType:
     """Compile a plan's source; its file name keeps it apart in a traceback of the training code."""
-    return compile(text, "<hookd plan>", "exec")
+    return compile(text, FILE, "exec")

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from hookd.plugin import Plugin
 
 PAUSED = float(pages.PHASES.index("paused"))
-STEP_RECORD = 1
 PAUSE_S = 0.05
 """How often a paused training looks whether it may go on."""
 PHASE, STEP = pages.PHASE - pages.MODULE, pages.STEP - pages.MODULE
@@ -86,7 +85,7 @@ class Session:
 
     def _namespace(self) -> dict[str, Any]:
         return {
-            "cells": self.cells, "local": self.local, "clock": time.perf_counter_ns, "Failure": Failure,
+            "cells": self.cells, "record": self.page.record, "local": self.local, "clock": time.perf_counter_ns, "Failure": Failure,
             "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
             "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "accounting": False, "backward_on": False,
@@ -255,7 +254,7 @@ class Session:
             if thread.kept:  # a training loop inside of a module's forward never leaves it
                 self.portions.let_go(thread)
             self.cells[thread.beat + STEP] = float(self.step_number())
-            self.page.record(STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
+            self.page.record(pages.STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
             self.models.boundary(thread)
             self._install_late()
         except Failure as failure:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hookd.config import ServeConfig
+    from hookd.daemon.fleet import Fleet
 
 
 class Descendants(Collection[int]):
@@ -56,6 +57,13 @@ def serving(config: ServeConfig, pid: int) -> Iterator[str]:
         thread.join()
 
 
+def _see_ends(fleet: Fleet) -> None:
+    """Take note of who has ended just now, before nobody looks any more."""
+    for target in fleet.targets():
+        if target.ended is None and not target.is_running():
+            fleet.lose(target)
+
+
 def _serve(config: ServeConfig, pid: int, bound: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
     from hookd.daemon.service import Service
 
@@ -64,6 +72,7 @@ def _serve(config: ServeConfig, pid: int, bound: Future[tuple[str, asyncio.Abstr
         async with Service(config, only=Descendants(pid)) as service:
             bound.set_result((service.url, asyncio.get_running_loop(), stop))
             await stop.wait()
+            await asyncio.to_thread(_see_ends, service.fleet)
 
     try:
         asyncio.run(serve())

@@ -111,5 +111,6 @@ class Teller:
         if row["state"] == "detached":
             return f"process {row['pid']} was detached"
         if row["state"] == "lost":
-            return f"process {row['pid']} has ended ({row['reason']}); its counters are served for {self._linger_s:g} s"
+            how = row["how"] or f"has ended ({row['reason']})"
+            return f"process {row['pid']} {how}; its counters are served for {self._linger_s:g} s"
         return f"process {row['pid']}: its page cannot be trusted any more ({row['reason']})"

@@ -64,6 +64,8 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
     cost = f"of which hookd takes {output.percent(overhead)}" if overhead is not None else "hookd's cost not yet known"
     how = f" ({target['reason']})" if target.get("reason") else ""
     yield f"{state(found)}{how}, {found['step']['text']}, {output.seconds(step_seconds(found))} a step, {cost}"
+    if target.get("how"):
+        yield f"it {target['how']}"
     if why := paused(found):
         yield why
     if dropped := target.get("series_dropped"):

@@ -79,6 +79,8 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['pid']}: {', '.join(row['changed_by'])} changes the training"
         if row["series_dropped"]:
             yield f"{row['pid']}: {told(row['series_dropped'])}"
+        if row["how"]:
+            yield f"{row['pid']}: it {row['how']}"
         if row["paused"]:
             yield f"{row['pid']}: {row['paused']}"
         if row["incident"]:
@@ -106,6 +108,7 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         "incident": _foremost(incidents),
         "last_incident": incidents[-1].get("message") if incidents else None,
         "paused": paused(found),
+        "how": target.get("how"),
         "series_dropped": target.get("series_dropped", 0),
     }
 

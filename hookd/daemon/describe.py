@@ -27,6 +27,7 @@ def target_row(target: Target) -> dict[str, Any]:
         "state": target.state,
         "reason": target.ended.reason if target.ended is not None else None,
         "ended": target.ended.time if target.ended is not None else None,
+        "how": target.ended.death.message if target.ended is not None and target.ended.death is not None else None,
         "step": describe_steps(snapshot) if snapshot is not None else None,
         "heartbeat_age_s": target.heartbeat_age_s(),
         "incidents": len(snapshot.incidents) if snapshot is not None else 0,

@@ -14,6 +14,7 @@ import psutil
 from hookd import labels
 from hookd.attach.census import Census
 from hookd.attach.discover import find_page
+from hookd.daemon.deaths import Memories
 from hookd.daemon.incidents import END
 from hookd.daemon.targets import Target, page_id
 from hookd.errors import HookdError, NoSuchTarget
@@ -50,6 +51,7 @@ class Fleet:
         self._linger_s = linger_s
         self._only = only
         self._census = Census(only, clock)
+        self._memories = Memories(clock)
         self._clock = clock
         self._lock = threading.RLock()
         self._keeping = threading.Lock()
@@ -131,6 +133,7 @@ class Fleet:
         self._held[pid] = target
         if self._only is not None:
             self._seen.add((pid, target.start_ticks))
+        target.witness.memory = self._memories.of(pid)
         target.told = self.store.told(self._key(target))
         self._keep_incidents(target)
         _log.info("found an agent in process %d: run %s, rank %s", pid, target.claim.run, target.claim.rank)
@@ -166,6 +169,7 @@ class Fleet:
 
     def poll(self) -> None:
         """Look at every page and process, and let go of what has lingered long enough."""
+        self._memories.look()
         for target in self.targets():
             if target.ended is None:
                 target.poll()
@@ -214,10 +218,10 @@ class Fleet:
     def _tell_end(self, target: Target) -> None:
         assert target.ended is not None
         _log.info("target %d: %s (%s)", target.pid, target.state, target.ended.reason)
-        if target.ended.reason in ("exited", "detached"):
-            return
-        message = f"process {target.pid} {_REASONS.get(target.ended.reason, target.ended.reason)}"
-        self.tell(target, target.state, message, seq=END, time=target.ended.time)
+        death = target.ended.death
+        if death is not None and death.is_incident:
+            message = f"process {target.pid} {death.message}"
+            self.tell(target, target.state, message, **death.fields, seq=END, time=target.ended.time)
 
     def tell(self, target: Target, kind: str, message: str, **fields: Any) -> None:
         """Store and log an incident that the daemon itself has seen, and count it.
@@ -260,9 +264,6 @@ class Fleet:
                 target.close()
             self._held.clear()
             self._ended.clear()
-
-
-_REASONS = {"died": "ended without Python's own exit: a signal, os._exit, or exec"}
 
 
 def _is_same(one: labels.Claim, other: labels.Claim) -> bool:

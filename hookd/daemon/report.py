@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hookd.daemon.targets import steps
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -63,6 +61,13 @@ def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
         return {"counted": counted, "offset": None, "current": counted, "is_absolute": False, "text": text}
     current = counted + offset
     return {"counted": counted, "offset": offset, "current": current, "is_absolute": True, "text": f"step {current}"}
+
+
+def steps(snapshot: Snapshot) -> int:
+    """Give the optimizer steps that the agent has counted."""
+    family = next((family for family in snapshot.families if family.name == "hookd_steps"), None)
+    value = family.cells[family.first[0]] if family is not None and family.first else 0.0
+    return int(value) if 0 <= value < 2**53 else 0
 
 
 def _modules(snapshot: Snapshot) -> list[dict[str, Any]]:

@@ -12,7 +12,9 @@ import psutil
 
 from hookd import labels
 from hookd.attach import commandline, control, proc
+from hookd.daemon.deaths import LAST, Witness, judge
 from hookd.daemon.herald import Herald
+from hookd.daemon.usage import Usage, usage_of
 from hookd.errors import HookdError, PageError
 from hookd.page import PageReader
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hookd.attach import Control
-    from hookd.page import Heartbeat, Snapshot
+    from hookd.daemon.deaths import Death
+    from hookd.page import Heartbeat, Record, Snapshot
 
 State = Literal["attached", "lost", "corrupt", "detached"]
 STATES: tuple[State, ...] = ("attached", "lost", "corrupt", "detached")
@@ -149,28 +152,19 @@ class Pulse:
         return max(0.0, now - self._changed)
 
 
-@dataclass(frozen=True)
-class Usage:
-    """What the operating system counts for a process. None where it does not tell us."""
-
-    cpu_s: float | None = None
-    rss_bytes: int | None = None
-    threads: int | None = None
-    fds: int | None = None
-
-
 @dataclass
 class Ended:
     """How a target ended.
 
     Attributes:
-        reason: "exited" (Python came to its end), "died" (a signal, `os._exit`, or it became another program),
-            "detached", or why its page is not trusted.
+        reason: a word or two, see `deaths.Death`; "detached", or why its page is not trusted.
         at: by the monotonic clock.
+        death: all that is known, where the process is gone.
     """
 
     reason: str
     at: float
+    death: Death | None = None
     time: float = field(default_factory=time.time)
 
 
@@ -207,6 +201,7 @@ class Target:
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._usage = Usage()
+        self.witness = Witness(pid, self.start_ticks)
         self._number = -1  # of the page among the target's descriptors, where it was seen last
         self._reader: PageReader | None = None
         self._told: Mapping[str, Any] = {}
@@ -249,7 +244,7 @@ class Target:
         with self._lock:
             self._refresh()
             if self.ended is None:
-                self._usage = _usage(self._process, self._usage)
+                self._usage = usage_of(self._process, self._usage)
         if self.ended is None and self.pidfd < 0 and not self.is_running():
             self.lose()
 
@@ -257,8 +252,9 @@ class Target:
         """Take the last copy of the page: the process is gone, or is another program now."""
         with self._lock:
             self._refresh()
-            state = self._snapshot.state if self._snapshot is not None else ""
-            self._close("lost", "exited" if state == "exited" else "died")
+            if self.ended is None or self.state == "corrupt":
+                death = judge(self.witness.gather(self.pidfd), self._snapshot, self._recent())
+                self._close("lost", death.reason, death)
             if self._snapshot is not None:
                 path = _text(self._snapshot.identity, "control")
                 control.remove_dead(path, self.identity.uid, near=self._neighbour())
@@ -309,10 +305,16 @@ class Target:
         if self._snapshot.state == "detached":
             self._close("detached", "detached")
 
-    def _close(self, state: State, reason: str) -> None:
+    def _recent(self) -> list[Record]:
+        try:
+            return self._reader.recent(LAST) if self._reader is not None else []
+        except PageError:
+            return []
+
+    def _close(self, state: State, reason: str, death: Death | None = None) -> None:
         if self.ended is None or self.state == "corrupt":
             self.state = state
-            self.ended = Ended(reason, self._clock())
+            self.ended = Ended(reason, self._clock(), death)
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -332,7 +334,7 @@ class Target:
         """Give what the operating system counts for it; after its end, the last."""
         with self._lock:
             if self.ended is None:
-                self._usage = _usage(self._process, self._usage)
+                self._usage = usage_of(self._process, self._usage)
             return self._usage
 
     def take_lease(self, lease: Control) -> bool:
@@ -361,13 +363,6 @@ class Target:
             self.pidfd = -1
 
 
-def steps(snapshot: Snapshot) -> int:
-    """Give the optimizer steps that the agent has counted."""
-    family = next((family for family in snapshot.families if family.name == "hookd_steps"), None)
-    value = family.cells[family.first[0]] if family is not None and family.first else 0.0
-    return int(value) if 0 <= value < 2**53 else 0
-
-
 def page_id(fd: int) -> tuple[int, int]:
     """Tell one page from another: device and inode of its memory file."""
     status = os.fstat(fd)
@@ -379,22 +374,3 @@ def _pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except (OSError, AttributeError):  # an old kernel, a sandbox; poll() then looks at /proc
         return -1
-
-
-def _usage(process: psutil.Process, before: Usage) -> Usage:
-    """Ask for what may be known; keep the last CPU time of a process that is going."""
-    try:
-        with process.oneshot():
-            cpu = process.cpu_times()
-            usage = Usage(cpu.user + cpu.system, process.memory_info().rss, process.num_threads(), _fds(process))
-    except (psutil.Error, OSError):
-        return Usage(before.cpu_s)
-    return usage
-
-
-def _fds(process: psutil.Process) -> int | None:
-    try:
-        # Linux 6.2 and newer count them as the size of the directory; to list ten thousand takes milliseconds.
-        return os.stat(f"/proc/{process.pid}/fd").st_size or int(process.num_fds())  # noqa: PTH116
-    except (psutil.Error, OSError):
-        return None

@@ -7,6 +7,7 @@ lies where. The reader outlives the writer: the last bytes of a killed process c
 from __future__ import annotations
 
 from hookd.page.layout import (
+    CALL_RECORD,
     DEPTH,
     EVENTS,
     HEARTBEATS,
@@ -15,11 +16,13 @@ from hookd.page.layout import (
     MODULE,
     NAME,
     PHASE,
+    PHASE_RECORD,
     PHASES,
     PROTOCOL,
     SIZE,
     STATES,
     STEP,
+    STEP_RECORD,
     TID,
 )
 from hookd.page.reader import PageReader
@@ -27,6 +30,7 @@ from hookd.page.snapshot import Family, Heartbeat, ModuleEntry, Record, Series, 
 from hookd.page.writer import PageWriter
 
 __all__ = [
+    "CALL_RECORD",
     "DEPTH",
     "EVENTS",
     "HEARTBEATS",
@@ -36,10 +40,12 @@ __all__ = [
     "NAME",
     "PHASE",
     "PHASES",
+    "PHASE_RECORD",
     "PROTOCOL",
     "SIZE",
     "STATES",
     "STEP",
+    "STEP_RECORD",
     "TID",
     "Family",
     "Heartbeat",

@@ -63,6 +63,8 @@ LOW32 = 0xFFFFFFFF
 BEAT_CELLS = 8
 NAME_BYTES = 64
 RECORD = struct.Struct("=6d")  # seq, when, kind, module, step, value
+STEP_RECORD, CALL_RECORD, PHASE_RECORD = 1, 2, 3
+"""Kinds of records: a step is done (`value`: its seconds), a module is called, a phase begins (`value`: which)."""
 SCRATCH_CELLS = 256  # the first of the values: where series go that found no room
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034  # fcntl.h; Python lacks the names where its libc was old
 

@@ -123,6 +123,27 @@ class PageReader:
         self._last = snapshot
         return snapshot
 
+    def recent(self, count: int) -> list[Record]:
+        """Return the last `count` events of the recorder, or nearly so many, in a few milliseconds."""
+        region = self._regions["recorder"]
+        numbers = array("d")
+        numbers.frombytes(self._pread(*region))
+        ring = region.length // RECORD.size
+        last = _whole(max(numbers[:: RECORD.size // 8], default=0.0, key=_whole))
+        slots = sorted({(number - 1) % ring for number in range(max(1, last - count + 1), last + 1)})
+        found = [record for slot in slots if (record := self._record(slot, ring, last - count)) is not None]
+        return sorted(found, key=lambda record: record.seq)
+
+    def _record(self, slot: int, ring: int, after: int) -> Record | None:
+        """Return what stands in a slot if it is whole, belongs there, and is younger than `after`."""
+        start = self._regions["recorder"].offset + slot * RECORD.size
+        first, second = self._pread(start, RECORD.size), self._pread(start, RECORD.size)
+        seq, when, kind, module, step, value = RECORD.unpack(first)
+        number = _whole(seq)
+        if first != second or number <= max(after, 0) or (number - 1) % ring != slot:
+            return None
+        return Record(number, when, _whole(kind), _whole(module), _whole(step), value)
+
     def close(self) -> None:
         """Close the descriptor. Idempotent; a thread that is reading gets a PageError."""
         with self._fd_lock:

@@ -151,7 +151,7 @@ def test_prometheus_follows_a_target_from_its_attach_to_its_death(stack, daemon,
     target.signal(signal.SIGKILL)
     target.wait()
     wait_until(lambda: prometheus.value(f"hookd_target_up{{{mine}}}") == 0, what="the death in Prometheus")
-    assert prometheus.query(f'hookd_target_info{{{mine},reason="died"}}')
+    assert prometheus.query(f'hookd_target_info{{{mine},reason="signal SIGKILL"}}')
     final = prometheus.value(f"hookd_steps_total{{{mine}}}")
     assert final is not None
     assert final > 0

@@ -41,7 +41,7 @@ def test_a_target_is_found_served_and_after_its_death_lingers_then_goes(serve, h
     assert [s.value for s in metrics.select("hookd_target_up", run=run)] == [0]
     assert metrics.total("hookd_steps_total", run=run) == 6
     assert not metrics.select("hookd_x_mean", run=run)
-    assert metrics.labels("hookd_target_info", "reason", run=run) == {"died"}
+    assert metrics.labels("hookd_target_info", "reason", run=run) == {"signal SIGKILL"}
 
     wait_until(lambda: not daemon.rows(run), what="the end of the linger time")
     assert run not in daemon.get("/metrics")

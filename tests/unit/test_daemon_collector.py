@@ -255,7 +255,7 @@ def test_of_an_ended_target_the_counters_stay_and_the_gauges_go(fleet, join, scr
         "hookd_process_resident_memory_bytes",
     )
     assert not [k for k in found if k[0] in gone]
-    assert next(dict(k[1:]) for k in found if k[0] == "hookd_target_info")["reason"] == "died"
+    assert next(dict(k[1:]) for k in found if k[0] == "hookd_target_info")["reason"] == "page closed"
 
 
 def test_a_corrupt_page_marks_its_target_and_harms_no_other(fleet, join, scrape):
