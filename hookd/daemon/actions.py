@@ -167,7 +167,7 @@ class Actions:
         try:
             control = Control.connect(target.pid)
             control.request("lease", seconds=self._lease_s)
-        except HookdError as exc:
+        except (HookdError, OSError) as exc:
             _log.warning("no lease: %s", exc)
             return
         if not target.take_lease(control):
@@ -195,6 +195,8 @@ class Actions:
         except HookdError as exc:
             _log.info("not taken over: %s", exc)
             return True
+        except OSError:  # of ours: no descriptor is free, say
+            return False
         if status.get("leases") != 0:
             return True
         if _seconds(status.get("age_s")) < YOUNG_S:  # by the agent's own clock: the wall's may have been set

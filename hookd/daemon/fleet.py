@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -16,6 +17,7 @@ from hookd.attach.census import Census
 from hookd.attach.discover import find_page
 from hookd.daemon.deaths import Memories
 from hookd.daemon.incidents import END
+from hookd.daemon.room import Room
 from hookd.daemon.targets import Target, page_id
 from hookd.errors import HookdError, NoSuchTarget
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from hookd.attach.discover import Candidate
     from hookd.daemon.incidents import IncidentStore
+    from hookd.daemon.roster import Held
     from hookd.daemon.targets import Identity
 
 _log = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ class Fleet:
         self._census = Census(only, clock)
         self._memories = Memories(clock)
         self._clock = clock
+        self._room = Room()
         self._lock = threading.RLock()
         self._keeping = threading.Lock()
         self._held: dict[int, Target] = {}
@@ -92,6 +96,8 @@ class Fleet:
         Returns:
             The targets that are new, and the Python processes that are new or have changed.
         """
+        for pid in self._room.reopened():
+            self._census.recheck(pid)
         found = self._census.look()
         with self._lock:
             held = list(self._held.values())
@@ -104,7 +110,9 @@ class Fleet:
         """Make a target of a process that holds a page; None if it holds none, is one already, or may not be seen."""
         try:
             fd = find_page(pid)
-        except (HookdError, OSError):
+        except (HookdError, OSError) as exc:
+            if isinstance(exc, OSError) and exc.errno == errno.EMFILE:
+                self._room.refuse(pid)
             return None
         with self._lock:
             known = self._held.get(pid)
@@ -117,6 +125,10 @@ class Fleet:
                 return None
             if known is not None:
                 self._left(known)
+            if not self._room.has(fd):
+                os.close(fd)
+                self._room.refuse(pid)
+                return None
             return self._add(pid, fd)
 
     def _add(self, pid: int, fd: int) -> Target | None:
@@ -223,11 +235,11 @@ class Fleet:
             message = f"process {target.pid} {death.message}"
             self.tell(target, target.state, message, **death.fields, seq=END, time=target.ended.time)
 
-    def tell(self, target: Target, kind: str, message: str, **fields: Any) -> None:
+    def tell(self, target: Target | Held, kind: str, message: str, **fields: Any) -> None:
         """Store and log an incident that the daemon itself has seen, and count it.
 
         Args:
-            target: that it is about.
+            target: that it is about; or what an earlier daemon has noted of one.
             kind: one word, of a handful: it is a label.
             message: for a person.
             fields: what else is known, as JSON: `step` and `module` have columns of their own, all is kept; `time`
@@ -253,7 +265,7 @@ class Fleet:
                 target.herald.end(target)
 
     @staticmethod
-    def _key(target: Target) -> tuple[int, int, int]:
+    def _key(target: Target | Held) -> tuple[int, int, int]:
         return (target.pid, target.start_ticks, target.page[1])
 
     def close(self) -> None:

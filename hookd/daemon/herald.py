@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from hookd.daemon.roster import Held
     from hookd.daemon.targets import Target
 
 LINES = 3
@@ -40,7 +41,7 @@ class Herald:
         self._clock = clock
         self._windows: dict[str, _Window] = {}
 
-    def tell(self, target: Target, incidents: Iterable[Mapping[str, object]]) -> None:
+    def tell(self, target: Target | Held, incidents: Iterable[Mapping[str, object]]) -> None:
         """Log new incidents, as far as there were not too many of their kind."""
         now = self._clock()
         for incident in incidents:
@@ -55,11 +56,11 @@ class Herald:
                 window.held += 1
         self._sum_up(target, now - WINDOW_S)
 
-    def end(self, target: Target) -> None:
+    def end(self, target: Target | Held) -> None:
         """Log how many were held back: there will be no more."""
         self._sum_up(target, self._clock())
 
-    def _sum_up(self, target: Target, until: float) -> None:
+    def _sum_up(self, target: Target | Held, until: float) -> None:
         """Close the windows that began at `until` or before."""
         for kind, window in list(self._windows.items()):
             if window.began <= until:
@@ -68,7 +69,7 @@ class Herald:
                     _log.warning("%d more of %s %s: hookd report %d", window.held, kind, who(target), target.pid)
 
 
-def line(target: Target, incident: Mapping[str, object]) -> str:
+def line(target: Target | Held, incident: Mapping[str, object]) -> str:
     """Put an incident into one line: kind, target, step, message."""
     step = incident.get("step")
     counted = "" if incident.get("is_step_absolute", True) else " (counted from the attach)"
@@ -76,7 +77,7 @@ def line(target: Target, incident: Mapping[str, object]) -> str:
     return f"{plain(incident.get('kind'))} {who(target)}{at}: {plain(incident.get('message'))}"
 
 
-def who(target: Target) -> str:
+def who(target: Target | Held) -> str:
     """Name a target in a line."""
     return f"in process {target.pid} (run {plain(target.claim.run)}, rank {plain(target.claim.rank)})"
 

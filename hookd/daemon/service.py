@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, describe
+from hookd.daemon import api, describe, log, room
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.fleet import Fleet
 from hookd.daemon.incidents import IncidentStore
+from hookd.daemon.roster import NAME as ROSTER
+from hookd.daemon.roster import Roster
 from hookd.daemon.selection import Limits
 from hookd.daemon.wanted import Wanted
 from hookd.daemon.web import Web
@@ -69,17 +71,16 @@ class Service:
         self.control = config.control or self._default_control(environ)
         self.url = ""
         self.is_ready = False
-        self.fleet = Fleet(
-            IncidentStore.open(config.state_dir or default_state_dir(environ, os.geteuid())),
-            linger_s=config.linger_s,
-            only=only,
-        )
+        self._looked = asyncio.Event()
+        state_dir = config.state_dir or default_state_dir(environ, os.geteuid())
+        self.fleet = Fleet(IncidentStore.open(state_dir), linger_s=config.linger_s, only=only)
         self._tally = Tally()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
-        self._watchers: tuple[Watcher, ...] = ()
+        roster = None if self.is_embedded or state_dir is None else state_dir / ROSTER
+        self._watchers: tuple[Watcher, ...] = (Roster(roster, self.fleet),)
         self._collector = FleetCollector(
             self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
         )
@@ -114,6 +115,7 @@ class Service:
             await self._serve_control(listener, stack)  # last: who gets an answer here may ask for everything
             await self._scan()
             self.is_ready = True
+            self._looked.set()
             for work, interval_s in (
                 (self._poll, self.config.poll_s),
                 (self._scan, self.config.scan_s),
@@ -227,9 +229,10 @@ class Service:
         await asyncio.to_thread(self.fleet.store.prune, time.time() - self.config.retention_days * DAY_S)
 
     def _watch(self) -> None:
-        """Have the event loop tell of each target's death at once; forget those that are served no more."""
+        """Have the event loop tell of each target's death at once; what has ended and only lingers needs no descriptor."""
         loop = asyncio.get_running_loop()
-        served = {target.pidfd: target for target in self.fleet.targets() if target.pidfd >= 0}
+        alive = [one for one in self.fleet.targets() if one.ended is None or one.state == "corrupt"]
+        served = {target.pidfd: target for target in alive if target.pidfd >= 0}
         for pidfd, target in list(self._watched.items()):
             if served.get(pidfd) is not target:
                 self._unwatch(pidfd, target)
@@ -248,6 +251,11 @@ class Service:
         asyncio.get_running_loop().run_in_executor(None, self.fleet.lose, target)
 
     # ---- what is asked for
+
+    async def looked(self, timeout_s: float) -> None:
+        """Wait until it has looked for targets once: a restart must not look like the end of those found last."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._looked.wait(), timeout_s)
 
     def rows(self) -> list[dict[str, Any]]:
         """Describe all targets in short."""
@@ -362,8 +370,7 @@ def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
     Raises:
         HookdError: it could not start.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s hookd %(levelname)s: %(message)s")
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    room.widen()
 
     async def run() -> None:
         async with Service(config, only=only) as service:
@@ -371,7 +378,8 @@ def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
                 _log.info("hookd %s serves %s/metrics, control %s", __version__, service.url, service.control)
                 _log.info("%s: shutting down; agents stay for %g s", (await stop).name, config.lease_s)
 
-    asyncio.run(run())
+    with log.to_stderr():
+        asyncio.run(run())
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -320,10 +321,12 @@ class Target:
             self._reader = None
 
     def is_running(self) -> bool:
-        """Tell whether the very process still runs (a zombie does not)."""
+        """Tell whether the very process still runs (a zombie does not); one that cannot be looked at now counts as running."""
         try:
             return proc.start_ticks(self.pid) == self.start_ticks and proc.status(self.pid).state not in "ZX"
-        except (HookdError, OSError, LookupError, ValueError):
+        except OSError as exc:
+            return exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+        except (HookdError, LookupError, ValueError):
             return False
 
     def heartbeat_age_s(self) -> float | None:

@@ -34,6 +34,8 @@ MAX_SENDING = 8
 """Pages on their way to readers that are slow, each some MB: with one more, the oldest is cut off."""
 SENDING_S = 10.0
 """How long a reader may take; Prometheus itself gives up after its scrape_timeout, 10 s by default."""
+FIRST_LOOK_S = 5.0
+"""A scrape that comes while a daemon starts waits so long for its first look: half of what Prometheus waits for it."""
 _PORTION = 1 << 20
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _HEADERS = {
@@ -82,6 +84,7 @@ class Web:
         names = frozenset(request.query.getall("name[]", []))
         self._waiting += 1
         try:
+            await self._service.looked(FIRST_LOOK_S)
             async with self._turn:
                 work = functools.partial(render, self._collector, accept, names, is_gzip=is_gzip)
                 body, content_type = await asyncio.get_running_loop().run_in_executor(self._renderer, work)

@@ -1,0 +1,77 @@
+"""The daemon's log on stderr, written by a thread of its own: a pipe that nobody reads holds up nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FORMAT = "%(asctime)s hookd %(levelname)s: %(message)s"
+MAX_WAITING = 1000
+"""Lines that wait to be written; more are dropped and counted."""
+END_S = 1.0
+"""How long the end of the daemon waits for the last lines."""
+_STDERR = 2
+
+
+class Waiting(logging.Handler):
+    """Hands lines to a thread that writes them. What cannot be written, on a full disk say, is lost in silence.
+
+    Args:
+        fd: where they are written, with no buffer in between: a thread that is stuck there holds no lock of Python's.
+    """
+
+    def __init__(self, fd: int = _STDERR) -> None:
+        super().__init__()
+        self._fd = fd
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name="hookd-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Put a line in the queue; called under the handler's lock."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._dropped += 1
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            dropped, self._dropped = self._dropped, 0
+            self._write(line + (f"\nhookd: {dropped} lines of this log are lost: nobody read it" if dropped else ""))
+
+    def _write(self, text: str) -> None:
+        left = memoryview(f"{text}\n".encode(errors="replace"))
+        with contextlib.suppress(OSError):
+            while left:
+                left = left[os.write(self._fd, left) :]
+
+    def close(self) -> None:
+        """Write what waits, as far as it can be written now."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(END_S)
+        super().close()
+
+
+@contextlib.contextmanager
+def to_stderr() -> Iterator[None]:
+    """Send what is logged to stderr, from INFO on."""
+    handler = Waiting()
+    handler.setFormatter(logging.Formatter(FORMAT))
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,68 @@
+"""The daemon's log: it goes where somebody reads, and holds nothing up where nobody does."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+
+import pytest
+
+from hookd.daemon.log import END_S, MAX_WAITING, Waiting
+
+
+@pytest.fixture
+def pipe():
+    read, write = os.pipe()
+    yield read, write
+    for fd in (read, write):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def record(text):
+    return logging.LogRecord("hookd", logging.INFO, "", 0, text, (), None)
+
+
+def test_lines_come_in_order_and_all_before_the_end(pipe):
+    read, write = pipe
+    handler = Waiting(write)
+    for n in range(100):
+        handler.handle(record(f"line {n}"))
+    handler.close()
+    assert os.read(read, 1 << 16).decode().splitlines() == [f"line {n}" for n in range(100)]
+
+
+def test_a_pipe_that_nobody_reads_holds_up_nobody_and_what_was_lost_is_counted(pipe):
+    read, write = pipe
+    handler = Waiting(write)
+    begun = time.monotonic()
+    for _ in range(MAX_WAITING + 500):
+        handler.handle(record("x" * 1000))
+    assert time.monotonic() - begun < END_S
+    os.set_blocking(read, False)
+    lines = []
+    while "are lost" not in "".join(lines):
+        with contextlib.suppress(BlockingIOError):
+            lines.append(os.read(read, 1 << 16).decode())
+    lost = int("".join(lines).partition(" lines of this log are lost")[0].rpartition("hookd: ")[2])
+    assert 0 < lost <= 500
+    handler.close()
+
+
+def test_the_end_does_not_wait_for_a_reader_that_never_comes(pipe):
+    handler = Waiting(pipe[1])
+    for _ in range(MAX_WAITING + 500):
+        handler.handle(record("x" * 1000))
+    begun = time.monotonic()
+    handler.close()
+    assert time.monotonic() - begun < 5 * END_S
+
+
+def test_a_full_disk_costs_lines_and_nothing_else():
+    fd = os.open("/dev/full", os.O_WRONLY)
+    handler = Waiting(fd)
+    handler.handle(record("nobody will read this"))
+    handler.close()
+    os.close(fd)
