@@ -19,8 +19,10 @@ from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.fleet import Fleet
+from hookd.daemon.hangs import Hangs
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.selection import Limits
+from hookd.daemon.silence import Patience
 from hookd.daemon.wanted import Wanted
 from hookd.daemon.web import Web
 from hookd.errors import HookdError, PermissionDenied
@@ -79,7 +81,8 @@ class Service:
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
-        self._watchers: tuple[Watcher, ...] = ()
+        patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
+        self._watchers: tuple[Watcher, ...] = (Hangs(self.fleet, patience),)
         self._collector = FleetCollector(
             self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
         )
