@@ -25,6 +25,7 @@ from hookd.agent.numeric import Numeric
 from hookd.agent.patch import no_frame
 from hookd.agent.plan import pair
 from hookd.agent.portions import Portions
+from hookd.agent.stall import Stall
 from hookd.agent.steps import Steps
 from hookd.agent.threads import Threads
 from hookd.context import Context
@@ -74,6 +75,7 @@ class Session:
         self.local = Threads(page, self._heartbeats)
         self.registry = Registry()
         self.core = CoreMetrics(page, has_budget=budget > 0)
+        self._stall = Stall(page)
         self.governor = Governor(self, budget)
         self.changes = Changes(self)
         self.steps = Steps(self, from_beginning=identity["method"] == "run")
@@ -277,6 +279,7 @@ class Session:
     def tick(self, now_s: float) -> None:
         """Do what is to be done about once a second, in hookd's own thread."""
         self.models.tick(now_s)
+        self._stall.tick()
         with contextlib.suppress(FileNotFoundError):  # in a container without /proc they stay
             alive = {int(task) for task in os.listdir("/proc/self/task")}
             for ident in [ident for ident in self._heartbeats if ident not in alive]:

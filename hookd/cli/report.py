@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, targets
-from hookd.cli.status import paused, state, step_seconds
+from hookd.cli.status import hang, paused, state, step_seconds
 from hookd.errors import PageError
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
         yield f"it {target['how']}"
     if why := paused(found):
         yield why
+    if stuck := target.get("hang"):
+        yield hang(stuck)
+        yield f"told when it was found: {stuck['message']}"
     if dropped := target.get("series_dropped"):
         from hookd.daemon.selection import told
 

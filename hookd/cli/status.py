@@ -83,6 +83,8 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['pid']}: it {row['how']}"
         if row["paused"]:
             yield f"{row['pid']}: {row['paused']}"
+        if row["hang"]:
+            yield f"{row['pid']}: {hang(row['hang'])}"
         if row["incident"]:
             more = f" (and {row['incidents'] - 1} more: hookd report {row['pid']})" if row["incidents"] > 1 else ""
             yield f"{row['pid']}: {row['incident']}{more}"
@@ -109,6 +111,7 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         "last_incident": incidents[-1].get("message") if incidents else None,
         "paused": paused(found),
         "how": target.get("how"),
+        "hang": target.get("hang"),
         "series_dropped": target.get("series_dropped", 0),
     }
 
@@ -123,9 +126,11 @@ def _foremost(incidents: list[dict[str, Any]]) -> str | None:
 def state(report: dict[str, Any]) -> str:
     """Give the state of a target: as who serves it sees it where that says more than the page, else the page's.
 
-    While a thread of it waits for a person it is "paused".
+    While a thread of it waits for a person it is "paused", while it hangs "hangs".
     """
     seen = report.get("target", {}).get("state")
+    if report.get("target", {}).get("hang"):
+        return "hangs"
     is_paused = report["state"] == "running" and any(one["phase"] == "paused" for one in report["threads"])
     return str(seen if seen not in (None, "attached") else "paused" if is_paused else report["state"])
 
@@ -136,6 +141,13 @@ def paused(report: dict[str, Any]) -> str | None:
         return None
     why: dict[str, Any] = next((one for one in reversed(report["incidents"]) if one.get("kind") == "paused"), {})
     return str(why.get("message", "a plugin has paused it")).replace(" PID ", f" {report['pid']} ")
+
+
+def hang(told: dict[str, Any]) -> str:
+    """Say where a target hangs, since when, and for whom it waits."""
+    whom = f", waits for rank {', '.join(told['waits_for'])}" if told["waits_for"] else ""
+    least = "at least " if told["at_least"] else ""
+    return f"hangs {told['where']} since {least}{told['for_s']:.0f} s{whom}"
 
 
 def step_seconds(report: dict[str, Any]) -> float | None:

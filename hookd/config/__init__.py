@@ -11,6 +11,9 @@
     [metrics]
     detail = "auto"
 
+    [hang]
+    after_s = 60
+
     [[rule]]                     # which processes it attaches to by itself; the first rule that fits decides
     match = "train.py"
     user = "alice"
@@ -70,6 +73,7 @@ DEFAULT_PLUGINS = tuple(PluginSpec(name, {}, by_name=False) for name in ("nan", 
 
 
 def _setting(table: str, default: Any, read: Callable[[object], Any]) -> Any:
+    """Declare a setting. In the file it stands in `[table]`, without that word before its name."""
     return field(default=default, metadata={"table": table, "read": read})
 
 
@@ -95,6 +99,9 @@ class ServeConfig:
         top_modules: in detail "auto", so many of the costliest modules are served whatever their depth,
             as are those that a person has selected by a plugin's options.
         retention_days: how long incidents are kept, in days.
+        hang_after_s: a rank that is silent for so many seconds hangs, unless it is often silent for long.
+        hang_factor: then it takes so many times its own usual silence in that phase, or so many of its steps.
+        hang_start_s: so many seconds before its third step is done and while torch compiles.
         plugin_options: by plugin, options that hold wherever an attach does not give them.
         rules: which processes it attaches to by itself, the first that fits decides; see `rules`.
     """
@@ -115,6 +122,9 @@ class ServeConfig:
     max_series: int = _setting("metrics", 1000, read_whole(0))
     max_depth: int = _setting("metrics", 2, read_whole(0))
     top_modules: int = _setting("metrics", 50, read_whole(0))
+    hang_after_s: float = _setting("hang", 60.0, read_number(0.1))
+    hang_factor: float = _setting("hang", 5.0, read_number(1))
+    hang_start_s: float = _setting("hang", 600.0, read_number(0.1))
     plugin_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 
@@ -169,7 +179,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     problems: list[str] = []
     known: dict[str, list[str]] = {"plugins": [], "rule": []}
     for name, setting in SETTINGS.items():
-        known.setdefault(setting.metadata["table"], []).append(name)
+        known.setdefault(setting.metadata["table"], []).append(_key(name))
     for table, content in tables.items():
         if table not in known:
             problems.append(f"{path}: unknown table [{table}]{_meant(table, known, SETTINGS)}")
@@ -182,10 +192,16 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         else:
             for key, value in content.items():
                 if key in known[table]:
-                    _read(key, value, f"{path}: [{table}] {key}", values, problems)
+                    name = key if key in SETTINGS else f"{table}_{key}"
+                    _read(name, value, f"{path}: [{table}] {key}", values, problems)
                 else:
                     problems.append(f"{path}: [{table}] has no key '{key}'{_meant(key, known[table], SETTINGS)}")
     return values, problems
+
+
+def _key(name: str) -> str:
+    """Give the word by which a setting goes in its table of the file."""
+    return name.removeprefix(SETTINGS[name].metadata["table"] + "_")
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -220,7 +236,8 @@ def _read(name: str, value: object, source: str, values: dict[str, Any], problem
 def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Mapping[str, Field[Any]]) -> str:
     """Say which of the known words was probably meant, and in which table it belongs."""
     if word in everywhere:
-        return f"; it belongs under [{everywhere[word].metadata['table']}]"
+        table = everywhere[word].metadata["table"]
+        return f"; it belongs under [{table}]" + ("" if _key(word) == word else f" as {_key(word)}")
     close = difflib.get_close_matches(word, list(here), 1, 0.6) or difflib.get_close_matches(word, everywhere, 1, 0.6)
     return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(sorted(here))}"
 

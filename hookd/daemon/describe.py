@@ -30,6 +30,7 @@ def target_row(target: Target) -> dict[str, Any]:
         "how": target.ended.death.message if target.ended is not None and target.ended.death is not None else None,
         "step": describe_steps(snapshot) if snapshot is not None else None,
         "heartbeat_age_s": target.heartbeat_age_s(),
+        "hang": target.hang,
         "incidents": len(snapshot.incidents) if snapshot is not None else 0,
         "script": identity.script,
         "method": identity.method,

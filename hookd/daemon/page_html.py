@@ -65,6 +65,8 @@ def _targets(rows: list[Mapping[str, Any]]) -> str:
 def _target(row: Mapping[str, Any]) -> str:
     age, step = row["heartbeat_age_s"], row["step"]
     state = row["state"] if row["reason"] in (None, row["state"]) else f"{row['state']}: {row['reason']}"
+    if row.get("hang"):
+        state = f"hangs {row['hang']['where']}"
     return (
         f'<tr><td class="n">{row["pid"]}</td><td>{escape(row["run"])}</td><td class="n">{escape(row["rank"])}</td>'
         f'<td class="{escape(row["state"])}">{escape(state)}</td>'

@@ -19,10 +19,12 @@ from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.fleet import Fleet
+from hookd.daemon.hangs import Hangs
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.roster import NAME as ROSTER
 from hookd.daemon.roster import Roster
 from hookd.daemon.selection import Limits
+from hookd.daemon.silence import Patience
 from hookd.daemon.wanted import Wanted
 from hookd.daemon.web import Web
 from hookd.errors import HookdError, PermissionDenied
@@ -80,7 +82,8 @@ class Service:
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
         roster = None if self.is_embedded or state_dir is None else state_dir / ROSTER
-        self._watchers: tuple[Watcher, ...] = (Roster(roster, self.fleet),)
+        patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
+        self._watchers: tuple[Watcher, ...] = (Roster(roster, self.fleet), Hangs(self.fleet, patience))
         self._collector = FleetCollector(
             self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
         )

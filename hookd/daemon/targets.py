@@ -134,19 +134,23 @@ def _parent(pid: int) -> int:
         return 0
 
 
+_NOWHERE = (0, 0, "other", 0)
+
+
 class Pulse:
     """When a target last made an event, by the daemon's own clock: the hot path of the target reads none."""
 
     def __init__(self, now: float) -> None:
-        self._seen: dict[int, int] = {}
+        self._seen: dict[int, tuple[int, int, str, int]] = {}
         self._changed = now
 
     def see(self, beats: Iterable[Heartbeat], now: float) -> None:
         """Compare with what was seen before; called about once a second, and at each scrape."""
-        events = {beat.tid: beat.events for beat in beats}
-        if any(self._seen.get(tid, 0) != count for tid, count in events.items()):
+        # Events are counted at outermost calls alone: inside of a long one the module changes.
+        places = {beat.tid: (beat.module, beat.events, beat.phase, beat.step) for beat in beats}
+        if any(self._seen.get(tid, _NOWHERE) != place for tid, place in places.items()):
             self._changed = now
-        self._seen = events
+        self._seen = places
 
     def age_s(self, now: float) -> float:
         """Give the seconds since the last change that was seen."""
@@ -182,6 +186,7 @@ class Target:
         pidfd: readable once the process is gone; -1 where the kernel has none, and after the end.
         lease: an open connection to the agent while this daemon holds it.
         told: by kind, how many incidents daemons have seen themselves, see `Fleet.tell`.
+        hang: while it hangs, where it stands and who waits for whom (`hookd.daemon.hangs`); replaced, never changed.
     """
 
     def __init__(self, pid: int, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -193,6 +198,7 @@ class Target:
         self.ended: Ended | None = None
         self.incidents_stored = 0
         self.told: dict[str, int] = {}
+        self.hang: Mapping[str, Any] | None = None
         self.herald = Herald(clock)
         self.lease: Control | None = None
         self._process = psutil.Process(pid)

@@ -1,0 +1,226 @@
+"""Who of a run waits for whom, concluded from where its ranks stand. Pure functions: no clock, no page, no process.
+
+Three kinds of evidence, the surest first. A process that is stopped waits for nobody. Where the ranks have issued
+unlike numbers of collectives of one group, those that have issued more wait for the others. Else where their CPU sides
+stand decides: a device works behind its CPU, so a rank may truly be further back than it looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+ORDER = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3}
+"""Phases in the order of a step. The others may lie anywhere in it."""
+MAX_RANKS = 8
+"""So many ranks are named one by one."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one rank of a run stands.
+
+    Attributes:
+        rank: as it is served.
+        for_s: how long it has stood there, in seconds.
+        at_least: whether it may be longer: nobody has looked before.
+        phase: one of the page's PHASES.
+        module: the name of the innermost module that it is in, None outside of all.
+        place: that module's number in the order in which the model has them, 0 for none.
+        step: the number of the step in progress, counted from the attach unless `is_absolute`.
+        state: of the process, as /proc has it: "T" is stopped, "D" waits for the kernel.
+        cpu: CPUs that it has used meanwhile, None if unknown.
+        is_mute: whether hookd's own thread in it has not run either: the GIL is held.
+        issued: by group, the collectives that it has issued; empty where that is not known.
+        ended: how it ended, if it has.
+    """
+
+    rank: str
+    for_s: float = 0.0
+    at_least: bool = False
+    phase: str = "other"
+    module: str | None = None
+    place: int = 0
+    step: int = 0
+    is_absolute: bool = True
+    state: str = ""
+    cpu: float | None = None
+    is_mute: bool = False
+    issued: Mapping[str, float] = field(default_factory=dict)
+    ended: str | None = None
+
+    @property
+    def where(self) -> str:
+        """Say where it stands."""
+        if self.ended is not None:
+            return f"has ended ({self.ended})"
+        place = (
+            "outside of forward, backward and optimizer"
+            if self.phase == "other"
+            else _PHASES.get(self.phase, self.phase)
+        )
+        module = f" of {self.module}" if self.module else ""
+        return f"in {place}{module} ({self.at})" if self.phase != "other" or module else f"{place} ({self.at})"
+
+    @property
+    def at(self) -> str:
+        """Say in which step."""
+        return f"step {self.step}" + ("" if self.is_absolute else ", counted from the attach")
+
+    @property
+    def since(self) -> str:
+        """Say how long."""
+        return f"for {'at least ' if self.at_least else ''}{self.for_s:.0f} s"
+
+
+_PHASES = {"data": "the wait for data"}
+_STATES = {
+    "T": "the process is stopped (by SIGSTOP, or held in a cgroup)",
+    "t": "a debugger has stopped the process",
+    "D": "it waits in the kernel (a disk, a network file system, a driver)",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who is waited for.
+
+    Attributes:
+        guilty: whom the others wait for; where nothing tells, all that stand.
+        waiting: who waits for them.
+        basis: "process", "collectives", "cpu"; "alone" for a run of one rank, "unknown" where nothing tells.
+        reason: the evidence in words, "" where the positions say it.
+    """
+
+    guilty: tuple[Standing, ...]
+    waiting: tuple[Standing, ...] = ()
+    basis: str = "alone"
+    reason: str = ""
+
+
+def judge(ranks: Sequence[Standing]) -> Verdict:
+    """Tell who is waited for among the ranks of a run that stand or have ended.
+
+    Args:
+        ranks: at least one.
+    """
+    if len(ranks) == 1:
+        return Verdict(tuple(ranks))
+    stopped = [one for one in ranks if one.ended is not None or one.state in ("T", "t")]
+    if stopped and len(stopped) < len(ranks):
+        return _split(ranks, stopped, "process", "")
+    for basis, edges in (("collectives", _by_collectives(ranks)), ("cpu", _by_position(ranks))):
+        ahead = {one for one, _, _ in edges}
+        guilty = [one for one in ranks if one.rank not in ahead and any(one.rank == behind for _, behind, _ in edges)]
+        if guilty:
+            ranks_ = {one.rank for one in guilty}
+            return _split(ranks, guilty, basis, next(why for _, behind, why in edges if behind in ranks_))
+    return Verdict(tuple(ranks), basis="unknown", reason=_undecided(ranks))
+
+
+def _split(ranks: Sequence[Standing], guilty: Sequence[Standing], basis: str, reason: str) -> Verdict:
+    return Verdict(tuple(guilty), tuple(one for one in ranks if one not in guilty), basis, reason)
+
+
+def _by_collectives(ranks: Sequence[Standing]) -> list[tuple[str, str, str]]:
+    """Give (who waits, for whom, why) by the numbers of collectives that the ranks of each group have issued."""
+    edges = []
+    for group in sorted({group for one in ranks for group in one.issued}):
+        members = [one for one in ranks if group in one.issued and not one.is_mute]
+        least = min((one.issued[group] for one in members), default=0)
+        behind = [one for one in members if one.issued[group] == least]
+        why = f"of the group of ranks {group}, {_are(behind, 'has', 'have')} issued {least:.0f} collectives"
+        edges += [
+            (one.rank, other.rank, f"{why}, rank {one.rank} {one.issued[group]:.0f}")
+            for one in members if one.issued[group] > least for other in behind
+        ]  # fmt: skip
+    return edges
+
+
+def _by_position(ranks: Sequence[Standing]) -> list[tuple[str, str, str]]:
+    return [(one.rank, other.rank, "") for one in ranks for other in ranks if _is_behind(other, one)]
+
+
+def _is_behind(one: Standing, other: Standing) -> bool:
+    """Whether the CPU of `one` has certainly not come as far as that of `other`."""
+    if one.is_absolute and other.is_absolute and one.step != other.step:
+        return one.step < other.step
+    if one.phase == other.phase == "forward" and one.module and other.module and not _are_nested(one, other):
+        return one.place < other.place
+    first, second = ORDER.get(one.phase), ORDER.get(other.phase)
+    return first is not None and second is not None and first < second
+
+
+def _are_nested(one: Standing, other: Standing) -> bool:
+    """Whether one's module is the other's, or part of it: then nobody knows who comes first."""
+    names = sorted((one.module or "", other.module or ""), key=len)
+    return names[0] in (names[1], "(root)") or names[1].startswith(names[0] + ".")
+
+
+def _undecided(ranks: Sequence[Standing]) -> str:
+    issued = [set(one.issued.items()) for one in ranks]
+    if issued[0] and all(one == issued[0] for one in issued):
+        return "all have issued the same collectives: one of them does not complete, on a device or in the network"
+    return "nothing here tells who is waited for"
+
+
+def sentence(verdict: Verdict, world_size: int = 1) -> str:
+    """Say the verdict for a person, in one or two sentences.
+
+    Args:
+        verdict: as `judge` gives it.
+        world_size: of the run; ranks that are not known here may be those that are waited for.
+    """
+    parts = [_clause(verdict.guilty, "stands", "stand")]
+    if verdict.waiting:
+        it = "it" if len(verdict.guilty) == 1 else "them"
+        waiting = sorted(verdict.waiting, key=lambda one: one.where)
+        parts.append(_clause(waiting, f"waits for {it}", f"wait for {it}", timed=False))
+    known = len(verdict.guilty) + len(verdict.waiting)
+    notes = [*_hints(verdict.guilty)]
+    if verdict.reason:
+        notes.append(verdict.reason)
+    if verdict.basis == "cpu":
+        notes.append("CPU side only: a device may be further behind")
+    if world_size > known > 0:
+        notes.append(f"{known} of {world_size} ranks stand here; of the others nothing is known, or they go on")
+    text, more = "; ".join(parts), "; ".join(notes)
+    return f"{text}. {more[0].upper()}{more[1:]}" if more else text
+
+
+def _clause(ranks: Iterable[Standing], one_does: str, several_do: str, *, timed: bool = True) -> str:
+    """Say where ranks are, those at one place together."""
+    places: dict[str, list[Standing]] = {}
+    for one in ranks:
+        places.setdefault(one.where, []).append(one)
+    clauses = []
+    for where, here in places.items():
+        if here[0].ended is not None:
+            clauses.append(f"{_are(here, '', '')} {where}".replace("  ", " "))
+            continue
+        longest = max(here, key=lambda one: one.for_s)
+        clauses.append(f"{_are(here, one_does, several_do)} {where}" + (f" {longest.since}" if timed else ""))
+    return ", ".join(clauses)
+
+
+def _are(ranks: Sequence[Standing], one_does: str, several_do: str) -> str:
+    names = [one.rank for one in ranks]
+    if len(names) == 1:
+        return f"rank {names[0]} {one_does}"
+    more = f" and {len(names) - MAX_RANKS} more" if len(names) > MAX_RANKS else ""
+    return f"ranks {', '.join(names[:MAX_RANKS])}{more} {several_do}"
+
+
+def _hints(ranks: Sequence[Standing]) -> list[str]:
+    """Say of a single rank that stands what the operating system knows of it."""
+    if len(ranks) != 1 or ranks[0].ended is not None:
+        return []
+    (one,) = ranks
+    if one.state in _STATES:
+        return [_STATES[one.state]]
+    busy = [] if one.cpu is None else [f"it uses {one.cpu:.1f} CPUs meanwhile" if one.cpu >= 0.05 else "it uses no CPU"]
+    mute = ["hookd's own thread there does not run either: the GIL is held"] if one.is_mute else []
+    return [*mute, *busy]
