@@ -18,6 +18,7 @@ from hookd.daemon import api, describe
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
+from hookd.daemon.drift import Drift
 from hookd.daemon.fleet import Fleet
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.selection import Limits
@@ -80,7 +81,7 @@ class Service:
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
-        self._watchers: tuple[Watcher, ...] = (Stragglers(self.fleet),)
+        self._watchers: tuple[Watcher, ...] = (Stragglers(self.fleet), Drift(self.fleet))
         self._collector = FleetCollector(
             self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
         )

@@ -283,9 +283,9 @@ def cut_of(target: Target) -> Cut | None:
     snapshot = target.last()
     if snapshot is None:
         return None
-    phases = ranks.counts(ranks.family(snapshot, "hookd_timing_phase_seconds", ("phase",)))
-    steps = ranks.counts(ranks.family(snapshot, "hookd_steps", ()))
-    if not phases or "" not in steps:
+    found = ranks.family(snapshot, "hookd_timing_phase_seconds", ("phase",))
+    phases, steps = ranks.counts(found), ranks.counts(ranks.family(snapshot, "hookd_steps", ()))
+    if found is None or not phases or len(phases) < len(found.values) or "" not in steps:
         return None
     return Cut(steps[""], tuple(phases.get(part, 0.0) for part in PARTS), sum(phases.values()))
 
