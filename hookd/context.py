@@ -57,6 +57,7 @@ class Host(Protocol):
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
     def interval_of(self, plugin: str) -> int: ...  # noqa: D102
     def resample(self) -> None: ...  # noqa: D102
+    def mark_now(self) -> int: ...  # noqa: D102
     def pause(self, plugin: str) -> None: ...  # noqa: D102
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None: ...  # noqa: D102
     def write_log(self, level: str, message: str) -> None: ...  # noqa: D102
@@ -279,6 +280,15 @@ class Context:
     def step(self) -> int:
         """The number of the step in progress, from 1; counted from the attach unless `is_step_absolute`."""
         return self._host.step_now() + (self._host.step_offset() or 0)
+
+    @property
+    def mark(self) -> int:
+        """How many collectives the job's default process group had begun when the step's optimizer was called.
+
+        All ranks begin the same ones in the same order: the same number means the same step in each, whatever they call it.
+        0 in a job of one rank, and where torch does not count them.
+        """
+        return self._host.mark_now()
 
     @property
     def is_step_absolute(self) -> bool:

@@ -300,6 +300,10 @@ class Session:
         """Give what to add to it to count from the training's beginning, None while unknown."""
         return self.steps.offset
 
+    def mark_now(self) -> int:
+        """Give the mark of the last step boundary, see `hookd.agreement`; 0 where there is none."""
+        return self.changes.marks[-1][0] if self.changes.marks else 0
+
     def origin(self) -> str:
         """Give the step in progress in words, with what it counts from."""
         is_known = self.steps.offset is not None

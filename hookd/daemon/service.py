@@ -19,13 +19,10 @@ from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.fleet import Fleet
-from hookd.daemon.hangs import Hangs
 from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.roster import NAME as ROSTER
-from hookd.daemon.roster import Roster
 from hookd.daemon.selection import Limits
-from hookd.daemon.silence import Patience
 from hookd.daemon.wanted import Wanted
+from hookd.daemon.watchers import watchers
 from hookd.daemon.web import Web
 from hookd.errors import HookdError, PermissionDenied
 from hookd.version import __version__
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
     from hookd.config import ServeConfig
     from hookd.daemon.targets import Target
     from hookd.daemon.wanted import Want
-    from hookd.daemon.watch import Watcher
 
 EMBEDDED_LEASE_S = 60.0
 """How long an agent outlives a foreground attach that was killed."""
@@ -81,9 +77,7 @@ class Service:
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
-        roster = None if self.is_embedded or state_dir is None else state_dir / ROSTER
-        patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
-        self._watchers: tuple[Watcher, ...] = (Roster(roster, self.fleet), Hangs(self.fleet, patience))
+        self._watchers = watchers(self.fleet, config, None if self.is_embedded else state_dir)
         self._collector = FleetCollector(
             self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
         )

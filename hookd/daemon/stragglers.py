@@ -1,0 +1,323 @@
+"""Who is slow: the ranks of one run compared, by the time that each needs outside of waiting for the others.
+
+Where gradients are averaged at each step all ranks have the same step time: who is quick waits for who is slow, in a
+collective, most often at the end of the backward. So a straggler shows by what it does before: its data, its forward, its
+optimizer, its other code. These are added up in the order of a step, in three stages: data; data and forward; all of
+them. A rank is late at a stage by what it needs more up to there than the median of the other ranks, and as late as at
+the stage where it is latest: a collective inside of the forward levels what came before it.
+
+    score = 1 + lateness / median of all ranks' time outside of the backward
+
+Where each rank stands is noted at each poll, and compared in blocks of some steps. A rank is a straggler if its lateness,
+the median of those of the last blocks, is 10 % of the step and well above the noise, and three blocks in four agree; no
+more, once it is 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from hookd.daemon import ranks
+from hookd.daemon.watch import Declared, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from hookd.daemon.fleet import Fleet
+    from hookd.daemon.targets import Target
+    from hookd.page import Family
+
+PARTS = ("data", "forward", "optimizer", "other")
+"""Phases of `hookd_timing_phase_seconds` that count as a rank's own time: all but the backward."""
+STAGES = (1, 2, len(PARTS))
+"""How many of the parts each stage adds up."""
+BLOCK_STEPS, BLOCK_S = 5, 0.5
+"""The least that two cuts are apart: a cut may fall into the middle of a step."""
+FEWEST_BLOCKS, FEWEST_STEPS, MOST_BLOCKS = 4, 30, 8
+SHARE, LEAST_S = 0.1, 0.001
+"""Lateness that makes a straggler, of the step and in seconds. Healthy ranks under load reach 8 % over 4 blocks of 5 steps."""
+AGREE = 0.75
+"""Of the blocks of a window, so many show at least half of that lateness."""
+CERTAIN = 3.5
+"""Lateness over its standard error that makes a straggler. In healthy ranks with 8 % it was 3.2, in slow ones 4.6 or more."""
+UNEVEN = 0.1
+"""Ranks whose numbers of steps in a block differ by more do not wait for each other."""
+
+SCORE = Declared(
+    "hookd_straggler_score",
+    "gauge",
+    "Time that the rank needs in a step outside of waiting, over the median of the run's ranks on this node.",
+)
+SLOW = Declared("hookd_straggler", "gauge", "1 for a rank that the others of its run wait for, step by step.")
+TOLD, OVER = "straggler", "straggler_over"
+"""Kinds of incidents."""
+
+
+class Cut(NamedTuple):
+    """Where a rank stands: optimizer steps, seconds by PARTS, and those of all phases, since the attach."""
+
+    steps: float
+    parts: tuple[float, ...]
+    total_s: float
+
+
+class Share(NamedTuple):
+    """What a step of a rank took in one block: seconds by PARTS, and in all."""
+
+    parts: tuple[float, ...]
+    total_s: float
+
+
+class Verdict(NamedTuple):
+    """What is known of a rank. `part` is the one of PARTS in which it is latest, with its and the others' seconds a step.
+
+    `noise_s` is the standard error of `late_s`, `agreeing` the share of blocks that show half of what makes a straggler.
+    """
+
+    score: float
+    late_s: float
+    noise_s: float
+    step_s: float
+    agreeing: float
+    part: str
+    part_s: float
+    others_s: float
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is a straggler."""
+        is_late = self.late_s >= max(SHARE * self.step_s, LEAST_S, CERTAIN * self.noise_s)
+        return is_late and self.agreeing >= AGREE
+
+    @property
+    def is_well(self) -> bool:
+        """Whether one that was a straggler is none any more."""
+        return self.late_s < max(SHARE * self.step_s, LEAST_S) / 2
+
+
+class Run:
+    """The ranks of a run, over the last blocks of steps. Whoever joins or leaves makes it begin anew.
+
+    Attributes:
+        members: its ranks.
+        calm: the modules' own forward seconds of each rank, as of the last block after which nobody was late.
+    """
+
+    def __init__(self, members: Sequence[Target]) -> None:
+        self.members = tuple(members)
+        self.calm: dict[Target, tuple[float, Family]] = {}
+        self._blocks: deque[tuple[float, Mapping[Target, Share]]] = deque(maxlen=MOST_BLOCKS)
+        self._last: Mapping[Target, Cut] = {}
+        self._since = 0.0
+
+    def see(self, cuts: Mapping[Target, Cut], now: float) -> bool:
+        """Take where the ranks stand; says whether that has made a block."""
+        steps = [cut.steps - self._last[one].steps for one, cut in cuts.items() if one in self._last]
+        if len(steps) < len(self.members) or min(steps) < 0:
+            return self._begin(cuts, now)
+        if min(steps) < BLOCK_STEPS or now - self._since < BLOCK_S:
+            return False
+        if max(steps) - min(steps) > max(2.0, UNEVEN * max(steps)):
+            return self._begin(cuts, now)
+        block = {one: _share(self._last[one], cut) for one, cut in cuts.items()}
+        self._blocks.append((min(steps), block))
+        self._last, self._since = cuts, now
+        return True
+
+    def _begin(self, cuts: Mapping[Target, Cut], now: float) -> bool:
+        self._blocks.clear()
+        self.calm.clear()
+        self._last, self._since = (cuts if len(cuts) == len(self.members) else {}), now
+        return False
+
+    def verdicts(self) -> dict[Target, Verdict]:
+        """Judge every rank; nothing as long as too little was seen."""
+        if len(self._blocks) < FEWEST_BLOCKS or sum(steps for steps, _ in self._blocks) < FEWEST_STEPS:
+            return {}
+        blocks = [block for _, block in self._blocks]
+        typical_s = statistics.median(_typical(blocks, one, len(PARTS)) for one in self.members)
+        noise_s = self._noise_s(blocks)
+        return {one: self._judge(one, blocks, typical_s, noise_s) for one in self.members}
+
+    def _noise_s(self, blocks: Sequence[Mapping[Target, Share]]) -> float:
+        """Estimate the standard error of the median lateness, from how the lateness of each rank varies.
+
+        With the median absolute deviation, 1.4826 of which is the standard deviation of a normal distribution; the median
+        of n such values has the standard error 1.2533 deviations over the root of n.
+        """
+        late = [[_late(block, one, slice(None)) for block in blocks] for one in self.members]
+        deviations = [abs(value - statistics.median(row)) for row in late for value in row]
+        return 1.4826 * 1.2533 * statistics.median(deviations) / math.sqrt(len(blocks))
+
+    def _judge(
+        self, one: Target, blocks: Sequence[Mapping[Target, Share]], typical_s: float, noise_s: float
+    ) -> Verdict:
+        step_s = statistics.median(block[one].total_s for block in blocks)
+        by_stage = [[_late(block, one, slice(0, stage)) for block in blocks] for stage in STAGES]
+        late = max(by_stage, key=statistics.median)
+        late_s = statistics.median(late)
+        half_s = max(SHARE * step_s, LEAST_S) / 2
+        stage = STAGES[by_stage.index(late)]
+        at = max(
+            range(stage), key=lambda at: statistics.median(_late(block, one, slice(at, at + 1)) for block in blocks)
+        )
+        part_s = statistics.median(block[one].parts[at] for block in blocks)
+        others_s = statistics.median(
+            block[other].parts[at] for block in blocks for other in self.members if other is not one
+        )
+        return Verdict(
+            1 + late_s / typical_s if typical_s > 0 else 1.0,
+            late_s,
+            noise_s,
+            step_s,
+            sum(seconds >= half_s for seconds in late) / len(late),
+            PARTS[at],
+            part_s,
+            others_s,
+        )
+
+
+def _share(before: Cut, now: Cut) -> Share:
+    steps = now.steps - before.steps
+    parts = tuple(max(0.0, b - a) / steps for a, b in zip(before.parts, now.parts, strict=True))
+    return Share(parts, max(0.0, now.total_s - before.total_s) / steps)
+
+
+def _late(block: Mapping[Target, Share], one: Target, which: slice) -> float:
+    """Give the seconds a step that a rank needs more than the median of the others, in some parts."""
+    return sum(block[one].parts[which]) - statistics.median(
+        sum(share.parts[which]) for other, share in block.items() if other is not one
+    )
+
+
+def _typical(blocks: Sequence[Mapping[Target, Share]], one: Target, stage: int) -> float:
+    return statistics.median(sum(block[one].parts[:stage]) for block in blocks)
+
+
+class Stragglers:
+    """Watches the ranks of every run.
+
+    Args:
+        fleet: is told of a straggler, and when it is none any more.
+        clock: monotonic seconds.
+    """
+
+    families: Sequence[Declared] = (SCORE, SLOW)
+
+    def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._runs: dict[str, Run] = {}
+        self._verdicts: dict[Target, tuple[float, bool]] = {}
+
+    def look(self, targets: Sequence[Target]) -> None:
+        """Note where each rank stands, and judge; see `watch.Watcher`."""
+        found = ranks.by_run(targets)
+        self._runs = {run: self._run(run, members) for run, members in found.items()}
+        living = {one for members in found.values() for one in members}
+        self._verdicts = {one: verdict for one, verdict in self._verdicts.items() if one in living}
+        for run in self._runs.values():
+            cuts = {one: cut for one in run.members if (cut := cut_of(one)) is not None}
+            if run.see(cuts, self._clock()):
+                self._settle(run, cuts)
+
+    def _run(self, name: str, members: Sequence[Target]) -> Run:
+        known = self._runs.get(name)
+        return known if known is not None and known.members == tuple(members) else Run(members)
+
+    def samples(self, target: Target) -> Iterable[Sample]:
+        """Give the score of a rank, once there is one; see `watch.Watcher`."""
+        known = self._verdicts.get(target)
+        return () if known is None else (Sample(SCORE, {}, known[0]), Sample(SLOW, {}, float(known[1])))
+
+    def _settle(self, run: Run, cuts: Mapping[Target, Cut]) -> None:
+        verdicts = run.verdicts()
+        was = {one: self._is_told(one) for one in verdicts}
+        slow = {one for one, known in verdicts.items() if known.is_slow or (was[one] and not known.is_well)}
+        for one, verdict in verdicts.items():
+            if one in slow and not was[one]:
+                self._tell(run, one, verdict, cuts, [other for other in run.members if other not in slow])
+            elif was[one] and one not in slow:
+                message = f"rank {one.claim.rank} is as quick as the others again"
+                self._fleet.tell(one, OVER, message, step=ranks.step_of(one, cuts[one].steps))
+        self._verdicts |= {one: (verdict.score, one in slow) for one, verdict in verdicts.items()}
+        if not any(verdict.agreeing >= 0.5 and verdict.late_s >= LEAST_S for verdict in verdicts.values()):
+            modules = {one: (cuts[one].steps, modules_of(one)) for one in run.members}
+            run.calm = {one: (steps, family) for one, (steps, family) in modules.items() if family is not None}
+
+    @staticmethod
+    def _is_told(one: Target) -> bool:
+        """Whether it was told of, and not yet that it is over: by this daemon or by one before it."""
+        return one.told.get(TOLD, 0) > one.told.get(OVER, 0)
+
+    def _tell(
+        self, run: Run, one: Target, known: Verdict, cuts: Mapping[Target, Cut], waiting: Sequence[Target]
+    ) -> None:
+        ratio = f"{known.part_s / known.others_s:.1f} x" if known.others_s > 1e-4 else "more than"
+        module = slow_module(run, one, cuts, known.part_s - known.others_s) if known.part == "forward" else None
+        fields: dict[str, object] = {
+            "step": ranks.step_of(one, cuts[one].steps),
+            "part": known.part,
+            "seconds": known.part_s,
+            "median_seconds": known.others_s,
+            "score": known.score,
+        }
+        where = ""
+        if module is not None:
+            name, own_s, others_s = module
+            fields |= {"module": name, "module_seconds": own_s, "module_median_seconds": others_s}
+            where = f", {name} alone {_ms(own_s)} instead of {_ms(others_s)}"
+        message = (
+            f"rank {one.claim.rank} needs {ratio} the other ranks' time in {known.part}: {_ms(known.part_s)} a step "
+            f"instead of {_ms(known.others_s)}{where}; {ranks.named(waiting)} {'wait' + 's' * (len(waiting) == 1)} for it"
+        )
+        self._fleet.tell(one, TOLD, message, **fields)
+
+
+def cut_of(target: Target) -> Cut | None:
+    """Give where a rank stands; None where nobody measures the phases there, or the page says nonsense."""
+    snapshot = target.last()
+    if snapshot is None:
+        return None
+    found = ranks.family(snapshot, "hookd_timing_phase_seconds", ("phase",))
+    phases, steps = ranks.counts(found), ranks.counts(ranks.family(snapshot, "hookd_steps", ()))
+    if found is None or not phases or len(phases) < len(found.values) or "" not in steps:
+        return None
+    return Cut(steps[""], tuple(phases.get(part, 0.0) for part in PARTS), sum(phases.values()))
+
+
+def modules_of(target: Target) -> Family | None:
+    """Give the modules' own forward seconds of a rank."""
+    snapshot = target.last()
+    return None if snapshot is None else ranks.family(snapshot, "hookd_timing_forward_self_seconds", ("module",))
+
+
+def slow_module(run: Run, one: Target, cuts: Mapping[Target, Cut], late_s: float) -> tuple[str, float, float] | None:
+    """Find the module that makes a rank late: most of its lateness in the forward comes from there.
+
+    Returns:
+        Its name, and the seconds a step that it takes by itself on this rank and, in the median, on the others.
+    """
+    steps: dict[Target, dict[str, float]] = {}
+    for member in run.members:
+        now = modules_of(member)
+        since, before = run.calm.get(member, (0.0, None))
+        passed = cuts[member].steps - since
+        if now is None or passed <= 0:
+            return None
+        earlier = ranks.counts(before)
+        steps[member] = {name: (s - earlier.get(name, 0.0)) / passed for name, s in ranks.counts(now).items()}
+    others = [steps[other] for other in run.members if other is not one]
+    typical = {name: statistics.median(other.get(name, 0.0) for other in others) for name in steps[one]}
+    name = max(steps[one], key=lambda name: steps[one][name] - typical[name], default="")
+    if not name or steps[one][name] - typical[name] < late_s / 2:
+        return None
+    return name, steps[one][name], typical[name]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

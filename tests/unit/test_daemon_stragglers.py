@@ -1,0 +1,241 @@
+"""Which rank is slow, from the phases of each: real pages, a clock of the test's own."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from hookd import labels
+from hookd.daemon.fleet import Fleet
+from hookd.daemon.incidents import IncidentStore
+from hookd.daemon.stragglers import PARTS, Stragglers
+from hookd.daemon.targets import Target
+from hookd.page import PageWriter
+
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+OWN = {"data": 5.0, "forward": 40.0, "optimizer": 5.0, "other": 2.0}  # milliseconds a step
+BACKWARD = 60.0
+
+
+class Job:
+    """Ranks in step: what one needs longer, the others wait for in the phase of the collective."""
+
+    def __init__(self, stack, fleet, ranks, *, run="train.py", waits_in="backward", noise=0.1, start_s=0.0):
+        self.random = random.Random(0)
+        self.pages, self.targets = [], []
+        self.waits_in, self.noise, self.now = waits_in, noise, start_s
+        for rank in range(ranks):
+            identity = {"pid": os.getpid(), "run": run, "rank": rank, "script": run, "world_size": ranks}
+            page = PageWriter.create(identity)
+            page.set_state("running")
+            stack.callback(page.close)
+            target = Target(os.getpid(), os.dup(page.fd))
+            stack.callback(target.close)
+            target.claim = labels.Claim(os.getpid(), os.getpid(), str(rank), run, run)
+            self.pages.append(page)
+            self.targets.append(target)
+        self.watcher = Stragglers(fleet, lambda: self.now)
+
+    def steps(self, count=7, *, extra=None, module=None, lost=None):
+        """Take some steps; `extra[rank][part]` are milliseconds more; then have the daemon look."""
+        for _ in range(count):
+            self._step(extra or {}, module)
+        for target in self.targets:
+            target.read()
+        self.watcher.look([one for one in self.targets if one is not lost])
+
+    def _step(self, extra, module):
+        own = []
+        for rank in range(len(self.pages)):
+            mine = {part: ms * self.random.uniform(1 - self.noise, 1 + self.noise) for part, ms in OWN.items()}
+            for part, more in extra.get(rank, {}).items():
+                mine[part] += more
+            own.append({**mine, "backward": BACKWARD})
+        longest = max(sum(mine.values()) for mine in own)
+        for rank, mine in enumerate(own):
+            mine[self.waits_in] += longest - sum(mine.values())
+            self.add(rank, "hookd_steps", 1.0)
+            for phase, ms in mine.items():
+                self.add(rank, "hookd_timing_phase_seconds", ms / 1e3, phase=phase)
+            for name in ("blocks.0", "blocks.1"):
+                late = extra.get(rank, {}).get("forward", 0.0) if name == module else 0.0
+                self.add(rank, "hookd_timing_forward_self_seconds", (20 + late) / 1e3, module=name)
+        self.now += longest / 1e3
+
+    def add(self, rank, name, amount, **labels_):
+        page = self.pages[rank]
+        at = page.series(page.family(name, "counter", "Help.", tuple(labels_)), tuple(labels_.values()))
+        page.cells[at] += amount
+
+    def samples(self, rank):
+        return {family.name: value for family, _, value in self.watcher.samples(self.targets[rank])}
+
+    def slow(self):
+        return [rank for rank in range(len(self.pages)) if self.samples(rank).get("hookd_straggler")]
+
+
+@pytest.fixture
+def fleet(stack):
+    store = IncidentStore.open(None)
+    stack.callback(store.close)
+    return Fleet(store, linger_s=1.0)
+
+
+@pytest.fixture
+def job(stack, fleet):
+    return lambda ranks=4, **how: Job(stack, fleet, ranks, **how)
+
+
+def told(fleet):
+    return [(one["rank"], one["kind"]) for one in reversed(fleet.incidents())]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("part", PARTS)
+def test_the_rank_that_does_not_wait_is_named_within_50_steps(job, fleet, ranks, part):
+    training = job(ranks)
+    for _ in range(7):
+        training.steps(extra={1: {part: 50.0}})
+    (incident,) = fleet.incidents()
+    assert (incident["rank"], incident["kind"], incident["detail"]["part"]) == ("1", "straggler", part)
+    assert incident["step"] <= 49
+    assert training.slow() == [1]
+
+
+def test_the_incident_says_how_slow_where_and_who_waits(job, fleet):
+    training = job()
+    for _ in range(6):
+        training.steps()
+    for _ in range(8):
+        training.steps(extra={1: {"forward": 52.0}}, module="blocks.1")
+    (incident,) = fleet.incidents()
+    assert "rank 1 needs 2.3 x the other ranks' time in forward: 92" in incident["message"]
+    assert incident["message"].endswith("ms instead of 20 ms; ranks 0, 2, 3 wait for it")
+    assert incident["module"] == "blocks.1"
+
+
+def test_the_score_is_the_time_outside_of_waiting_over_the_median(job):
+    training = job(noise=0.0)
+    for _ in range(8):
+        training.steps(extra={2: {"forward": 26.0}})
+    assert training.samples(2)["hookd_straggler_score"] == pytest.approx(1.5)
+    assert training.samples(0)["hookd_straggler_score"] == pytest.approx(1.0)
+
+
+def test_it_is_told_once_and_once_more_when_it_is_over(job, fleet):
+    training = job()
+    for _ in range(20):
+        training.steps(extra={1: {"data": 50.0}})
+    assert told(fleet) == [("1", "straggler")]
+    for _ in range(10):
+        training.steps()
+    assert told(fleet) == [("1", "straggler"), ("1", "straggler_over")]
+    assert not training.slow()
+
+
+def test_a_daemon_after_this_one_does_not_tell_it_again(job, fleet):
+    training = job()
+    for _ in range(8):
+        training.steps(extra={1: {"forward": 50.0}})
+    for target in training.targets:
+        target.told = fleet.store.told(fleet._key(target))
+    training.watcher = Stragglers(fleet, lambda: training.now)
+    for _ in range(8):
+        training.steps(extra={1: {"forward": 50.0}})
+    assert told(fleet) == [("1", "straggler")]
+    assert training.slow() == [1]
+
+
+@pytest.mark.parametrize("waits_in", ["backward", "other", "optimizer", "forward"])
+def test_slow_data_is_found_wherever_the_collective_is(job, waits_in):
+    training = job(waits_in=waits_in)
+    for _ in range(8):
+        training.steps(extra={3: {"data": 40.0}})
+    assert training.slow() == [3]
+
+
+@pytest.mark.parametrize("waits_in", ["backward", "other", "optimizer"])
+def test_a_slow_forward_is_found_wherever_the_collective_is_after_it(job, waits_in):
+    training = job(2, waits_in=waits_in)
+    for _ in range(8):
+        training.steps(extra={1: {"forward": 40.0}})
+    assert training.slow() == [1]
+
+
+def test_two_of_four_may_be_slow(job, fleet):
+    training = job()
+    for _ in range(8):
+        training.steps(extra={1: {"forward": 50.0}, 2: {"forward": 50.0}})
+    assert training.slow() == [1, 2]
+    assert all("ranks 0, 3 wait for it" in one["message"] for one in fleet.incidents())
+
+
+def test_noise_of_half_the_time_makes_no_straggler(job, fleet):
+    training = job(noise=0.5)
+    for _ in range(150):
+        training.steps(5)
+    assert not fleet.incidents()
+
+
+def test_a_checkpoint_that_one_rank_saves_now_and_then_makes_none(job, fleet):
+    training = job()
+    for n in range(60):
+        training.steps(extra={0: {"other": 800.0}} if n % 6 == 0 else None)
+    assert not fleet.incidents()
+
+
+def test_a_burst_of_two_seconds_on_one_rank_makes_none(job, fleet):
+    training = job()
+    for n in range(40):
+        training.steps(extra={0: {"forward": 100.0}} if n % 20 in (8, 9) else None)
+    assert not fleet.incidents()
+
+
+def test_ranks_that_do_not_keep_step_are_not_compared(job, fleet):
+    training = job(2)
+    for _ in range(12):
+        training.add(1, "hookd_steps", 4.0)
+        training.steps(extra={1: {"forward": 50.0}})
+    assert not fleet.incidents()
+    assert not training.samples(0)
+
+
+def test_a_rank_that_leaves_makes_the_others_begin_anew(job):
+    training = job()
+    for _ in range(8):
+        training.steps(extra={1: {"forward": 50.0}})
+    training.steps(lost=training.targets[1])
+    assert not training.samples(1)
+    assert not training.slow()
+    for _ in range(8):
+        training.steps(lost=training.targets[1])
+    assert training.samples(0)["hookd_straggler"] == 0
+
+
+def test_a_single_process_has_no_score(job):
+    training = job(1)
+    for _ in range(8):
+        training.steps()
+    assert not training.samples(0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -5.0, 1e300])
+def test_a_page_that_says_nonsense_does_no_harm(job, fleet, value):
+    training = job(3)
+    for n in range(20):
+        training.steps()
+        if n == 10:
+            training.add(0, "hookd_timing_phase_seconds", value, phase="forward")
+            training.add(1, "hookd_steps", value)
+    assert not fleet.incidents()
+
+
+def test_counters_that_begin_anew_make_no_verdict(job, fleet):
+    training = job(2)
+    for n in range(14):
+        training.steps()
+        if n == 6:
+            training.add(0, "hookd_steps", -40.0)
+    assert not fleet.incidents()
