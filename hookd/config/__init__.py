@@ -11,6 +11,9 @@
     [metrics]
     detail = "auto"
 
+    [eval]
+    allow = true                 # whoever may use the control socket may have expressions evaluated in targets
+
     [[rule]]                     # which processes it attaches to by itself; the first rule that fits decides
     match = "train.py"
     user = "alice"
@@ -42,6 +45,7 @@ from hookd.config.values import (
     read_path,
     read_paths,
     read_plugins,
+    read_switch,
     read_whole,
 )
 from hookd.errors import ConfigError
@@ -69,8 +73,9 @@ DEFAULT_PLUGINS = tuple(PluginSpec(name, {}, by_name=False) for name in ("nan", 
 """The observers that are enabled when nobody names any."""
 
 
-def _setting(table: str, default: Any, read: Callable[[object], Any]) -> Any:
-    return field(default=default, metadata={"table": table, "read": read})
+def _setting(table: str, default: Any, read: Callable[[object], Any], key: str | None = None) -> Any:
+    """Make a field that is read from a table of the file, where `key` names it if the field's own name does not."""
+    return field(default=default, metadata={"table": table, "read": read, "key": key})
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ class ServeConfig:
         top_modules: in detail "auto", so many of the costliest modules are served whatever their depth,
             as are those that a person has selected by a plugin's options.
         retention_days: how long incidents are kept, in days.
+        eval_allow: whether `hookd eval` is answered: `allow` in the table `eval`.
         plugin_options: by plugin, options that hold wherever an attach does not give them.
         rules: which processes it attaches to by itself, the first that fits decides; see `rules`.
     """
@@ -115,6 +121,7 @@ class ServeConfig:
     max_series: int = _setting("metrics", 1000, read_whole(0))
     max_depth: int = _setting("metrics", 2, read_whole(0))
     top_modules: int = _setting("metrics", 50, read_whole(0))
+    eval_allow: bool = _setting("eval", False, read_switch, "allow")
     plugin_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 
@@ -124,6 +131,8 @@ class ServeConfig:
 
 
 SETTINGS: Mapping[str, Field[Any]] = {f.name: f for f in fields(ServeConfig) if f.metadata}
+_FIELDS = {(f.metadata["table"], f.metadata["key"] or name): name for name, f in SETTINGS.items()}
+"""The field of each key in each table of the file."""
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | None = None) -> ServeConfig:
@@ -168,8 +177,8 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     values: dict[str, Any] = {}
     problems: list[str] = []
     known: dict[str, list[str]] = {"plugins": [], "rule": []}
-    for name, setting in SETTINGS.items():
-        known.setdefault(setting.metadata["table"], []).append(name)
+    for table, key in _FIELDS:
+        known.setdefault(table, []).append(key)
     for table, content in tables.items():
         if table not in known:
             problems.append(f"{path}: unknown table [{table}]{_meant(table, known, SETTINGS)}")
@@ -182,7 +191,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         else:
             for key, value in content.items():
                 if key in known[table]:
-                    _read(key, value, f"{path}: [{table}] {key}", values, problems)
+                    _read(_FIELDS[table, key], value, f"{path}: [{table}] {key}", values, problems)
                 else:
                     problems.append(f"{path}: [{table}] has no key '{key}'{_meant(key, known[table], SETTINGS)}")
     return values, problems
