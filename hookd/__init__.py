@@ -11,6 +11,7 @@ from hookd.context import Context
 from hookd.errors import HookdError, PluginError, TrainingError
 from hookd.events import Call, Module, Returned
 from hookd.globs import Globs
+from hookd.held import hooks_on
 from hookd.inprocess import start, stop
 from hookd.metrics import Counter, Gauge, Histogram
 from hookd.nested import is_whole, tensors, versions
@@ -36,6 +37,7 @@ __all__ = [
     "TrainingError",
     "__version__",
     "hookimpl",
+    "hooks_on",
     "is_whole",
     "start",
     "stop",

@@ -81,6 +81,11 @@ class Audience:
             taste.by_call = tuple(one for hook in sorted(MODULE) for one in self.listeners(hook, module))
         return taste.by_call
 
+    def listening(self, module: Module) -> list[int]:
+        """Give the numbers of the plugins that want something of a module; one that nobody has asked for it is not asked now."""
+        taste = self._tastes.get(module.id)
+        return [number for number, wanted in taste.answers if wanted] if taste is not None else []
+
     def changed(self) -> None:
         """A plugin came or went: who has answered is not asked again."""
         self._before, self._tastes = {**self._before, **self._tastes}, {}

@@ -19,6 +19,7 @@ from hookd.agent.fork import set_after_fork
 from hookd.agent.identity import identity, ranks
 from hookd.agent.lastwords import last_words, printed
 from hookd.agent.loader import release
+from hookd.agent.questions import Questions
 from hookd.agent.session import Session
 from hookd.agent.standby import Standby
 from hookd.agent.threads import frames_inside
@@ -49,6 +50,7 @@ class Agent:
         self._page = PageWriter.create(who)
         self._session = Session(self._page, who, budget=float(config.get("budget", 0.01)))
         self._control: Any = None
+        self._questions = Questions(self._session, lambda: self._control.asking)
         self._changing: Any = None
         self._is_kept = False
         self._detached: dict[str, Any] | None = None
@@ -76,6 +78,7 @@ class Agent:
         self._session.changes.settle()
         self._tell_options()
         self._session.tick(now_s)
+        self._questions.tick()
 
     def _tell_options(self) -> None:
         """Tell the page what each plugin was given, and with what it works: also what is the default."""
@@ -106,7 +109,7 @@ class Agent:
         operations: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
             "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
-            "detach": self._detach_on_request,
+            "detach": self._detach_on_request, **self._questions.operations,
         }  # fmt: skip
         if op not in operations:
             raise ControlError(f"no such op: {op!r}", reason="bad-request")
@@ -262,7 +265,7 @@ class Agent:
         for entry in list(self._session.registry.entries.values()):
             self._session.unconfigure(entry)
         restored = "pending" if is_pending else restored
-        self._detached = {"restored": restored, "residue": list(self._session.residue)}
+        self._detached = {"restored": restored, "residue": [*self._session.residue, *self._questions.residue()]}
         return self._detached
 
     def _is_own_thread(self) -> bool:

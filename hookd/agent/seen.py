@@ -107,10 +107,11 @@ class Seen:
         for key, (ref, model, module) in list(self._models.names.known.items()):
             held = ref()
             if held is not None and key not in model.wrapped:  # one module with its wrapper
-                found.setdefault(module.id, (module, self._state(key, held, model, module)))
+                found.setdefault(module.id, (module, self.state(key, held, model, module)))
         return list(found.values())
 
-    def _state(self, key: int, held: nn.Module, model: Model, module: Module) -> str:
+    def state(self, key: int, held: nn.Module, model: Model, module: Module) -> str:
+        """Give the state of one module of a model; `key` is the id of `held`."""
         if isinstance(held, torch.jit.ScriptModule):
             return SCRIPTED
         if key in model.compiled:

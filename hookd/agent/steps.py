@@ -51,6 +51,7 @@ class Steps:
         self._outside = OTHER
         self._stepped: list[weakref.ref[Any]] = []  # the optimizers that have stepped since the last boundary
         self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
         self._is_stepped_by_backward = False
@@ -73,6 +74,11 @@ class Steps:
         self._handles.clear()
         restored = self._backward is None or self._backward.restore()
         return [] if restored else ["torch.autograd.backward: somebody has patched on top of us"]
+
+    def optimizers(self) -> list[Any]:
+        """Give the optimizers that have made a step since the attach."""
+        found = [ref() for ref in self._known.valuerefs()]
+        return [optimizer for optimizer in found if optimizer is not None]
 
     def _before(self) -> Callable[..., None]:
         def step_pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,6 +129,7 @@ class Steps:
         values = {"optimizer": optimizer, "step": session.step_number(), "elapsed_ns": elapsed_ns}
         session.dispatch.emit("step_post", values)
         self._find_offset(optimizer, completed=1)
+        self._known[id(optimizer)] = optimizer
         if self._begins_a_step(optimizer):
             self.done += 1
             session.step_boundary()

@@ -140,6 +140,11 @@ def span(value: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
+def plain(text: str, *, lines: bool = False) -> str:
+    """Take out of text of a target's what would do something to a terminal; `lines`: its line breaks and tabs stay."""
+    return "".join(one if one.isprintable() or (lines and one in "\n\t") else repr(one)[1:-1] for one in text)
+
+
 def shorten(text: str, width: int) -> str:
     """Cut a long line; the end of a command line says more than its middle, so both ends stay."""
     if len(text) <= width:

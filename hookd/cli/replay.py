@@ -117,7 +117,7 @@ def answer(request: dict[str, Any], python: str, timeout_s: float) -> dict[str, 
 def _clean(value: Any) -> Any:
     """Take out of text what could do something to a terminal: a bundle may be anybody's."""
     if isinstance(value, str):
-        return "".join(one if one.isprintable() else repr(one)[1:-1] for one in value)
+        return output.plain(value)
     if isinstance(value, dict):
         return {_clean(key): _clean(one) for key, one in value.items()}
     return [_clean(one) for one in value] if isinstance(value, list) else value

@@ -14,6 +14,9 @@
     [hang]
     after_s = 60
 
+    [eval]
+    allow = true                 # whoever may use the control socket may have expressions evaluated in targets
+
     [[rule]]                     # which processes it attaches to by itself; the first rule that fits decides
     match = "train.py"
     user = "alice"
@@ -45,6 +48,7 @@ from hookd.config.values import (
     read_path,
     read_paths,
     read_plugins,
+    read_switch,
     read_whole,
 )
 from hookd.errors import ConfigError
@@ -102,6 +106,7 @@ class ServeConfig:
         hang_after_s: a rank that is silent for so many seconds hangs, unless it is often silent for long.
         hang_factor: then it takes so many times its own usual silence in that phase, or so many of its steps.
         hang_start_s: so many seconds before its third step is done and while torch compiles.
+        eval_allow: whether `hookd eval` is answered: `allow` in the table `eval`.
         plugin_options: by plugin, options that hold wherever an attach does not give them.
         rules: which processes it attaches to by itself, the first that fits decides; see `rules`.
     """
@@ -125,6 +130,7 @@ class ServeConfig:
     hang_after_s: float = _setting("hang", 60.0, read_number(0.1))
     hang_factor: float = _setting("hang", 5.0, read_number(1))
     hang_start_s: float = _setting("hang", 600.0, read_number(0.1))
+    eval_allow: bool = _setting("eval", False, read_switch)
     plugin_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 

@@ -184,3 +184,13 @@ def read_detail(value: object) -> str:
     if value not in ("auto", "all"):
         raise ValueError("is neither 'auto' nor 'all'")
     return str(value)
+
+
+def read_switch(value: object) -> bool:
+    """Read true or false; in a variable of the environment 1 and 0 too."""
+    words = {"true": True, "1": True, "false": False, "0": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    if not isinstance(value, bool):
+        raise ValueError("is neither true nor false")  # noqa: TRY004  one kind of error for every reader
+    return value

@@ -9,6 +9,7 @@
     GET  /v1/targets/PID/report        see `describe.target_report`
     POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "configure", "plugin": "NAME:key=value,…" or object,
                                         "timeout_s"?, "plugin_dirs"?}; what changes the training, in all ranks of the job
+    POST /v1/targets/PID/eval          {"expression", "timeout_s"?}; where [eval] allow = true, see `evaluate.evaluate`
     GET  /v1/incidents                 ?run= &pid= &kind= &since= &limit=   {"incidents": [row…]}
 
 An error is {"error", "reason", "hint", "exit_code"} with a status of 400 or above.
@@ -78,6 +79,7 @@ class Api:
         app.router.add_post("/v1/attach", self._attach)
         app.router.add_post("/v1/detach", self._detach)
         app.router.add_post(r"/v1/targets/{pid:\d+}/plugins", self._plugins)
+        app.router.add_post(r"/v1/targets/{pid:\d+}/eval", self._eval)
         return app
 
     async def _version(self, _: web.Request) -> web.Response:
@@ -112,6 +114,14 @@ class Api:
     async def _plugins(self, request: web.Request) -> web.Response:
         pid, body = _pid(request.match_info["pid"]), await _body(request)
         return web.json_response(await self._service.change_plugins(pid, body))
+
+    async def _eval(self, request: web.Request) -> web.Response:
+        pid, body = _pid(request.match_info["pid"]), await _body(request)
+        asking = request.transport.get_extra_info("socket") if request.transport is not None else None
+        if asking is None:
+            raise PermissionDenied("who asks has gone", reason="other-user")
+        who = dict(zip(("pid", "uid"), peer_credentials(asking), strict=False))
+        return web.json_response(await self._service.evaluate(pid, body, who))
 
 
 def incident_filter(request: web.Request) -> dict[str, Any]:

@@ -140,6 +140,11 @@ class DaemonClient:
         body = {"op": op, "plugin": plugin, "timeout_s": timeout_s, **more}
         return self.request("POST", f"/v1/targets/{pid}/plugins", body, timeout_s=timeout_s + 60)
 
+    def evaluate(self, pid: int, expression: str, timeout_s: float) -> dict[str, Any]:
+        """Evaluate an expression in a target; see `hookd.daemon.evaluate`."""
+        body = {"expression": expression, "timeout_s": timeout_s}
+        return self.request("POST", f"/v1/targets/{pid}/eval", body, timeout_s=2 * timeout_s + 30)
+
     def report(self, pid: int) -> dict[str, Any]:
         """Give the report of a target."""
         return self.request("GET", f"/v1/targets/{pid}/report")

@@ -18,6 +18,7 @@ from hookd.daemon import api, describe, log, room
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
+from hookd.daemon.evaluate import evaluate, require_allowed
 from hookd.daemon.fleet import Fleet
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.selection import Limits
@@ -324,6 +325,12 @@ class Service:
         """Load, unload or configure a plugin; see `Actions.change_plugins`."""
         answer: dict[str, Any] = await self._run(self._actions.change_plugins, pid, body)
         return answer
+
+    async def evaluate(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
+        """Evaluate an expression in a target, if the configuration allows it; see `hookd.daemon.evaluate`."""
+        require_allowed(pid, by, allowed=self.config.eval_allow, is_embedded=self.is_embedded)
+        self.fleet.get(pid)
+        return await asyncio.to_thread(evaluate, pid, body, by)
 
     async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
         try:

@@ -32,9 +32,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hookd import Context, Module, Plugin, PluginError, hookimpl
+from hookd import Context, Module, Plugin, PluginError, hookimpl, hooks_on
 from hookd_coverage.shown import Shown
-from hookd_coverage.state import elements, hooks
+from hookd_coverage.state import elements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ class Coverage(Plugin):
                 return
             held = module.torch()
             if held is not None:
-                of_hooks, of_elements = hooks(held), elements(held)
+                of_hooks, of_elements = hooks_on(held), elements(held)
                 self.hooks.show(module.name, {(module.name, *labels): count for labels, count in of_hooks.items()})
                 self.elements.show(module.name, {(module.name, kind): size for kind, size in of_elements.items()})
 

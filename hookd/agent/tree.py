@@ -1,0 +1,199 @@
+"""The models as they are now, for `hookd snapshot`: modules, tensors, hooks, what hookd sees of each. Runs in the target.
+
+A tour is made in portions, one for each request, in hookd's own thread: the training waits for the interpreter for as long
+as a portion takes, a few milliseconds. Between them it keeps nothing of the training's alive. It reads what the modules
+hold in their own dicts and what tensors know of themselves: no data, no device, and no method that a user may have
+overridden (a tensor's subclass can: hence `torch.Tensor`'s own, without `__torch_function__`).
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hookd.agent.faults import Failure
+from hookd.agent.names import ROOT, Walk
+from hookd.agent.threads import is_ours
+from hookd.held import home, hooks_on
+from hookd.page.layout import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hookd.agent.names import Model
+    from hookd.agent.session import Session
+
+PORTION_S = 0.003
+"""After so long a portion ends;"""
+PORTION_ROWS = 256
+"""or after so many modules."""
+MOST_TENSORS = 4096
+"""So many parameters or buffers of one module are told one by one."""
+MOST_HOOKS = 64
+"""So many hooks of one module or of its parameters are."""
+MOST_NAME = 256
+"""Characters of a name."""
+_Lazy: Any = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # torch's stubs lack it
+_Quiet = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
+
+
+class Trees:
+    """Answers the requests of each connection.
+
+    Args:
+        session: whose models are told of.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._tours: weakref.WeakKeyDictionary[Any, Tour] = weakref.WeakKeyDictionary()
+
+    def portion(self, request: dict[str, Any], connection: object) -> dict[str, Any]:
+        """Give the next modules, those of a new tour where the request says `begin`.
+
+        Returns:
+            `modules`: a dict for each, parents first, see `Tour.row`; `is_over`: there are no more.
+        """
+        if request.get("begin") or connection not in self._tours:
+            self._tours[connection] = Tour(self._session)
+        tour = self._tours[connection]
+        rows: list[dict[str, Any]] = []
+        end = time.perf_counter() + PORTION_S
+        while len(rows) < PORTION_ROWS and time.perf_counter() < end:
+            row = tour.row()
+            if row is None:
+                del self._tours[connection]
+                return {"modules": rows, "is_over": True}
+            rows.append(row)
+        return {"modules": rows, "is_over": False}
+
+
+class Tour:
+    """Goes through all models that are alive."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._walks: list[tuple[Model, Walk]] = [
+            (model, Walk(root)) for model, root in reversed(list(session.models.names.live_roots()))
+        ]
+        self._told: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._plugins = {number: entry.name for number, entry in list(session.registry.entries.items())}
+
+    def row(self) -> dict[str, Any] | None:
+        """Describe the next module, or give None when there is none.
+
+        Returns:
+            `name` as in the page, `root` its model's ordinal, `class`, `home` (the Python module of its class), `training`
+            (None: it does not say), `wrapped` (it stands inside of the wrapper of the same name before it), `seen`,
+            `plugins` that listen there, `parameters`, `buffers`, `hooks`, and how many of these were left out.
+        """
+        while self._walks:
+            model, walk = self._walks[-1]
+            found = next(walk, None)
+            if found is not None:
+                path, module, wrapped, _ = found
+                prefix = f"#{model.ordinal}." if model.ordinal > 1 else ""
+                with _Quiet():
+                    return self._row(model, prefix + (path or ROOT), module, wrapped=wrapped)
+            self._walks.pop()
+        return None
+
+    def _row(self, model: Model, name: str, module: nn.Module, *, wrapped: bool) -> dict[str, Any]:
+        kind, held = type(module), vars(module)
+        parameters, left_out = _first(held.get("_parameters"))
+        buffers, more_left_out = _first(held.get("_buffers"))
+        transient = held.get("_non_persistent_buffers_set", ())
+        hooks = _hooks(module, parameters)
+        seen, plugins = self._seen(model, module)
+        prefix = "" if name == ROOT else name.replace("." + ROOT, "") + "."
+        training = held.get("training")
+        return {
+            "name": clean(name, MOST_NAME * 4), "root": model.ordinal,
+            "class": clean(kind.__name__, MOST_NAME), "home": clean(str(kind.__module__), MOST_NAME),
+            "training": training if isinstance(training, bool) else None, "wrapped": wrapped,
+            "seen": seen, "plugins": plugins,
+            "parameters": [self._tensor(prefix, key, one) for key, one in parameters],
+            "buffers": [{**self._tensor(prefix, key, one), "persistent": key not in transient} for key, one in buffers],
+            "hooks": hooks[:MOST_HOOKS], "left_out": left_out + more_left_out + max(0, len(hooks) - MOST_HOOKS),
+        }  # fmt: skip
+
+    def _tensor(self, prefix: str, key: str, tensor: Any) -> dict[str, Any]:
+        name = clean(prefix + key, MOST_NAME * 4)
+        before = self._told.get(id(tensor))
+        if before is not None and before[0]() is tensor:
+            return {"name": clean(key, MOST_NAME), "same_as": before[1]}
+        self._told[id(tensor)] = weakref.ref(tensor), name
+        return {"name": clean(key, MOST_NAME), **described(tensor)}
+
+    def _seen(self, model: Model, module: nn.Module) -> tuple[str, list[str]]:
+        """Give what hookd sees of a module, and the plugins that listen there."""
+        models = self._session.models
+        known = models.names.known.get(id(module))
+        if known is None or known[0]() is not module:
+            return ("unlearnt" if model.walk is not None else "left_out" if model.is_cut else "never_called"), []
+        _, owner, named = known
+        state = models.seen.state(id(module), module, owner, named)
+        if not state:
+            state = "container" if type(module).forward is nn.Module.forward else "unheard"
+        numbers = models.audience.listening(named) if state not in ("container", "compiled", "scripted") else ()
+        return state, [self._plugins[number] for number in numbers if number in self._plugins]
+
+
+def described(tensor: Any) -> dict[str, Any]:
+    """Say what a tensor is, without its data: `shape`, `dtype`, `device`, `requires_grad`, `elements`, `bytes`.
+
+    Of a DTensor those of this rank's part count, and `global_shape` says what it is a part of. A part that cannot be had is
+    left out; `class` is there for what is neither a plain tensor nor a parameter.
+    """
+    told: dict[str, Any] = {}
+    kind = type(tensor)
+    if kind not in (torch.Tensor, nn.Parameter):
+        told["class"] = clean(kind.__name__, MOST_NAME)
+    if issubclass(kind, _Lazy):
+        return {**told, "uninitialized": True}
+    try:
+        told["dtype"], told["device"] = str(_own("dtype", tensor)).rpartition(".")[2], str(_own("device", tensor))
+        told["requires_grad"] = bool(_own("requires_grad", tensor))
+        if kind.__name__ == "DTensor":
+            told["global_shape"] = list(_own("shape", tensor))[:64]
+            tensor = tensor._local_tensor
+        told["shape"], told["elements"] = list(_own("shape", tensor))[:64], int(torch.Tensor.numel(tensor))
+        if _own("layout", tensor) is torch.strided:
+            told["bytes"] = told["elements"] * int(torch.Tensor.element_size(tensor))
+        else:
+            told["layout"] = str(_own("layout", tensor)).rpartition(".")[2]
+    except Failure as failure:  # a subclass that answers for itself
+        told["unknown"] = clean(f"{type(failure).__name__}: {failure}", MOST_NAME)
+    return told
+
+
+def _own(name: str, tensor: Any) -> Any:
+    """Get a property of a tensor from torch itself, past what a subclass has put in its place."""
+    return getattr(torch.Tensor, name).__get__(tensor)
+
+
+def _first(held: Any) -> tuple[list[tuple[str, Any]], int]:
+    """Give the tensors of a module's dict, at most MOST_TENSORS, and how many more there are."""
+    found = [(str(key), value) for key, value in list((held or {}).items()) if issubclass(type(value), torch.Tensor)]
+    return found[:MOST_TENSORS], max(0, len(found) - MOST_TENSORS)
+
+
+def _hooks(module: nn.Module, parameters: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
+    """List the hooks of others on a module and on its parameters, the same ones once with their number."""
+    found = [
+        {"kind": kind, "function": clean(where, MOST_NAME), "count": count}
+        for (kind, where), count in hooks_on(module).items()
+    ]
+    for name, parameter in parameters:
+        for attribute, kind in (("_backward_hooks", "grad"), ("_post_accumulate_grad_hooks", "post_accumulate_grad")):
+            functions = getattr(parameter, attribute, None)
+            for function in list(functions.values()) if functions else ():
+                code = getattr(function, "__code__", None)
+                if code is None or not is_ours(code.co_filename):
+                    on = clean(name, MOST_NAME)
+                    found.append({"kind": kind, "function": clean(home(function), MOST_NAME), "count": 1, "on": on})
+    return found
