@@ -28,6 +28,8 @@ COMMANDS = {
     "status": "hookd.cli.status:status",
     "report": "hookd.cli.report:report",
     "replay": "hookd.cli.replay:replay",
+    "trace": "hookd.cli.trace:trace",
+    "record": "hookd.cli.record:record",
     "plugin": "hookd.cli.plugin:plugin",
     "config": "hookd.cli.config:config",
     "doctor": "hookd.cli.doctor:doctor",
