@@ -110,6 +110,7 @@ class Agent:
             "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
             "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
             "detach": self._detach_on_request, **self._questions.operations,
+            **self._session.tracing.operations(lambda: self._control.asking),
         }  # fmt: skip
         if op not in operations:
             raise ControlError(f"no such op: {op!r}", reason="bad-request")
@@ -194,7 +195,8 @@ class Agent:
         return {}
 
     def _left(self, connection: Any) -> None:
-        """Who has prepared a change has gone."""
+        """Who has prepared a change, or asked for a trace, has gone."""
+        self._session.tracing.left(connection)
         if connection is self._changing:
             self._changing = None
             self._session.changes.abandon()
@@ -254,6 +256,7 @@ class Agent:
         """
         if self._detached is not None:
             return self._detached
+        self._session.tracing.abandon()
         # A training thread that calls `hookd.stop()` takes no step while it waits.
         self._session.changes.leave(min(timeout_s, AGREED_END_S) if self._is_own_thread() else 0.0)
         self._page.set_state("detaching")
@@ -308,6 +311,7 @@ class Agent:
     def _silence(self) -> None:
         """In a forked child: unpatched, no page, no socket, no thread; it takes no lock."""
         self._session.is_live = False
+        self._session.tracing.forget()
         self._session.steps.restore()
         self._session.data.restore()
         self._session.models.restore_in_child()

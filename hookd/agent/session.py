@@ -28,6 +28,7 @@ from hookd.agent.portions import Portions
 from hookd.agent.stall import Stall
 from hookd.agent.steps import Steps
 from hookd.agent.threads import Threads
+from hookd.agent.tracing import Tracing
 from hookd.context import Context
 from hookd.errors import PluginError, several_ranks
 
@@ -54,6 +55,7 @@ class Session:
     Attributes:
         is_live: False from the beginning of a detach; whatever is still under way then calls through.
         namespace: the globals of all plans: plugins' callbacks, their switches, the page.
+        tracing: torch's profiler, when somebody has asked for a trace.
         dispatch: gives events to the plugins, and keeps what they spend.
     """
 
@@ -84,6 +86,7 @@ class Session:
         self.models = Models(self, gentle=identity["method"] == "attach")
         self.namespace["original"] = self.models.patch.original
         self.residue: list[str] = []
+        self.tracing = Tracing(self)
 
     def _namespace(self) -> dict[str, Any]:
         return {
@@ -259,6 +262,7 @@ class Session:
             self.page.record(pages.STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
             self.models.boundary(thread)
             self._install_late()
+            self.tracing.boundary()
         except Failure as failure:
             self.dispatch.own_failure("step boundary", failure)
 

@@ -31,6 +31,8 @@ COMMANDS = {
     "snapshot": "hookd.cli.snapshot:snapshot",
     "eval": "hookd.cli.eval:evaluate",
     "replay": "hookd.cli.replay:replay",
+    "trace": "hookd.cli.trace:trace",
+    "record": "hookd.cli.record:record",
     "plugin": "hookd.cli.plugin:plugin",
     "config": "hookd.cli.config:config",
     "doctor": "hookd.cli.doctor:doctor",

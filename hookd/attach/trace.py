@@ -1,0 +1,139 @@
+"""Have an agent take a trace, and fetch it. Tool side; blocking. See `hookd/agent/tracing.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookd import errors
+from hookd.attach import discover, permission
+from hookd.attach.control import Control
+from hookd.errors import ControlError, HookdError, PageError
+from hookd.page import PageReader
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+_POLL_S = 0.05
+_CHUNK = 1 << 20
+_NO_OP = "bad-request"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a trace is of.
+
+    Attributes:
+        steps: that were done in it.
+        first: the number of the step before it, as the target counts.
+        bytes: of JSON.
+        pause_s: for how long torch's profiler has held up the training where it began and ended.
+        all_threads: whether it shows all threads, or the one that takes the steps and the backward's alone.
+    """
+
+    steps: int
+    first: int
+    bytes: int
+    pause_s: float
+    all_threads: bool
+
+
+def take(pid: int, steps: int, into: BinaryIO, *, timeout_s: float, max_bytes: int) -> Trace:
+    """Take a trace of `steps` optimizer steps of process `pid`, and write its JSON.
+
+    Whatever happens here, the agent forgets the trace when the connection is closed.
+
+    Raises:
+        NoSuchTarget: reason "not-attached", or no such process.
+        ControlError: reasons "timeout", "too-large", "profiler" (the training uses torch's profiler), "busy", "no-room",
+            "no-profiler", "profiler-failed", "gone".
+        OSError: `into` cannot be written.
+    """
+    deadline = time.monotonic() + timeout_s
+    with Control.connect(pid) as control:
+        _ask(control, steps, max_bytes)
+        state = _await(control, steps, deadline, timeout_s)
+        size = _copy(pid, int(state["fd"]), into, max_bytes)
+    return Trace(int(state["steps"]), int(state["first"]), size, float(state["pause_s"]), bool(state["all_threads"]))
+
+
+def _ask(control: Control, steps: int, max_bytes: int) -> None:
+    try:
+        control.request("trace", steps=steps, max_bytes=max_bytes)
+    except HookdError as exc:
+        if exc.reason != _NO_OP:
+            raise
+        raise ControlError(
+            f"the agent in process {control.pid} takes no traces: it is another version's", reason="version",
+            hint=f"`hookd attach {control.pid}` replaces it.",
+        ) from exc  # fmt: skip
+
+
+def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> dict[str, Any]:
+    while True:
+        state = control.request("trace_state")
+        if state.get("state") == "done":
+            return state
+        if state.get("state") == "failed":
+            told = state.get("failure") or {}
+            raise errors.rebuild(
+                told.get("kind"), told.get("error"), told.get("reason"), told.get("hint", ""), ControlError
+            )
+        if time.monotonic() > deadline:
+            done, where = state.get("steps"), whereabouts(control.pid)
+            raise ControlError(
+                f"process {control.pid} has done {done} of {steps} steps within {timeout_s:g} s{where}; nothing is kept",
+                reason="timeout", hint="A trace begins and ends where an optimizer step is done: see --timeout, --steps.",
+            )  # fmt: skip
+        time.sleep(_POLL_S)
+
+
+def whereabouts(pid: int) -> str:
+    """Say where the threads are that call modules, for a person; "" where nobody tells."""
+    with contextlib.suppress(HookdError, OSError, PageError):
+        fd = discover.find_page(pid)
+        if fd is not None:
+            with contextlib.closing(PageReader(fd)) as reader:
+                found = reader.read()
+            told = [
+                f"{beat.name} is in {found.modules[beat.module].name}, phase {beat.phase}"
+                if beat.module in found.modules
+                else f"{beat.name} is in phase {beat.phase}"
+                for beat in found.heartbeats
+                if beat.events
+            ]
+            return f" ({'; '.join(told[:4]) or 'no thread has called a module since the attach'})"
+    return ""
+
+
+def _copy(pid: int, number: int, into: BinaryIO, max_bytes: int) -> int:
+    """Copy what the target has written, which may be anything."""
+    size, last = 0, b""
+    try:
+        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as exc:
+        raise permission.explain(pid, exc) from exc
+    with os.fdopen(fd, "rb") as source:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ControlError(f"process {pid} gives no file for its trace", reason="protocol")
+        if status.st_size > max_bytes:
+            raise ControlError(
+                f"the trace has {status.st_size / 2**20:.0f} MiB, and may have {max_bytes / 2**20:.0f}",
+                reason="too-large", hint="Take fewer --steps, or allow more with --max-size.",
+            )  # fmt: skip
+        while size < max_bytes and (chunk := source.read(min(_CHUNK, max_bytes - size))):
+            if not size and not chunk.lstrip().startswith(b"{"):
+                break
+            into.write(chunk)
+            size, last = size + len(chunk), chunk
+    if not last.rstrip().endswith(b"}"):
+        raise ControlError(
+            f"process {pid} has written no whole trace", reason="cut",
+            hint="Its disk may be full: see its own TMPDIR and /tmp, or take fewer --steps.",
+        )  # fmt: skip
+    return size
