@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.attach import proc
-from hookd.daemon.targets import steps
+from hookd.daemon.report import steps
 from hookd.daemon.verdict import Standing
 from hookd.errors import HookdError
 
