@@ -15,6 +15,9 @@
     match = "train.py"
     user = "alice"
 
+    [[webhook]]                  # who is told of incidents
+    url = "https://alerts.example.org/hookd"
+
     [plugins.activations]        # options of a plugin, wherever it is enabled without naming them
     every = 50
 
@@ -44,6 +47,7 @@ from hookd.config.values import (
     read_plugins,
     read_whole,
 )
+from hookd.config.webhooks import Webhook, read_webhooks
 from hookd.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -58,6 +62,7 @@ __all__ = [
     "PluginSpec",
     "Rule",
     "ServeConfig",
+    "Webhook",
     "check",
     "default_control_path",
     "default_state_dir",
@@ -95,8 +100,10 @@ class ServeConfig:
         top_modules: in detail "auto", so many of the costliest modules are served whatever their depth,
             as are those that a person has selected by a plugin's options.
         retention_days: how long incidents are kept, in days.
+        retention_mb: how large their file may become, in MB (10^6 bytes); then the oldest go.
         plugin_options: by plugin, options that hold wherever an attach does not give them.
         rules: which processes it attaches to by itself, the first that fits decides; see `rules`.
+        webhooks: who is told of incidents; see `webhooks`.
     """
 
     listen: Address = _setting("serve", Address("127.0.0.1", 9465), read_address)  # noqa: RUF009  gives a field
@@ -106,6 +113,7 @@ class ServeConfig:
     poll_s: float = _setting("serve", 1.0, read_number(0.05, 60))
     scan_s: float = _setting("serve", 1.0, read_number(0.05, 3600))
     retention_days: float = _setting("serve", 30.0, read_number(0))
+    retention_mb: float = _setting("serve", 100.0, read_number(1))
     plugins: tuple[PluginSpec, ...] = _setting("attach", DEFAULT_PLUGINS, read_plugins)
     plugin_dirs: tuple[Path, ...] = _setting("attach", (), read_paths)
     timeout_s: float = _setting("attach", 10.0, read_number(0.1, 3600))
@@ -117,6 +125,7 @@ class ServeConfig:
     top_modules: int = _setting("metrics", 50, read_whole(0))
     plugin_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
+    webhooks: tuple[Webhook, ...] = ()
 
     def with_options(self, spec: PluginSpec) -> PluginSpec:
         """Give `spec` the options that the configuration holds for it and that it does not give itself."""
@@ -167,7 +176,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     tables = _toml(path)
     values: dict[str, Any] = {}
     problems: list[str] = []
-    known: dict[str, list[str]] = {"plugins": [], "rule": []}
+    known: dict[str, list[str]] = {"plugins": [], "rule": [], "webhook": []}
     for name, setting in SETTINGS.items():
         known.setdefault(setting.metadata["table"], []).append(name)
     for table, content in tables.items():
@@ -175,6 +184,8 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
             problems.append(f"{path}: unknown table [{table}]{_meant(table, known, SETTINGS)}")
         elif table == "rule":
             values["rules"] = read_rules(content, str(path), problems)
+        elif table == "webhook":
+            values["webhooks"] = read_webhooks(content, str(path), problems)
         elif not isinstance(content, Mapping):
             problems.append(f"{path}: {table} is no table; write [{table}]")
         elif table == "plugins":

@@ -23,6 +23,7 @@ from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.selection import Limits
 from hookd.daemon.wanted import Wanted
 from hookd.daemon.web import Web
+from hookd.daemon.webhook import Sender
 from hookd.errors import HookdError, PermissionDenied
 from hookd.version import __version__
 
@@ -70,10 +71,15 @@ class Service:
         self.url = ""
         self.is_ready = False
         self.fleet = Fleet(
-            IncidentStore.open(config.state_dir or default_state_dir(environ, os.geteuid())),
+            IncidentStore.open(
+                config.state_dir or default_state_dir(environ, os.geteuid()), max_bytes=config.retention_mb * 1e6
+            ),
             linger_s=config.linger_s,
             only=only,
         )
+        self._senders = [Sender(one, self.fleet.store, lambda: self.url) for one in config.webhooks]
+        for sender in self._senders:
+            self.fleet.store.listen(sender)
         self._tally = Tally()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
@@ -120,6 +126,7 @@ class Service:
                 (self._adopt, self.config.scan_s),
                 (self._forget, FORGET_S),
                 (self._prune, DAY_S),
+                *((sender.run, FORGET_S) for sender in self._senders),
             ):
                 task = asyncio.create_task(_repeat(work, interval_s))
                 stack.push_async_callback(_end, task)
