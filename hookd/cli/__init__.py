@@ -27,6 +27,7 @@ COMMANDS = {
     "serve": "hookd.cli.serve:serve",
     "status": "hookd.cli.status:status",
     "report": "hookd.cli.report:report",
+    "incidents": "hookd.cli.incidents:incidents",
     "replay": "hookd.cli.replay:replay",
     "plugin": "hookd.cli.plugin:plugin",
     "config": "hookd.cli.config:config",

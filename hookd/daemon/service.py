@@ -260,13 +260,15 @@ class Service:
         """Describe all targets in short."""
         return [describe.target_row(target) for target in self.fleet.targets()]
 
-    def report(self, pid: int) -> dict[str, Any]:
-        """Give the report of a target; blocks on its page.
+    def report(self, pid: int, *, has_curve: bool = False) -> dict[str, Any]:
+        """Give the report of a target, with the times of its last steps if asked for; blocks on its page.
 
         Raises:
             NoSuchTarget: it is none.
         """
-        return describe.target_report(self.fleet.get(pid), self._limits)
+        target = self.fleet.get(pid)
+        report = describe.target_report(target, self._limits)
+        return {**report, "curve": target.curve()} if has_curve else report
 
     def status(self) -> dict[str, Any]:
         """Describe the daemon and its targets in short."""
