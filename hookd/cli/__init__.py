@@ -30,6 +30,7 @@ COMMANDS = {
     "stack": "hookd.cli.stack:stack",
     "snapshot": "hookd.cli.snapshot:snapshot",
     "eval": "hookd.cli.eval:evaluate",
+    "incidents": "hookd.cli.incidents:incidents",
     "replay": "hookd.cli.replay:replay",
     "trace": "hookd.cli.trace:trace",
     "record": "hookd.cli.record:record",

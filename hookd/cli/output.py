@@ -26,17 +26,18 @@ NARROWEST = 40
 
 def emit(data: Any) -> None:
     """Print data as JSON (NaN and infinities as strings, for JSON has none) and flush: a script may be waiting."""
-    click.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(finite(data), indent=2, ensure_ascii=False))
     sys.stdout.flush()
 
 
-def _finite(data: Any) -> Any:
+def finite(data: Any) -> Any:
+    """Write NaN and infinities as strings, and keys as text: what JSON has."""
     if isinstance(data, float) and not math.isfinite(data):
         return str(data)
     if isinstance(data, dict):
-        return {str(key): _finite(value) for key, value in data.items()}
+        return {str(key): finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
+        return [finite(value) for value in data]
     return data
 
 

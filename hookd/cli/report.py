@@ -1,8 +1,9 @@
-"""`hookd report PID`: all about one target, for a person."""
+"""`hookd report`: all about one target, for a person."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from hookd.cli.subject import Subject
+
 STATISTICS = ("mean", "std", "min", "max")
 TIMES = ("TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">SHARE")
 VALUES = (*(f">{name.upper()}" for name in STATISTICS), ">ZEROS")
@@ -26,23 +29,57 @@ WIDE = 130
 
 
 @click.command()
-@click.argument("pid", type=options.Pid())
+@click.argument("word", metavar="PID|RUN|#ID")
 @click.option("-n", "--modules", "limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N",
               help="Show the N costliest modules, and any with a finding.")  # fmt: skip
 @click.option("-a", "--all", "everything", is_flag=True, help="Show every module.")
+@click.option("--html", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
+              help="Write one HTML page that needs nothing else.")  # fmt: skip
 @options.host
 @options.json
-def report(*, pid: int, limit: int, everything: bool, host: str | None, as_json: bool) -> None:
-    """Show what one target is doing: phases, modules, activations, incidents, plugins."""
-    found = targets.report(pid, targets.daemon(host))
+def report(*, word: str, limit: int, everything: bool, html: Path | None, host: str | None, as_json: bool) -> None:
+    """Show what one target is doing: phases, modules, activations, incidents, plugins.
+
+    A RUN shows its ranks beside each other. '#12', in quotes, is an incident, by its number in `hookd incidents`.
+    """
+    from hookd.cli import subject
+
+    found = subject.find(word, targets.daemon(host))
+    if html is not None:
+        from hookd.cli.html import document
+
+        document.write(html, found)
+        output.say(f"{html} holds the report")
     if as_json:
-        output.emit(found)
-        return
+        output.emit(found.as_json())
+    elif html is None:
+        _show(found, None if everything else limit)
+
+
+def _show(found: Subject, limit: int | None) -> None:
+    from hookd.cli import run_report
+
+    if found.kind == "target":
+        _show_target(found.reports[0], limit)
+    elif found.kind == "run":
+        if found.reports:
+            output.show(run_report.ranks(found.reports))
+            click.echo()
+        else:
+            output.say(f"no rank of run {found.name} is watched any more")
+        for line in run_report.incidents(found.rows):
+            click.echo(line)
+    else:
+        for line in run_report.incident(found.rows[0]):
+            click.echo(output.wrap(line, " " * 4))
+
+
+def _show_target(found: dict[str, Any], limit: int | None) -> None:
     if "identity" not in found:
-        raise PageError(f"the page of process {pid} cannot be trusted", reason="corrupt")
+        raise PageError(f"the page of process {found['pid']} cannot be trusted", reason="corrupt")
     for line in heading(found):
         click.echo(output.wrap(line))
-    for table in modules(found, None if everything else limit) if found["modules"] else ():
+    for table in modules(found, limit) if found["modules"] else ():
         click.echo()
         output.show(table)
     click.echo()
@@ -75,14 +112,15 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
         from hookd.daemon.selection import told
 
         yield told(dropped)
-    if shares := _phases(found):
+    if shares := phases(found):
         yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares)
     seen = {state: count for state, count in found["observed"].items() if count}
     if seen:
         yield "modules: " + ", ".join(f"{count:.0f} {state.replace('_', ' ')}" for state, count in seen.items())
 
 
-def _phases(found: dict[str, Any]) -> list[tuple[str, float]]:
+def phases(found: dict[str, Any]) -> list[tuple[str, float]]:
+    """Give the share of each phase in the time of a step."""
     rows = found["metrics"].get("timing", {}).get("phase_seconds", [])
     total = sum(row["value"] or 0 for row in rows)
     return [(row["phase"], (row["value"] or 0) / total) for row in rows] if total else []
@@ -96,10 +134,10 @@ def modules(found: dict[str, Any], limit: int | None) -> Iterator[Table | str]:
     rows = _chosen(found["modules"], limit)
     left_out = len(found["modules"]) - len(rows)
     title = f"the {len(rows)} costliest of {len(found['modules'])} modules; --all shows all" if left_out else None
-    whole = sum(_seconds(row) for row in found["modules"] if _depth(row["name"]) == 0)
-    findings = [_finding(row) for row in rows]
+    whole = whole_seconds(found["modules"])
+    findings = [finding(row) for row in rows]
     if output.columns() >= WIDE:
-        cells = [(*_times(*pair, whole), *_statistics(pair[1]), _finding(pair[1])) for pair in _labelled(rows)]
+        cells = [(*_times(*pair, whole), *_statistics(pair[1]), finding(pair[1])) for pair in _labelled(rows)]
         yield _filled(("MODULE", *TIMES, *VALUES, "FINDING"), cells, title)
         return
     yield _narrow(("MODULE", *TIMES), [_times(*pair, whole) for pair in _labelled(rows)], title)
@@ -108,7 +146,7 @@ def modules(found: dict[str, Any], limit: int | None) -> Iterator[Table | str]:
         yield _narrow(("OUTPUTS OF", *VALUES), [(label, *_statistics(row)) for label, row in _labelled(looked_at)])
     if any(findings):
         told = zip(rows, findings, strict=True)
-        yield "\n".join(output.wrap(f"{row['name']}: {finding}") for row, finding in told if finding)
+        yield "\n".join(output.wrap(f"{row['name']}: {what}") for row, what in told if what)
 
 
 def _narrow(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
@@ -158,8 +196,8 @@ def _above(name: str) -> Iterator[str]:
 def _chosen(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
     if limit is None or len(rows) <= limit:
         return rows
-    costliest = sorted(rows, key=_seconds, reverse=True)[:limit]
-    names = {row["name"] for row in costliest} | {row["name"] for row in rows if _finding(row)}
+    costliest = sorted(rows, key=module_seconds, reverse=True)[:limit]
+    names = {row["name"] for row in costliest} | {row["name"] for row in rows if finding(row)}
     return [row for row in rows if row["name"] in names]
 
 
@@ -172,7 +210,7 @@ def _times(label: str, row: dict[str, Any], whole: float) -> tuple[str, ...]:
         f"{calls:.0f}" if calls else "-",
         output.seconds(timing["forward_seconds"] / calls) if calls else "-",
         output.seconds(timing["backward_seconds"] / timing["backward_calls"]) if timing.get("backward_calls") else "-",
-        output.percent(_seconds(row) / whole) if whole and calls else "-",
+        output.percent(module_seconds(row) / whole) if whole and calls else "-",
     )
 
 
@@ -188,12 +226,18 @@ def _depth(name: str) -> int:
     return 0 if path in ("(root)", "") else path.count(".") + 1
 
 
-def _seconds(row: dict[str, Any]) -> float:
+def module_seconds(row: dict[str, Any]) -> float:
+    """Give the seconds that a module's calls have taken, forward and backward."""
     timing = row["metrics"].get("timing", {})
     return float((timing.get("forward_seconds") or 0) + (timing.get("backward_seconds") or 0))
 
 
-def _finding(row: dict[str, Any]) -> str:
+def whole_seconds(rows: Sequence[dict[str, Any]]) -> float:
+    """Give the seconds of all outermost calls: what the share of a module is of."""
+    return sum(module_seconds(row) for row in rows if _depth(row["name"]) == 0)
+
+
+def finding(row: dict[str, Any]) -> str:
     """Say in a word or two what is wrong with a module."""
     found = row["metrics"].get("nan", {})
     born = [one for one in found.get("origin", []) if one["value"]]
@@ -232,8 +276,12 @@ def plugins(found: dict[str, Any]) -> Table:
     table = output.table("PLUGIN", "STATE", "LOOKS AT", ">ERRORS", ">TIME SPENT")
     rows = []
     for one in found["plugins"]:
-        every = one["interval_steps"]
-        looks = "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"
         spent = output.seconds(one["overhead_seconds"])
-        rows.append((one["name"], _state(one), looks, f"{one['errors'] or 0:.0f}", spent))
+        rows.append((one["name"], _state(one), looks_at(one), f"{one['errors'] or 0:.0f}", spent))
     return output.fill(table, rows)
+
+
+def looks_at(plugin: dict[str, Any]) -> str:
+    """Say at how many steps a plugin looks."""
+    every = plugin["interval_steps"]
+    return "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"

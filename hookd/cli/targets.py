@@ -106,13 +106,20 @@ def attached() -> list[int]:
     return [one.pid for one in candidates() if one.state == "attached"]
 
 
-def report(pid: int, client: DaemonClient | None, others: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+def report(
+    pid: int,
+    client: DaemonClient | None,
+    others: Sequence[dict[str, Any]] | None = None,
+    *,
+    has_curve: bool = False,
+) -> dict[str, Any]:
     """Give the report of one target: from who serves it, which knows it also when it has ended, else from the page itself.
 
     Args:
         pid: of the target.
         client: the daemon, if there is one.
         others: the `foregrounds`; looked for if None.
+        has_curve: with the times of its last steps, `curve`.
 
     Raises:
         NoSuchTarget: there is no such process, or no agent in it.
@@ -122,21 +129,23 @@ def report(pid: int, client: DaemonClient | None, others: Sequence[dict[str, Any
 
     if client is not None:
         with contextlib.suppress(NoSuchTarget):  # attached by another tool a moment ago, perhaps
-            return {"pid": pid, **client.report(pid)}
+            return {"pid": pid, **client.report(pid, has_curve=has_curve)}
     for one in foregrounds() if others is None else others:
         if pid in _pids(one):
             with contextlib.suppress(HookdError):
-                return {"pid": pid, **DaemonClient(Path(one["control"]), EMBEDDED_TIMEOUT_S).report(pid)}
-    return _report_of_page(pid)
+                server = DaemonClient(Path(one["control"]), EMBEDDED_TIMEOUT_S)
+                return {"pid": pid, **server.report(pid, has_curve=has_curve)}
+    return _report_of_page(pid, has_curve=has_curve)
 
 
 def _pids(server: dict[str, Any]) -> set[int]:
     return {int(target["pid"]) for target in server["targets"]}
 
 
-def _report_of_page(pid: int) -> dict[str, Any]:
+def _report_of_page(pid: int, *, has_curve: bool) -> dict[str, Any]:
     from hookd.attach import permission
     from hookd.attach.discover import find_page
+    from hookd.daemon import curve
     from hookd.daemon.report import build_report
     from hookd.page import PageReader
 
@@ -147,22 +156,24 @@ def _report_of_page(pid: int) -> dict[str, Any]:
     if fd is None:
         raise NoSuchTarget(f"no agent in process {pid}", reason="not-attached", hint=f"hookd attach {pid}")
     with contextlib.closing(PageReader(fd)) as reader:
-        return {"pid": pid, **build_report(reader.read())}
+        drawn = {"curve": curve.of(reader.records())} if has_curve else {}
+        return {"pid": pid, **build_report(reader.read()), **drawn}
 
 
 def reports(
-    client: DaemonClient | None, others: Sequence[dict[str, Any]]
+    client: DaemonClient | None, others: Sequence[dict[str, Any]], *, has_curve: bool = False
 ) -> Iterator[tuple[int, dict[str, Any] | HookdError]]:
     """Give the report of every target, also of those that have ended and are still served, or why there is none.
 
     Args:
         client: the daemon, if there is one.
         others: the `foregrounds`.
+        has_curve: with the times of their last steps.
     """
     pids = {int(one["pid"]) for one in client.targets()} if client is not None else set(attached())
     for pid in sorted(pids.union(*map(_pids, others))):
         try:
-            yield pid, report(pid, client, others)
+            yield pid, report(pid, client, others, has_curve=has_curve)
         except HookdError as error:
             yield pid, error
 

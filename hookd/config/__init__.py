@@ -21,6 +21,9 @@
     match = "train.py"
     user = "alice"
 
+    [[webhook]]                  # who is told of incidents
+    url = "https://alerts.example.org/hookd"
+
     [plugins.activations]        # options of a plugin, wherever it is enabled without naming them
     every = 50
 
@@ -51,6 +54,7 @@ from hookd.config.values import (
     read_switch,
     read_whole,
 )
+from hookd.config.webhooks import Webhook, read_webhooks
 from hookd.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -65,6 +69,7 @@ __all__ = [
     "PluginSpec",
     "Rule",
     "ServeConfig",
+    "Webhook",
     "check",
     "default_control_path",
     "default_state_dir",
@@ -107,8 +112,10 @@ class ServeConfig:
         hang_factor: then it takes so many times its own usual silence in that phase, or so many of its steps.
         hang_start_s: so many seconds before its third step is done and while torch compiles.
         eval_allow: whether `hookd eval` is answered: `allow` in the table `eval`.
+        retention_mb: how large their file may become, in MB (10^6 bytes); then the oldest go.
         plugin_options: by plugin, options that hold wherever an attach does not give them.
         rules: which processes it attaches to by itself, the first that fits decides; see `rules`.
+        webhooks: who is told of incidents; see `webhooks`.
     """
 
     listen: Address = _setting("serve", Address("127.0.0.1", 9465), read_address)  # noqa: RUF009  gives a field
@@ -118,6 +125,7 @@ class ServeConfig:
     poll_s: float = _setting("serve", 1.0, read_number(0.05, 60))
     scan_s: float = _setting("serve", 1.0, read_number(0.05, 3600))
     retention_days: float = _setting("serve", 30.0, read_number(0))
+    retention_mb: float = _setting("serve", 100.0, read_number(1))
     plugins: tuple[PluginSpec, ...] = _setting("attach", DEFAULT_PLUGINS, read_plugins)
     plugin_dirs: tuple[Path, ...] = _setting("attach", (), read_paths)
     timeout_s: float = _setting("attach", 10.0, read_number(0.1, 3600))
@@ -133,6 +141,7 @@ class ServeConfig:
     eval_allow: bool = _setting("eval", False, read_switch)
     plugin_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
+    webhooks: tuple[Webhook, ...] = ()
 
     def with_options(self, spec: PluginSpec) -> PluginSpec:
         """Give `spec` the options that the configuration holds for it and that it does not give itself."""
@@ -183,7 +192,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     tables = _toml(path)
     values: dict[str, Any] = {}
     problems: list[str] = []
-    known: dict[str, list[str]] = {"plugins": [], "rule": []}
+    known: dict[str, list[str]] = {"plugins": [], "rule": [], "webhook": []}
     for name, setting in SETTINGS.items():
         known.setdefault(setting.metadata["table"], []).append(_key(name))
     for table, content in tables.items():
@@ -191,6 +200,8 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
             problems.append(f"{path}: unknown table [{table}]{_meant(table, known, SETTINGS)}")
         elif table == "rule":
             values["rules"] = read_rules(content, str(path), problems)
+        elif table == "webhook":
+            values["webhooks"] = read_webhooks(content, str(path), problems)
         elif not isinstance(content, Mapping):
             problems.append(f"{path}: {table} is no table; write [{table}]")
         elif table == "plugins":

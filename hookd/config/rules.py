@@ -17,14 +17,15 @@ of a process means attach. HOOKD_DISABLE=1 there wins over everything.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hookd.config.values import PluginSpec, as_text, read_plugins
-from hookd.errors import ConfigError
+from hookd.config.tables import read_tables, read_text, read_texts
+from hookd.config.values import PluginSpec, read_plugins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True)
@@ -90,49 +91,18 @@ def decide(rules: tuple[Rule, ...], traits: Traits) -> Rule | None:
 
 def read_rules(content: object, source: str, problems: list[str]) -> tuple[Rule, ...]:
     """Read the array of tables `[[rule]]`; what is wrong is appended to `problems`."""
-    if not isinstance(content, list) or not all(isinstance(one, Mapping) for one in content):
-        problems.append(f"{source}: rule is no list of tables; write [[rule]]")
-        return ()
-    return tuple(_read_rule(one, f"{source}: [[rule]] {n}", problems) for n, one in enumerate(content, 1))
-
-
-def _read_rule(table: Mapping[str, Any], where: str, problems: list[str]) -> Rule:
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in _READERS:
-            close = difflib.get_close_matches(key, _READERS, 1, 0.6)
-            there_are = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(sorted(_READERS))}"
-            problems.append(f"{where} has no key '{key}'; {there_are}")
-            continue
-        try:
-            values[key] = _READERS[key](value)
-        except ConfigError as exc:
-            problems.append(f"{where} {key}: {exc.message}. {exc.hint}".rstrip(". ") + ".")
-        except ValueError as exc:
-            problems.append(f"{where} {key}: {value!r} {exc}.")
-    if not _CONDITIONS & set(table):
-        problems.append(f'{where} has no condition; match = "*" takes every training process')
-    return Rule(**values)
-
-
-def _read_text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("is no text")
-    return value
+    tables = read_tables(content, "rule", source, _READERS, problems)
+    if isinstance(content, list):
+        for (where, _), table in zip(tables, content, strict=False):
+            if not _CONDITIONS & set(table):
+                problems.append(f'{where} has no condition; match = "*" takes every training process')
+    return tuple(Rule(**values) for _, values in tables)
 
 
 def _read_user(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
         raise ValueError("is no user; write a name or a number")
     return str(value)
-
-
-def _read_environment(value: object) -> dict[str, str]:
-    if not isinstance(value, Mapping) or not value:
-        raise ValueError('is no table of variables; write { NAME = "value" }')
-    if any(isinstance(one, (Mapping, list)) for one in value.values()):
-        raise ValueError("holds more than plain values")
-    return {str(name): as_text(one) for name, one in value.items()}
 
 
 def _read_flag(value: object) -> bool:
@@ -142,10 +112,10 @@ def _read_flag(value: object) -> bool:
 
 
 _READERS: Mapping[str, Callable[[object], Any]] = {
-    "match": _read_text,
+    "match": read_text,
     "user": _read_user,
-    "cgroup": _read_text,
-    "environment": _read_environment,
+    "cgroup": read_text,
+    "environment": read_texts,
     "attach": _read_flag,
     "plugins": read_plugins,
 }

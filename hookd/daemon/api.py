@@ -6,11 +6,12 @@
     POST /v1/attach                    {"pid", "plugins"?, "timeout_s"?, "keep"?, "force"?, "run"?, "plugin_dirs"?,
                                         "only_trainers"?}
     POST /v1/detach                    {"pid"} or {"all": true}, "timeout_s"?
-    GET  /v1/targets/PID/report        see `describe.target_report`
+    GET  /v1/targets/PID/report        ?curve=1   see `describe.target_report`
     POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "configure", "plugin": "NAME:key=value,…" or object,
                                         "timeout_s"?, "plugin_dirs"?}; what changes the training, in all ranks of the job
     POST /v1/targets/PID/eval          {"expression", "timeout_s"?}; where [eval] allow = true, see `evaluate.evaluate`
-    GET  /v1/incidents                 ?run= &pid= &kind= &since= &limit=   {"incidents": [row…]}
+    GET  /v1/incidents                 ?run= &pid= &kind= &since= &limit= &id= &after= &order=   {"incidents": [row…]}, see
+                                        `rows.query`
 
 An error is {"error", "reason", "hint", "exit_code"} with a status of 400 or above.
 """
@@ -92,7 +93,8 @@ class Api:
         return web.json_response({"targets": self._service.rows()})
 
     async def _report(self, request: web.Request) -> web.Response:
-        return web.json_response(await asyncio.to_thread(self._service.report, _pid(request.match_info["pid"])))
+        pid, has_curve = _pid(request.match_info["pid"]), request.query.get("curve") == "1"
+        return web.json_response(await asyncio.to_thread(self._service.report, pid, has_curve=has_curve))
 
     async def _incidents(self, request: web.Request) -> web.Response:
         wanted = incident_filter(request)
@@ -130,7 +132,9 @@ def incident_filter(request: web.Request) -> dict[str, Any]:
     Raises:
         UsageError: an unknown parameter, or no number where one is needed.
     """
-    kinds: dict[str, Callable[[str], Any]] = {"run": str, "pid": int, "kind": str, "since": float, "limit": int}
+    kinds: dict[str, Callable[[str], Any]] = {
+        "run": str, "pid": int, "kind": str, "since": float, "limit": int, "id": int, "after": int, "order": str,
+    }  # fmt: skip
     wanted: dict[str, Any] = {}
     for key, text in request.query.items():
         try:

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from hookd.config import default_control_path, host_path
 from hookd.errors import (
@@ -145,9 +146,14 @@ class DaemonClient:
         body = {"expression": expression, "timeout_s": timeout_s}
         return self.request("POST", f"/v1/targets/{pid}/eval", body, timeout_s=2 * timeout_s + 30)
 
-    def report(self, pid: int) -> dict[str, Any]:
-        """Give the report of a target."""
-        return self.request("GET", f"/v1/targets/{pid}/report")
+    def report(self, pid: int, *, has_curve: bool = False) -> dict[str, Any]:
+        """Give the report of a target, with the times of its last steps if asked for."""
+        return self.request("GET", f"/v1/targets/{pid}/report" + ("?curve=1" if has_curve else ""))
+
+    def incidents(self, **wanted: Any) -> list[dict[str, Any]]:
+        """Give incidents; see `rows.query` for what may be asked."""
+        asked = urlencode({name: value for name, value in wanted.items() if value is not None})
+        return list(self.request("GET", f"/v1/incidents?{asked}")["incidents"])
 
 
 def error_of(answer: Mapping[str, Any]) -> HookdError:

@@ -155,7 +155,8 @@ class IncidentStore:
             return stored
         written = {key(row) for row in stored}
         found = [*(row for row in waiting if key(row) not in written), *stored]
-        found.sort(key=lambda row: row["time"], reverse=True)
+        if wanted.get("order") != "id":
+            found.sort(key=lambda row: row["time"], reverse=True)
         return found[: max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))]
 
     def undelivered(self, receiver: str, limit: int) -> list[dict[str, Any]]:

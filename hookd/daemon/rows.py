@@ -36,12 +36,22 @@ def query(
     kind: str | None = None,
     since: float | None = None,
     limit: int = MAX_ROWS,
+    order: str = "time",
     processes: Collection[tuple[str, int, int]] | None = None,
 ) -> list[dict[str, Any]]:
     """Give incidents that match all that is asked for, the newest first, `MAX_ROWS` at most.
 
-    `processes` are named by boot, pid and start ticks; `since` is in unix seconds; `after` gives those with a higher
-    number (`id`), the lowest first: what is read so far and no further.
+    Args:
+        connection: to the file.
+        id: the one of this number.
+        after: those of a higher number, the lowest first.
+        run: as it is served.
+        pid: of the target.
+        kind: as it was told.
+        since: unix seconds.
+        limit: how many at most.
+        order: "time", or "id" for the order in which they were stored.
+        processes: only of these, by boot, pid and start ticks.
     """
     asked = {"run = ?": run, "pid = ?": pid, "kind = ?": kind, "time >= ?": since, "id = ?": id, "id > ?": after}
     wanted = {condition: value for condition, value in asked.items() if value is not None}
@@ -50,9 +60,9 @@ def query(
         conditions.append(f"(boot, pid, start) IN (SELECT {_PROCESS} FROM json_each(?))")  # noqa: S608  ours
         values.append(json.dumps([list(one) for one in processes]))
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    order = "time DESC, id DESC" if after is None else "id"
+    by = "id" if after is not None else "id DESC" if order == "id" else "time DESC, id DESC"
     rows = connection.execute(
-        f"SELECT {', '.join(COLUMNS)} FROM incidents {where} ORDER BY {order} LIMIT ?",  # noqa: S608  ours
+        f"SELECT {', '.join(COLUMNS)} FROM incidents {where} ORDER BY {by} LIMIT ?",  # noqa: S608  ours
         (*values, max(0, min(limit, MAX_ROWS))),
     )
     return [row_of(row) for row in rows]
@@ -66,6 +76,7 @@ def fits(
     after: int | None = None,
     since: float | None = None,
     limit: int = MAX_ROWS,  # noqa: ARG001  it holds for all
+    order: str = "time",  # noqa: ARG001  the same
     **wanted: Any,
 ) -> bool:
     """Tell whether a row that is not in the file fits a query."""

@@ -25,6 +25,7 @@ from hookd.daemon.selection import Limits
 from hookd.daemon.wanted import Wanted
 from hookd.daemon.watchers import watchers
 from hookd.daemon.web import Web
+from hookd.daemon.webhook import Sender
 from hookd.errors import HookdError, PermissionDenied
 from hookd.version import __version__
 
@@ -72,7 +73,11 @@ class Service:
         self.is_ready = False
         self._looked = asyncio.Event()
         state_dir = config.state_dir or default_state_dir(environ, os.geteuid())
-        self.fleet = Fleet(IncidentStore.open(state_dir), linger_s=config.linger_s, only=only)
+        store = IncidentStore.open(state_dir, max_bytes=config.retention_mb * 1e6)
+        self.fleet = Fleet(store, linger_s=config.linger_s, only=only)
+        self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
+        for sender in self._senders:
+            store.listen(sender)
         self._tally = Tally()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
@@ -120,6 +125,7 @@ class Service:
                 (self._adopt, self.config.scan_s),
                 (self._forget, FORGET_S),
                 (self._prune, DAY_S),
+                *((sender.run, FORGET_S) for sender in self._senders),
             ):
                 task = asyncio.create_task(_repeat(work, interval_s))
                 stack.push_async_callback(_end, task)
@@ -259,13 +265,15 @@ class Service:
         """Describe all targets in short."""
         return [describe.target_row(target) for target in self.fleet.targets()]
 
-    def report(self, pid: int) -> dict[str, Any]:
-        """Give the report of a target; blocks on its page.
+    def report(self, pid: int, *, has_curve: bool = False) -> dict[str, Any]:
+        """Give the report of a target, with the times of its last steps if asked for; blocks on its page.
 
         Raises:
             NoSuchTarget: it is none.
         """
-        return describe.target_report(self.fleet.get(pid), self._limits)
+        target = self.fleet.get(pid)
+        report = describe.target_report(target, self._limits)
+        return {**report, "curve": target.curve()} if has_curve else report
 
     def status(self) -> dict[str, Any]:
         """Describe the daemon and its targets in short."""

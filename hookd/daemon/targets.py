@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -13,6 +14,7 @@ import psutil
 
 from hookd import labels
 from hookd.attach import commandline, control, proc
+from hookd.daemon import curve
 from hookd.daemon.deaths import LAST, Witness, judge
 from hookd.daemon.herald import Herald
 from hookd.daemon.usage import Usage, usage_of
@@ -207,6 +209,7 @@ class Target:
         self._pulse = Pulse(clock())
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
+        self._curve: list[dict[str, Any]] = []
         self._usage = Usage()
         self.witness = Witness(pid, self.start_ticks)
         self._number = -1  # of the page among the target's descriptors, where it was seen last
@@ -228,6 +231,17 @@ class Target:
         with self._lock:
             self._refresh()
             return self._snapshot
+
+    def curve(self) -> list[dict[str, Any]]:
+        """Give the times of its last steps, see `curve.of`; of a target that has ended, as they stood at its end."""
+        with self._lock:
+            self._draw()
+            return self._curve
+
+    def _draw(self) -> None:
+        if self._reader is not None:
+            with contextlib.suppress(PageError):
+                self._curve = curve.of(self._reader.records())
 
     def last(self) -> Snapshot | None:
         """Give the copy that was made last, without making one."""
@@ -259,6 +273,7 @@ class Target:
         """Take the last copy of the page: the process is gone, or is another program now."""
         with self._lock:
             self._refresh()
+            self._draw()
             if self.ended is None or self.state == "corrupt":
                 death = judge(self.witness.gather(self.pidfd), self._snapshot, self._recent())
                 self._close("lost", death.reason, death)
@@ -275,6 +290,7 @@ class Target:
         """Take the last copy of the page: its agent has left."""
         with self._lock:
             self._refresh()
+            self._draw()
             self._close("detached", "detached")
 
     def spoil(self) -> None:

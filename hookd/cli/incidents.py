@@ -1,0 +1,112 @@
+"""`hookd incidents`: what was worth telling a person, also of targets that are long gone."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookd.cli import options, output, stored, targets
+from hookd.errors import DaemonNotRunning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+POLL_S = 1.0
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])\Z")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+class Since(click.ParamType):  # type: ignore[type-arg]
+    """A time: a span before now, or a moment."""
+
+    name = "since"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ARG002
+        """Give unix seconds, or say how to write them."""
+        if isinstance(value, float):
+            return value
+        if match := _SPAN.match(value):
+            return time.time() - float(match[1]) * _UNITS[match[2]]
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except (ValueError, OverflowError) as exc:
+            raise click.UsageError(f"'{value}' is no time; write 90s, 30m, 2h, 7d or 2026-01-31T12:00.", ctx) from exc
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on with those to come, until Ctrl-C.")
+@click.option("--run", metavar="RUN", help="Of this run.")
+@click.option("--pid", type=options.Pid(), help="Of this process.")
+@click.option("--kind", metavar="KIND", help="Of this kind, as nan, hang or lost.")
+@click.option("--since", type=Since(), metavar="TIME", help="Not older than 90s, 30m, 2h, 7d, or a moment.")
+@click.option("-n", "--limit", type=click.IntRange(0, 1000), default=50, show_default=True, metavar="N",
+              help="The last N of them.")  # fmt: skip
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Read the file in this directory, not the daemon's.")
+@options.host
+@options.json
+def incidents(
+    *, follow: bool, limit: int, state_dir: Path | None, host: str | None, as_json: bool, **wanted: Any
+) -> None:
+    """List incidents, in the order in which hookd learned of them: the newest last.
+
+    They are asked of the daemon, or read from its file where none runs.
+    """
+    client = targets.daemon(host)
+    found = stored.rows(client, state_dir, limit=limit, order="id", **wanted)[::-1]
+    if as_json and not follow:
+        output.emit({"incidents": found})
+        return
+    show(found, as_json=as_json)
+    if not found and not follow:
+        output.say("no incidents")
+    if follow:
+        last = found[-1:] or stored.rows(client, state_dir, limit=1, order="id")
+        _follow(host, state_dir, (last[0]["id"] or 0) if last else 0, as_json=as_json, **wanted)
+
+
+def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bool, **wanted: Any) -> None:
+    """Show what comes; a daemon that goes away and comes again is waited for."""
+    was_there = True
+    while True:
+        time.sleep(POLL_S)
+        try:
+            found = stored.rows(targets.daemon(host), state_dir, after=after, **wanted)
+        except DaemonNotRunning as error:
+            if was_there:
+                output.say(f"{error.message}; waiting for it")
+            was_there = False
+            continue
+        was_there = True
+        show(found, as_json=as_json)
+        after = found[-1]["id"] if found else after
+
+
+def show(found: Iterable[dict[str, Any]], *, as_json: bool) -> None:
+    """Print a line for each, and flush: somebody may be waiting."""
+    for row in found:
+        click.echo(json.dumps(output.finite(row)) if as_json else line(row))
+    sys.stdout.flush()
+
+
+def line(row: dict[str, Any]) -> str:
+    """Put an incident into one line that no terminal obeys: number, moment, kind, run and rank, process, message."""
+    from hookd.daemon.herald import plain
+
+    number = "-" if row["id"] is None else f"#{row['id']}"
+    who = f"{plain(row['run'])}/{plain(row['rank'])} ({row['pid']})"
+    return f"{number:>5}  {moment(row['time'])}  {plain(row['kind']):<10}  {who}  {plain(row['message'])}"
+
+
+def moment(unix_s: float) -> str:
+    """Write a time for people, as local as they are."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+    except (OverflowError, ValueError, OSError):  # the clock of a target may say anything
+        return "-"

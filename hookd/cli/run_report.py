@@ -1,0 +1,95 @@
+"""`hookd report RUN` and `hookd report '#ID'`: ranks beside each other, and one incident."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from hookd.cli import output
+from hookd.cli.incidents import line, moment
+from hookd.cli.status import state, step_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
+
+SLOW = 1.1
+"""So many times the median is called slow."""
+SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin")
+"""Of an incident's detail what stands elsewhere."""
+
+
+def ranks(reports: Sequence[dict[str, Any]]) -> Table:
+    """Tabulate the ranks of a run: where each stands, and its time beside the median of all."""
+    table = output.table(">RANK", ">PID", "STATE", ">STEP", ">A STEP", ">OF MEDIAN", ">COST", ">INCIDENTS")
+    median = median_step(reports)
+    return output.fill(table, [_cells(one, median) for one in reports])
+
+
+def _cells(report: dict[str, Any], median: float | None) -> tuple[str, ...]:
+    seconds = step_seconds(report)
+    return (
+        str(report.get("target", {}).get("rank", report["identity"].get("rank"))),
+        str(report["pid"]),
+        state(report),
+        str(report["step"]["current"]),
+        output.seconds(seconds),
+        ratio(seconds, median),
+        output.percent(report["overhead"]["ratio"]),
+        str(len(report["incidents"])),
+    )
+
+
+def median_step(reports: Sequence[dict[str, Any]]) -> float | None:
+    """Give the median of the ranks' mean time of a step, in seconds."""
+    times = [seconds for one in reports if (seconds := step_seconds(one))]
+    return statistics.median(times) if times else None
+
+
+def ratio(seconds: float | None, median: float | None) -> str:
+    """Write a time as a multiple of the median, `slow` where it is one."""
+    if not seconds or not median or seconds < 0:
+        return "-"
+    return f"{seconds / median:.2f}x" + (" slow" if seconds > SLOW * median else "")
+
+
+def incidents(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Give a line for each incident."""
+    if not rows:
+        yield "incidents: none"
+        return
+    yield "incidents:"
+    yield from map(line, rows)
+
+
+def incident(row: dict[str, Any]) -> Iterator[str]:
+    """Tell all that is kept of one incident."""
+    from hookd.daemon.herald import plain
+
+    number = "not stored yet" if row["id"] is None else f"incident #{row['id']}"
+    yield f"{number}: {plain(row['kind'])}, {moment(row['time'])}"
+    yield f"run {plain(row['run'])}, rank {plain(row['rank'])}, process {row['pid']}"
+    yield plain(row["message"])
+    for name, value in row["detail"].items():
+        if name not in SHOWN and value is not None:
+            yield from _field(plain(name), value)
+
+
+def _field(name: str, value: Any) -> Iterator[str]:
+    from hookd.daemon.herald import plain
+
+    if isinstance(value, list) and value:
+        yield f"{name}:"
+        for one in value:
+            yield "  " + plain(one if isinstance(one, str) else _words(one))
+    else:
+        yield f"{name}: {plain(value if isinstance(value, str) else _words(value))}"
+
+
+def _words(value: Any) -> str:
+    """Write a value: a plain object as `key value, …`, anything else as JSON."""
+    if isinstance(value, dict) and not any(isinstance(one, (dict, list)) for one in value.values()):
+        return ", ".join(f"{key} {one}" for key, one in value.items())
+    return json.dumps(output.finite(value))

@@ -1,0 +1,52 @@
+"""Where commands find incidents: at the daemon where one runs, else in its file."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hookd.daemon.client import DaemonClient
+
+
+def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: Any) -> list[dict[str, Any]]:
+    """Give incidents; see `hookd.daemon.rows.query` for what may be asked.
+
+    Args:
+        client: the daemon, if there is one; a directory that is named goes before it.
+        state_dir: where the file is, None: where the daemon of this user has it.
+        wanted: of the query.
+
+    Raises:
+        HookdError: the file cannot be read.
+    """
+    if client is not None and state_dir is None:
+        return client.incidents(**wanted)
+    from hookd.daemon import incidents
+
+    folder = place(state_dir)
+    try:
+        reader = incidents.read_only(folder)
+        if reader is None:
+            return []
+        with closing(reader):
+            return incidents.query(reader, **wanted)
+    except (OSError, sqlite3.Error) as exc:
+        raise HookdError(
+            f"the incidents in {folder / incidents.NAME} cannot be read: {exc}",
+            reason="store",
+            hint="`hookd serve` sets a damaged file aside; --state-dir names another.",
+        ) from exc
+
+
+def place(state_dir: Path | None = None) -> Path:
+    """Name the directory of the file: the one that was given, else that of the configuration."""
+    from hookd.config import default_state_dir, load
+
+    return state_dir or load({}, os.environ).state_dir or default_state_dir(os.environ, os.geteuid())

@@ -1,0 +1,271 @@
+"""Webhooks against a real HTTP server that answers, refuses, hangs and goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from hookd.config import Webhook, check
+from hookd.daemon import alertmanager
+from hookd.daemon.incidents import IncidentStore
+from hookd.daemon.webhook import Pace, Sender
+from hookd.errors import ConfigError
+from tests.support.processes import wait_until
+
+TARGET = (11, 12345, 99)
+SECRET = b"a secret of some bytes"
+QUICK = Pace(window_s=0.3, timeout_s=0.3, first_s=0.01, longest_s=0.05)
+DOCS = Path(__file__).parents[2] / "docs" / "incidents.md"
+
+
+def nan(seq, kind="nan", **more):
+    return {"seq": seq, "time": 1000.0 + seq, "kind": kind, "message": f"{kind} {seq}", "step": 3, **more}
+
+
+async def until(condition):
+    await asyncio.get_running_loop().run_in_executor(None, wait_until, condition)
+
+
+class Hook:
+    """A server that answers as it is told; `posts` are the headers and bodies that it got."""
+
+    def __init__(self):
+        self.posts = []
+        self.answers = []
+        self.hangs = asyncio.Event()
+        self.url = ""
+
+    @property
+    def seqs(self):
+        messages = [json.loads(body) for _, body in self.posts]
+        return [[int(alert["annotations"]["description"].split()[1]) for alert in one["alerts"]] for one in messages]
+
+    async def answer(self, request):
+        self.posts.append((request.headers.copy(), await request.read()))
+        status = self.answers.pop(0) if self.answers else 200
+        if status == "hang":
+            await self.hangs.wait()
+        headers = {"Location": f"{self.url}/elsewhere"} if status == 302 else {}
+        return web.Response(status=200 if status == "hang" else status, headers=headers)
+
+    async def got(self, number):
+        await until(lambda: len(self.posts) >= number)
+
+
+@contextlib.asynccontextmanager
+async def listening(port=0):
+    hook, app = Hook(), web.Application()
+    app.router.add_post("/{path:.*}", hook.answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    hook.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield hook
+    finally:
+        hook.hangs.set()
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def sending(state, url, pace=QUICK, **config):
+    """A daemon's store and sender, for as long as the block."""
+    store = IncidentStore.open(state)
+    sender = Sender(Webhook(url, SECRET, **config), store, pace=pace)
+    store.listen(sender)
+    task = asyncio.create_task(sender.run())
+    try:
+        yield store
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(store.close)
+
+
+async def settled(store):
+    """Wait until nothing is left to be told."""
+    name = store._receivers[0].name
+    await until(lambda: not store.undelivered(name, 10))
+
+
+ALERTMANAGERS = json.loads(r"""
+{"receiver": "w", "status": "firing", "alerts": [{"status": "firing", "labels": {"alertname": "HookdIncident",
+ "instance": "node1", "kind": "nan", "module": "fc\"1\u00e9", "rank": "0", "run": "train.py"},
+ "annotations": {"summary": "s"}, "startsAt": "2026-11-22T13:40:16.580653208Z", "endsAt": "0001-01-01T00:00:00Z",
+ "generatorURL": "http://127.0.0.1:9465", "fingerprint": "166c900c04d0c4b2"}],
+ "groupLabels": {"alertname": "HookdIncident", "instance": "node1", "kind": "nan", "rank": "0", "run": "train.py"},
+ "commonLabels": {"alertname": "HookdIncident", "instance": "node1", "kind": "nan", "module": "fc\"1\u00e9",
+ "rank": "0", "run": "train.py"}, "commonAnnotations": {"summary": "s"}, "externalURL": "http://vm:19093",
+ "version": "4", "truncatedAlerts": 0,
+ "groupKey": "{}:{alertname=\"HookdIncident\", instance=\"node1\", kind=\"nan\", rank=\"0\", run=\"train.py\"}"}
+""")
+"""What Alertmanager 0.25 posted when it was given an alert with these labels, grouped as ours are."""
+
+
+def test_a_message_is_what_alertmanager_itself_posts():
+    row = {"id": 12, "pid": 4, "run": "train.py", "rank": "0", "kind": "nan", "module": 'fc"1é', "step": 3,
+           "time": 1000.5, "message": "first \x1b[31mNaN"}  # fmt: skip
+    ours = json.loads(alertmanager.message([row], instance="node1", url="http://127.0.0.1:9465", receiver="w", more={}))
+    (alert,) = ours["alerts"]
+    assert alert["startsAt"] == "1970-01-01T00:16:40.500Z"
+    assert alert["annotations"]["command"] == "hookd report '#12'"
+    assert "\x1b" not in alert["annotations"]["summary"]
+    for one in (ours, ALERTMANAGERS):
+        one["alerts"][0].update(startsAt="", annotations={})
+        one.update(externalURL="", commonAnnotations={})
+    assert ours == ALERTMANAGERS
+
+
+def test_a_message_is_posted_until_it_is_taken_and_can_be_verified_each_time(tmp_path, caplog):
+    snippet = {}
+    exec(re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1], snippet)
+
+    async def run():
+        async with listening() as hook, sending(tmp_path, hook.url + "/x", labels={"severity": "critical"}) as store:
+            hook.answers = [500, "hang", 429, 503]
+            store.add(TARGET, "r", "0", [nan(1)])
+            await hook.got(5)
+            await settled(store)
+            assert len(hook.posts) == 5
+            return hook.posts
+
+    posts = asyncio.run(run())
+    assert len({headers["webhook-id"] for headers, _ in posts}) == 1
+    for headers, body in posts:
+        assert snippet["is_genuine"](headers, body, SECRET)
+        assert not snippet["is_genuine"](headers, body + b" ", SECRET)
+        assert not snippet["is_genuine"]({**headers, "webhook-timestamp": "1"}, body, SECRET)
+        assert json.loads(body)["commonLabels"]["severity"] == "critical"
+    told = [record.message for record in caplog.records if "webhook" in record.name]
+    assert [("cannot be told" in one, "takes incidents again" in one) for one in told] == [(True, False), (False, True)]
+    assert "/x" not in caplog.text, "an address may hold a secret"
+
+
+def test_what_was_not_delivered_is_after_a_restart_and_only_that(tmp_path):
+    async def run():
+        async with listening() as hook:
+            url, port = hook.url, int(hook.url.rpartition(":")[2])
+            async with sending(tmp_path, url) as store:
+                store.add(TARGET, "r", "0", [nan(1)])
+                await hook.got(1)
+                await settled(store)
+        async with sending(tmp_path, url) as store:  # nobody listens
+            store.add(TARGET, "r", "0", [nan(1), nan(2)])
+            await asyncio.to_thread(store.flush)
+        async with listening(port) as hook, sending(tmp_path, url) as store:
+            store.add(TARGET, "r", "0", [nan(1), nan(2), nan(3, kind="hang")])
+            await hook.got(2)
+            await settled(store)
+            return hook.seqs
+
+    assert sorted(asyncio.run(run())) == [[2], [3]]
+
+
+def test_a_storm_is_collapsed_by_run_rank_and_kind(tmp_path):
+    async def run():
+        async with listening() as hook, sending(tmp_path, hook.url) as store:
+            store.add(TARGET, "r", "0", [nan(1)])
+            await hook.got(1)
+            store.add(TARGET, "r", "0", [nan(seq) for seq in range(2, 102)])
+            store.add(TARGET, "r", "1", [nan(200)])
+            await hook.got(3)
+            await settled(store)
+            return [json.loads(body) for _, body in hook.posts], hook.seqs
+
+    messages, seqs = asyncio.run(run())
+    assert seqs == [[1], [200], list(range(2, 22))]
+    assert [one["truncatedAlerts"] for one in messages] == [0, 0, 80]
+    assert messages[2]["groupLabels"]["rank"] == "0"
+
+
+def test_more_than_memory_holds_waits_in_the_store(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookd.daemon.webhook.MAX_WAITING", 5)
+
+    async def run():
+        async with listening() as hook, sending(tmp_path, hook.url) as store:
+            hook.answers = [500] * 3
+            store.add(TARGET, "r", "0", [nan(seq, kind=f"kind{seq}") for seq in range(1, 31)])
+            await hook.got(33)
+            await settled(store)
+            return hook.seqs
+
+    assert {seq for seqs in asyncio.run(run()) for seq in seqs} == set(range(1, 31))
+
+
+def test_a_refusal_is_told_and_the_next_comes_and_a_redirect_is_one(tmp_path, caplog):
+    async def run():
+        async with listening() as hook, sending(tmp_path, hook.url, kinds=frozenset({"nan", "hang"})) as store:
+            hook.answers = [400, 302]
+            store.add(TARGET, "r", "0", [nan(1), nan(2, kind="hang"), nan(3, kind="option")])
+            await hook.got(2)
+            await settled(store)
+            return hook.seqs
+
+    assert sorted(asyncio.run(run())) == [[1], [2]]
+    assert caplog.text.count("refuses incidents") == 2
+
+
+# ---- the configuration
+
+
+def read(tmp_path, text):
+    path = tmp_path / "hookd.toml"
+    path.write_text(text)
+    return check(path).webhooks
+
+
+def test_webhooks_are_read_with_their_secrets(tmp_path):
+    (tmp_path / "secret").write_text("whsec_" + base64.b64encode(SECRET).decode() + "\n")
+    first, second = read(
+        tmp_path,
+        f'[[webhook]]\nurl = "https://user:pw@a.b/c?d"\nsecret_file = "{tmp_path}/secret"\nkinds = ["nan"]\n'
+        '[[webhook]]\nurl = "http://a.b:8/"\nsecret = "plain"\nlabels = { severity = "critical" }\n',
+    )
+    assert (first.secret, first.kinds, first.host) == (SECRET, {"nan"}, "https://a.b")
+    assert (second.secret, second.labels) == (b"plain", {"severity": "critical"})
+    assert "plain" not in repr(second)
+    assert first.name != second.name
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[webhook]\nurl = 1", "write [[webhook]]"),
+        ("[[webhook]]\nkinds = ['nan']", "[[webhook]] 1 has no url"),
+        ("[[webhook]]\nurl = 'ftp://a'", "write https://HOST/PATH"),
+        ("[[webhook]]\nurl = 'http://a'\nkinds = 'nan'", "is no list of kinds"),
+        ("[[webhook]]\nurl = 'http://a'\nsecret_file = '/nonexistent'", "cannot be read: No such file"),
+        ("[[webhook]]\nurl = 'http://a'\nsecret = 'x'\nsecret_file = '/dev/null'", "is empty"),
+        ("[[webhook]]\nurl = 'http://a'\nlabels = { 'a b' = 1 }", "is no name"),
+        ("[[webhook]]\nurl = 'http://a'\nsecrets = 'x'", "did you mean 'secret'?"),
+        ("[[webhook]]\nurl = 'http://a'\n[[webhook]]\nurl = 'http://a'", "the same url"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path, text, why):
+    with pytest.raises(ConfigError) as found:
+        read(tmp_path, text)
+    assert why in str(found.value)
+
+
+def test_a_secret_that_is_wrong_is_not_repeated(tmp_path):
+    with pytest.raises(ConfigError) as found:
+        read(tmp_path, "[[webhook]]\nurl = 'http://a'\nsecret = 'whsec_=hidden'")
+    assert "is no base64" in str(found.value)
+    assert "hidden" not in str(found.value)
+
+
+def test_the_webhook_of_the_example_is_one(tmp_path):
+    example = (Path(__file__).parents[2] / "examples" / "hookd.toml").read_text()
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    shown = example.partition("# [[webhook]]")[2].replace("/etc/hookd/webhook.secret", str(secret))
+    (one,) = read(tmp_path, "[[webhook]]" + shown.replace("\n# ", "\n"))
+    assert one.labels == {"severity": "critical"}
