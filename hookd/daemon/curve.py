@@ -6,13 +6,13 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from hookd.page import STEP_RECORD
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hookd.page import Record
 
-STEP_RECORD = 1
-"""The kind of a record of a step, see `hookd/agent/session.py`; its value is the seconds that the step took."""
 POINTS = 400
 """Points of a curve at most."""
 
