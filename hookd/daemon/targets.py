@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import threading
 import time
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from hookd.attach import Control
     from hookd.daemon.deaths import Death
     from hookd.page import Heartbeat, Record, Snapshot
+
+_log = logging.getLogger(__name__)
 
 State = Literal["attached", "lost", "corrupt", "detached"]
 STATES: tuple[State, ...] = ("attached", "lost", "corrupt", "detached")
@@ -331,7 +334,8 @@ class Target:
     def _recent(self) -> list[Record]:
         try:
             return self._reader.recent(LAST) if self._reader is not None else []
-        except PageError:
+        except PageError as exc:
+            _log.info("target %d: no last events: %s", self.pid, exc)
             return []
 
     def _close(self, state: State, reason: str, death: Death | None = None) -> None:

@@ -129,7 +129,7 @@ class PageReader:
         numbers = array("d")
         numbers.frombytes(self._pread(*region))
         ring = region.length // RECORD.size
-        last = _whole(max(numbers[:: RECORD.size // 8], default=0.0, key=_whole))
+        last = _whole(max(numbers[:: RECORD.size // 8]))
         slots = sorted({(number - 1) % ring for number in range(max(1, last - count + 1), last + 1)})
         found = [record for slot in slots if (record := self._record(slot, ring, last - count)) is not None]
         return sorted(found, key=lambda record: record.seq)

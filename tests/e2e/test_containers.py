@@ -110,6 +110,9 @@ def test_the_kill_of_a_container_is_a_lost_target_with_its_last_counters(tmp_pat
             last = attachment.metrics()
             assert last.total("hookd_target_up") == 0
             assert last.total("hookd_steps_total") >= counted
+            assert last.labels("hookd_target_info", "reason") == {"signal SIGKILL"}
+            told = rf"^process {pid} was killed by SIGKILL \(Killed\); its container has ended with it.*; its counters"
+            attachment.process.expect(told)
             attachment.process.signal(signal.SIGINT)
             attachment.process.wait()
         assert process.wait() == 128 + signal.SIGKILL

@@ -47,6 +47,9 @@ def test_a_target_is_found_served_and_after_its_death_lingers_then_goes(serve, h
     assert run not in daemon.get("/metrics")
     kinds = [row["kind"] for row in json.loads(daemon.get(f"/api/v1/incidents?run={run}"))["incidents"]]
     assert kinds == ["lost"]
+    told = json.loads(daemon.get(f"/api/v1/incidents?run={run}"))["incidents"][0]
+    assert told["message"].startswith(f"process {holder.pid} was killed by SIGKILL (Killed)")
+    assert told["detail"]["known_from"] in ("pidfd", "zombie")
 
 
 def test_a_clean_exit_and_a_detach_are_told_from_a_death(serve, hold, run):
@@ -55,10 +58,31 @@ def test_a_clean_exit_and_a_detach_are_told_from_a_death(serve, hold, run):
     wait_until(lambda: daemon.rows(run + "a") and daemon.rows(run + "b"), what="discovery")
     tell(leaving, leave={})
     tell(ending, state=["exited"])
-    ending.signal(signal.SIGKILL)
+    ending.popen.stdin.close()
     wait_until(lambda: daemon.rows(run + "a")[0]["state"] == "detached", what="the detach")
     wait_until(lambda: daemon.rows(run + "b")[0]["reason"] == "exited", what="the exit")
     assert not json.loads(daemon.get(f"/api/v1/incidents?run={run}b"))["incidents"]
+
+
+def test_each_end_is_told_by_what_the_kernel_knows_of_it(serve, hold, run):
+    ends = {
+        '{"end": [0, "exited"]}': ("exited", None),
+        '{"end": [4, "exited"]}': ("exit 4", "ended with exit code 4"),
+        '{"end": [3]}': ("exit 3", "ended with exit code 3, without Python's own exit: by os._exit, or by native code"),
+        signal.SIGSEGV: ("signal SIGSEGV", "was killed by SIGSEGV (Segmentation fault)"),
+        signal.SIGTERM: ("signal SIGTERM", "was killed by SIGTERM (Terminated)"),
+    }
+    holders = [hold(run=f"{run}{n}") for n in range(len(ends))]
+    daemon = serve()
+    rows = lambda: [row for n in range(len(ends)) for row in daemon.rows(f"{run}{n}")]  # noqa: E731
+    wait_until(lambda: len(rows()) == len(ends), what="discovery")
+    for holder, how in zip(holders, ends, strict=True):
+        holder.signal(how) if isinstance(how, int) else holder.send(how)
+    wait_until(lambda: all(row["state"] == "lost" for row in rows()), what="their ends")
+    assert [row["reason"] for row in rows()] == [reason for reason, _ in ends.values()]
+    for holder, (_, message) in zip(holders, ends.values(), strict=True):
+        told = json.loads(daemon.get(f"/api/v1/incidents?pid={holder.pid}"))["incidents"]
+        assert [one["message"] for one in told] == ([] if message is None else [f"process {holder.pid} {message}"])
 
 
 def test_only_an_agent_that_was_sent_away_is_taken_for_a_persons_will(serve, hold, run, tmp_path):
@@ -81,6 +105,7 @@ def test_a_process_that_becomes_another_program_is_lost(serve, hold, run):
     wait_until(lambda: daemon.rows(run), what="discovery")
     holder.send(json.dumps({"become": ["/bin/cat"]}))  # ends with its stdin, which is ours
     wait_until(lambda: daemon.rows(run)[0]["state"] == "lost", what="the exec is noticed")
+    assert daemon.rows(run)[0]["reason"] == "exec"
 
 
 def test_a_restarted_daemon_finds_everything_again_and_incidents_are_kept_once(serve, hold, run):

@@ -1,0 +1,105 @@
+"""How a target ended: each way in the right words, with what it did last, kept by the daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import sqlite3
+
+import pytest
+
+from tests.support import cgroup, forked, tool, training
+from tests.support.daemon import Daemon
+from tests.support.processes import Process, wait_until
+from tests.support.training import Job
+
+pytestmark = [
+    pytest.mark.usefixtures("attachable"),
+    pytest.mark.timeout(240),
+]
+
+MORTAL = Job("mortal.py")
+LIMIT = 400 << 20
+
+
+def begin(stack):
+    """Start a target that ends as it is told."""
+    process = Process(MORTAL.command(), env=training.environment(), stdin=True, popen=forked.Popen)
+    stack.enter_context(process)
+    return process
+
+
+def attached(stack, directory, processes):
+    """Start a daemon, attach to all, and wait until each has taken steps that are metered."""
+    daemon = Daemon(directory)
+    stack.callback(daemon.process.close)
+    for process in processes:
+        process.expect("^ready$")
+    pids, host = [str(process.pid) for process in processes], f"unix://{daemon.client.path}"
+    tool.hookd("attach", *pids, "-p", "timing", "--host", host, "--timeout", "60")
+    wait_until(lambda: all(one["step"]["counted"] > 40 for one in daemon.client.targets()), what="steps of all")
+    return daemon
+
+
+def story(daemon, process):
+    """Give the incident of a target's end."""
+    return wait_until(lambda: next(iter(incidents(daemon, process)), None), what=f"the end of {process.describe()}")
+
+
+def incidents(daemon, process):
+    return daemon.client.request("GET", f"/v1/incidents?pid={process.pid}")["incidents"]
+
+
+def row(daemon, process):
+    return next(row for row in daemon.client.targets() if row["pid"] == process.pid)
+
+
+def test_every_end_is_told_by_what_the_kernel_says_and_with_what_was_done_last(stack, tmp_path):
+    group = stack.enter_context(cgroup.limited(LIMIT))
+    failing, faulty, hoarder, killed = processes = [begin(stack) for _ in range(4)]
+    for process in (hoarder, killed):
+        (group / "cgroup.procs").write_text(str(process.pid))
+    daemon = attached(stack, tmp_path, processes)
+    failing.send("fail")
+    assert_told(
+        daemon,
+        failing,
+        "exit 1",
+        r"ended with exit code 1 after RuntimeError: planted .* \(module 2, mortal.py:\d+ in fail\)$",
+    )
+    faulty.send("segfault")
+    assert_told(
+        daemon, faulty, "signal SIGSEGV", r"was killed by SIGSEGV \(Segmentation fault\).*; last in 2 \(forward\)$"
+    )
+    hoarder.send("hoard")
+    assert_told(daemon, hoarder, "oom", r"was killed for want of memory \(OOM, SIGKILL\): .*; last in 2 \(forward\)$")
+    killed.signal(signal.SIGKILL)
+    assert_told(daemon, killed, "signal SIGKILL", r"was killed by SIGKILL \(Killed\)")
+    assert [process.wait() for process in processes] == [1, -signal.SIGSEGV, -signal.SIGKILL, -signal.SIGKILL]
+    with contextlib.closing(sqlite3.connect(tmp_path / "state" / "incidents.sqlite")) as database:
+        assert database.execute("SELECT COUNT(*) FROM incidents WHERE kind = 'lost'").fetchone() == (len(processes),)
+
+
+def assert_told(daemon, process, reason, message):
+    told = story(daemon, process)
+    assert row(daemon, process)["reason"] == reason
+    assert re.search(rf"^process {process.pid} {message}", told["message"]), told["message"]
+    assert "\x1b" not in told["message"]
+    detail = told["detail"]
+    assert detail["known_from"] in ("pidfd", "zombie")
+    assert {"call", "step", "forward", "backward", "optimizer"} <= {one["event"] for one in detail["events"]}, detail
+    assert detail["threads"][0]["step"] == detail["step"] > 40
+    assert detail["statistics"]["metrics"]["steps"]["steps"] == detail["step"] - 1
+
+
+def test_a_command_of_hookd_run_that_is_killed_is_an_incident_also_where_nobody_else_serves(tmp_path, stack):
+    places = {"HOME": tmp_path, "XDG_STATE_HOME": tmp_path, "HOOKD_STATE_DIR": tmp_path, "HOOKD_HOST": ""}
+    command = tool.run("--listen", "127.0.0.1:0", "-p", "timing", program=MORTAL.command(), stdin=True, **places)
+    process = stack.enter_context(command)
+    process.expect("^ready$")
+    process.send("leave")
+    assert process.wait() == 3
+    with contextlib.closing(sqlite3.connect(tmp_path / "incidents.sqlite")) as database:
+        stored = wait_until(lambda: database.execute("SELECT message FROM incidents").fetchall(), what="the incident")
+    assert "ended with exit code 3, without Python's own exit" in stored[0][0]

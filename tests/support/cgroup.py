@@ -1,0 +1,39 @@
+"""A memory cgroup with a limit, of version 1 or 2, for tests that need the kernel to kill."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+
+
+@contextlib.contextmanager
+def limited(size: int) -> Iterator[Path]:
+    """Make a cgroup whose processes may have `size` bytes; write a pid to its `cgroup.procs` to put one there.
+
+    The test is skipped where none can be made.
+    """
+    home, name = (_V1, "memory.limit_in_bytes") if (_V1 / "memory.limit_in_bytes").exists() else (_V2, "memory.max")
+    group = home / f"hookd-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+    except OSError as exc:
+        pytest.skip(f"no memory cgroup can be made in {home}: {exc}")
+    try:
+        try:
+            (group / name).write_text(str(size))
+        except OSError as exc:
+            pytest.skip(f"a cgroup of {home} has no limit of memory: {exc}")
+        yield group
+    finally:
+        with contextlib.suppress(OSError):  # a process that is just ending holds it
+            group.rmdir()
