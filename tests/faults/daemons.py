@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tests.faults.scene import Said, fault, root
-from tests.support.environment import REPOSITORY
+from tests.support.environment import REPOSITORY, tool_environment
 from tests.support.processes import wait_until
 from tests.support.tool import Metrics
 
@@ -61,7 +61,10 @@ def _again(scene: Scene, port: int, number: signal.Signals) -> Said:
     address = ("--listen", f"127.0.0.1:{port}")
     state = ("--state-dir", scene.home / "state", "--control", scene.daemon.client.path)
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "hookd", "serve", *address, *state], stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
+        [sys.executable, "-m", "hookd", "serve", *address, *state],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=tool_environment(),
     )
     scene.stack.callback(daemon.wait)
     scene.stack.callback(daemon.kill)
@@ -101,7 +104,7 @@ def daemon_upgraded(scene: Scene) -> Said:
     for name in ("hookd", "plugins"):
         shutil.copytree(REPOSITORY / name, scene.home / name, ignore=shutil.ignore_patterns("__pycache__"))
     (scene.home / "hookd" / "version.py").write_text('__version__ = "0.0.9"\n')
-    scene.serve(PYTHONPATH=f"{scene.home}:{scene.home / 'plugins'}")
+    scene.serve(PYTHONPATH=f"{scene.home}:{scene.home / 'plugins'}", cwd=scene.home)
     assert scene.daemon.client.version()["version"] == "0.0.9"
     return _again(scene, _settled(scene), signal.SIGTERM)
 
@@ -138,6 +141,7 @@ def disk_full(scene: Scene) -> Said:
     herd = scene.herd()
     (pid,) = herd.start(1, "job")
     said = scene.hears(r"WARNING: incidents ", lost="")
+    wait_until(lambda: _served(scene) == {pid}, what="discovery")
     herd.end([pid], "kill")
     told = scene.hears(
         rf"lost in process {pid} ", lost="incidents are logged and counted, and not kept beyond the daemon"

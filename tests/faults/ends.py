@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from tests.faults.scene import Impossible, fault, root
+from tests.support import training
 from tests.support.processes import Process, wait_until
-from tests.support.stub import TRAIN, torch_directory
+from tests.support.training import Job
 
 if TYPE_CHECKING:
     from tests.faults.scene import Said, Scene
 
 
-def _ends(scene: Scene, what: str) -> Said:
+def _ends(scene: Scene, what: str, number: int = 0) -> Said:
     """Let a target end, and tell what was said of it and what of its counters is still there."""
     scene.serve()
     (target,) = scene.train()
     before = scene.steps(target)
-    scene.strike(target, what)
-    said = scene.hears(rf"(lost|exit\w*|raise\w*|death) in process {target.pid} ", lost="")
-    return type(said)(said.words, said.seconds, scene.kept(target, before))
+    scene.now()
+    if number:
+        target.process.signal(number)
+    else:
+        target.process.send(what)
+    said = scene.hears(rf"lost in process {target.pid} ", lost="")
+    return replace(said, lost=scene.kept(target, before))
 
 
 @fault("A target is killed", "kill -9 PID")
 def kill(scene: Scene) -> Said:
-    scene.serve()
-    (target,) = scene.train()
-    before = scene.steps(target)
-    scene.now()
-    target.process.signal(signal.SIGKILL)
-    said = scene.hears(rf"lost in process {target.pid} ", lost="")
-    return type(said)(said.words, said.seconds, scene.kept(target, before))
+    return _ends(scene, "", signal.SIGKILL)
 
 
 @fault("A target accesses memory that is not there", "ctypes.string_at(0)")
@@ -73,7 +74,7 @@ def oom(scene: Scene) -> Said:
         wait_until(lambda: target.process.popen.poll() is not None, what="the kernel kills it")
         scene.now()
         said = scene.hears(rf"(lost|oom) in process {target.pid} ", lost="")
-        return type(said)(said.words, said.seconds, scene.kept(target, before))
+        return replace(said, lost=scene.kept(target, before))
     finally:
         target.process.close()
         group.rmdir()
@@ -103,13 +104,10 @@ def _memory_cgroup(name: str, limit: int) -> Path:
 def container(scene: Scene) -> Said:
     root()
     scene.serve()
-    home = torch_directory(scene.home)
-    python = ["import sys; sys.path.insert(0, sys.argv[1])", TRAIN, "until_told(lambda: time.sleep(0.01))"]
-    program = scene.home / "train.py"
-    program.write_text("\n".join(python))
-    inner = f"{os.sys.executable} {program} {home} & wait"
+    job = Job("doomed.py").command()
+    inner = f"exec 3<&0; {shlex.join(map(str, job))} <&3 & wait"
     command = ["unshare", "--pid", "--fork", "--mount-proc", "bash", "-c", inner]
-    box = Process(command, env={**os.environ, "HOOKD_RUN": "job", "PYTHONPATH": ""}, stdin=True)
+    box = Process(command, env=training.environment(HOOKD_RUN="job"), stdin=True)
     scene.stack.callback(box.close)
     box.expect("^ready$")
     first = psutil.Process(box.pid).children()[0]

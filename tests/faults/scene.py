@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,8 @@ def run(one: Fault) -> Said:
         except Impossible as exc:
             return Said(f"(not made on this machine: {exc})", None, "")
         except (HookdError, AssertionError) as exc:
-            return Said(f"{NOTHING}: {str(exc).splitlines()[0]}", None, "?")
+            traceback.print_exc()
+            return Said(f"{NOTHING}: {(str(exc) or repr(exc)).splitlines()[0]}", None, "?")
 
 
 @dataclass
