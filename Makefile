@@ -15,7 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bounds long soak compat clean
+.PHONY: help demo test lint format bench bounds long soak churn faults compat clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -48,6 +48,12 @@ long: .venv/.dev ## what is too long for `make test`: 2,000 healthy steps of eac
 
 soak: .venv/.dev ## 5,000 injections and 500 attaches to busy and hostile processes (an hour)
 	$(BIN)/python -m tests.bench.attach.soak
+
+churn: .venv/.dev ## a day of a busy node: 5,000 targets come, live and die, the daemon is killed; what it holds stays flat (7 minutes)
+	$(BIN)/python -m tests.faults.churn $(ARGS)
+
+faults: .venv/.dev ## make every fault for real and write what hookd said of it into docs/reliability.md (7 minutes, as root for all)
+	$(BIN)/python -m tests.faults $(ARGS)
 
 compat: .venv/.dev ## tool and target on every CPython found here (see HOOKD_COMPAT_PYTHONS, HOOKD_COMPAT_ROOTS)
 	$(BIN)/python -m pytest -m "not load" tests/compat $(ARGS)

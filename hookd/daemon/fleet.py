@@ -75,6 +75,12 @@ class Fleet:
             processes = None if self._only is None else frozenset(self._seen)
         return self.store.query(processes, **wanted)
 
+    def forget(self, age_s: float) -> None:
+        """Forget incidents of this age: before the newest one, so that a clock that is set ahead does not empty the store."""
+        newest = self.store.query(limit=1)
+        if newest:
+            self.store.prune(min(time.time(), newest[0]["time"]) - age_s)
+
     def get(self, pid: int) -> Target:
         """Give the target of a pid, the living one before one that lingers.
 
@@ -189,7 +195,9 @@ class Fleet:
                 self._rename(target)
             elif target.state == "corrupt" and not target.is_running():
                 target.lose()
-            if target.ended is not None and target.state != "corrupt":
+            if target.state == "corrupt":
+                self._tell_corrupt(target)
+            elif target.ended is not None:
                 self._retire(target)
         with self._lock:
             now = self._clock()
@@ -235,6 +243,12 @@ class Fleet:
             message = f"process {target.pid} {death.message}"
             self.tell(target, target.state, message, **death.fields, seq=END, time=target.ended.time)
 
+    def _tell_corrupt(self, target: Target) -> None:
+        """Tell once, whichever daemon does, that a page is read no more; its process goes on."""
+        if target.ended is not None and not target.told.get("corrupt"):
+            message = f"the page of process {target.pid} {_SPOILT.get(target.ended.reason, _SPOILT['corrupt'])}"
+            self.tell(target, "corrupt", message, reason=target.ended.reason)
+
     def tell(self, target: Target | Held, kind: str, message: str, **fields: Any) -> None:
         """Store and log an incident that the daemon itself has seen, and count it.
 
@@ -276,6 +290,12 @@ class Fleet:
                 target.close()
             self._held.clear()
             self._ended.clear()
+
+
+_SPOILT = {
+    "corrupt": "cannot be trusted, and is read no more",
+    "protocol": "is of another version of hookd, and cannot be read by this one",
+}
 
 
 def _is_same(one: labels.Claim, other: labels.Claim) -> bool:

@@ -230,7 +230,7 @@ class Service:
         await asyncio.to_thread(self._wanted.prune)
 
     async def _prune(self) -> None:
-        await asyncio.to_thread(self.fleet.store.prune, time.time() - self.config.retention_days * DAY_S)
+        await asyncio.to_thread(self.fleet.forget, self.config.retention_days * DAY_S)
 
     def _watch(self) -> None:
         """Have the event loop tell of each target's death at once; what has ended and only lingers needs no descriptor."""

@@ -187,6 +187,7 @@ def test_a_page_that_turns_hostile_marks_its_target_alone(serve, hold, run):
     wait_until(lambda: daemon.rows(run + "bad") and daemon.rows(run + "good"), what="discovery")
     tell(bad, spoil={})
     wait_until(lambda: daemon.rows(run + "bad")[0]["state"] == "corrupt", what="the damage is noticed")
+    daemon.process.expect(rf"corrupt in process {bad.pid} .*: the page of process {bad.pid} cannot be trusted")
     metrics = daemon.metrics()
     assert metrics.total("hookd_target_up", run=run + "bad") == 0
     assert metrics.total("hookd_target_state", run=run + "bad", state="corrupt") == 1

@@ -15,13 +15,14 @@ from tests.support.tool import HOOKD, Metrics
 
 
 class Daemon:
-    """`hookd serve` with everything in a directory of its own."""
+    """`hookd serve` with everything in a directory of its own; `around` is a command that becomes it."""
 
-    def __init__(self, directory, *arguments):
+    def __init__(self, directory, *arguments, around=(), cwd=None, **environment):
         self.client = DaemonClient(directory / "control.sock")
         state = ("--state-dir", directory / "state", "--control", self.client.path)
-        command = [*HOOKD, "serve", "--listen", "127.0.0.1:0", *state, *arguments]
-        self.process = Process(command, env=tool_environment(HOOKD_POLL_S="0.1", HOOKD_SCAN_S="0.1"))
+        command = [*around, *HOOKD, "serve", "--listen", "127.0.0.1:0", *state, *arguments]
+        environment = {"HOOKD_POLL_S": "0.1", "HOOKD_SCAN_S": "0.1", **environment}
+        self.process = Process(command, env=tool_environment(**environment), cwd=cwd)
         wait_until(self.answers, what="the daemon")
         self.url = self.client.status()["url"]
         wait_until(self.is_ready, what="its first look for targets")

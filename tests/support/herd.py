@@ -27,6 +27,10 @@ class Herd:
         """End some: "kill", "exit", "leave" or "spoil"."""
         self._ask("end", pids=pids, how=how)
 
+    def signal(self, pid: int, how: str) -> None:
+        """Tell one to end so."""
+        self._ask("signal", pid=pid, how=how)
+
     def close(self) -> None:
         """End them all."""
         self.process.close()

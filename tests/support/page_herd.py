@@ -17,7 +17,7 @@ from pathlib import Path
 from hookd.page import EVENTS, PageWriter
 
 BEAT_S = 0.5
-ENDS = ("kill", "exit", "leave", "spoil")
+NUMBERS = {"kill": signal.SIGKILL, "exit": signal.SIGTERM, "leave": signal.SIGUSR1, "spoil": signal.SIGUSR2}
 
 
 class Herd:
@@ -44,13 +44,17 @@ class Herd:
 
     def end(self, pids, how):
         """End holders: by SIGKILL, as a script does that comes to its end, as one that is detached, with a page spoilt."""
-        numbers = {"kill": signal.SIGKILL, "exit": signal.SIGTERM, "leave": signal.SIGUSR1, "spoil": signal.SIGUSR2}
         for pid in pids:
-            os.kill(pid, numbers[how])
+            self.signal(pid, how)
         for pid in pids:
             os.waitpid(pid, 0)
             del self.alive[pid]
         return len(pids)
+
+    def signal(self, pid, how):
+        """Tell one to end, and do not wait for it."""
+        os.kill(pid, NUMBERS[how])
+        return 1
 
     def close(self):
         self.end(list(self.alive), "kill")

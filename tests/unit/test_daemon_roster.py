@@ -1,0 +1,103 @@
+"""What one daemon notes for the next: who is alive, and so who has gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from hookd.attach import proc
+from hookd.daemon.fleet import Fleet
+from hookd.daemon.incidents import IncidentStore, boot_id
+from hookd.daemon.roster import NOTE_S, Roster
+
+
+@pytest.fixture
+def fleet(stack):
+    store = IncidentStore.open(None)
+    stack.callback(store.close)
+    return Fleet(store, linger_s=1)
+
+
+@pytest.fixture
+def note(tmp_path):
+    """Write what an earlier daemon has left: of a process that is gone, unless said otherwise."""
+
+    def write(**changes):
+        row = {
+            "pid": 2**22 + 1, "start_ticks": 5, "page": [1, 7], "run": "job", "rank": "3", "seen": 1e9, "step": 41,
+            "is_absolute": True, "boot": boot_id(), **changes,
+        }  # fmt: skip
+        path = tmp_path / "held.json"
+        path.write_text(json.dumps([row]))
+        return path
+
+    return write
+
+
+def told(fleet):
+    return [(row["pid"], row["rank"], row["step"], row["message"]) for row in fleet.incidents(kind="lost")]
+
+
+def test_who_has_gone_is_told_with_the_step_and_the_time_at_which_it_was_last_seen(fleet, note, caplog):
+    Roster(note(), fleet).look([])
+    pid = 2**22 + 1
+    message = (
+        f"process {pid} was gone when the daemon came back: last seen alive at 2001-09-09 01:46:40 UTC, how it ended is "
+        "unknown"
+    )
+    assert told(fleet) == [(pid, "3", 41, message)]
+    assert f"lost in process {pid} (run job, rank 3) at step 41: {message}" in caplog.messages
+
+
+def test_of_the_time_before_a_boot_all_are_gone_whatever_runs_under_their_pids(fleet, note):
+    Roster(note(pid=os.getpid(), start_ticks=proc.start_ticks(os.getpid()), boot="earlier"), fleet).look([])
+    ((_, _, _, message),) = told(fleet)
+    assert message.endswith("; the machine has been booted since")
+
+
+def test_who_still_runs_is_not_told_and_another_process_of_that_pid_is_another(fleet, note):
+    ticks = proc.start_ticks(os.getpid())
+    Roster(note(pid=os.getpid(), start_ticks=ticks), fleet).look([])
+    assert told(fleet) == []
+    Roster(note(pid=os.getpid(), start_ticks=ticks + 1), fleet).look([])
+    assert [row[0] for row in told(fleet)] == [os.getpid()]
+
+
+def test_it_is_told_once_even_if_the_daemon_is_killed_before_the_next_note(fleet, note):
+    for _ in range(2):
+        Roster(note(), fleet).look([])
+    assert len(told(fleet)) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[3]", '[{"pid": 1}]', '{"pid": 1}', "[[]]", "\x00" * 100, "[1e999]"])
+def test_a_note_that_is_damaged_is_replaced(fleet, tmp_path, text, caplog):
+    path = tmp_path / "held.json"
+    path.write_text(text)
+    Roster(path, fleet).look([])
+    assert json.loads(path.read_text()) == []
+    assert "who was alive when the last daemon ended is not known" in caplog.text
+
+
+def test_the_file_is_written_when_somebody_comes_and_then_now_and_then(fleet, tmp_path):
+    now, path = [0.0], tmp_path / "held.json"
+    roster = Roster(path, fleet, lambda: now[0])
+    roster.look([])
+    path.unlink()
+    roster.look([])
+    assert not path.exists(), "nothing has changed"
+    now[0] += NOTE_S
+    roster.look([])
+    assert path.exists()
+
+
+def test_incidents_are_forgotten_by_their_distance_from_the_newest_not_by_a_clock_that_was_set(fleet, monkeypatch):
+    for age_s in (3000.0, 10.0):
+        fleet.store.add((int(age_s), 1, 1), "job", "0", [{"seq": 1, "time": time.time() - age_s, "kind": "nan"}])
+    monkeypatch.setattr("hookd.daemon.fleet.time.time", lambda: 4e9)
+    fleet.forget(3600)
+    assert len(fleet.incidents()) == 2
+    fleet.forget(60)
+    assert len(fleet.incidents()) == 1
