@@ -67,6 +67,7 @@ class Silence:
         self.patience_s = patience.start_s
         self._patience = patience
         self._rest: tuple[object, ...] = ()
+        self._is_start = False  # some of this silence was the start, or torch compiled: nothing to learn from
         self._armed = now
         self._long: dict[str, deque[float]] = {}
         self._hung: dict[str, float] = {}
@@ -87,22 +88,28 @@ class Silence:
         place = None if beat is None else Place(beat.tid, beat.module, beat.events, beat.phase, beat.step)
         rest = tuple((one.tid, one.module, one.events) for one in snapshot.heartbeats if one.name == _ENGINE)
         if (place, rest) == (self.place, self._rest):
+            self._is_start = self._is_start or (self._is_long(now - self.since) and _is_start(snapshot))
             return False
         is_first = self.place is None
         if self.place is not None:
             self._learn(self.place.phase, now - self.since, was_told=was_told)
             self.at_least = False
-        self.place, self._rest, self.since, self._middle = place, rest, now, None
+        self.place, self._rest, self.since = place, rest, now
+        self._middle, self._is_start = None, False
         return not is_first
 
     def _learn(self, phase: str, silent_s: float, *, was_told: bool) -> None:
         """Remember a silence that is over. What was told as a hang is usual from the second time on."""
-        if silent_s * self._patience.factor <= self._patience.after_s:
+        if self._is_start or not self._is_long(silent_s):
             return
         if was_told:
             before, self._hung[phase] = self._hung.get(phase, 0.0), silent_s
             silent_s = min(before, silent_s)
         self._long.setdefault(phase, deque(maxlen=REMEMBERED)).append(silent_s)
+
+    def _is_long(self, silent_s: float) -> bool:
+        """Whether a silence, if it is usual, makes one wait for longer than `after_s`."""
+        return silent_s * self._patience.factor > self._patience.after_s
 
     def rearm(self, now: float) -> None:
         """Begin to wait anew: what it waited for goes on only now."""
@@ -146,7 +153,7 @@ class Silence:
         enough: float = max(self._patience.after_s, self._patience.factor * usual)
         # Who has been left behind may wait for the others, or do alone what comes after the training.
         is_finishing = is_deserted and self._phase == "other"
-        if steps(snapshot) < START_STEPS or _value(snapshot, "hookd_compiling") > 0 or is_finishing:
+        if is_finishing or _is_start(snapshot):
             return max(enough, self._patience.start_s)
         return enough
 
@@ -179,6 +186,11 @@ class Silence:
         cpu = None if used is None or cpu_s is None else max(0.0, used - cpu_s) / (now - began)
         is_mute = ticks > 0 and now - began >= MUTE_S and _value(snapshot, "hookd_agent_ticks") == ticks
         return cpu, is_mute
+
+
+def _is_start(snapshot: Snapshot) -> bool:
+    """Whether a step may take much longer now than it usually does."""
+    return steps(snapshot) < START_STEPS or _value(snapshot, "hookd_compiling") > 0
 
 
 def training_thread(snapshot: Snapshot) -> Heartbeat | None:
