@@ -82,7 +82,7 @@ class Service:
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
         patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
-        self._watchers: tuple[Watcher, ...] = (Hangs(self.fleet, patience),)
+        self._watchers: tuple[Watcher, ...] = (Hangs(self.fleet, patience, poll_s=config.poll_s),)
         self._collector = FleetCollector(
             self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
         )

@@ -204,7 +204,7 @@ def test_numbers_of_collectives_decide_against_what_the_cpu_sides_seem_to_say(no
     ranks[0].at("forward", "blocks.0", step=20)
     node.watch(70)
     assert node.last()["rank"] == "2"
-    assert "of the group of ranks 0-2, rank 2 has issued 411 collectives, rank 0 412" in node.last()["message"]
+    assert "of the group of ranks 0-2, rank 2 has issued 411 collectives, rank 1 412" in node.last()["message"]
     assert node.last()["detail"]["basis"] == "collectives"
 
 
@@ -435,7 +435,7 @@ def test_a_process_that_is_stopped_is_the_one_that_is_waited_for(node):
 
 
 def at(rank, phase, step=20, module=None, place=0, **more):
-    return Standing(str(rank), 75.0, False, phase, module, place, step, **more)
+    return Standing(str(rank), 75.0, phase=phase, module=module, place=place, step=step, **more)
 
 
 @pytest.mark.parametrize(
@@ -446,6 +446,7 @@ def at(rank, phase, step=20, module=None, place=0, **more):
         ([at(0, "data", 21), at(1, "forward", 21)], ["0"]),
         ([at(0, "forward", module="b.3", place=4), at(1, "forward", module="b.2", place=3)], ["1"]),
         ([at(0, "forward", module="b.2.fc", place=4), at(1, "forward", module="b.2", place=3)], ["0", "1"]),
+        ([at(0, "forward", module="b.3", place=4, model=1), at(1, "forward", module="b.2", place=3)], ["0", "1"]),
         ([at(0, "other"), at(1, "backward")], ["0", "1"]),
         ([at(0, "backward"), at(1, "backward")], ["0", "1"]),
         ([at(0, "backward", 900, is_absolute=False), at(1, "forward", 7)], ["1"]),
@@ -461,6 +462,19 @@ def test_who_is_waited_for(ranks, guilty):
     verdict = judge(ranks)
     assert sorted(one.rank for one in verdict.guilty) == guilty
     assert sorted(one.rank for one in (*verdict.guilty, *verdict.waiting)) == [one.rank for one in ranks]
+
+
+def test_a_page_cannot_write_to_the_terminal_nor_make_the_verdict_slow(node):
+    ranks = node.job(2)
+    ranks[1].ids["blocks.2"] = ranks[1].page.module("\x1b[31mred\nline", "Module", 0)
+    for rank in ranks:
+        for n in range(200):
+            rank.issued(f"\x1b[31m{n}", n * int(rank.rank))
+        rank.page.cells[rank.seconds] = float("inf")
+    stall(node)
+    node.watch(70)
+    assert node.last()["message"].isprintable()
+    assert node.last()["detail"]["basis"] == "cpu"
 
 
 def test_where_nothing_tells_who_is_waited_for_it_says_so():
