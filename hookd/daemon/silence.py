@@ -199,8 +199,7 @@ def _is_start(snapshot: Snapshot) -> bool:
 
 def training_thread(snapshot: Snapshot) -> Heartbeat | None:
     """Give the heartbeat of the thread that trains: it steps, or else calls the most modules."""
-    threads = [one for one in snapshot.heartbeats if one.name != _ENGINE] or snapshot.heartbeats
-    return max(threads, key=lambda one: (one.step, one.events), default=None)
+    return max(snapshot.heartbeats, key=lambda one: (one.step, one.events), default=None)
 
 
 def step_s(snapshot: Snapshot) -> float:

@@ -185,7 +185,7 @@ def test_the_rank_that_is_waited_for_is_named_and_who_waits_for_it_is_told_nothi
 def test_when_the_rank_that_was_waited_for_goes_on_first_its_run_does_not_hang_anew(node):
     ranks = node.job(4)
     stall(node)
-    node.watch(90)
+    node.watch(900, every=5)
     ranks[1].at("backward")
     node.watch(3)
     assert node.told() == ["hang", "hang_over"]
@@ -360,6 +360,19 @@ def test_a_process_that_only_waits_for_a_person_does_not_hang(node, identity):
     assert node.told() == []
 
 
+def test_a_rank_that_goes_on_alone_when_the_others_have_ended_is_given_more_time(node):
+    """Rank 0 uploads the weights; or it waits for one that has raised."""
+    ranks = node.job(2)
+    ranks[1].page.set_state("exited")
+    ranks[1].target.lose()
+    ranks[0].at("other")
+    node.watch(500, every=5)
+    assert node.told() == []
+    ranks[0].at("backward")
+    node.watch(70)
+    assert "rank 1 has ended (exited); rank 0 waits for it in backward" in node.last()["message"]
+
+
 def test_other_threads_events_do_not_hide_that_the_training_stands(node):
     (rank,) = node.job(1)
     other = rank.page.thread(os.getpid() + 1, "evaluates an average of the weights")
@@ -486,6 +499,17 @@ def test_where_nothing_tells_who_is_waited_for_it_says_so():
     assert sentence(judge([at(0, "backward")]), 8).endswith(
         "1 of 8 ranks stand here; of the others nothing is known, or they go on"
     )
+
+
+def test_a_daemon_that_has_just_come_knows_slow_steps_from_the_page(node):
+    (rank,) = node.job(1, steps=0)
+    rank.steps(20, 40.0)
+    node.restart()
+    rank.at("backward")
+    node.watch(190)
+    assert node.told() == []
+    node.watch(15)
+    assert node.told() == ["hang"]
 
 
 def test_the_usual_time_of_a_step_is_not_spoilt_by_one_long_one(node):
