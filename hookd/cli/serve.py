@@ -24,6 +24,7 @@ import click
 @click.option(
     "--linger-s", type=float, metavar="S", help="How long a dead target's counters are served.  [default: 120]"
 )
+@click.option("--hang-after-s", type=float, metavar="S", help="How long a silent rank is given.  [default: 60]")
 @click.option("--lease-s", type=float, metavar="S", help="How long agents outlive the daemon.  [default: 900]")
 @click.option(
     "--plugin-dir",
@@ -39,6 +40,7 @@ def serve(
     config: Path | None,
     state_dir: Path | None,
     linger_s: float | None,
+    hang_after_s: float | None,
     lease_s: float | None,
     plugin_dirs: tuple[Path, ...],
 ) -> int:
@@ -57,6 +59,7 @@ def serve(
         "control": control,
         "state_dir": state_dir,
         "linger_s": linger_s,
+        "hang_after_s": hang_after_s,
         "lease_s": lease_s,
         "plugin_dirs": plugin_dirs or None,
     }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HANG, OVER = "hang", "hang_over"
 """The kinds of its incidents."""
 LONGEST_LOOK_S = 5.0
-"""What lies between two looks counts for no more than this: the daemon itself may have been stopped, or its machine."""
+"""What lies between two looks counts for no more than this, or two of their intervals: the daemon may have been stopped."""
 _HANG = Declared("hookd_hang", "gauge", "1 while a rank hangs: role stands, it is waited for; role waits, it waits.")
 _PATIENCE = Declared(
     "hookd_hang_patience_seconds", "gauge", "How long the rank may be silent where it was silent last."
@@ -54,16 +54,23 @@ class Hangs:
     Args:
         fleet: to which it tells them.
         patience: when a silence is a hang.
+        poll_s: how often it looks, in seconds.
         clock: monotonic seconds.
     """
 
     families: Sequence[Declared] = (_HANG, _PATIENCE)
 
     def __init__(
-        self, fleet: Fleet, patience: Patience | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        fleet: Fleet,
+        patience: Patience | None = None,
+        *,
+        poll_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
         self._patience = patience or Patience()
+        self._longest_look_s = max(LONGEST_LOOK_S, 2 * poll_s)
         self._clock = clock
         self._looked = clock()
         self._now = 0.0  # by a clock that runs while somebody looks
@@ -73,7 +80,7 @@ class Hangs:
     def look(self, targets: Sequence[Target]) -> None:
         """Compare all pages with what was seen before, and judge every run."""
         clock = self._clock()
-        self._now += min(max(0.0, clock - self._looked), LONGEST_LOOK_S)
+        self._now += min(max(0.0, clock - self._looked), self._longest_look_s)
         self._looked = clock
         runs: dict[str, list[Target]] = {}
         for target in targets:
@@ -85,12 +92,12 @@ class Hangs:
 
     def samples(self, target: Target) -> Iterable[Sample]:
         """Say whether it hangs; nothing of what has ended."""
-        silence, hang = self._silences.get(target), target.hang
-        if silence is None or target.ended is not None:
+        silence, hang, snapshot = self._silences.get(target), target.hang, target.last()
+        if silence is None or snapshot is None or target.ended is not None:
             return
         for role in ROLES:
             yield Sample(_HANG, {"role": role}, float(hang is not None and hang["role"] == role))
-        yield Sample(_PATIENCE, {}, silence.patience_s)
+        yield Sample(_PATIENCE, {}, silence.patience_s(snapshot))
 
     def _see(self, members: Sequence[Target]) -> None:
         """Look at the ranks of one run."""
@@ -211,7 +218,8 @@ class Hangs:
         lasted = f"{'at least ' if told.at_least else ''}{told.for_s:.0f} s"
         message = f"rank {target.claim.rank} goes on after {lasted}"
         if target.ended is not None:
-            message = f"rank {target.claim.rank} has ended ({target.ended.reason}) after it had stood for {lasted}"
+            what = "has ended" if target.state == "lost" else "is not looked at any more"
+            message = f"rank {target.claim.rank} {what} ({target.ended.reason}) after it had stood for {lasted}"
         self._fleet.tell(target, OVER, message, lasted_s=round(told.for_s, 1), at_least=told.at_least)
 
     def _recall(self, new: Iterable[Target], members: Sequence[Target]) -> _Told | None:

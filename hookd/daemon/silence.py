@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
+import zlib
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.attach import proc
+from hookd.daemon.herald import plain
 from hookd.daemon.report import steps
 from hookd.daemon.verdict import Standing
 from hookd.errors import HookdError
@@ -23,6 +26,8 @@ REMEMBERED = 16
 """So many long silences of each phase are remembered."""
 MUTE_S = 3.0
 """hookd's own thread runs about once a second; where it has not for so long, something keeps it."""
+MAX_GROUPS = 16
+_GROUP = re.compile(r"[0-9][-0-9,+#]{0,79}")
 _ENGINE = "thread"
 """The page's name for a thread that Python has not started: one of autograd's, which works for the training thread."""
 _NOTEBOOKS = ("ipykernel_launcher.py", "ipykernel")
@@ -57,16 +62,15 @@ class Silence:
         since: when the last event was seen.
         at_least: whether nobody has looked before that.
         place: where it has stood since then; None as long as it has not called any module.
-        patience_s: how long it may stay there.
     """
 
     def __init__(self, now: float, patience: Patience) -> None:
         self.since = now
         self.at_least = True
         self.place: Place | None = None
-        self.patience_s = patience.start_s
         self._patience = patience
         self._rest: tuple[object, ...] = ()
+        self._is_start = False  # some of this silence was the start, or torch compiled: nothing to learn from
         self._armed = now
         self._long: dict[str, deque[float]] = {}
         self._hung: dict[str, float] = {}
@@ -87,22 +91,28 @@ class Silence:
         place = None if beat is None else Place(beat.tid, beat.module, beat.events, beat.phase, beat.step)
         rest = tuple((one.tid, one.module, one.events) for one in snapshot.heartbeats if one.name == _ENGINE)
         if (place, rest) == (self.place, self._rest):
+            self._is_start = self._is_start or (self._is_long(now - self.since) and _is_start(snapshot))
             return False
         is_first = self.place is None
         if self.place is not None:
             self._learn(self.place.phase, now - self.since, was_told=was_told)
             self.at_least = False
-        self.place, self._rest, self.since, self._middle = place, rest, now, None
+        self.place, self._rest, self.since = place, rest, now
+        self._middle, self._is_start = None, False
         return not is_first
 
     def _learn(self, phase: str, silent_s: float, *, was_told: bool) -> None:
         """Remember a silence that is over. What was told as a hang is usual from the second time on."""
-        if silent_s * self._patience.factor <= self._patience.after_s:
+        if self._is_start or not self._is_long(silent_s):
             return
         if was_told:
             before, self._hung[phase] = self._hung.get(phase, 0.0), silent_s
             silent_s = min(before, silent_s)
         self._long.setdefault(phase, deque(maxlen=REMEMBERED)).append(silent_s)
+
+    def _is_long(self, silent_s: float) -> bool:
+        """Whether a silence, if it is usual, makes one wait for longer than `after_s`."""
+        return silent_s * self._patience.factor > self._patience.after_s
 
     def rearm(self, now: float) -> None:
         """Begin to wait anew: what it waited for goes on only now."""
@@ -128,8 +138,7 @@ class Silence:
             self._middle = (now, target.usage().cpu_s, _value(snapshot, "hookd_agent_ticks"))
         if waited < self._patience.after_s or self._is_idle(target, snapshot):
             return False
-        self.patience_s = self._patience_s(snapshot, is_deserted=is_deserted)
-        return waited >= self.patience_s
+        return waited >= self.patience_s(snapshot, is_deserted=is_deserted)
 
     def _is_idle(self, target: Target, snapshot: Snapshot) -> bool:
         """Whether it may simply have nothing to do: a service before its next request, a notebook before its next cell."""
@@ -141,12 +150,13 @@ class Silence:
     def _phase(self) -> str:
         return (self.place or NOWHERE).phase
 
-    def _patience_s(self, snapshot: Snapshot, *, is_deserted: bool) -> float:
+    def patience_s(self, snapshot: Snapshot, *, is_deserted: bool = False) -> float:
+        """Give the seconds that it may be silent where it is now; see `is_overdue`."""
         usual: float = max([*self._long.get(self._phase, ()), step_s(snapshot)])
         enough: float = max(self._patience.after_s, self._patience.factor * usual)
         # Who has been left behind may wait for the others, or do alone what comes after the training.
         is_finishing = is_deserted and self._phase == "other"
-        if steps(snapshot) < START_STEPS or _value(snapshot, "hookd_compiling") > 0 or is_finishing:
+        if is_finishing or _is_start(snapshot):
             return max(enough, self._patience.start_s)
         return enough
 
@@ -160,14 +170,15 @@ class Silence:
             for_s=self.age_s(now),
             at_least=self.at_least,
             phase=place.phase,
-            module=entry.name if entry is not None else None,
+            module=plain(entry.name) if entry is not None else None,
             place=place.module,
+            model=_model(snapshot),
             step=place.step,
             is_absolute=target.identity.step_offset is not None,
             state=_state(target.pid),
             cpu=cpu,
             is_mute=is_mute,
-            issued=_labelled(snapshot, "hookd_collectives_issued"),
+            issued=_issued(snapshot),
         )
 
     def _meanwhile(self, target: Target, snapshot: Snapshot, now: float) -> tuple[float | None, bool]:
@@ -181,10 +192,14 @@ class Silence:
         return cpu, is_mute
 
 
+def _is_start(snapshot: Snapshot) -> bool:
+    """Whether a step may take much longer now than it usually does."""
+    return steps(snapshot) < START_STEPS or _value(snapshot, "hookd_compiling") > 0
+
+
 def training_thread(snapshot: Snapshot) -> Heartbeat | None:
     """Give the heartbeat of the thread that trains: it steps, or else calls the most modules."""
-    threads = [one for one in snapshot.heartbeats if one.name != _ENGINE] or snapshot.heartbeats
-    return max(threads, key=lambda one: (one.step, one.events), default=None)
+    return max(snapshot.heartbeats, key=lambda one: (one.step, one.events), default=None)
 
 
 def step_s(snapshot: Snapshot) -> float:
@@ -207,6 +222,11 @@ def _median_bound(counts: list[float], bounds: tuple[float, ...]) -> float:
     return math.inf
 
 
+def _model(snapshot: Snapshot) -> int:
+    """Give a number that stands for the names of all modules and their order."""
+    return zlib.crc32("\n".join(snapshot.modules[key].name for key in sorted(snapshot.modules)).encode())
+
+
 def _state(pid: int) -> str:
     try:
         return proc.status(pid).state
@@ -225,10 +245,11 @@ def _value(snapshot: Snapshot, name: str) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def _labelled(snapshot: Snapshot, name: str) -> Mapping[str, float]:
-    """Give the numbers of a family with one label."""
-    family = _family(snapshot, name)
-    if family is None or len(family.labels) != 1:
+def _issued(snapshot: Snapshot) -> Mapping[str, float]:
+    """Give by group how many collectives the rank has issued; what stands there is the target's own word."""
+    family = _family(snapshot, "hookd_collectives_issued")
+    if family is None or family.labels != ("group",):
         return {}
-    cells = ((values[0], float(family.cells[first])) for values, first in zip(family.values, family.first, strict=True))
-    return {group: value for group, value in cells if math.isfinite(value)}
+    pairs = zip(family.values[:MAX_GROUPS], family.first[:MAX_GROUPS], strict=True)
+    cells = ((values[0], float(family.cells[first])) for values, first in pairs)
+    return {group: value for group, value in cells if math.isfinite(value) and _GROUP.fullmatch(group)}

@@ -30,6 +30,7 @@ class Standing:
         phase: one of the page's PHASES.
         module: the name of the innermost module that it is in, None outside of all.
         place: that module's number in the order in which the model has them, 0 for none.
+        model: stands for the names of all modules: where it differs, the numbers cannot be compared.
         step: the number of the step in progress, counted from the attach unless `is_absolute`.
         state: of the process, as /proc has it: "T" is stopped, "D" waits for the kernel.
         cpu: CPUs that it has used meanwhile, None if unknown.
@@ -44,6 +45,7 @@ class Standing:
     phase: str = "other"
     module: str | None = None
     place: int = 0
+    model: int = 0
     step: int = 0
     is_absolute: bool = True
     state: str = ""
@@ -112,44 +114,58 @@ def judge(ranks: Sequence[Standing]) -> Verdict:
     stopped = [one for one in ranks if one.ended is not None or one.state in ("T", "t")]
     if stopped and len(stopped) < len(ranks):
         return _split(ranks, stopped, "process", "")
-    for basis, edges in (("collectives", _by_collectives(ranks)), ("cpu", _by_position(ranks))):
-        ahead = {one for one, _, _ in edges}
-        guilty = [one for one in ranks if one.rank not in ahead and any(one.rank == behind for _, behind, _ in edges)]
-        if guilty:
-            ranks_ = {one.rank for one in guilty}
-            return _split(ranks, guilty, basis, next(why for _, behind, why in edges if behind in ranks_))
+    guilty, why = _by_collectives(ranks)
+    if guilty:
+        return _split(ranks, guilty, "collectives", why)
+    guilty = _by_position(ranks)
+    if guilty:
+        return _split(ranks, guilty, "cpu", "")
     return Verdict(tuple(ranks), basis="unknown", reason=_undecided(ranks))
 
 
 def _split(ranks: Sequence[Standing], guilty: Sequence[Standing], basis: str, reason: str) -> Verdict:
-    return Verdict(tuple(guilty), tuple(one for one in ranks if one not in guilty), basis, reason)
+    names = {one.rank for one in guilty}
+    return Verdict(tuple(guilty), tuple(one for one in ranks if one.rank not in names), basis, reason)
 
 
-def _by_collectives(ranks: Sequence[Standing]) -> list[tuple[str, str, str]]:
-    """Give (who waits, for whom, why) by the numbers of collectives that the ranks of each group have issued."""
-    edges = []
+def _by_collectives(ranks: Sequence[Standing]) -> tuple[list[Standing], str]:
+    """Give who has issued the fewest collectives in a group, and is not ahead in another one; with the numbers in words."""
+    behind: dict[str, str] = {}
+    ahead: set[str] = set()
     for group in sorted({group for one in ranks for group in one.issued}):
-        members = [one for one in ranks if group in one.issued and not one.is_mute]
-        least = min((one.issued[group] for one in members), default=0)
-        behind = [one for one in members if one.issued[group] == least]
-        why = f"of the group of ranks {group}, {_are(behind, 'has', 'have')} issued {least:.0f} collectives"
-        edges += [
-            (one.rank, other.rank, f"{why}, rank {one.rank} {one.issued[group]:.0f}")
-            for one in members if one.issued[group] > least for other in behind
-        ]  # fmt: skip
-    return edges
+        members = sorted(
+            (one for one in ranks if group in one.issued and not one.is_mute), key=lambda one: one.issued[group]
+        )
+        last = [one for one in members if one.issued[group] == members[0].issued[group]]
+        if len(last) == len(members):
+            continue
+        first = members[-1]
+        why = f"{_are(last, 'has', 'have')} issued {last[0].issued[group]:.0f} collectives"
+        why = f"of the group of ranks {group}, {why}, rank {first.rank} {first.issued[group]:.0f}"
+        behind = {**{one.rank: why for one in last}, **behind}
+        ahead |= {one.rank for one in members if one not in last}
+    guilty = [one for one in ranks if one.rank in behind and one.rank not in ahead]
+    return guilty, behind[guilty[0].rank] if guilty else ""
 
 
-def _by_position(ranks: Sequence[Standing]) -> list[tuple[str, str, str]]:
-    return [(one.rank, other.rank, "") for one in ranks for other in ranks if _is_behind(other, one)]
+def _by_position(ranks: Sequence[Standing]) -> list[Standing]:
+    """Give those whom others have left behind, and who have left behind nobody."""
+    places = {_place(one): one for one in ranks}  # most ranks of many share one
+    behind = {key for key, one in places.items() if any(_is_behind(one, other) for other in places.values())}
+    ahead = {key for key, one in places.items() if any(_is_behind(other, one) for other in places.values())}
+    return [one for one in ranks if _place(one) in behind - ahead]
+
+
+def _place(one: Standing) -> tuple[object, ...]:
+    return (one.step if one.is_absolute else None, one.phase, one.module, one.place, one.model)
 
 
 def _is_behind(one: Standing, other: Standing) -> bool:
     """Whether the CPU of `one` has certainly not come as far as that of `other`."""
     if one.is_absolute and other.is_absolute and one.step != other.step:
         return one.step < other.step
-    if one.phase == other.phase == "forward" and one.module and other.module and not _are_nested(one, other):
-        return one.place < other.place
+    if one.phase == other.phase == "forward" and one.module and other.module:
+        return one.model == other.model and not _are_nested(one, other) and one.place < other.place
     first, second = ORDER.get(one.phase), ORDER.get(other.phase)
     return first is not None and second is not None and first < second
 

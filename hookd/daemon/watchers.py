@@ -22,4 +22,4 @@ def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None) -> tuple
     """Make them, in the order in which they look. `state_dir`: where it is noted who is there; None: nowhere."""
     patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
     noted = None if state_dir is None else state_dir / roster.NAME
-    return (roster.Roster(noted, fleet), Hangs(fleet, patience), Stragglers(fleet), Drift(fleet))
+    return (roster.Roster(noted, fleet), Hangs(fleet, patience, poll_s=config.poll_s), Stragglers(fleet), Drift(fleet))
