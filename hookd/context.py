@@ -12,7 +12,7 @@ from hookd.metrics import Counter, Gauge, Histogram
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
@@ -53,6 +53,7 @@ class Host(Protocol):
     def module_stack(self) -> tuple[Module, ...]: ...  # noqa: D102
     def returned_now(self) -> Sequence[Returned]: ...  # noqa: D102
     def model_roots(self) -> list[Module]: ...  # noqa: D102
+    def outermost_modules(self) -> list[tuple[Module, nn.Module]]: ...  # noqa: D102
     def module_states(self) -> list[tuple[Module, str]]: ...  # noqa: D102
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
     def interval_of(self, plugin: str) -> int: ...  # noqa: D102
@@ -315,6 +316,13 @@ class Context:
     def roots(self) -> list[Module]:
         """Give the roots of all models seen, in the order in which they were first called."""
         return self._host.model_roots()
+
+    def models(self) -> list[tuple[Module, nn.Module]]:
+        """Give each root with the module that the training calls: a DistributedDataParallel around it, which it leaves out.
+
+        Never keep them.
+        """
+        return self._host.outermost_modules()
 
     def module_states(self) -> list[tuple[Module, str]]:
         """Give every module of all models seen, with what is seen of it, parents first.

@@ -35,6 +35,7 @@ from hookd.errors import PluginError, several_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import nn
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
@@ -324,6 +325,10 @@ class Session:
     def model_roots(self) -> list[Module]:
         """Give the roots of all models that are alive."""
         return [model.root for model, _ in self.models.names.live_roots()]
+
+    def outermost_modules(self) -> list[tuple[Module, nn.Module]]:
+        """Give the roots of all models that are alive, with their outermost wrappers."""
+        return [(model.root, root) for model, root in self.models.names.live_roots()]
 
     def module_states(self) -> list[tuple[Module, str]]:
         """Give each module with what is seen of it."""

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from hookd.daemon.targets import Target
     from hookd.page import Family, Snapshot
 
-MOST = 1e15
-"""No count of steps and no sum of seconds is larger."""
+MOST = 2.0**53
+"""No count, no checksum and no sum of seconds is larger."""
 
 
 def by_run(targets: Iterable[Target]) -> dict[str, list[Target]]:

@@ -97,8 +97,7 @@ class Drift(Plugin):
             self.context.later(pieces(torch.stack([sum_of(held[at].tensor) for at in places])), arrived)
 
     def _held(self) -> list[Replica]:
-        roots = [(root, root.torch()) for root in self.context.roots()]
-        models = [("" if root.root == 1 else f"#{root.root}.", model) for root, model in roots if model is not None]
+        models = [("" if root.root == 1 else f"#{root.root}.", model) for root, model in self.context.models()]
         return replicas(models, is_all=self.replicated == "all", is_gradients=self.what == "gradients")
 
     def _publish(self, labels: list[str], sums: list[int], mark: int, step: int, layout: int) -> None:

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 
-from hookd import labels
 from hookd.daemon.fleet import Fleet
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.stragglers import PARTS, Stragglers
-from hookd.daemon.targets import Target
-from hookd.page import PageWriter
+from tests.support.pages import Ranks
 
-PHASES = ("data", "forward", "backward", "optimizer", "other")
 OWN = {"data": 5.0, "forward": 40.0, "optimizer": 5.0, "other": 2.0}  # milliseconds a step
 BACKWARD = 60.0
 
 
-class Job:
+class Job(Ranks):
     """Ranks in step: what one needs longer, the others wait for in the phase of the collective."""
 
-    def __init__(self, stack, fleet, ranks, *, run="train.py", waits_in="backward", noise=0.1, start_s=0.0):
+    def __init__(self, stack, fleet, ranks, *, waits_in="backward", noise=0.1):
+        super().__init__(stack, ranks)
         self.random = random.Random(0)
-        self.pages, self.targets = [], []
-        self.waits_in, self.noise, self.now = waits_in, noise, start_s
-        for rank in range(ranks):
-            identity = {"pid": os.getpid(), "run": run, "rank": rank, "script": run, "world_size": ranks}
-            page = PageWriter.create(identity)
-            page.set_state("running")
-            stack.callback(page.close)
-            target = Target(os.getpid(), os.dup(page.fd))
-            stack.callback(target.close)
-            target.claim = labels.Claim(os.getpid(), os.getpid(), str(rank), run, run)
-            self.pages.append(page)
-            self.targets.append(target)
+        self.waits_in, self.noise, self.now = waits_in, noise, 0.0
         self.watcher = Stragglers(fleet, lambda: self.now)
 
     def steps(self, count=7, *, extra=None, module=None, lost=None):
@@ -63,11 +49,6 @@ class Job:
                 late = extra.get(rank, {}).get("forward", 0.0) if name == module else 0.0
                 self.add(rank, "hookd_timing_forward_self_seconds", (20 + late) / 1e3, module=name)
         self.now += longest / 1e3
-
-    def add(self, rank, name, amount, **labels_):
-        page = self.pages[rank]
-        at = page.series(page.family(name, "counter", "Help.", tuple(labels_)), tuple(labels_.values()))
-        page.cells[at] += amount
 
     def samples(self, rank):
         return {family.name: value for family, _, value in self.watcher.samples(self.targets[rank])}

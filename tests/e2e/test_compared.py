@@ -1,0 +1,80 @@
+"""The daemon compares the ranks of a job: who is slow, and whose replica is no longer that of the others."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.support import forked, training
+from tests.support.daemon import Daemon
+from tests.support.environment import TARGETS, bare_python
+from tests.support.processes import Process, wait_until
+from tests.support.tool import hookd
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+
+EVERY = 20
+RUN = "replicas.py"
+
+
+@pytest.fixture
+def ranks(stack, tmp_path):
+    command = [bare_python(), TARGETS / "replicas.py", tmp_path / "store"]
+    started = [
+        stack.enter_context(
+            Process(command, env=training.environment(RANK=str(n), WORLD_SIZE="2"), cwd=TARGETS, popen=forked.Popen)
+        )
+        for n in range(2)
+    ]
+    for n, process in enumerate(started):
+        process.expect(f"rank {n} trains")
+    return started
+
+
+@pytest.fixture
+def daemon(stack, tmp_path):
+    daemon = Daemon(tmp_path)
+    stack.callback(daemon.process.close)
+    return daemon
+
+
+def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
+    attach = ("attach", *(str(one.pid) for one in ranks), "--host", f"unix://{daemon.client.path}", "--timeout", "60")
+    hookd(*attach, "-p", "timing", "-p", f"drift:every={EVERY}")
+
+    def values(name):
+        return [int(daemon.metrics().total(name, run=RUN, rank=rank)) for rank in "01"]
+
+    def told(kind):
+        return daemon.client.request("GET", f"/v1/incidents?kind={kind}")["incidents"]
+
+    def steps():
+        return min(values("hookd_steps_total"))
+
+    wait_until(lambda: steps() >= 300, what="300 healthy steps")
+    for family in ("hookd_straggler", "hookd_drift_diverged"):
+        wait_until(lambda family=family: len(daemon.metrics().select(family, run=RUN)) == 2, what=family)
+        assert values(family) == [0, 0]
+    assert not told("straggler") + told("drift")
+
+    since = steps()
+    ranks[1].signal(signal.SIGUSR1)
+    (slow,) = wait_until(lambda: told("straggler"), what="the straggler")
+    assert (slow["rank"], slow["module"]) == ("1", "second")
+    assert slow["step"] - since <= 60
+    assert values("hookd_straggler") == [0, 1]
+    ranks[1].signal(signal.SIGUSR1)
+    wait_until(lambda: told("straggler_over"), what="its end")
+
+    ranks[0].signal(signal.SIGUSR2)
+    ranks[0].expect("flipped after step")
+    (drift,) = wait_until(lambda: told("drift"), what="the drift")
+    assert (drift["module"], drift["detail"]["modules"]) == ("second", ["second"])
+    assert re.search("rank 1 differs from rank 0 in second; .*nobody can tell which are right", drift["message"])
+    assert drift["step"] - drift["detail"]["agreed_at_step"] == EVERY
+    assert values("hookd_drift_diverged") == [1, 1]
+    now = steps()
+    wait_until(lambda: steps() > now + 2 * EVERY, what="more steps")
+    assert len(told("drift")) == len(told("straggler")) == 1
