@@ -51,6 +51,15 @@ class Connection:
         self.fds: list[int] = []
         self.lease_s: float | None = None
 
+    def is_gone(self) -> bool:
+        """Whether the client has closed it: a request may have waited here while the process was stopped."""
+        try:
+            return self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
 
 class Control:
     """Serves the socket until told to end.

@@ -58,7 +58,8 @@ def _silent_s(pid: int, host: str | None) -> float | None:
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     identity = found["identity"]
     script, run, rank = (output.plain(str(identity.get(key))) for key in ("script", "run", "rank"))
-    yield output.wrap(f"{script}: run {run}, rank {rank}, process {found['pid']}: {found['state']}")
+    still = f": {found['state']}" if found["state"] in ("stopped", "traced", "ended") else ""
+    yield output.wrap(f"{script}: run {run}, rank {rank}, process {found['pid']}{still}")
     if progress := ", ".join(_progress(found)):
         yield output.wrap(progress)
     for thread in found["threads"]:
