@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -53,12 +54,9 @@ class Connection:
 
     def is_gone(self) -> bool:
         """Whether the client has closed it: a request may have waited here while the process was stopped."""
-        try:
-            return self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
 
 class Control:

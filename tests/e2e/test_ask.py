@@ -52,7 +52,7 @@ def asked(daemon, *words, status=0):
 
 def test_a_live_target_answers_and_a_stopped_one_is_told_of(target, daemon):
     pid = str(target.pid)
-    daemon.client.attach(target.pid)
+    daemon.client.attach(target.pid, timeout_s=60)
     wait_until(lambda: snapshot(target.pid)["modules"], what="a call of the model")
     shown, _ = asked(daemon, "snapshot", pid)
     assert "observed" in shown
