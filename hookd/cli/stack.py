@@ -46,12 +46,10 @@ def stack(*, pid: int, with_native: bool, blocking: bool, host: str | None, as_j
 
 
 def _silent_s(pid: int, host: str | None) -> float | None:
-    """Ask the daemon for how long there has been no event: it watches all the time."""
+    """Ask who serves it (the daemon, a foreground attach) for how long there has been no event: it watches all the time."""
     with contextlib.suppress(HookdError):
-        client = targets.daemon(host, DAEMON_S)
-        if client is not None:
-            age = client.report(pid)["target"]["heartbeat_age_s"]
-            return float(age) if isinstance(age, (int, float)) else None
+        age = targets.report(pid, targets.daemon(host, DAEMON_S)).get("target", {}).get("heartbeat_age_s")
+        return float(age) if isinstance(age, (int, float)) else None
     return None
 
 
