@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -50,6 +51,12 @@ class Connection:
         self.buffer = bytearray()
         self.fds: list[int] = []
         self.lease_s: float | None = None
+
+    def is_gone(self) -> bool:
+        """Whether the client has closed it: a request may have waited here while the process was stopped."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
 
 class Control:

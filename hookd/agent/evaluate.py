@@ -213,28 +213,41 @@ def _scope(session: Session) -> dict[str, Any]:
 
 def _described(value: Any) -> dict[str, Any]:
     kind = type(value)
-    text = _short.repr(value)
+    short = Short()
+    text = short.repr(value)
     told = {
         "type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
         "result": clean(text, MOST_TEXT),
     }
     is_small = kind in (bool, float, str, type(None)) or (kind is int and -(2**63) <= value < 2**63)
-    if is_small and len(text) <= MOST_TEXT:
+    if is_small and short.left > 0:
         told["value"] = value
-    return {**told, "is_cut": len(text) > MOST_TEXT}
+    return {**told, "is_cut": short.left <= 0}
 
 
-def _made_short() -> reprlib.Repr:
-    """Make what writes a value down: of containers their first elements, of anything else its own `repr`."""
-    short = reprlib.Repr()
-    short.maxlevel = 8
-    for name in ("maxlist", "maxtuple", "maxdict", "maxset", "maxfrozenset", "maxdeque", "maxarray"):
-        setattr(short, name, 256)
-    short.maxstring = short.maxother = short.maxlong = MOST_TEXT + 4
-    return short
+class Short(reprlib.Repr):
+    """Writes a value down: of containers their first elements, of anything else its own `repr`, and all in all not too much.
 
+    Attributes:
+        left: characters that may still be written; once there are none, what follows is `...`.
+    """
 
-_short = _made_short()
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = MOST_TEXT
+        self.maxlevel = 16
+        for name in ("maxlist", "maxtuple", "maxdict", "maxset", "maxfrozenset", "maxdeque", "maxarray"):
+            setattr(self, name, 1000)
+        self.maxstring = self.maxother = self.maxlong = MOST_TEXT
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Write down one value, inside of others or not."""
+        if self.left <= 0:
+            return "..."
+        before = self.left
+        text = super().repr1(x, level)
+        self.left -= max(0, len(text) - (before - self.left))  # what is inside of it has been counted
+        return text
 
 
 def _traceback(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.agent.evaluate import Evaluations
 from hookd.agent.stacks import stacks
 from hookd.agent.tree import Trees
+from hookd.errors import ControlError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,8 @@ class Questions:
 
     def _eval(self, request: dict[str, Any]) -> dict[str, Any]:
         connection = self._asking()
+        if connection.is_gone():  # who asks has been told that nothing came back: nothing is to happen minutes later
+            raise ControlError("who asks has gone", reason="bad-request")
         told = request.get("by")  # a daemon's word for who has asked it; the connection is the daemon's own
         by = (
             {key: told[key] for key in ("uid", "pid") if isinstance(told.get(key), int)}

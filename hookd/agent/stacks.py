@@ -5,6 +5,7 @@ Frames are named, not read: no locals, which `frame.f_locals` would keep alive, 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import Any
@@ -31,12 +32,14 @@ def stacks() -> dict[str, Any]:
     found = []
     own = {ident for ident, thread in known.items() if thread.name == "hookd"}
     frames = {ident: frame for ident, frame in sys._current_frames().items() if ident not in own}
+    main = threading.main_thread()
     for ident, frame in list(frames.items())[:MOST_THREADS]:
         thread = known.get(ident)
         told, left_out = _frames(frame)
         found.append(
             {
-                "tid": getattr(thread, "native_id", None),
+                # In a forked child the main thread still has its parent's number (CPython before 3.13).
+                "tid": os.getpid() if thread is main else getattr(thread, "native_id", None),
                 "name": clean(str(getattr(thread, "name", "thread")), MOST_NAME),
                 "frames": told,
                 "left_out": left_out,

@@ -80,7 +80,9 @@ class Tour:
         self._walks: list[tuple[Model, Walk]] = [
             (model, Walk(root)) for model, root in reversed(list(session.models.names.live_roots()))
         ]
-        self._told: dict[int, tuple[weakref.ref[Any], str]] = {}
+        # Names alone: a hundred thousand weak references would make the garbage collector look through all that there is.
+        # So a tensor made during the tour at the address of one that has gone meanwhile would be taken for it.
+        self._told: dict[int, str] = {}
         self._plugins = {number: entry.name for number, entry in list(session.registry.entries.items())}
 
     def row(self) -> dict[str, Any] | None:
@@ -124,9 +126,9 @@ class Tour:
     def _tensor(self, prefix: str, key: str, tensor: Any) -> dict[str, Any]:
         name = clean(prefix + key, MOST_NAME * 4)
         before = self._told.get(id(tensor))
-        if before is not None and before[0]() is tensor:
-            return {"name": clean(key, MOST_NAME), "same_as": before[1]}
-        self._told[id(tensor)] = weakref.ref(tensor), name
+        if before is not None:
+            return {"name": clean(key, MOST_NAME), "same_as": before}
+        self._told[id(tensor)] = name
         return {"name": clean(key, MOST_NAME), **described(tensor)}
 
     def _seen(self, model: Model, module: nn.Module) -> tuple[str, list[str]]:

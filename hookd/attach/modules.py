@@ -27,6 +27,16 @@ def snapshot(pid: int, most: int = MOST) -> dict[str, Any]:
     Raises:
         HookdError: there is no agent, or it does not answer, or with something else.
     """
+    try:
+        return _snapshot(pid, most)
+    except ControlError as error:
+        if error.reason != "gone":
+            raise
+        hint = f"`hookd stack {pid}` shows where it is."
+        raise ControlError(error.message, reason=error.reason, hint=hint) from error
+
+
+def _snapshot(pid: int, most: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with Control.connect(pid) as control:
         answer = control.request("snapshot", begin=True, timeout_s=PATIENCE_S)

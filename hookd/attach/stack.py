@@ -133,7 +133,6 @@ def _stacks(
         with_native = blocking = False
         if found:
             return found, ways
-    began = time.monotonic()
     try:
         dumped = native.dump(pid, native=with_native, blocking=blocking)["threads"]
     except HookdError as error:
@@ -219,9 +218,14 @@ def _joined(
     """Give a row for each thread that has a heartbeat or a stack: the main thread first, then those that call modules."""
     outside = _outside_tids(pid)
     inside = {host: tid for tid, host in outside.items()}
+    main = inside.get(pid, pid)
+    tasks = _tasks(pid)
     rows: list[dict[str, Any]] = []
     for one in stacks:
         tid = one["tid"] if one["tid"] in beats else inside.get(one["tid"], one["tid"])
+        # py-spy reads it from the interpreter: in a forked child the main thread has its parent's (CPython before 3.13).
+        if tid and outside.get(tid, tid) not in tasks and all(other["tid"] != main for other in stacks):
+            tid = main
         rows.append(
             {"tid": tid, "name": one["name"] or names.get(tid, ""), "beat": beats.get(tid), **_only_frames(one)}
         )
@@ -231,7 +235,6 @@ def _joined(
             rows.append({"tid": tid, "name": names[tid], "beat": beat, "frames": [], "left_out": 0})
     for row in rows:
         row["kernel"] = _kernel(pid, outside.get(row["tid"], row["tid"]))
-    main = inside.get(pid, pid)
     rows = [row for row in rows if row["kernel"] is not None or row["frames"]]
     return sorted(rows, key=lambda row: (row["tid"] != main, row["beat"] is None, row["tid"] or 0))
 
@@ -245,12 +248,17 @@ def _outside_tids(pid: int) -> dict[int, int]:
     if len(_nested(pid, "status")) < 2:
         return {}
     found: dict[int, int] = {}
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task")[:MOST_TASKS]:  # noqa: PTH208 - names
-            numbers = _nested(pid, f"task/{task}/status")
-            if len(numbers) > 1:
-                found[numbers[-1]] = numbers[0]
+    for task in sorted(_tasks(pid))[:MOST_TASKS]:
+        numbers = _nested(pid, f"task/{task}/status")
+        if len(numbers) > 1:
+            found[numbers[-1]] = numbers[0]
     return found
+
+
+def _tasks(pid: int) -> set[int]:
+    with contextlib.suppress(OSError):
+        return {int(task) for task in os.listdir(f"/proc/{pid}/task")}  # noqa: PTH208 - names
+    return set()
 
 
 def _nested(pid: int, name: str) -> list[int]:

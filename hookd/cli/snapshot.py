@@ -22,7 +22,7 @@ SEEN = {
     "container": "",
 }
 """States in words, where the word in JSON is none."""
-KIND_WIDTH, SIZE_WIDTH = 22, 9
+KIND_WIDTH, SIZE_WIDTH = 24, 7
 
 
 @click.command()
@@ -117,13 +117,13 @@ def _tensor(indent: str, tensor: dict[str, Any], note: str) -> str:
 
 
 def _line(name: str, kind: str, size: str, rest: str) -> str:
-    """Put a line into columns; the names and notes have what the others leave."""
+    """Put a line into columns; names and notes have what the others leave, and a kind without a size has the size's room."""
     width = output.columns()
     room = max(18, (width - KIND_WIDTH - SIZE_WIDTH) // 2)
+    left_for_kind = KIND_WIDTH if size else KIND_WIDTH + SIZE_WIDTH
     name, kind, rest = (output.plain(text) for text in (name, kind, rest))
-    name = output.shorten(name, room - 1)
-    kind = output.shorten(kind, max(KIND_WIDTH, room + KIND_WIDTH - len(name) - 1) if not size else KIND_WIDTH + 2)
-    left = f"{name:<{room}}{kind:<{KIND_WIDTH + 2}}{size:>{SIZE_WIDTH - 3}} "
+    sized = f"{output.shorten(kind, left_for_kind):<{left_for_kind}}{size:>{SIZE_WIDTH if size else 0}} "
+    left = f"{output.shorten(name, room - 1):<{room}}{sized}"
     return (left + output.shorten(rest, max(8, width - len(left)))).rstrip()
 
 

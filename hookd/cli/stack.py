@@ -46,19 +46,18 @@ def stack(*, pid: int, with_native: bool, blocking: bool, host: str | None, as_j
 
 
 def _silent_s(pid: int, host: str | None) -> float | None:
-    """Ask the daemon for how long there has been no event: it watches all the time."""
+    """Ask who serves it (the daemon, a foreground attach) for how long there has been no event: it watches all the time."""
     with contextlib.suppress(HookdError):
-        client = targets.daemon(host, DAEMON_S)
-        if client is not None:
-            age = client.report(pid)["target"]["heartbeat_age_s"]
-            return float(age) if isinstance(age, (int, float)) else None
+        age = targets.report(pid, targets.daemon(host, DAEMON_S)).get("target", {}).get("heartbeat_age_s")
+        return float(age) if isinstance(age, (int, float)) else None
     return None
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     identity = found["identity"]
     script, run, rank = (output.plain(str(identity.get(key))) for key in ("script", "run", "rank"))
-    yield output.wrap(f"{script}: run {run}, rank {rank}, process {found['pid']}: {found['state']}")
+    still = f": {found['state']}" if found["state"] in ("stopped", "traced", "ended") else ""
+    yield output.wrap(f"{script}: run {run}, rank {rank}, process {found['pid']}{still}")
     if progress := ", ".join(_progress(found)):
         yield output.wrap(progress)
     for thread in found["threads"]:

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from hookd.attach import Control
+from hookd.attach import Control, proc
 from hookd.daemon.herald import plain
 from hookd.errors import ControlError, HookdError, PermissionDenied, UsageError
 
@@ -66,23 +66,34 @@ def evaluate(pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[s
 
 
 def _asked(pid: int, expression: str, limit_s: float, by: Mapping[str, int]) -> dict[str, Any]:
+    if proc.status(pid).state in "Tt":
+        raise ControlError(f"process {pid} is stopped", reason="stopped", hint=f"kill -CONT {pid} lets it go on.")
     with Control.connect(pid, ANSWER_S) as control:
-        number = control.request("eval", expression=expression, limit_s=limit_s, by=dict(by))["number"]
-        began, pause_s = time.monotonic(), 0.001
-        while True:
-            try:
-                answer = control.request("eval_look", number=number, timeout_s=limit_s + ANSWER_S)
-            except ControlError as error:
-                return _silent(error, time.monotonic() - began)
-            if answer.get("state") != "running" or answer.get("is_given_up") is True:
-                return _read(answer)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.1)
+        began = time.monotonic()
+        try:
+            number = control.request("eval", expression=expression, limit_s=limit_s, by=dict(by)).get("number")
+            return _followed(control, number, began + limit_s + ANSWER_S)
+        except ControlError as error:
+            if error.reason != "gone":
+                raise
+            return _silent(error, time.monotonic() - began)
+
+
+def _followed(control: Control, number: object, until: float) -> dict[str, Any]:
+    """Ask again and again until there is an outcome; the agent itself keeps to the limit."""
+    pause_s = 0.001
+    while time.monotonic() < until:
+        answer = control.request("eval_look", number=number)
+        if answer.get("state") != "running" or answer.get("is_given_up") is True:
+            return _read(answer)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.1)
+    raise ControlError(f"the agent in process {control.pid} does not keep to the time", reason="gone")
 
 
 def _silent(error: ControlError, seconds: float) -> dict[str, Any]:
-    """Say of an expression that was begun that the target has not answered since."""
-    text = f"it was begun, and the target has not answered since: {error.message}; it may hold the interpreter, or have ended"
+    """Say of an expression that was sent that the target has not answered since."""
+    text = f"it was sent, and nothing has come back: {error.message}; the target hangs or has ended, perhaps by what it was to evaluate. If it has not begun, it will not"
     return {"state": "running", "seconds": seconds, "error": text, "frames": []}
 
 

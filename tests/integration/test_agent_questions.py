@@ -1,0 +1,295 @@
+"""What a person asks a live process: a real agent in this one, asked over its control socket."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import os
+import socket
+import threading
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from hookd.agent.control import Connection
+from hookd.agent.questions import Questions
+from hookd.attach import Control
+from hookd.attach.modules import snapshot
+from hookd.attach.stack import stack as look_at_stacks
+from hookd.daemon.evaluate import evaluate
+from hookd.errors import ControlError
+from tests.support.agent import running
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.timeout(120)
+BY = {"uid": 7, "pid": 8}
+
+
+class Touchy(torch.Tensor):
+    """A tensor that does not want to be asked."""
+
+    @classmethod
+    def __torch_function__(cls, *_):
+        raise AssertionError("asked")
+
+    @property
+    def dtype(self):
+        raise AssertionError("asked for its dtype")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.tied, self.unused = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.tied.weight = self.first.weight
+        self.tied.bias.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("mask", torch.ones(2, 3, dtype=torch.bool), persistent=False)
+        self.layers = nn.ModuleList([nn.Dropout(0.0)])
+        self.lazy = nn.LazyLinear(3)
+
+    def forward(self, x):
+        return self.norm(self.layers[0](self.tied(self.first(x))))
+
+    def __bool__(self):
+        raise AssertionError("nobody asks a model whether it is true")
+
+    __hash__ = None
+
+
+def user_hook(*_):
+    return None
+
+
+def train(model, optimizer):
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+
+
+def trained():
+    model = Net()
+    optimizer = torch.optim.SGD(model.first.parameters(), lr=0.1)
+    train(model, optimizer)
+    return model, optimizer
+
+
+def row(found, name):
+    return next(module for module in found["modules"] if module["name"] == name)
+
+
+def test_a_snapshot_tells_modules_tensors_hooks_and_what_is_seen():
+    with running("timing"):
+        model = Net()
+        model.first.register_forward_hook(user_hook)
+        model.first.weight.register_hook(user_hook)
+        optimizer = torch.optim.SGD(model.first.parameters(), lr=0.1)
+        for _ in range(2):
+            train(model, optimizer)
+        model.tied.eval()
+        found = snapshot(os.getpid())
+    names = [module["name"] for module in found["modules"]]
+    assert names == ["(root)", "first", "tied", "unused", "norm", "layers", "layers.0", "lazy"]
+    root, first, tied = (row(found, name) for name in names[:3])
+    assert (root["class"], root["home"]) == ("Net", Net.__module__)
+    (mask,) = root["buffers"]
+    assert (mask["shape"], mask["dtype"], mask["persistent"], mask["bytes"]) == ([2, 3], "bool", False, 6)
+    assert first["parameters"][0] == {
+        "name": "weight", "dtype": "float32", "device": "cpu", "requires_grad": True, "shape": [4, 4], "elements": 16,
+        "bytes": 64,
+    }  # fmt: skip
+    assert [(one["kind"], one["function"].rpartition(":")[2], one.get("on")) for one in first["hooks"]] == [
+        ("forward", "user_hook", None),
+        ("grad", "user_hook", "weight"),
+    ]
+    assert tied["parameters"][0] == {"name": "weight", "same_as": "first.weight"}
+    assert (first["seen"], first["plugins"], first["training"]) == ("observed", ["timing"], True)
+    assert (tied["training"], row(found, "unused")["seen"]) == (False, "never_called")
+    assert (row(found, "layers")["seen"], row(found, "layers.0")["class"]) == ("container", "Dropout")
+    totals = found["totals"]
+    assert totals["modules"] == 8
+    assert totals["parameters"] == 16 + 4 + 4 + 10 + 8
+    assert totals["trainable"] == totals["parameters"] - 4
+    assert totals["buffers"] == 6 + 4 + 4 + 1
+    assert totals["unknown"] == 2  # the lazy one's weight and bias
+    assert {(one["dtype"], one["kind"]) for one in totals["by"]} == {
+        ("float32", "parameters"), ("float32", "buffers"), ("int64", "buffers"), ("bool", "buffers")
+    }  # fmt: skip
+
+
+def test_a_tensor_of_a_class_of_its_own_is_told_without_asking_it():
+    with running("timing"):
+        model = nn.Sequential(nn.Linear(2, 2))
+        model(torch.randn(1, 2))
+        model[0]._buffers["touchy"] = torch.zeros(5, dtype=torch.float16).as_subclass(Touchy)
+        found = snapshot(os.getpid())
+        (told,) = row(found, "0")["buffers"]
+    assert (told["class"], told["dtype"], told["shape"], told["bytes"]) == ("Touchy", "float16", [5], 10)
+
+
+def test_the_inside_of_a_wrapper_has_the_wrappers_name_and_a_second_root_its_own():
+    with running("timing"):
+        models = nn.DataParallel(nn.Linear(2, 2)), nn.Linear(2, 2)
+        for model in models:
+            model(torch.randn(1, 2))
+        found = snapshot(os.getpid())
+        told = [(module["name"], module["class"], module["wrapped"]) for module in found["modules"]]
+    assert told == [
+        ("(root)", "DataParallel", False),
+        ("(root)", "Linear", True),
+        ("#2.(root)", "Linear", False),
+    ]
+
+
+def test_a_large_model_comes_in_portions_that_keep_nothing_of_it_alive():
+    with running("timing"):
+        model = nn.Sequential(*(nn.Sequential(nn.Identity()) for _ in range(3000)))
+        model(torch.zeros(1))
+        found = snapshot(os.getpid())
+        assert found["totals"]["modules"] == 6001
+        states = {module["seen"] for module in found["modules"]}
+        assert "left_out" in states, "it has more modules than are observed"
+        assert snapshot(os.getpid(), most=10)["is_cut"]
+        with Control.connect(os.getpid()) as control:
+            portion = control.request("snapshot", begin=True)
+            assert not portion["is_over"]
+            assert 0 < len(portion["modules"]) <= 256
+            gone = weakref.ref(model[-1])
+            del model
+            gc.collect()
+            assert gone() is None
+            portions = iter(lambda: control.request("snapshot"), None)
+            assert next(one for one in portions if one["is_over"])["modules"] == []
+
+
+def test_an_expression_sees_models_optimizers_and_the_step_and_leaves_its_trace(caplog):
+    caplog.set_level(logging.WARNING)
+    with running("timing") as agent:
+        model, optimizer = trained()
+        answer = evaluate(os.getpid(), {"expression": " model.tied.bias.numel() + len(optimizers) "}, BY)
+        assert (answer["state"], answer["result"], answer["value"], answer["type"]) == ("done", "5", 5, "int")
+        assert evaluate(os.getpid(), {"expression": "step"}, BY)["value"] == 2
+        assert evaluate(os.getpid(), {"expression": "torch.is_grad_enabled()"}, BY)["value"] is False
+        calls = agent.values("hookd_timing_forward_calls")["(root)",]
+        assert evaluate(os.getpid(), {"expression": "models[0](torch.ones(2, 4)).shape"}, BY)["state"] == "done"
+        assert agent.values("hookd_timing_forward_calls")["(root)",] == calls, "none of the training's calls"
+        wait_until(lambda: len(agent.read().incidents) == 4, what="the incidents")
+        incident = agent.read().incidents[0]
+        begun = [line["message"] for line in agent.read().logs if "eval begins" in line["message"]]
+        del model, optimizer
+    assert (incident["kind"], incident["by"], incident["outcome"]) == ("eval", BY, "done: int")
+    assert "model.tied.bias.numel()" in incident["message"]
+    assert len(begun) == 4
+    assert "user 7" in begun[0]
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("begins, for user 7 (process 8):  model.tied.bias" in line for line in lines)
+    assert any("done int" in line for line in lines)
+
+
+def test_an_expression_that_raises_tells_where_without_frames_of_hookd():
+    with running("timing"):
+        for text, kind in (("[1][5]", "IndexError"), ("1 +", "SyntaxError"), ("exit(3)", "SystemExit")):
+            answer = evaluate(os.getpid(), {"expression": text}, BY)
+            assert (answer["state"], answer["type"]) == ("raised", kind)
+            assert "hookd/" not in answer["traceback"]
+        assert "line 1, in <module>" in evaluate(os.getpid(), {"expression": "1 / 0"}, BY)["traceback"]
+
+
+def test_results_are_bounded():
+    with running("timing"):
+        for text in ("list(range(10**6))", "'x' * 10**6", "[[[['y' * 1000] * 999] * 999] * 999] * 999"):
+            answer = evaluate(os.getpid(), {"expression": text}, BY)
+            assert 1000 < len(answer["result"]) <= 64 << 10
+            assert "value" not in answer
+        assert evaluate(os.getpid(), {"expression": "'x' * 1000"}, BY)["value"] == "x" * 1000
+
+
+def test_a_loop_is_interrupted_and_what_cannot_be_is_given_up_and_told_of():
+    gate = threading.Lock()
+    with running("timing") as agent:
+        answer = evaluate(os.getpid(), {"expression": "all(True for _ in iter(int, 1))", "timeout_s": 0.2}, BY)
+        assert answer["state"] == "interrupted"
+
+        gates = types.SimpleNamespace(gate=gate)
+        agent.session.steps.optimizers = lambda: [gates]  # what only an expression of this test reaches
+        with gate:
+            stuck = {"expression": "optimizers[0].gate.acquire() and optimizers[0].gate.release()", "timeout_s": 0.1}
+            with Control.connect(os.getpid()) as control:
+                for _ in range(3):
+                    control.request("eval", expression=stuck["expression"], limit_s=0.1, by=BY)
+            answer = evaluate(os.getpid(), stuck, BY)
+            assert answer["state"] == "running"
+            assert "<eval>:1" in answer["frames"][0]
+            with pytest.raises(ControlError) as caught:
+                evaluate(os.getpid(), {"expression": "1"}, BY)
+            assert caught.value.reason == "busy"
+            assert any("eval" in one for one in agent.agent._questions.residue())
+            with Control.connect(os.getpid()) as control:
+                assert control.request("status")["ok"], "its own thread is free all the while"
+        wait_until(lambda: evaluate_or_none("1"), what="room again")
+
+
+def evaluate_or_none(expression):
+    try:
+        return evaluate(os.getpid(), {"expression": expression}, BY)
+    except ControlError:
+        return None
+
+
+def test_what_is_asked_is_checked():
+    with running("timing"), Control.connect(os.getpid()) as control:
+        for wrong in (
+            {},
+            {"expression": 1, "limit_s": 1},
+            {"expression": "1", "limit_s": 0},
+            {"expression": "1" * 99999, "limit_s": 1},
+        ):
+            with pytest.raises(ControlError) as caught:
+                control.request("eval", **wrong)
+            assert caught.value.reason == "bad-request"
+        with pytest.raises(ControlError):
+            control.request("eval_look", number=10**6)
+
+
+def test_who_has_gone_meanwhile_has_nothing_evaluated():
+    ours, theirs = socket.socketpair()
+    with running("timing") as agent, ours:
+        questions = Questions(agent.session, lambda: Connection(ours, 1, 2))
+        with theirs:
+            assert questions.operations["eval"]({"expression": "1", "limit_s": 1})["number"]
+        with pytest.raises(ControlError):
+            questions.operations["eval"]({"expression": "1", "limit_s": 1})
+
+
+def test_the_stacks_of_all_threads_are_told_but_for_hookds_own():
+    leave, inside = threading.Event(), threading.Event()
+
+    def waits_for_the_test():
+        inside.set()
+        leave.wait()
+
+    with running("timing"):
+        model, optimizer = trained()
+        helper = threading.Thread(target=waits_for_the_test, name="a \x1b helper")
+        helper.start()
+        inside.wait()
+        try:
+            found = look_at_stacks(os.getpid())
+        finally:
+            leave.set()
+            helper.join()
+        del model, optimizer
+    main, *others = found["threads"]
+    assert main["tid"] == os.getpid()
+    assert (main["beat"]["step"], main["beat"]["moves"]) == (2, False)
+    assert any("test_the_stacks_of_all" in frame["function"] for frame in main["frames"])
+    waiting = next(thread for thread in others if thread["tid"] == helper.native_id)
+    functions = [frame["function"].rpartition(".")[2] for frame in waiting["frames"]]
+    assert functions.index("wait") < functions.index("waits_for_the_test"), "innermost first"
+    assert "hookd" not in {thread["name"] for thread in found["threads"]}
+    assert found["ways"]["python"]["by"] == "agent"
+    assert found["last_step_s"] < 60
+    assert list(itertools.islice(found["ways"], 1)) == ["page"]
