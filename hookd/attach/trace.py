@@ -29,7 +29,7 @@ class Trace:
 
     Attributes:
         steps: that were done in it.
-        first: the number of the step before it, as the target counts.
+        first: the number of its first step, as the target counts.
         bytes: of JSON.
         pause_s: for how long torch's profiler has held up the training where it began and ended.
         all_threads: whether it shows all threads, or the one that takes the steps and the backward's alone.

@@ -50,8 +50,12 @@ def trace(*, pid: int, steps: int, path: Path | None, timeout_s: float, max_mib:
 
 
 def _told(found: dict[str, Any], path: Path, steps: int) -> Iterator[str]:
-    yield (f"{path}: {found['steps']} steps after step {found['first']}, {found['bytes'] / MIB:.1f} MiB; the profiler"
-           f" itself held the training up for {output.seconds(found['pause_s'])}")  # fmt: skip
+    first, last = found["first"], found["first"] + found["steps"] - 1
+    which = f"step {first}" if first == last else f"steps {first} to {last}"
+    yield (
+        f"{path}: {which}, {found['bytes'] / MIB:.1f} MiB; to begin and to end the profiler held the training up for"
+        f" {output.seconds(found['pause_s'])}"
+    )
     if found["steps"] < steps:
         yield f"it ends after {found['steps']} of {steps} steps, because the target's memory grew: see --max-size"
     if not found["all_threads"]:

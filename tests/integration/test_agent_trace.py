@@ -1,0 +1,245 @@
+"""A trace of some steps: every module call is a span in it, and a training that uses torch's profiler is left alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import profiler
+
+from hookd.attach.control import Control
+from hookd.attach.trace import take
+from hookd.errors import ControlError
+from tests.support.agent import running
+from tests.support.processes import wait_until
+
+MIB = 1 << 20
+ORIGINALS = profiler._prepare_profiler, profiler._enable_profiler
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.add_module('odd"\\\nname', nn.Tanh())
+
+    def forward(self, x):
+        return self.second(getattr(self, 'odd"\\\nname')(self.first(x)))
+
+
+class Training:
+    """A model that is trained by the test's own thread, one step at a time, beside another that is only called."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(Block(), nn.ReLU())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.other = nn.Sequential(nn.Linear(8, 8))
+
+    def step(self):
+        self.optimizer.zero_grad()
+        self.model(torch.ones(4, 8)).sum().backward()
+        self.optimizer.step()
+
+    def call_other(self):
+        thread = threading.Thread(target=self.other, args=(torch.ones(4, 8),))
+        thread.start()
+        thread.join()
+
+    def steps_until(self, condition):
+        wait_until(lambda: self.step() or condition(), 30.0)
+
+
+@pytest.fixture
+def traced():
+    """Take traces of this process from another thread, as a tool does from another process."""
+    with ThreadPoolExecutor(1) as pool:
+
+        def begin(steps=2, timeout_s=30.0, max_bytes=64 * MIB):
+            into = io.BytesIO()
+            future = pool.submit(take, os.getpid(), steps, into, timeout_s=timeout_s, max_bytes=max_bytes)
+            return into, future
+
+        yield begin
+
+
+def spans(trace):
+    """Give the complete events of the threads, by thread and in order, after checking that they nest."""
+    by_thread = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X" and isinstance(event["tid"], int):
+            by_thread.setdefault(event["tid"], []).append(event)
+    for events in by_thread.values():
+        events.sort(key=lambda event: (event["ts"], -event["dur"]))
+        inside = []
+        for event in events:
+            while inside and inside[-1]["ts"] + inside[-1]["dur"] <= event["ts"] + 1e-3:
+                inside.pop()
+            event["inside"] = [outer["name"] for outer in inside]
+            assert not inside or event["ts"] + event["dur"] <= inside[-1]["ts"] + inside[-1]["dur"] + 1e-3, event
+            inside.append(event)
+    return by_thread
+
+
+def assert_nothing_is_left(agent):
+    wait_until(lambda: agent.session.tracing.state == "idle", 10.0)
+    assert (profiler._prepare_profiler, profiler._enable_profiler) == ORIGINALS
+    assert not torch.autograd._profiler_enabled()
+    assert not profiler._is_profiler_enabled
+    assert not agent.session.registry.has("trace")
+    links = [
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{fd}")
+    ]
+    assert not [link for link in links if "hookd-trace" in link]
+    assert not [*Path("/tmp").glob(f"hookd-trace-{os.getpid()}-*")]
+
+
+def test_a_trace_shows_every_module_call_of_its_steps_in_its_thread_and_nested(traced, capfd):
+    training = Training()
+    with running("timing") as agent:
+        training.step()
+        training.call_other()
+        into, future = traced(steps=2)
+        training.steps_until(lambda: agent.session.tracing.state == "tracing")
+        first = agent.session.step_number()
+        training.step()
+        training.call_other()
+        training.steps_until(future.done)
+        found = future.result()
+        assert_nothing_is_left(agent)
+    trace = json.loads(into.getvalue())
+    assert (found.steps, found.first, found.bytes) == (2, first, len(into.getvalue()))
+    assert trace["hookd"]["first_step"] == first
+    own = [event for event in spans(trace)[threading.get_native_id()] if event["name"].startswith(("module", "phase"))]
+    step = [
+        ("phase forward", []),
+        ("module (root)", ["phase forward"]),
+        ("module 0", ["phase forward", "module (root)"]),
+        ("module 0.first", ["phase forward", "module (root)", "module 0"]),
+        ("module 0.odd???name", ["phase forward", "module (root)", "module 0"]),
+        ("module 0.second", ["phase forward", "module (root)", "module 0"]),
+        ("module 1", ["phase forward", "module (root)"]),
+        ("phase backward", []),
+        ("phase optimizer", ["Optimizer.step#SGD.step"]),
+    ]
+    assert [(event["name"], event["inside"]) for event in own] == step * 2
+    addmm = [event for event in spans(trace)[threading.get_native_id()] if event["name"] == "aten::addmm"]
+    assert {event["inside"][-2] for event in addmm} == {"module 0.first", "module 0.second"}
+    if found.all_threads:
+        others = [e["name"] for tid, es in spans(trace).items() if tid != threading.get_native_id() for e in es]
+        assert [name for name in others if name.startswith("module")] == ["module #2.(root)", "module #2.0"]
+    written = capfd.readouterr()
+    assert (written.out, written.err) == ("", "")
+
+
+def test_a_training_that_profiles_itself_keeps_its_profiler(traced):
+    training = Training()
+    with running("timing") as agent:
+        training.step()
+        with torch.profiler.profile() as own:
+            _, future = traced()
+            with pytest.raises(ControlError, match="profiler runs in the target already"):
+                future.result(30)
+            training.step()
+        assert any(event.name == "aten::addmm" for event in own.events())
+        assert_nothing_is_left(agent)
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=1)
+        with torch.profiler.profile(schedule=schedule) as own:  # warms up: torch itself does not tell
+            _, future = traced()
+            with pytest.raises(ControlError) as refused:
+                future.result(30)
+            own.step()
+            training.step()
+        assert any(event.name == "aten::addmm" for event in own.events())
+        assert refused.value.reason == "profiler"
+        assert_nothing_is_left(agent)
+
+
+def test_a_profiler_that_the_training_begins_meanwhile_has_the_better_right(traced):
+    training = Training()
+    with running("timing") as agent:
+        training.step()
+        _, future = traced(steps=1000)
+        training.steps_until(lambda: agent.session.tracing.state == "tracing")
+        with torch.profiler.profile() as own:
+            training.step()
+        assert any(event.name == "aten::addmm" for event in own.events())
+        with pytest.raises(ControlError) as refused:
+            future.result(30)
+        assert refused.value.reason == "profiler"
+        assert_nothing_is_left(agent)
+        into, future = traced()
+        training.steps_until(future.done)
+        assert json.loads(into.getvalue())["traceEvents"]
+
+
+def test_no_step_and_too_large_a_trace_are_told_and_nothing_is_left(traced):
+    training = Training()
+    with running("timing") as agent:
+        training.step()
+        _, future = traced(timeout_s=0.2)
+        with pytest.raises(
+            ControlError, match=r"done 0 of 2 steps within 0.2 s \(MainThread is in phase other\)"
+        ) as late:
+            future.result(30)
+        assert late.value.reason == "timeout"
+        assert_nothing_is_left(agent)
+        _, future = traced(max_bytes=10)
+        training.steps_until(future.done)
+        with pytest.raises(ControlError) as large:
+            future.result()
+        assert (large.value.reason, "--max-size" in large.value.hint) == ("too-large", True)
+        assert_nothing_is_left(agent)
+
+
+def test_a_tool_that_goes_and_a_detach_end_the_recording(traced):
+    training = Training()
+    with running("timing") as agent:
+        training.step()
+        with Control.connect(os.getpid()) as control:
+            control.request("trace", steps=1000, max_bytes=MIB)
+            with pytest.raises(ControlError, match="being taken already"), Control.connect(os.getpid()) as second:
+                second.request("trace", steps=1, max_bytes=MIB)
+            training.steps_until(lambda: agent.session.tracing.state == "tracing")
+        assert_nothing_is_left(agent)
+        control = Control.connect(os.getpid())
+        control.request("trace", steps=1000, max_bytes=MIB)
+        training.steps_until(lambda: agent.session.tracing.state == "tracing")
+        session = agent.session
+    control.close()
+    assert session.tracing.state == "idle"
+    assert not profiler._is_profiler_enabled
+    assert session.residue == []
+    training.step()
+
+
+def test_a_child_forked_in_a_trace_records_nothing(traced, tmp_path):
+    training = Training()
+    with running("timing") as agent:
+        training.step()
+        _, future = traced(steps=1000, timeout_s=1.0)
+        training.steps_until(lambda: agent.session.tracing.state == "tracing")
+        training.step()
+        child = os.fork()
+        if not child:
+            try:
+                torch.erfinv(torch.zeros(1))  # nobody else does that
+                torch._C._autograd._disable_profiler().save(str(tmp_path / "child.json"))
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        recorded = (tmp_path / "child.json").read_text()
+        assert "aten::addmm" in recorded
+        assert "erfinv" not in recorded
+        training.steps_until(future.done)
+        assert future.exception().reason == "timeout"
+        assert_nothing_is_left(agent)
