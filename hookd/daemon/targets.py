@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from hookd import labels
-from hookd.attach import commandline, control, proc
+from hookd.attach import commandline, container, control, proc
 from hookd.daemon.herald import Herald
 from hookd.errors import HookdError, PageError
 from hookd.page import PageReader
@@ -186,6 +186,7 @@ class Target:
         ended: how it ended, None while it is attached.
         pidfd: readable once the process is gone; -1 where the kernel has none, and after the end.
         lease: an open connection to the agent while this daemon holds it.
+        container: the pod and container it runs in.
         told: by kind, how many incidents daemons have seen themselves, see `Fleet.tell`.
     """
 
@@ -200,6 +201,7 @@ class Target:
         self.told: dict[str, int] = {}
         self.herald = Herald(clock)
         self.lease: Control | None = None
+        self.container = container.of_process(pid)
         self._process = psutil.Process(pid)
         self.pidfd = _pidfd(pid)
         self._clock = clock
@@ -386,10 +388,9 @@ def _usage(process: psutil.Process, before: Usage) -> Usage:
     try:
         with process.oneshot():
             cpu = process.cpu_times()
-            usage = Usage(cpu.user + cpu.system, process.memory_info().rss, process.num_threads(), _fds(process))
+            return Usage(cpu.user + cpu.system, process.memory_info().rss, process.num_threads(), _fds(process))
     except (psutil.Error, OSError):
         return Usage(before.cpu_s)
-    return usage
 
 
 def _fds(process: psutil.Process) -> int | None:
