@@ -266,9 +266,8 @@ class Target:
                 control.remove_dead(path, self.identity.uid, near=self._neighbour())
 
     def _neighbour(self) -> int | None:
-        """Give its parent where that sees the same files: in a container that outlives the target."""
-        parent = self.identity.ppid
-        return parent if parent and proc.link(parent, "ns/mnt") == self._files else None
+        """Give who sees the same files, as we may not: its parent, in a container that outlives it, or the first process."""
+        return next((pid for pid in (self.identity.ppid, 1) if pid and proc.link(pid, "ns/mnt") == self._files), None)
 
     def detach(self) -> None:
         """Take the last copy of the page: its agent has left."""
