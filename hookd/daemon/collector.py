@@ -38,6 +38,7 @@ _DROPPED = "hookd_series_dropped"
 _STANDARD_LABELS = ("run", "rank")
 _INFO_LABELS = (
     "pid", "local_rank", "world_size", "script", "method", "user", "python", "torch", "agent_version", "reason",
+    "target_pod", "target_namespace", "target_container",
 )  # fmt: skip
 
 
@@ -238,6 +239,7 @@ class TargetSeries:
         values = (
             target.pid, identity.local_rank, identity.world_size, identity.script, identity.method, _user(identity.uid),
             identity.python, identity.torch, identity.agent_version, target.ended.reason if target.ended else "",
+            target.container.pod, target.container.namespace, target.container.container,
         )  # fmt: skip
         info = {**self._standard, **{label: str(value) for label, value in zip(_INFO_LABELS, values, strict=True)}}
         merged.core(*_INFO).add_sample("hookd_target_info", info, 1.0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, describe, log, room
+from hookd.daemon import api, describe, log, notify, room
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
@@ -388,7 +388,9 @@ def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
         async with Service(config, only=only) as service:
             with signals() as stop:
                 _log.info("hookd %s serves %s/metrics, control %s", __version__, service.url, service.control)
-                _log.info("%s: shutting down; agents stay for %g s", (await stop).name, config.lease_s)
+                async with notify.serving():
+                    came = await stop
+                _log.info("%s: shutting down; agents stay for %g s", came.name, config.lease_s)
 
     with log.to_stderr():
         asyncio.run(run())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from hookd import labels
-from hookd.attach import commandline, control, proc
+from hookd.attach import commandline, container, control, proc
 from hookd.daemon import curve
 from hookd.daemon.deaths import LAST, Witness, judge
 from hookd.daemon.herald import Herald
@@ -190,6 +190,7 @@ class Target:
         ended: how it ended, None while it is attached.
         pidfd: readable once the process is gone; -1 where the kernel has none, and after the end.
         lease: an open connection to the agent while this daemon holds it.
+        container: the pod and container it runs in.
         told: by kind, how many incidents daemons have seen themselves, see `Fleet.tell`.
         hang: while it hangs, where it stands and who waits for whom (`hookd.daemon.hangs`); replaced, never changed.
     """
@@ -206,6 +207,7 @@ class Target:
         self.hang: Mapping[str, Any] | None = None
         self.herald = Herald(clock)
         self.lease: Control | None = None
+        self.container = container.of_process(pid)
         self._process = psutil.Process(pid)
         self.pidfd = _pidfd(pid)
         self._clock = clock
@@ -285,9 +287,8 @@ class Target:
                 control.remove_dead(path, self.identity.uid, near=self._neighbour())
 
     def _neighbour(self) -> int | None:
-        """Give its parent where that sees the same files: in a container that outlives the target."""
-        parent = self.identity.ppid
-        return parent if parent and proc.link(parent, "ns/mnt") == self._files else None
+        """Give who sees the same files, as we may not: its parent, in a container that outlives it, or the first process."""
+        return next((pid for pid in (self.identity.ppid, 1) if pid and proc.link(pid, "ns/mnt") == self._files), None)
 
     def detach(self) -> None:
         """Take the last copy of the page: its agent has left."""

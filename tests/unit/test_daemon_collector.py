@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from hookd import labels
+from hookd.attach.container import Container
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.families import PageFamily, encode
 from hookd.daemon.selection import Limits
@@ -233,6 +234,14 @@ def test_a_living_target_is_up_with_its_info_state_and_process(join, scrape):
     assert found[key("hookd_process_cpu_seconds_total")] > 0
     assert found[key("hookd_process_open_fds")] > 3
     assert found[key("hookd_process_threads")] >= 1
+
+
+def test_the_info_names_pod_namespace_and_container(fleet, join, scrape):
+    join()
+    fleet.held[-1].container = Container("bert-worker-0", "research", "pytorch")
+    (info,) = [dict(k[1:]) for k in scrape() if k[0] == "hookd_target_info"]
+    names = {name: value for name, value in info.items() if name.startswith("target_")}
+    assert names == {"target_pod": "bert-worker-0", "target_namespace": "research", "target_container": "pytorch"}
 
 
 def test_of_an_ended_target_the_counters_stay_and_the_gauges_go(fleet, join, scrape):

@@ -1,0 +1,56 @@
+"""Tell the service manager that started us how we are: systemd's sd_notify(3), without a library.
+
+systemd names a datagram socket in NOTIFY_SOCKET; where nobody did, nothing is told. Source: sd_notify(3) and
+sd_watchdog_enabled(3) of systemd 252.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+
+def tell(state: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Send one state, such as "READY=1"; say whether somebody listens."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if address[:1] not in ("/", "@"):
+        return False
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)  # a manager that hangs must not hang us
+        sender.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
+        return True
+    return False
+
+
+def watchdog_s(environ: Mapping[str, str] = os.environ) -> float | None:
+    """Give how often, in seconds, the manager wants to hear of us at the latest; None if it does not ask."""
+    text, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not text.isdecimal() or int(text) == 0 or pid not in ("", str(os.getpid())):
+        return None
+    return int(text) / 1e6
+
+
+@contextlib.asynccontextmanager
+async def serving(environ: Mapping[str, str] = os.environ) -> AsyncIterator[None]:
+    """Be ready from the beginning to the end of a block, and show all the while that the event loop turns."""
+    limit_s = watchdog_s(environ)
+    beat = asyncio.create_task(_beat(limit_s / 2, environ)) if limit_s is not None else None
+    tell("READY=1", environ)
+    try:
+        yield
+    finally:
+        tell("STOPPING=1", environ)
+        if beat is not None:
+            beat.cancel()
+
+
+async def _beat(interval_s: float, environ: Mapping[str, str]) -> None:
+    while True:
+        tell("WATCHDOG=1", environ)
+        await asyncio.sleep(interval_s)
