@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookd import page
-from hookd.attach import commandline, proc
+from hookd.attach import commandline, permission, proc
 from hookd.errors import HookdError, NoSuchTarget, PageError
 
 if TYPE_CHECKING:
@@ -85,6 +85,23 @@ def find_page(pid: int) -> int | None:
                     return fd
                 os.close(fd)
     return None
+
+
+def open_page(pid: int) -> page.PageReader:
+    """Open the page of the agent in process `pid`; the caller closes it.
+
+    Raises:
+        NoSuchTarget: there is no such process, or, with reason "not-attached", no agent in it.
+        PermissionDenied: its descriptors cannot be seen.
+        PageError: what it has there cannot be trusted.
+    """
+    try:
+        fd = find_page(pid)
+    except PermissionError as exc:
+        raise permission.explain(pid, exc) from exc
+    if fd is None:
+        raise NoSuchTarget(f"no agent in process {pid}", reason="not-attached", hint=f"Run `hookd attach {pid}`.")
+    return page.PageReader(fd)
 
 
 def identity(pid: int) -> dict[str, Any] | None:

@@ -11,12 +11,11 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from hookd.attach import native, permission, proc
+from hookd.attach import native, proc
 from hookd.attach.control import Control
-from hookd.attach.discover import find_page
+from hookd.attach.discover import open_page
 from hookd.attach.payload import SOURCE_ROOT
-from hookd.errors import ControlError, HookdError, NoSuchTarget
-from hookd.page import PageReader
+from hookd.errors import ControlError, HookdError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,7 +51,7 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dic
         HookdError: there is no such process, no agent in it, or its page cannot be read.
     """
     state = proc.status(pid).state
-    with contextlib.closing(_reader(pid)) as reader:
+    with contextlib.closing(open_page(pid)) as reader:
         page = reader.read(recorder=True)
         began, beats = time.monotonic(), reader.heartbeats()  # of the moment in which the stacks are read, or nearly
         frames, ways = _stacks(pid, state, with_native=with_native, blocking=blocking)
@@ -69,16 +68,6 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dic
         "ways": ways,
         "threads": _joined(pid, told, {beat.tid: beat.name for beat in beats}, frames),
     }
-
-
-def _reader(pid: int) -> PageReader:
-    try:
-        fd = find_page(pid)
-    except PermissionError as exc:
-        raise permission.explain(pid, exc) from exc
-    if fd is None:
-        raise NoSuchTarget(f"no agent in process {pid}", reason="not-attached", hint=f"Run `hookd attach {pid}`.")
-    return PageReader(fd)
 
 
 def _last_step_s(page: Snapshot) -> float | None:

@@ -138,7 +138,7 @@ def _totals(found: dict[str, Any]) -> Iterator[str]:
     for row in totals["by"]:
         yield f"  {row['kind']} of {output.plain(row['dtype'])} on {output.plain(row['device'])}: {size(row['bytes'])}"
     if totals["unknown"]:
-        yield f"{totals['unknown']} tensors have no size, or do not tell it"
+        yield f"tensors that have no size yet, or do not tell it: {totals['unknown']}"
     if found["is_cut"]:
         yield "there are more modules than are asked for: this is the first part"
 

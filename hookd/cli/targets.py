@@ -143,19 +143,11 @@ def _pids(server: dict[str, Any]) -> set[int]:
 
 
 def _report_of_page(pid: int, *, has_curve: bool) -> dict[str, Any]:
-    from hookd.attach import permission
-    from hookd.attach.discover import find_page
+    from hookd.attach.discover import open_page
     from hookd.daemon import curve
     from hookd.daemon.report import build_report
-    from hookd.page import PageReader
 
-    try:
-        fd = find_page(pid)
-    except PermissionError as exc:
-        raise permission.explain(pid, exc) from exc
-    if fd is None:
-        raise NoSuchTarget(f"no agent in process {pid}", reason="not-attached", hint=f"hookd attach {pid}")
-    with contextlib.closing(PageReader(fd)) as reader:
+    with contextlib.closing(open_page(pid)) as reader:
         drawn = {"curve": curve.of(reader.records())} if has_curve else {}
         return {"pid": pid, **build_report(reader.read()), **drawn}
 
