@@ -444,7 +444,7 @@ def test_a_process_that_is_stopped_is_the_one_that_is_waited_for(node):
         stopped.target.lose()
         node.watch(100)
         assert node.told() == ["hang", "hang_over", "hang"]
-        assert "rank 1 has ended (died); rank 0 waits for it in backward" in node.last()["message"]
+        assert "rank 1 has ended (signal SIGKILL); rank 0 waits for it in backward" in node.last()["message"]
 
 
 def at(rank, phase, step=20, module=None, place=0, **more):

@@ -100,4 +100,5 @@ def test_incidents_are_forgotten_by_their_distance_from_the_newest_not_by_a_cloc
     fleet.forget(3600)
     assert len(fleet.incidents()) == 2
     fleet.forget(60)
+    fleet.store.flush()
     assert len(fleet.incidents()) == 1
