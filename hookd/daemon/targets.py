@@ -138,8 +138,7 @@ class Pulse:
         self._changed = now
 
     def see(self, beats: Iterable[Heartbeat], now: float) -> None:
-        """Compare with what was seen before; called about once a second, and at each scrape."""
-        # Events are counted at outermost calls alone: inside of a long one the module changes.
+        """Compare with what was seen before, about once a second and at each scrape; inside a call the module changes."""
         places = {beat.tid: (beat.module, beat.events, beat.phase, beat.step) for beat in beats}
         if any(self._seen.get(tid, (0, 0, "other", 0)) != place for tid, place in places.items()):
             self._changed = now
