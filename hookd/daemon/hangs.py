@@ -145,9 +145,10 @@ class Hangs:
 
     @staticmethod
     def _judged(members: Sequence[Target]) -> list[Target]:
-        """Give those of whom one may expect events."""
+        """Give those of whom one may expect events; beside ranks of several, a launcher with an agent is none."""
         pages = [(one, one.last()) for one in members if one.ended is None]
-        return [one for one, page in pages if page is not None and page.state == "running"]
+        alive = [one for one, page in pages if page is not None and page.state == "running"]
+        return [one for one in alive if one.identity.world_size > 1] or alive
 
     def _age_s(self, target: Target) -> float:
         return self._silences[target].age_s(self._now)

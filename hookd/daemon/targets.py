@@ -139,21 +139,17 @@ def _parent(pid: int) -> int:
         return 0
 
 
-_NOWHERE = (0, 0, "other", 0)
-
-
 class Pulse:
     """When a target last made an event, by the daemon's own clock: the hot path of the target reads none."""
 
     def __init__(self, now: float) -> None:
-        self._seen: dict[int, tuple[int, int, str, int]] = {}
+        self._seen: Mapping[int, tuple[object, ...]] = {}
         self._changed = now
 
     def see(self, beats: Iterable[Heartbeat], now: float) -> None:
-        """Compare with what was seen before; called about once a second, and at each scrape."""
-        # Events are counted at outermost calls alone: inside of a long one the module changes.
+        """Compare with what was seen before, about once a second and at each scrape; inside a call the module changes."""
         places = {beat.tid: (beat.module, beat.events, beat.phase, beat.step) for beat in beats}
-        if any(self._seen.get(tid, _NOWHERE) != place for tid, place in places.items()):
+        if any(self._seen.get(tid, (0, 0, "other", 0)) != place for tid, place in places.items()):
             self._changed = now
         self._seen = places
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
 def serve(stack, tmp_path):
     """Start an impatient daemon; each has the state of the one before."""
     config = tmp_path / "hookd.toml"
-    config.write_text("[hang]\nafter_s = 2\nfactor = 1\nstart_s = 20\n")
+    config.write_text("[hang]\nafter_s = 3\nfactor = 1\nstart_s = 30\n")
 
     def start():
         daemon = Daemon(tmp_path, "--config", config)

@@ -42,7 +42,7 @@ def stand(_module, _inputs):
         time.sleep(0.01)
     if os.path.exists(f"{directory}/native"):
         os.unlink(f"{directory}/native")
-        ctypes.PyDLL(None).sleep(4)
+        ctypes.PyDLL(None).sleep(6)
 
 
 net = Net()

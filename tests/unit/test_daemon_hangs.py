@@ -196,6 +196,16 @@ def test_when_the_rank_that_was_waited_for_goes_on_first_its_run_does_not_hang_a
     assert node.told() == ["hang", "hang_over"]
 
 
+def test_a_launcher_that_has_an_agent_of_its_own_is_not_waited_for(node):
+    node.job(2)
+    launcher = Rank(lambda: node.now, os.getpid(), "launcher")
+    node.ranks.append(launcher)
+    stall(node)
+    launcher.at("other", step=0)
+    node.watch(70)
+    assert node.last()["rank"] == "1"
+
+
 def test_numbers_of_collectives_decide_against_what_the_cpu_sides_seem_to_say(node):
     ranks = node.job(3)
     for rank, issued in zip(ranks, (412, 412, 411), strict=True):
