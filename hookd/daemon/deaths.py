@@ -35,6 +35,8 @@ LAST = 64
 MAX_DETAIL = 64 << 10
 """Characters of JSON that the last statistics may take."""
 MAX_THREADS = 16
+MAX_CGROUPS = 1000
+"""So many are remembered."""
 _ROOT = "(root)"
 
 
@@ -75,15 +77,28 @@ class Memories:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._found: dict[bytes, Path] = {}  # by what /proc/PID/cgroup says
         self._known: weakref.WeakValueDictionary[Path, Memory] = weakref.WeakValueDictionary()
 
     def of(self, pid: int) -> Memory | None:
         """Give that of a process; None where it has none that we can read."""
-        counter = oom.counter_of(pid)
+        counter = self._counter(pid)
         if counter is None:
             return None
         found = self._known.get(counter) or Memory(counter, self._clock)
         return self._known.setdefault(counter, found)
+
+    def _counter(self, pid: int) -> Path | None:
+        """Find it; to go through our mounts for each of thousands of processes of one cgroup takes too long."""
+        name = b""
+        with contextlib.suppress(OSError, HookdError):
+            name = proc.read(pid, "cgroup")
+        counter = self._found.get(name) or oom.counter_of(pid)
+        if len(self._found) >= MAX_CGROUPS:
+            self._found.clear()
+        if name and counter is not None:
+            self._found[name] = counter
+        return counter
 
     def look(self) -> None:
         """Read all."""
