@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, describe, log, room
+from hookd.daemon import api, describe, log, room, roster
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.fleet import Fleet
 from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.roster import NAME as ROSTER
-from hookd.daemon.roster import Roster
 from hookd.daemon.selection import Limits
 from hookd.daemon.wanted import Wanted
 from hookd.daemon.web import Web
@@ -79,8 +77,8 @@ class Service:
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
-        roster = None if self.is_embedded or state_dir is None else state_dir / ROSTER
-        self._watchers: tuple[Watcher, ...] = (Roster(roster, self.fleet),)
+        held = None if self.is_embedded else state_dir / roster.NAME
+        self._watchers: tuple[Watcher, ...] = (roster.Roster(held, self.fleet),)
         self._collector = FleetCollector(
             self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
         )
