@@ -4,7 +4,8 @@
 
 Each target is a process of its own that holds a real page, without torch; they end by SIGKILL, as a script that comes to
 its end, by a detach, and with a page that is spoilt. After each tenth of them all are let go, and what the daemon then
-holds is measured: resident memory, descriptors, threads, rows of the incident store. The daemon is killed twice within
+holds is measured: resident memory, descriptors, threads, rows of the incident store. It fails where memory or descriptors
+grow. The daemon is killed twice within
 the first quarter, so that most of the day belongs to one life of it.
 """
 
@@ -31,6 +32,8 @@ from tests.support.processes import wait_until
 ENDS = ("kill", "exit", "leave", "spoil")
 BATCH = 20
 PLATEAUS = 10
+MOST_MIB = 8.0
+"""By so much may the daemon's last life grow: SQLite fills its cache of 2 MB, malloc keeps some of what it had."""
 
 
 @dataclass
@@ -138,7 +141,7 @@ def main() -> int:
     print(
         f"{arguments.targets} targets in {time.monotonic() - begun:.0f} s; the last life grew by {mib:.1f} MiB, {fds} fds"
     )
-    return 0
+    return int(mib > MOST_MIB or fds > 0)
 
 
 if __name__ == "__main__":

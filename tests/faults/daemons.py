@@ -69,15 +69,16 @@ def _again(scene: Scene, port: int, number: signal.Signals) -> Said:
     scene.stack.callback(daemon.wait)
     scene.stack.callback(daemon.kill)
     text = wait_until(lambda: _get(f"http://127.0.0.1:{port}/metrics"), what="an answer")
-    seconds = scene.elapsed()
+    seconds, used = scene.elapsed(), psutil.Process(daemon.pid).cpu_times()
     after = _counters(Metrics(text))
     assert after.keys() >= before.keys(), f"missing: {sorted(before.keys() - after.keys(), key=str)[:3]}"
     smaller = [key for key in before if after[key] < before[key]]
     assert not smaller, f"smaller: {smaller[:3]}"
     assert daemon.stderr is not None
     line = next(line for line in daemon.stderr if " serves " in line)
-    return Said(f"{line.partition('hookd INFO: ')[2].strip().partition(', control')[0]}, {len(after)} counters of {TARGETS} targets",
-                seconds, NOTHING_LOST)  # fmt: skip
+    words = line.partition("hookd INFO: ")[2].partition(", control")[0]
+    what = f"{len(after)} counters of {TARGETS} targets, {used.user + used.system:.1f} s of CPU time"
+    return Said(f"{words}: {what}", seconds, NOTHING_LOST)
 
 
 def _get(url: str) -> str:
@@ -164,10 +165,10 @@ def log_stuck(scene: Scene) -> Said:
 def _deaf(scene: Scene, how: str, targets: int) -> Said:
     scene.serve("--linger-s", "1", around=("bash", "-c", how, "hookd"))
     herd = scene.herd()
-    scene.now()
     pids = herd.start(targets, "job")
     wait_until(lambda: _served(scene) == set(pids), what="discovery")
     herd.end(pids, "exit")
+    scene.now()
     return scene.shows("hookd_scrape_duration_seconds ", lost="lines of the log; metrics and incidents go on")
 
 

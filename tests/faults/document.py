@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
 import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -49,5 +48,5 @@ def _provenance() -> str:
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return (
         f"Last written on {when} by `python -m tests.faults`: hookd {__version__}, torch {version('torch')}, Python "
-        f"{platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores ({sys.platform})."
+        f"{platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores, load average {os.getloadavg()[1]:.0f}."
     )

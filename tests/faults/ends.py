@@ -65,11 +65,12 @@ def raises(scene: Scene) -> Said:
 def oom(scene: Scene) -> Said:
     root()
     scene.serve()
-    (target,) = scene.train()
-    before = scene.steps(target)
+    (target,) = scene.train(attach=False)
     group = _memory_cgroup(f"hookd-fault-{os.getpid()}", psutil.Process(target.pid).memory_info().rss + (256 << 20))
     try:
         (group / "cgroup.procs").write_text(str(target.pid))
+        scene.attach([target])
+        before = scene.steps(target)
         scene.strike(target, "oom")
         wait_until(lambda: target.process.popen.poll() is not None, what="the kernel kills it")
         scene.now()

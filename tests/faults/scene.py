@@ -141,15 +141,20 @@ class Scene:
         return started
 
     def train(self, *plugins: str, ranks: int = 1, attach: bool = True) -> list[Target]:
-        """Start a job of one or more ranks, attach to each through the daemon, and wait until its steps are counted."""
+        """Start a job of one or more ranks, and attach to each unless told otherwise."""
         targets = [self._start(rank, ranks) for rank in range(ranks)]
         for target in targets:
             target.process.expect("^ready$")
-        for target in targets if attach else ():
-            self.daemon.client.attach(target.pid, timeout_s=30, plugins=list(plugins or ("nan", "timing")))
-        for target in targets if attach else ():
-            wait_until(lambda target=target: self.steps(target) > 20, what="steps")
+        if attach:
+            self.attach(targets, *plugins)
         return targets
+
+    def attach(self, targets: list[Target], *plugins: str) -> None:
+        """Attach to each through the daemon, and wait until its steps are counted."""
+        for target in targets:
+            self.daemon.client.attach(target.pid, timeout_s=30, plugins=list(plugins or ("nan", "timing")))
+        for target in targets:
+            wait_until(lambda target=target: self.steps(target) > 20, what="steps")
 
     def _start(self, rank: int, ranks: int) -> Target:
         words = [str(rank), str(ranks), str(self.home / "rendezvous")] if ranks > 1 else []
@@ -211,7 +216,7 @@ class Scene:
         wait_until(lambda: self.daemon.metrics().total("hookd_target_up", run=target.run) == 0, what="its end")
         steps = self.steps(target)
         assert steps >= before, f"{steps} steps are served after {before}"
-        return f"nothing: its {steps} steps and all other counters are served for the linger time, the incident is kept"
+        return f"nothing: its {steps} steps and all other counters are served for the linger time"
 
 
 def root() -> None:

@@ -51,7 +51,7 @@ def test_a_daemon_that_is_killed_comes_back_with_the_same_series_and_no_counter_
     store = IncidentStore.open(tmp_path / "state")
     with contextlib.closing(Page.of(holder.pid)) as page:
         key = (holder.pid, proc.start_ticks(holder.pid), os.fstat(page.reader.fd).st_ino)
-    store.tell(key, run, "0", {"kind": "hang", "message": "told by an earlier daemon"})
+    store.tell(key, run, "0", {"kind": "found", "message": "told by an earlier daemon"})
     store.close()
     daemon = serve()
     wait_until(lambda: served(daemon) >= {holder.pid, *pids}, what="discovery")
@@ -60,7 +60,7 @@ def test_a_daemon_that_is_killed_comes_back_with_the_same_series_and_no_counter_
         "hookd_x_seconds_bucket", "hookd_x_seconds_sum", "hookd_x_seconds_count", "hookd_steps_total",
         "hookd_step_seconds_bucket", "hookd_incidents_total", "hookd_series_dropped_total", "hookd_process_cpu_seconds_total",
     }  # fmt: skip
-    assert daemon.metrics().labels("hookd_incidents_total", "kind", run=run) == {"nan", "hang"}
+    assert daemon.metrics().labels("hookd_incidents_total", "kind", run=run) == {"nan", "found"}
     daemon.process.signal(signal.SIGKILL)
     daemon.process.wait()
     after = counters(serve())  # which is its first answer
@@ -126,7 +126,7 @@ def test_on_a_full_disk_it_starts_serves_and_says_that_nothing_is_kept(serve, he
     wait_until(lambda: served(daemon) >= {holder.pid, *pids}, what="discovery")
     tell(holder, incident={"kind": "nan", "message": "first NaN", "step": 3})
     daemon.process.expect(rf"hookd WARNING: nan in process {holder.pid} .*first NaN$")
-    daemon.process.expect("hookd WARNING: incidents cannot be stored: ")
+    daemon.process.expect("hookd WARNING: incidents (cannot be stored|are kept in memory only): ")
     daemon.process.expect("hookd WARNING: a daemon after this one will not know who was alive: ")
     assert daemon.metrics().total("hookd_incidents_total", kind="nan", run=run) == 0  # the holder counts none itself
     assert daemon.metrics().total("hookd_target_up") == 21

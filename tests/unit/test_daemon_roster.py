@@ -15,8 +15,8 @@ from hookd.daemon.roster import NOTE_S, Roster
 
 
 @pytest.fixture
-def fleet(stack):
-    store = IncidentStore.open(None)
+def fleet(stack, tmp_path):
+    store = IncidentStore.open(tmp_path / "store")
     stack.callback(store.close)
     return Fleet(store, linger_s=1)
 
