@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
 from hookd.cli.incidents import line, moment
+from hookd.cli.report import phases
 from hookd.cli.status import state, step_seconds
 
 if TYPE_CHECKING:
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
 
 SLOW = 1.1
 """So many times the median is called slow."""
+MAX_LINE = 100
 SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin")
 """Of an incident's detail what stands elsewhere."""
 
 
 def ranks(reports: Sequence[dict[str, Any]]) -> Table:
     """Tabulate the ranks of a run: where each stands, and its time beside the median of all."""
-    table = output.table(">RANK", ">PID", "STATE", ">STEP", ">A STEP", ">OF MEDIAN", ">COST", ">INCIDENTS")
+    head = (">RANK", ">PID", "STATE", ">STEP", ">A STEP", ">OF MEDIAN", ">FORWARD", ">DATA", ">COST", ">INCIDENTS")
+    table = output.table(*head)
     median = median_step(reports)
     return output.fill(table, [_cells(one, median) for one in reports])
 
@@ -37,6 +40,8 @@ def _cells(report: dict[str, Any], median: float | None) -> tuple[str, ...]:
         str(report["step"]["current"]),
         output.seconds(seconds),
         ratio(seconds, median),
+        output.seconds(of_step(report, "forward")),
+        output.seconds(of_step(report, "data")),
         output.percent(report["overhead"]["ratio"]),
         str(len(report["incidents"])),
     )
@@ -46,6 +51,12 @@ def median_step(reports: Sequence[dict[str, Any]]) -> float | None:
     """Give the median of the ranks' mean time of a step, in seconds."""
     times = [seconds for one in reports if (seconds := step_seconds(one))]
     return statistics.median(times) if times else None
+
+
+def of_step(report: dict[str, Any], phase: str) -> float | None:
+    """Give the seconds of a step that a phase takes: ranks that wait for each other differ in these."""
+    seconds, share = step_seconds(report), dict(phases(report)).get(phase)
+    return seconds * share if seconds and share is not None else None
 
 
 def ratio(seconds: float | None, median: float | None) -> str:
@@ -77,15 +88,25 @@ def incident(row: dict[str, Any]) -> Iterator[str]:
             yield from _field(plain(name), value)
 
 
+def short(value: object) -> str:
+    """Write what has room in a line; nothing where it has not."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list) and not any(isinstance(part, (list, dict)) for part in value):
+        told = ", ".join(map(str, value))
+        return told if len(told) <= MAX_LINE else ""
+    return "" if isinstance(value, (list, dict)) else str(value)
+
+
 def _field(name: str, value: Any) -> Iterator[str]:
     from hookd.daemon.herald import plain
 
-    if isinstance(value, list) and value:
+    if isinstance(value, list) and value and not short(value):
         yield f"{name}:"
         for one in value:
             yield "  " + plain(one if isinstance(one, str) else _words(one))
     else:
-        yield f"{name}: {plain(value if isinstance(value, str) else _words(value))}"
+        yield f"{name}: {plain(short(value) or _words(value))}"
 
 
 def _words(value: Any) -> str:

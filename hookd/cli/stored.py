@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,8 @@ def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: A
     """
     if client is not None and state_dir is None:
         return client.incidents(**wanted)
+    import sqlite3
+
     from hookd.daemon import incidents
 
     folder = place(state_dir)

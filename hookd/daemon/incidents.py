@@ -32,7 +32,8 @@ ANSWER_S = 1.0
 _log = logging.getLogger(__name__)
 
 _IS = " AND ".join(f"{name} = ?" for name in KEY)
-_ID = f"(SELECT id FROM incidents WHERE {_IS})"  # noqa: S608  ours, as below
+_NUMBER = f"SELECT id FROM incidents WHERE {_IS}"  # noqa: S608  ours, as below
+_ID = f"({_NUMBER})"
 _MARKS = ", ".join("?" * (len(COLUMNS) - 1))
 _INSERT = f"INSERT OR IGNORE INTO incidents ({', '.join(COLUMNS[1:])}) VALUES ({_MARKS})"  # noqa: S608
 _NOTICE = f"INSERT OR IGNORE INTO notices SELECT ?, id, NULL FROM incidents WHERE {_IS}"  # noqa: S608
@@ -211,11 +212,15 @@ class IncidentStore:
         def tell() -> None:
             for receiver, row in news:
                 try:
-                    receiver.receive(row)
+                    receiver.receive({**row, "id": self._number(row)})
                 except Exception:  # noqa: BLE001  whatever it is, incidents are stored
                     _log.exception("%s cannot be told of an incident", receiver.name)
 
         return tell
+
+    def _number(self, row: Mapping[str, Any]) -> int | None:
+        found = self._ledger.read(lambda one: one.execute(_NUMBER, key(row)).fetchone(), None)
+        return None if found is None else int(found[0])
 
     def _was_noticed(self, receiver: Receiver, row: Mapping[str, Any]) -> bool:
         asked = (receiver.name, *key(row))

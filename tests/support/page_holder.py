@@ -52,6 +52,11 @@ class Holder:
         self.page.cells[self.beat + EVENTS] += 1
         self.page.cells[self.beat + PHASE] = PHASES.index("forward")
 
+    def steps(self, seconds):
+        """Record steps of these lengths."""
+        for n, one in enumerate(seconds, 1):
+            self.page.record(1, 0, n, one)
+
     def incident(self, **fields):
         self.page.incident(fields)
 

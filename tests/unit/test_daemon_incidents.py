@@ -403,6 +403,7 @@ def test_a_receiver_is_told_once_and_what_it_has_not_dealt_with_is_given_out_aft
         store.add(TARGET, "r", "0", [nan(1), nan(2), nan(3, kind="option")])
         store.flush()
     assert heard.seqs == [1, 2]
+    assert [row["id"] for row in heard.rows] == [1, 2]
     store.delivered("heard", [heard.rows[0]])
     assert [row["seq"] for row in store.undelivered("heard", 10)] == [2]
     store.close()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
 from hookd.cli.html import parts, plots
-from hookd.cli.html.parts import text
 from hookd.cli.html.style import COLOURS, STYLE
+from hookd.cli.html.text import text
 from hookd.cli.incidents import moment
-from hookd.cli.run_report import SLOW, median_step, ratio
+from hookd.cli.run_report import SLOW, median_step, of_step, ratio
 from hookd.cli.status import paused, state, step_seconds
 from hookd.errors import HookdError
 from hookd.version import __version__
@@ -132,6 +132,8 @@ def _run(subject: Subject) -> Iterator[str]:
     else:
         yield from _ranks(reports)
     yield from _section("Incidents", parts.incidents([_told(row) for row in subject.rows]))
+    if reports:
+        yield "<h2>Each rank</h2>"
     for report in reports:
         _, rank = _run_and_rank(report)
         inner = "".join([*_heading(report), *_numbers(report, 20)])
@@ -150,7 +152,8 @@ def _ranks(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
             ("incidents", sum(len(one["incidents"]) for one in reports)),
         )
     )
-    head = (">rank", ">pid", "state", ">step", ">a step", ">of median", "", ">hookd's cost", ">incidents")
+    head = (">rank", ">pid", "state", ">step", ">a step", ">of median", "", ">forward", ">data", ">hookd's cost",
+            ">incidents")  # fmt: skip
     yield from _section("Ranks", [parts.table(head, [_rank_cells(one, median, slowest) for one in reports])])
     drawn = sorted(sorted(reports, key=lambda one: step_seconds(one) or 0, reverse=True)[:MAX_CURVES], key=_rank_order)
     curves = [plots.Curve(f"rank {_run_and_rank(one)[1]}", n, one.get("curve") or []) for n, one in enumerate(drawn)]
@@ -175,6 +178,8 @@ def _rank_cells(report: dict[str, Any], median: float | None, slowest: float) ->
         output.seconds(seconds),
         f'<span class="bad">{of_median}</span>' if is_slow else of_median,
         plots.bar(seconds / slowest) if seconds and slowest else "",
+        output.seconds(of_step(report, "forward")),
+        output.seconds(of_step(report, "data")),
         output.percent(report["overhead"]["ratio"]),
         text(len(report["incidents"])),
     ]

@@ -1,35 +1,27 @@
-"""The parts of the report: incidents, phases, modules, plugins. What a target says is escaped in `text`, and only there."""
+"""The parts of the report: incidents, phases, modules, plugins. All that a target says goes through `text`."""
 
 from __future__ import annotations
 
 import json
 import time
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
 from hookd.cli.html import plots
 from hookd.cli.html.style import COLOURS
+from hookd.cli.html.text import text
 from hookd.cli.incidents import moment
 from hookd.cli.report import finding, looks_at, module_seconds, phases, whole_seconds
-from hookd.cli.run_report import SHOWN
+from hookd.cli.run_report import SHOWN, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 MAX_MODULES = 200
-MAX_TEXT = 4000
 OPEN = 3
 """Incidents whose details are shown at once, the first ones: the others follow from them as a rule."""
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 BORN = ("nan", "inf")
-
-
-def text(value: object, limit: int = MAX_TEXT) -> str:
-    """Make text of anything that a target says, for a browser; without what is no character of a page."""
-    told = str(value)
-    clean = "".join(char if char.isprintable() or char == "\n" else " " for char in told[:limit])
-    return escape(clean + ("…" if len(told) > limit else ""))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -88,10 +80,10 @@ def incident(one: dict[str, Any], *, is_first: bool) -> str:
 def _details(one: dict[str, Any]) -> Iterator[str]:
     """Show short values as facts, lists of like objects as tables, everything else as JSON."""
     rest = {key: value for key, value in one.items() if key not in (*SHOWN, "id") and value not in (None, [], {})}
-    short = {key: value for key, value in rest.items() if not isinstance(value, (list, dict))}
-    yield facts((_words(key), value) for key, value in short.items())
+    brief = {key: told for key, value in rest.items() if (told := short(value))}
+    yield facts((_words(key), value) for key, value in brief.items())
     for key, value in rest.items():
-        if key in short:
+        if key in brief:
             continue
         yield f"<h3>{text(_words(key))}</h3>"
         if isinstance(value, list) and all(isinstance(part, str) for part in value):
@@ -155,7 +147,9 @@ def phase_shares(report: dict[str, Any], step_s: float | None) -> Iterator[str]:
     if not found:
         yield '<p class="soft">The plugin timing is not loaded, or has not looked yet.</p>'
         return
-    parts = [(name, share, COLOURS if name == "other" else n % COLOURS) for n, (name, share) in enumerate(found)]
+    parts = [
+        (name, share, COLOURS if name == "other" else n % COLOURS) for n, (name, share) in enumerate(found) if share
+    ]
     yield plots.shares(parts)
     legend = (
         f'<li><i style="background:var(--c{colour})"></i>{text(name)} {output.percent(share)}'
@@ -176,7 +170,9 @@ def modules(report: dict[str, Any], limit: int = MAX_MODULES) -> Iterator[str]:
         yield f'<p class="soft">The {len(shown)} costliest of {len(rows)}.</p>'
     head = (":module", "type", ">calls", ">forward", ">backward", ">share", "", ">mean", ">std", ">min", ">max",
             ">zeros", "finding")  # fmt: skip
-    yield table(head, [_module(row, whole) for row in shown])
+    cells = [_module(row, whole) for row in shown]
+    used = [n for n in range(len(head)) if n == 0 or any(row[n] not in ("-", "") for row in cells)]
+    yield table([head[n] for n in used], [[row[n] for n in used] for row in cells])
 
 
 def _module(row: dict[str, Any], whole: float) -> list[str]:

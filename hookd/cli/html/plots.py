@@ -1,14 +1,14 @@
-"""Plots as SVG, with texts that a pointer finds (`<title>`). They draw numbers; every word is escaped here."""
+"""Plots as SVG, with texts that a pointer finds (`<title>`). They draw numbers; every word goes through `text`."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
+from hookd.cli.html.text import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class Mark:
     """Something that happened at a step."""
 
     step: float
-    text: str
+    what: str
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def step_times(curves: Sequence[Curve], marks: Sequence[Mark] = ()) -> str:
     if len(curves) == 1:
         parts += _longest(scale, curves[0].points)
     parts += [_line(scale, curve) for curve in curves]
-    said = escape(f"time of a step, from step {scale.first:.0f} to {scale.last:.0f}")
+    said = text(f"time of a step, from step {scale.first:.0f} to {scale.last:.0f}")
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">{"".join(parts)}</svg>'
 
 
@@ -94,9 +94,9 @@ def _ceiling(value: float) -> float:
     return math.ceil(value / _tick(value) - 1e-9) * _tick(value)
 
 
-def _tick(value: float) -> float:
-    """Give a round distance between about TICKS ticks."""
-    rough = value / TICKS
+def _tick(value: float, ticks: int = TICKS) -> float:
+    """Give a round distance between at most so many ticks."""
+    rough = value / ticks
     power = float(10 ** math.floor(math.log10(rough)))
     return next(power * n for n in (1, 2, 5, 10) if rough <= power * n * (1 + 1e-9))
 
@@ -107,7 +107,7 @@ def _axes(scale: _Scale) -> Iterator[str]:
         y = scale.y(n * tick)
         yield f'<line class="{"grid" if n else "axis"}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{output.seconds(n * tick) if n else 0}</text>'
-    tick = max(1.0, _tick(scale.last - scale.first))
+    tick = max(1.0, _tick(scale.last - scale.first, 2 * TICKS))
     n = math.ceil(scale.first / tick)
     while n * tick <= scale.last:
         yield f'<text x="{scale.x(n * tick):.1f}" y="{floor + 17}" text-anchor="middle">{n * tick:.0f}</text>'
@@ -119,7 +119,7 @@ def _line(scale: _Scale, curve: Curve) -> str:
     points = " ".join(f"{scale.x(one['step']):.1f},{scale.y(one['seconds']):.1f}" for one in curve.points)
     return (
         f'<polyline points="{points}" fill="none" stroke="var(--c{curve.colour})" stroke-width="1.8"'
-        f' stroke-linejoin="round"><title>{escape(curve.label)}</title></polyline>'
+        f' stroke-linejoin="round"><title>{text(curve.label)}</title></polyline>'
     )
 
 
@@ -144,7 +144,7 @@ def _marks(scale: _Scale, marks: Sequence[Mark]) -> Iterator[str]:
             yield (
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="var(--bad)"'
                 f' stroke-dasharray="4 3"/><circle cx="{x:.1f}" cy="{TOP}" r="5" fill="var(--bad)">'
-                f"<title>{escape(mark.text)}</title></circle>"
+                f"<title>{text(mark.what)}</title></circle>"
             )
 
 
@@ -155,7 +155,7 @@ def shares(parts: Sequence[tuple[str, float, int]]) -> str:
         width = share * WIDTH
         drawn.append(
             f'<rect x="{x:.1f}" y="0" width="{max(0.0, width - 2):.1f}" height="26" rx="3" fill="var(--c{colour})">'
-            f"<title>{escape(label)}: {output.percent(share)}</title></rect>"
+            f"<title>{text(label)}: {output.percent(share)}</title></rect>"
         )
         x += width
     return f'<svg viewBox="0 0 {WIDTH} 26" role="img" aria-label="shares of a step">{"".join(drawn)}</svg>'

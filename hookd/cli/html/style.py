@@ -33,8 +33,9 @@ td { border-bottom: 1px solid var(--faint); vertical-align: top; }
 th, td { padding: .3rem .9rem .3rem 0; } th:last-child, td:last-child { padding-right: 0; }
 td.name { font: 13px/1.6 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; min-width: 10rem; }
 .n { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap; }
-.facts { width: auto; } .facts th { border: 0; padding-right: 1.5rem; white-space: nowrap; vertical-align: top; }
-.facts td { border: 0; overflow-wrap: anywhere; }
+.card table { width: auto; }
+.facts { margin-top: .75rem; width: auto; } .facts th { border: 0; font-weight: 400; padding: .1rem 1.5rem .1rem 0; white-space: nowrap; vertical-align: top; }
+.facts td { border: 0; padding-bottom: .1rem; padding-top: .1rem; overflow-wrap: anywhere; }
 svg { display: block; height: auto; width: 100%; } svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 .grid { stroke: var(--line); stroke-width: 1; } .axis { stroke: var(--soft); stroke-width: 1; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.25rem; font-size: .9rem; list-style: none; margin: .5rem 0 0; padding: 0; }

@@ -1,0 +1,116 @@
+"""A real daemon with a webhook, and the commands that list its incidents and make reports of them."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import signal
+import sqlite3
+import threading
+
+import pytest
+
+from hookd.daemon.incidents import NAME
+from tests.support.daemon import tell
+from tests.support.environment import tool_environment
+from tests.support.processes import Process, wait_until
+from tests.support.tool import HOOKD, hookd, hookd_json
+
+
+@pytest.fixture
+def posts(stack):
+    """What a webhook at `posts.url` was sent."""
+    got = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    stack.callback(server.shutdown)
+    return f"http://127.0.0.1:{server.server_port}/", got
+
+
+@pytest.fixture
+def follow(stack):
+    def start(*words):
+        command = [*HOOKD, "incidents", "--follow", "--json", *words]
+        return stack.enter_context(Process(command, env=tool_environment()))
+
+    return start
+
+
+def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_and_daemon(
+    serve, hold, tmp_path, posts, follow
+):
+    (url, got), run = posts, f"run-{tmp_path.name}"
+    config = tmp_path / "hookd.toml"
+    config.write_text(f'[[webhook]]\nurl = "{url}"\n')
+    first, second = hold(run=run, rank=0, world_size=2), hold(run=run, rank=1, world_size=2)
+    daemon = serve("--config", config)
+    wait_until(lambda: len(daemon.rows(run)) == 2, what="discovery")
+    host = ("--host", f"unix://{tmp_path}/control.sock")
+    follower = follow(*host)
+    for holder, seconds in ((first, 0.1), (second, 0.3)):
+        tell(holder, steps=[[seconds] * 20])
+    tell(first, incident={"kind": "nan", "message": "first <b>NaN</b>", "module": "fc1", "step": 3, "shape": [2, 2]})
+
+    # listed, followed, posted
+    (row,) = wait_until(lambda: hookd_json("incidents", "--run", run, *host)["incidents"], what="the incident")
+    assert (row["id"], row["kind"], row["pid"], row["rank"]) == (1, "nan", first.pid, "0")
+    assert re.search(rf"#1  .*  nan  +{run}/0 \({first.pid}\)  first", hookd("incidents", "--kind", "nan", *host))
+    assert hookd("incidents", "--pid", str(second.pid), *host) == ""
+    assert json.loads(follower.expect('"first').string)["id"] == 1
+    wait_until(lambda: got, what="the post")
+    assert got[0]["commonAnnotations"]["command"] == "hookd report '#1'"
+    assert got[0]["commonLabels"]["run"] == run
+
+    # reported: the process, the run, the incident; the last words of one that was killed
+    second.signal(signal.SIGKILL)
+    assert json.loads(follower.expect('"lost"').string)["id"] == 2
+    report = hookd_json("report", str(second.pid), *host)
+    assert [(one["kind"], one["id"]) for one in report["incidents"]] == [("lost", 2)]
+    assert (report["curve"][-1]["step"], report["curve"][-1]["seconds"]) == (20, 0.3)
+    told = hookd_json("report", run, *host)
+    assert [(one["target"]["rank"], one["target"]["state"]) for one in told["targets"]] == [
+        ("0", "attached"),
+        ("1", "lost"),
+    ]
+    assert [one["id"] for one in told["incidents"]] == [1, 2]
+    assert hookd_json("report", "#1", *host)["target"]["pid"] == first.pid
+    assert "shape: 2, 2" in hookd("report", "#1", *host)
+    assert "there is no incident" in json.loads(hookd("report", "#99", "--json", *host, status=4))["error"]
+    page = tmp_path / "report.html"
+    hookd("report", run, "--html", page, *host)
+    assert "first &lt;b&gt;NaN" in page.read_text()
+    assert page.stat().st_mode & 0o777 == 0o600
+
+    # without the daemon, from its file; as anybody's sqlite3 would read it
+    follower.signal(signal.SIGINT)
+    assert follower.wait() == 130
+    daemon.process.signal(signal.SIGKILL)
+    daemon.process.wait()
+    state = {"HOOKD_STATE_DIR": tmp_path / "state", "XDG_RUNTIME_DIR": tmp_path / "none", "HOOKD_HOST": ""}
+    offline = json.loads(hookd("incidents", "--state-dir", tmp_path / "state", "--json"))["incidents"]
+    assert [one["id"] for one in offline] == [1, 2]
+    assert "incident #1: nan" in hookd("report", "#1", **state)
+    with sqlite3.connect(f"file:{tmp_path / 'state' / NAME}?mode=ro", uri=True) as file:
+        assert [kind for (kind,) in file.execute("SELECT kind FROM readable")] == ["nan", "lost"]
+        notices = file.execute("SELECT COUNT(*), COUNT(delivered) FROM notices").fetchone()
+    file.close()
+    assert notices == (2, 2)
+
+    # a daemon that follows it tells nothing twice
+    posted = len(got)
+    daemon = serve("--config", config)
+    wait_until(lambda: daemon.rows(run), what="the target is found again")
+    tell(first, incident={"kind": "hang", "message": "silent"})
+    wait_until(lambda: len(got) > posted, what="the next post")
+    assert [one["commonLabels"]["kind"] for one in got] == ["nan", "lost", "hang"]
