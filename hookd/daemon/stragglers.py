@@ -128,6 +128,11 @@ class Run:
         self._last, self._since = cuts, now
         return True
 
+    @property
+    def is_new(self) -> bool:
+        """Whether there is no block yet."""
+        return not self._blocks
+
     def _begin(self, cuts: Mapping[Target, Cut], now: float) -> bool:
         self._blocks.clear()
         self.calm.clear()
@@ -224,6 +229,8 @@ class Stragglers:
             cuts = {one: cut for one in run.members if (cut := cut_of(one)) is not None}
             if run.see(cuts, self._clock()):
                 self._settle(run, cuts)
+            elif run.is_new:
+                self._verdicts = {one: known for one, known in self._verdicts.items() if one not in run.members}
 
     def _run(self, name: str, members: Sequence[Target]) -> Run:
         known = self._runs.get(name)

@@ -6,10 +6,8 @@ import random
 
 import pytest
 
-from hookd.daemon.fleet import Fleet
-from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.stragglers import PARTS, Stragglers
-from tests.support.pages import Ranks
+from tests.support.pages import Ranks, new_fleet
 
 OWN = {"data": 5.0, "forward": 40.0, "optimizer": 5.0, "other": 2.0}  # milliseconds a step
 BACKWARD = 60.0
@@ -59,9 +57,7 @@ class Job(Ranks):
 
 @pytest.fixture
 def fleet(stack):
-    store = IncidentStore.open(None)
-    stack.callback(store.close)
-    return Fleet(store, linger_s=1.0)
+    return new_fleet(stack)
 
 
 @pytest.fixture
@@ -181,6 +177,16 @@ def test_ranks_that_do_not_keep_step_are_not_compared(job, fleet):
         training.steps(extra={1: {"forward": 50.0}})
     assert not fleet.incidents()
     assert not training.samples(0)
+
+
+def test_the_verdict_on_ranks_that_keep_step_no_more_is_taken_back(job):
+    training = job(2)
+    for _ in range(8):
+        training.steps(extra={1: {"forward": 50.0}})
+    assert training.slow() == [1]
+    training.add(1, "hookd_steps", 9.0)
+    training.steps()
+    assert not training.samples(1)
 
 
 def test_a_rank_that_leaves_makes_the_others_begin_anew(job):
