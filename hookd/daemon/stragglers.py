@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,10 +67,15 @@ class Cut(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a step of a rank took in one block: seconds by PARTS, and in all."""
+    """What a step of a rank took in one block: seconds by PARTS, and in all; `late` by PARTS, `behind` by STAGES.
+
+    These two are what it needs more than the median of the other ranks.
+    """
 
     parts: tuple[float, ...]
     total_s: float
+    late: tuple[float, ...]
+    behind: tuple[float, ...]
 
 
 class Verdict(NamedTuple):
@@ -123,8 +129,7 @@ class Run:
             return False
         if max(steps) - min(steps) > max(2.0, UNEVEN * max(steps)):
             return self._begin(cuts, now)
-        block = {one: _share(self._last[one], cut) for one, cut in cuts.items()}
-        self._blocks.append((min(steps), block))
+        self._blocks.append((min(steps), _block(self._last, cuts)))
         self._last, self._since = cuts, now
         return True
 
@@ -143,64 +148,74 @@ class Run:
         """Judge every rank; nothing as long as too little was seen."""
         if len(self._blocks) < FEWEST_BLOCKS or sum(steps for steps, _ in self._blocks) < FEWEST_STEPS:
             return {}
-        blocks = [block for _, block in self._blocks]
-        typical_s = statistics.median(_typical(blocks, one, len(PARTS)) for one in self.members)
-        noise_s = self._noise_s(blocks)
-        return {one: self._judge(one, blocks, typical_s, noise_s) for one in self.members}
-
-    def _noise_s(self, blocks: Sequence[Mapping[Target, Share]]) -> float:
-        """Estimate the standard error of the median lateness, from how the lateness of each rank varies.
-
-        With the median absolute deviation, 1.4826 of which is the standard deviation of a normal distribution; the median
-        of n such values has the standard error 1.2533 deviations over the root of n.
-        """
-        late = [[_late(block, one, slice(None)) for block in blocks] for one in self.members]
-        deviations = [abs(value - statistics.median(row)) for row in late for value in row]
-        return 1.4826 * 1.2533 * statistics.median(deviations) / math.sqrt(len(blocks))
-
-    def _judge(
-        self, one: Target, blocks: Sequence[Mapping[Target, Share]], typical_s: float, noise_s: float
-    ) -> Verdict:
-        step_s = statistics.median(block[one].total_s for block in blocks)
-        by_stage = [[_late(block, one, slice(0, stage)) for block in blocks] for stage in STAGES]
-        late = max(by_stage, key=statistics.median)
-        late_s = statistics.median(late)
-        half_s = max(SHARE * step_s, LEAST_S) / 2
-        stage = STAGES[by_stage.index(late)]
-        at = max(
-            range(stage), key=lambda at: statistics.median(_late(block, one, slice(at, at + 1)) for block in blocks)
-        )
-        part_s = statistics.median(block[one].parts[at] for block in blocks)
-        others_s = statistics.median(
-            block[other].parts[at] for block in blocks for other in self.members if other is not one
-        )
-        return Verdict(
-            1 + late_s / typical_s if typical_s > 0 else 1.0,
-            late_s,
-            noise_s,
-            step_s,
-            sum(seconds >= half_s for seconds in late) / len(late),
-            PARTS[at],
-            part_s,
-            others_s,
-        )
+        rows = {one: [block[one] for _, block in self._blocks] for one in self.members}
+        typical_s = statistics.median(statistics.median(sum(share.parts) for share in row) for row in rows.values())
+        noise_s = _noise_s([[share.behind[-1] for share in row] for row in rows.values()])
+        return {one: _judge(row, typical_s, noise_s) for one, row in rows.items()}
 
 
-def _share(before: Cut, now: Cut) -> Share:
-    steps = now.steps - before.steps
-    parts = tuple(max(0.0, b - a) / steps for a, b in zip(before.parts, now.parts, strict=True))
-    return Share(parts, max(0.0, now.total_s - before.total_s) / steps)
-
-
-def _late(block: Mapping[Target, Share], one: Target, which: slice) -> float:
-    """Give the seconds a step that a rank needs more than the median of the others, in some parts."""
-    return sum(block[one].parts[which]) - statistics.median(
-        sum(share.parts[which]) for other, share in block.items() if other is not one
+def _block(before: Mapping[Target, Cut], now: Mapping[Target, Cut]) -> dict[Target, Share]:
+    """Give what a step took between two cuts, and compare."""
+    members = list(now)
+    steps = [now[one].steps - before[one].steps for one in members]
+    by_part = [
+        [max(0.0, now[one].parts[at] - before[one].parts[at]) / n for one, n in zip(members, steps, strict=True)]
+        for at in range(len(PARTS))
+    ]
+    late = [_late(row) for row in by_part]
+    behind = [_late([sum(parts) for parts in zip(*by_part[:stage], strict=True)]) for stage in STAGES]
+    columns = zip(
+        members, steps, zip(*by_part, strict=True), zip(*late, strict=True), zip(*behind, strict=True), strict=True
     )
+    return {
+        one: Share(parts, max(0.0, now[one].total_s - before[one].total_s) / n, own_late, own_behind)
+        for one, n, parts, own_late, own_behind in columns
+    }
 
 
-def _typical(blocks: Sequence[Mapping[Target, Share]], one: Target, stage: int) -> float:
-    return statistics.median(sum(block[one].parts[:stage]) for block in blocks)
+def _late(seconds: Sequence[float]) -> list[float]:
+    """Give what each needs more than the median of the others."""
+    ordered = sorted(seconds)
+    return [own - _median_without(ordered, bisect_left(ordered, own)) for own in seconds]
+
+
+def _median_without(ordered: Sequence[float], place: int) -> float:
+    """Give the median of ascending numbers without the one at `place`: for hundreds of ranks, too, in no time."""
+    last = len(ordered) - 1
+    middle = ((last - 1) // 2, last // 2)  # among those that are left
+    low, high = (ordered[at + (at >= place)] for at in middle)
+    return (low + high) / 2
+
+
+def _noise_s(late: Sequence[Sequence[float]]) -> float:
+    """Estimate the standard error of the median lateness, from how that of each rank varies from block to block.
+
+    With the median absolute deviation, 1.4826 of which is the standard deviation of a normal distribution; the median of n
+    such values has the standard error 1.2533 deviations over the root of n.
+    """
+    middles = [statistics.median(row) for row in late]
+    deviations = [abs(value - middle) for row, middle in zip(late, middles, strict=True) for value in row]
+    return 1.4826 * 1.2533 * statistics.median(deviations) / math.sqrt(len(late[0]))
+
+
+def _judge(row: Sequence[Share], typical_s: float, noise_s: float) -> Verdict:
+    """Judge a rank by its shares of the last blocks; `typical_s` is the median of all ranks' own time."""
+    step_s = statistics.median(share.total_s for share in row)
+    at_stages = [statistics.median(share.behind[k] for share in row) for k in range(len(STAGES))]
+    late_s = max(at_stages)
+    stage = at_stages.index(late_s)
+    half_s = max(SHARE * step_s, LEAST_S) / 2
+    at = max(range(STAGES[stage]), key=lambda at: statistics.median(share.late[at] for share in row))
+    return Verdict(
+        score=1 + late_s / typical_s if typical_s > 0 else 1.0,
+        late_s=late_s,
+        noise_s=noise_s,
+        step_s=step_s,
+        agreeing=sum(share.behind[stage] >= half_s for share in row) / len(row),
+        part=PARTS[at],
+        part_s=statistics.median(share.parts[at] for share in row),
+        others_s=statistics.median(share.parts[at] - share.late[at] for share in row),
+    )
 
 
 class Stragglers:

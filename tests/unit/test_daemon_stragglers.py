@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 
-from hookd.daemon.stragglers import PARTS, Stragglers
+from hookd.daemon.stragglers import PARTS, Stragglers, _late
 from tests.support.pages import Ranks, new_fleet
 
 OWN = {"data": 5.0, "forward": 40.0, "optimizer": 5.0, "other": 2.0}  # milliseconds a step
@@ -63,6 +64,14 @@ def fleet(stack):
 @pytest.fixture
 def job(stack, fleet):
     return lambda ranks=4, **how: Job(stack, fleet, ranks, **how)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 8])
+def test_each_is_compared_with_the_median_of_the_others(count):
+    drawn = random.Random(count)
+    seconds = [drawn.choice([1.0, 2.0, 5.0, 9.0]) for _ in range(count)]
+    others = [[*seconds[:n], *seconds[n + 1 :]] for n in range(count)]
+    assert _late(seconds) == [own - statistics.median(rest) for own, rest in zip(seconds, others, strict=True)]
 
 
 def told(fleet):
