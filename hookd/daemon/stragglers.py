@@ -9,8 +9,8 @@ the stage where it is latest: a collective inside of the forward levels what cam
     score = 1 + lateness / median of all ranks' time outside of the backward
 
 Where each rank stands is noted at each poll, and compared in blocks of some steps. A rank is a straggler if its lateness,
-the median of those of the last blocks, is 10 % of the step and well above the noise, and three blocks in four agree; no
-more, once it is 5 %.
+the median of those of the blocks of the last 20 s, is 10 % of the step and well above the noise, and three blocks in four
+agree; of the last 30 steps, if it is 30 %. It is none any more once it is 5 % there.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ STAGES = (1, 2, len(PARTS))
 """How many of the parts each stage adds up."""
 BLOCK_STEPS, BLOCK_S = 5, 0.5
 """The least that two cuts are apart: a cut may fall into the middle of a step."""
-FEWEST_BLOCKS, FEWEST_STEPS, MOST_BLOCKS = 4, 30, 8
-SHARE, LEAST_S = 0.1, 0.001
-"""Lateness that makes a straggler, of the step and in seconds. Healthy ranks under load reach 8 % over 4 blocks of 5 steps."""
+FEWEST_BLOCKS, FEWEST_STEPS, FEWEST_S = 4, 30, 8.0
+"""What a verdict needs; the seconds where it is not a clear one."""
+MOST_BLOCKS, MOST_S = 8, 20.0
+"""How far back it looks, whichever is longer: a core that is busy with something else for some seconds makes no straggler."""
+SHARE, CLEAR, LEAST_S = 0.1, 0.3, 0.001
+"""Lateness that makes a straggler, of the step (clear is what is enough in a few blocks) and in seconds. Healthy ranks under load reach 8 % over 4 blocks of 5 steps."""
 AGREE = 0.75
 """Of the blocks of a window, so many show at least half of that lateness."""
 CERTAIN = 3.5
@@ -82,6 +85,7 @@ class Verdict(NamedTuple):
     """What is known of a rank. `part` is the one of PARTS in which it is latest, with its and the others' seconds a step.
 
     `noise_s` is the standard error of `late_s`, `agreeing` the share of blocks that show half of what makes a straggler.
+    `is_well` says of one that was a straggler that it is none any more.
     """
 
     score: float
@@ -92,17 +96,8 @@ class Verdict(NamedTuple):
     part: str
     part_s: float
     others_s: float
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether it is a straggler."""
-        is_late = self.late_s >= max(SHARE * self.step_s, LEAST_S, CERTAIN * self.noise_s)
-        return is_late and self.agreeing >= AGREE
-
-    @property
-    def is_well(self) -> bool:
-        """Whether one that was a straggler is none any more."""
-        return self.late_s < max(SHARE * self.step_s, LEAST_S) / 2
+    is_slow: bool
+    is_well: bool
 
 
 class Run:
@@ -116,7 +111,7 @@ class Run:
     def __init__(self, members: Sequence[Target]) -> None:
         self.members = tuple(members)
         self.calm: dict[Target, tuple[float, Family]] = {}
-        self._blocks: deque[tuple[float, Mapping[Target, Share]]] = deque(maxlen=MOST_BLOCKS)
+        self._blocks: deque[_Block] = deque()
         self._last: Mapping[Target, Cut] = {}
         self._since = 0.0
 
@@ -129,7 +124,12 @@ class Run:
             return False
         if max(steps) - min(steps) > max(2.0, UNEVEN * max(steps)):
             return self._begin(cuts, now)
-        self._blocks.append((min(steps), _block(self._last, cuts)))
+        self._blocks.append(_Block(min(steps), now - self._since, _compared(self._last, cuts)))
+        while (
+            len(self._blocks) > MOST_BLOCKS
+            and sum(one.seconds for one in self._blocks) - self._blocks[0].seconds > MOST_S
+        ):
+            self._blocks.popleft()
         self._last, self._since = cuts, now
         return True
 
@@ -146,15 +146,43 @@ class Run:
 
     def verdicts(self) -> dict[Target, Verdict]:
         """Judge every rank; nothing as long as too little was seen."""
-        if len(self._blocks) < FEWEST_BLOCKS or sum(steps for steps, _ in self._blocks) < FEWEST_STEPS:
+        blocks = list(self._blocks)
+        count = next((n for n in range(FEWEST_BLOCKS, len(blocks) + 1) if _steps(blocks[-n:]) >= FEWEST_STEPS), 0)
+        if not count:
             return {}
-        rows = {one: [block[one] for _, block in self._blocks] for one in self.members}
-        typical_s = statistics.median(statistics.median(sum(share.parts) for share in row) for row in rows.values())
-        noise_s = _noise_s([[share.behind[-1] for share in row] for row in rows.values()])
-        return {one: _judge(row, typical_s, noise_s) for one, row in rows.items()}
+        recent = self._judged(blocks[-count:], CLEAR)
+        if sum(one.seconds for one in blocks) < FEWEST_S:
+            return recent
+        whole = self._judged(blocks, SHARE)
+        return {
+            one: verdict if verdict.is_slow else whole[one]._replace(is_well=verdict.is_well)
+            for one, verdict in recent.items()
+        }
+
+    def _judged(self, blocks: Sequence[_Block], share: float) -> dict[Target, Verdict]:
+        rows = {one: [block.shares[one] for block in blocks] for one in self.members}
+        typical_s = statistics.median(statistics.median(sum(part.parts) for part in row) for row in rows.values())
+        noise_s = _noise_s([[part.behind[-1] for part in row] for row in rows.values()])
+        return {one: _judge(row, share, typical_s, noise_s) for one, row in rows.items()}
+
+    def forget(self) -> None:
+        """Look back no further than to now."""
+        self._blocks.clear()
 
 
-def _block(before: Mapping[Target, Cut], now: Mapping[Target, Cut]) -> dict[Target, Share]:
+class _Block(NamedTuple):
+    """Some steps of all ranks: the fewest that one took, how long it lasted, and what a step took on each."""
+
+    steps: float
+    seconds: float
+    shares: Mapping[Target, Share]
+
+
+def _steps(blocks: Sequence[_Block]) -> float:
+    return sum(block.steps for block in blocks)
+
+
+def _compared(before: Mapping[Target, Cut], now: Mapping[Target, Cut]) -> dict[Target, Share]:
     """Give what a step took between two cuts, and compare."""
     members = list(now)
     steps = [now[one].steps - before[one].steps for one in members]
@@ -198,23 +226,27 @@ def _noise_s(late: Sequence[Sequence[float]]) -> float:
     return 1.4826 * 1.2533 * statistics.median(deviations) / math.sqrt(len(late[0]))
 
 
-def _judge(row: Sequence[Share], typical_s: float, noise_s: float) -> Verdict:
-    """Judge a rank by its shares of the last blocks; `typical_s` is the median of all ranks' own time."""
+def _judge(row: Sequence[Share], threshold: float, typical_s: float, noise_s: float) -> Verdict:
+    """Judge a rank by its shares of some blocks; `typical_s` is the median of all ranks' own time."""
     step_s = statistics.median(share.total_s for share in row)
     at_stages = [statistics.median(share.behind[k] for share in row) for k in range(len(STAGES))]
     late_s = max(at_stages)
     stage = at_stages.index(late_s)
+    enough_s = max(threshold * step_s, LEAST_S)
     half_s = max(SHARE * step_s, LEAST_S) / 2
+    agreeing = sum(share.behind[stage] >= enough_s / 2 for share in row) / len(row)
     at = max(range(STAGES[stage]), key=lambda at: statistics.median(share.late[at] for share in row))
     return Verdict(
         score=1 + late_s / typical_s if typical_s > 0 else 1.0,
         late_s=late_s,
         noise_s=noise_s,
         step_s=step_s,
-        agreeing=sum(share.behind[stage] >= half_s for share in row) / len(row),
+        agreeing=agreeing,
         part=PARTS[at],
         part_s=statistics.median(share.parts[at] for share in row),
         others_s=statistics.median(share.parts[at] - share.late[at] for share in row),
+        is_slow=late_s >= max(enough_s, CERTAIN * noise_s) and agreeing >= AGREE,
+        is_well=late_s < half_s,
     )
 
 
@@ -246,6 +278,8 @@ class Stragglers:
                 self._settle(run, cuts)
             elif run.is_new:
                 self._verdicts = {one: known for one, known in self._verdicts.items() if one not in run.members}
+                if not run.calm and len(cuts) == len(run.members):
+                    run.calm = _modules(cuts)
 
     def _run(self, name: str, members: Sequence[Target]) -> Run:
         known = self._runs.get(name)
@@ -266,10 +300,10 @@ class Stragglers:
             elif was[one] and one not in slow:
                 message = f"rank {one.claim.rank} is as quick as the others again"
                 self._fleet.tell(one, OVER, message, step=ranks.step_of(one, cuts[one].steps))
+                run.forget()
         self._verdicts |= {one: (verdict.score, one in slow) for one, verdict in verdicts.items()}
         if not any(verdict.agreeing >= 0.5 and verdict.late_s >= LEAST_S for verdict in verdicts.values()):
-            modules = {one: (cuts[one].steps, modules_of(one)) for one in run.members}
-            run.calm = {one: (steps, family) for one, (steps, family) in modules.items() if family is not None}
+            run.calm = _modules(cuts)
 
     @staticmethod
     def _is_told(one: Target) -> bool:
@@ -318,6 +352,11 @@ def modules_of(target: Target) -> Family | None:
     return None if snapshot is None else ranks.family(snapshot, "hookd_timing_forward_self_seconds", ("module",))
 
 
+def _modules(cuts: Mapping[Target, Cut]) -> dict[Target, tuple[float, Family]]:
+    """Give for each rank its steps, and its modules' own seconds until then."""
+    return {one: (cut.steps, family) for one, cut in cuts.items() if (family := modules_of(one)) is not None}
+
+
 def slow_module(run: Run, one: Target, cuts: Mapping[Target, Cut], late_s: float) -> tuple[str, float, float] | None:
     """Find the module that makes a rank late: most of its lateness in the forward comes from there.
 
@@ -327,9 +366,11 @@ def slow_module(run: Run, one: Target, cuts: Mapping[Target, Cut], late_s: float
     steps: dict[Target, dict[str, float]] = {}
     for member in run.members:
         now = modules_of(member)
-        since, before = run.calm.get(member, (0.0, None))
+        if now is None or member not in run.calm:
+            return None
+        since, before = run.calm[member]
         passed = cuts[member].steps - since
-        if now is None or passed <= 0:
+        if passed <= 0:
             return None
         earlier = ranks.counts(before)
         steps[member] = {name: (s - earlier.get(name, 0.0)) / passed for name, s in ranks.counts(now).items()}

@@ -137,7 +137,7 @@ def test_a_daemon_after_this_one_does_not_tell_it_again(job, fleet):
 @pytest.mark.parametrize("waits_in", ["backward", "other", "optimizer", "forward"])
 def test_slow_data_is_found_wherever_the_collective_is(job, waits_in):
     training = job(waits_in=waits_in)
-    for _ in range(8):
+    for _ in range(9):
         training.steps(extra={3: {"data": 40.0}})
     assert training.slow() == [3]
 
@@ -145,7 +145,7 @@ def test_slow_data_is_found_wherever_the_collective_is(job, waits_in):
 @pytest.mark.parametrize("waits_in", ["backward", "other", "optimizer"])
 def test_a_slow_forward_is_found_wherever_the_collective_is_after_it(job, waits_in):
     training = job(2, waits_in=waits_in)
-    for _ in range(8):
+    for _ in range(9):
         training.steps(extra={1: {"forward": 40.0}})
     assert training.slow() == [1]
 
@@ -177,6 +177,20 @@ def test_a_burst_of_two_seconds_on_one_rank_makes_none(job, fleet):
     for n in range(40):
         training.steps(extra={0: {"forward": 100.0}} if n % 20 in (8, 9) else None)
     assert not fleet.incidents()
+
+
+def test_a_core_that_is_busy_with_something_else_for_eight_seconds_makes_none(job, fleet):
+    training = job(2)
+    for n in range(80):
+        training.steps(extra={0: {"forward": 20.0}} if n % 40 in range(20, 28) else None)
+    assert not fleet.incidents()
+
+
+def test_a_rank_that_is_a_little_slow_for_long_is_named(job):
+    training = job(2)
+    for n in range(60):
+        training.steps(extra={0: {"forward": 20.0}} if n >= 20 else None)
+    assert training.slow() == [0]
 
 
 def test_ranks_that_do_not_keep_step_are_not_compared(job, fleet):
