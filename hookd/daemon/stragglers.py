@@ -9,8 +9,8 @@ the stage where it is latest: a collective inside of the forward levels what cam
     score = 1 + lateness / median of all ranks' time outside of the backward
 
 Where each rank stands is noted at each poll, and compared in blocks of some steps. A rank is a straggler if its lateness,
-the median of those of the last blocks, is 10 % of the step and well above the noise, and three blocks in four agree; no
-more, once it is 5 %.
+the median of those of the blocks of the last 20 s, is 10 % of the step and well above the noise, and three blocks in four
+agree; of the last 30 steps, if it is 30 %. It is none any more once it is 5 % there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,9 +38,12 @@ STAGES = (1, 2, len(PARTS))
 """How many of the parts each stage adds up."""
 BLOCK_STEPS, BLOCK_S = 5, 0.5
 """The least that two cuts are apart: a cut may fall into the middle of a step."""
-FEWEST_BLOCKS, FEWEST_STEPS, MOST_BLOCKS = 4, 30, 8
-SHARE, LEAST_S = 0.1, 0.001
-"""Lateness that makes a straggler, of the step and in seconds. Healthy ranks under load reach 8 % over 4 blocks of 5 steps."""
+FEWEST_BLOCKS, FEWEST_STEPS, FEWEST_S = 4, 30, 8.0
+"""What a verdict needs; the seconds where it is not a clear one."""
+MOST_BLOCKS, MOST_S = 8, 20.0
+"""How far back it looks, whichever is longer: a core that is busy with something else for some seconds makes no straggler."""
+SHARE, CLEAR, LEAST_S = 0.1, 0.3, 0.001
+"""Lateness that makes a straggler, of the step (clear is what is enough in a few blocks) and in seconds. Healthy ranks under load reach 8 % over 4 blocks of 5 steps."""
 AGREE = 0.75
 """Of the blocks of a window, so many show at least half of that lateness."""
 CERTAIN = 3.5
@@ -66,16 +70,22 @@ class Cut(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a step of a rank took in one block: seconds by PARTS, and in all."""
+    """What a step of a rank took in one block: seconds by PARTS, and in all; `late` by PARTS, `behind` by STAGES.
+
+    These two are what it needs more than the median of the other ranks.
+    """
 
     parts: tuple[float, ...]
     total_s: float
+    late: tuple[float, ...]
+    behind: tuple[float, ...]
 
 
 class Verdict(NamedTuple):
     """What is known of a rank. `part` is the one of PARTS in which it is latest, with its and the others' seconds a step.
 
     `noise_s` is the standard error of `late_s`, `agreeing` the share of blocks that show half of what makes a straggler.
+    `is_well` says of one that was a straggler that it is none any more.
     """
 
     score: float
@@ -86,17 +96,8 @@ class Verdict(NamedTuple):
     part: str
     part_s: float
     others_s: float
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether it is a straggler."""
-        is_late = self.late_s >= max(SHARE * self.step_s, LEAST_S, CERTAIN * self.noise_s)
-        return is_late and self.agreeing >= AGREE
-
-    @property
-    def is_well(self) -> bool:
-        """Whether one that was a straggler is none any more."""
-        return self.late_s < max(SHARE * self.step_s, LEAST_S) / 2
+    is_slow: bool
+    is_well: bool
 
 
 class Run:
@@ -110,7 +111,7 @@ class Run:
     def __init__(self, members: Sequence[Target]) -> None:
         self.members = tuple(members)
         self.calm: dict[Target, tuple[float, Family]] = {}
-        self._blocks: deque[tuple[float, Mapping[Target, Share]]] = deque(maxlen=MOST_BLOCKS)
+        self._blocks: deque[_Block] = deque()
         self._last: Mapping[Target, Cut] = {}
         self._since = 0.0
 
@@ -123,10 +124,19 @@ class Run:
             return False
         if max(steps) - min(steps) > max(2.0, UNEVEN * max(steps)):
             return self._begin(cuts, now)
-        block = {one: _share(self._last[one], cut) for one, cut in cuts.items()}
-        self._blocks.append((min(steps), block))
+        self._blocks.append(_Block(min(steps), now - self._since, _compared(self._last, cuts)))
+        while (
+            len(self._blocks) > MOST_BLOCKS
+            and sum(one.seconds for one in self._blocks) - self._blocks[0].seconds > MOST_S
+        ):
+            self._blocks.popleft()
         self._last, self._since = cuts, now
         return True
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is no block yet."""
+        return not self._blocks
 
     def _begin(self, cuts: Mapping[Target, Cut], now: float) -> bool:
         self._blocks.clear()
@@ -136,66 +146,108 @@ class Run:
 
     def verdicts(self) -> dict[Target, Verdict]:
         """Judge every rank; nothing as long as too little was seen."""
-        if len(self._blocks) < FEWEST_BLOCKS or sum(steps for steps, _ in self._blocks) < FEWEST_STEPS:
+        blocks = list(self._blocks)
+        count = next((n for n in range(FEWEST_BLOCKS, len(blocks) + 1) if _steps(blocks[-n:]) >= FEWEST_STEPS), 0)
+        if not count:
             return {}
-        blocks = [block for _, block in self._blocks]
-        typical_s = statistics.median(_typical(blocks, one, len(PARTS)) for one in self.members)
-        noise_s = self._noise_s(blocks)
-        return {one: self._judge(one, blocks, typical_s, noise_s) for one in self.members}
+        recent = self._judged(blocks[-count:], CLEAR)
+        if sum(one.seconds for one in blocks) < FEWEST_S:
+            return recent
+        whole = self._judged(blocks, SHARE)
+        return {
+            one: verdict if verdict.is_slow else whole[one]._replace(is_well=verdict.is_well)
+            for one, verdict in recent.items()
+        }
 
-    def _noise_s(self, blocks: Sequence[Mapping[Target, Share]]) -> float:
-        """Estimate the standard error of the median lateness, from how the lateness of each rank varies.
+    def _judged(self, blocks: Sequence[_Block], share: float) -> dict[Target, Verdict]:
+        rows = {one: [block.shares[one] for block in blocks] for one in self.members}
+        typical_s = statistics.median(statistics.median(sum(part.parts) for part in row) for row in rows.values())
+        noise_s = _noise_s([[part.behind[-1] for part in row] for row in rows.values()])
+        return {one: _judge(row, share, typical_s, noise_s) for one, row in rows.items()}
 
-        With the median absolute deviation, 1.4826 of which is the standard deviation of a normal distribution; the median
-        of n such values has the standard error 1.2533 deviations over the root of n.
-        """
-        late = [[_late(block, one, slice(None)) for block in blocks] for one in self.members]
-        deviations = [abs(value - statistics.median(row)) for row in late for value in row]
-        return 1.4826 * 1.2533 * statistics.median(deviations) / math.sqrt(len(blocks))
-
-    def _judge(
-        self, one: Target, blocks: Sequence[Mapping[Target, Share]], typical_s: float, noise_s: float
-    ) -> Verdict:
-        step_s = statistics.median(block[one].total_s for block in blocks)
-        by_stage = [[_late(block, one, slice(0, stage)) for block in blocks] for stage in STAGES]
-        late = max(by_stage, key=statistics.median)
-        late_s = statistics.median(late)
-        half_s = max(SHARE * step_s, LEAST_S) / 2
-        stage = STAGES[by_stage.index(late)]
-        at = max(
-            range(stage), key=lambda at: statistics.median(_late(block, one, slice(at, at + 1)) for block in blocks)
-        )
-        part_s = statistics.median(block[one].parts[at] for block in blocks)
-        others_s = statistics.median(
-            block[other].parts[at] for block in blocks for other in self.members if other is not one
-        )
-        return Verdict(
-            1 + late_s / typical_s if typical_s > 0 else 1.0,
-            late_s,
-            noise_s,
-            step_s,
-            sum(seconds >= half_s for seconds in late) / len(late),
-            PARTS[at],
-            part_s,
-            others_s,
-        )
+    def forget(self) -> None:
+        """Look back no further than to now."""
+        self._blocks.clear()
 
 
-def _share(before: Cut, now: Cut) -> Share:
-    steps = now.steps - before.steps
-    parts = tuple(max(0.0, b - a) / steps for a, b in zip(before.parts, now.parts, strict=True))
-    return Share(parts, max(0.0, now.total_s - before.total_s) / steps)
+class _Block(NamedTuple):
+    """Some steps of all ranks: the fewest that one took, how long it lasted, and what a step took on each."""
+
+    steps: float
+    seconds: float
+    shares: Mapping[Target, Share]
 
 
-def _late(block: Mapping[Target, Share], one: Target, which: slice) -> float:
-    """Give the seconds a step that a rank needs more than the median of the others, in some parts."""
-    return sum(block[one].parts[which]) - statistics.median(
-        sum(share.parts[which]) for other, share in block.items() if other is not one
+def _steps(blocks: Sequence[_Block]) -> float:
+    return sum(block.steps for block in blocks)
+
+
+def _compared(before: Mapping[Target, Cut], now: Mapping[Target, Cut]) -> dict[Target, Share]:
+    """Give what a step took between two cuts, and compare."""
+    members = list(now)
+    steps = [now[one].steps - before[one].steps for one in members]
+    by_part = [
+        [max(0.0, now[one].parts[at] - before[one].parts[at]) / n for one, n in zip(members, steps, strict=True)]
+        for at in range(len(PARTS))
+    ]
+    late = [_late(row) for row in by_part]
+    behind = [_late([sum(parts) for parts in zip(*by_part[:stage], strict=True)]) for stage in STAGES]
+    columns = zip(
+        members, steps, zip(*by_part, strict=True), zip(*late, strict=True), zip(*behind, strict=True), strict=True
     )
+    return {
+        one: Share(parts, max(0.0, now[one].total_s - before[one].total_s) / n, own_late, own_behind)
+        for one, n, parts, own_late, own_behind in columns
+    }
 
 
-def _typical(blocks: Sequence[Mapping[Target, Share]], one: Target, stage: int) -> float:
-    return statistics.median(sum(block[one].parts[:stage]) for block in blocks)
+def _late(seconds: Sequence[float]) -> list[float]:
+    """Give what each needs more than the median of the others."""
+    ordered = sorted(seconds)
+    return [own - _median_without(ordered, bisect_left(ordered, own)) for own in seconds]
+
+
+def _median_without(ordered: Sequence[float], place: int) -> float:
+    """Give the median of ascending numbers without the one at `place`: for hundreds of ranks, too, in no time."""
+    last = len(ordered) - 1
+    middle = ((last - 1) // 2, last // 2)  # among those that are left
+    low, high = (ordered[at + (at >= place)] for at in middle)
+    return (low + high) / 2
+
+
+def _noise_s(late: Sequence[Sequence[float]]) -> float:
+    """Estimate the standard error of the median lateness, from how that of each rank varies from block to block.
+
+    With the median absolute deviation, 1.4826 of which is the standard deviation of a normal distribution; the median of n
+    such values has the standard error 1.2533 deviations over the root of n.
+    """
+    middles = [statistics.median(row) for row in late]
+    deviations = [abs(value - middle) for row, middle in zip(late, middles, strict=True) for value in row]
+    return 1.4826 * 1.2533 * statistics.median(deviations) / math.sqrt(len(late[0]))
+
+
+def _judge(row: Sequence[Share], threshold: float, typical_s: float, noise_s: float) -> Verdict:
+    """Judge a rank by its shares of some blocks; `typical_s` is the median of all ranks' own time."""
+    step_s = statistics.median(share.total_s for share in row)
+    at_stages = [statistics.median(share.behind[k] for share in row) for k in range(len(STAGES))]
+    late_s = max(at_stages)
+    stage = at_stages.index(late_s)
+    enough_s = max(threshold * step_s, LEAST_S)
+    half_s = max(SHARE * step_s, LEAST_S) / 2
+    agreeing = sum(share.behind[stage] >= enough_s / 2 for share in row) / len(row)
+    at = max(range(STAGES[stage]), key=lambda at: statistics.median(share.late[at] for share in row))
+    return Verdict(
+        score=1 + late_s / typical_s if typical_s > 0 else 1.0,
+        late_s=late_s,
+        noise_s=noise_s,
+        step_s=step_s,
+        agreeing=agreeing,
+        part=PARTS[at],
+        part_s=statistics.median(share.parts[at] for share in row),
+        others_s=statistics.median(share.parts[at] - share.late[at] for share in row),
+        is_slow=late_s >= max(enough_s, CERTAIN * noise_s) and agreeing >= AGREE,
+        is_well=late_s < half_s,
+    )
 
 
 class Stragglers:
@@ -224,6 +276,10 @@ class Stragglers:
             cuts = {one: cut for one in run.members if (cut := cut_of(one)) is not None}
             if run.see(cuts, self._clock()):
                 self._settle(run, cuts)
+            elif run.is_new:
+                self._verdicts = {one: known for one, known in self._verdicts.items() if one not in run.members}
+                if not run.calm and len(cuts) == len(run.members):
+                    run.calm = _modules(cuts)
 
     def _run(self, name: str, members: Sequence[Target]) -> Run:
         known = self._runs.get(name)
@@ -244,10 +300,10 @@ class Stragglers:
             elif was[one] and one not in slow:
                 message = f"rank {one.claim.rank} is as quick as the others again"
                 self._fleet.tell(one, OVER, message, step=ranks.step_of(one, cuts[one].steps))
+                run.forget()
         self._verdicts |= {one: (verdict.score, one in slow) for one, verdict in verdicts.items()}
         if not any(verdict.agreeing >= 0.5 and verdict.late_s >= LEAST_S for verdict in verdicts.values()):
-            modules = {one: (cuts[one].steps, modules_of(one)) for one in run.members}
-            run.calm = {one: (steps, family) for one, (steps, family) in modules.items() if family is not None}
+            run.calm = _modules(cuts)
 
     @staticmethod
     def _is_told(one: Target) -> bool:
@@ -296,6 +352,11 @@ def modules_of(target: Target) -> Family | None:
     return None if snapshot is None else ranks.family(snapshot, "hookd_timing_forward_self_seconds", ("module",))
 
 
+def _modules(cuts: Mapping[Target, Cut]) -> dict[Target, tuple[float, Family]]:
+    """Give for each rank its steps, and its modules' own seconds until then."""
+    return {one: (cut.steps, family) for one, cut in cuts.items() if (family := modules_of(one)) is not None}
+
+
 def slow_module(run: Run, one: Target, cuts: Mapping[Target, Cut], late_s: float) -> tuple[str, float, float] | None:
     """Find the module that makes a rank late: most of its lateness in the forward comes from there.
 
@@ -305,9 +366,11 @@ def slow_module(run: Run, one: Target, cuts: Mapping[Target, Cut], late_s: float
     steps: dict[Target, dict[str, float]] = {}
     for member in run.members:
         now = modules_of(member)
-        since, before = run.calm.get(member, (0.0, None))
+        if now is None or member not in run.calm:
+            return None
+        since, before = run.calm[member]
         passed = cuts[member].steps - since
-        if now is None or passed <= 0:
+        if passed <= 0:
             return None
         earlier = ranks.counts(before)
         steps[member] = {name: (s - earlier.get(name, 0.0)) / passed for name, s in ranks.counts(now).items()}

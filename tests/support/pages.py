@@ -6,11 +6,20 @@ import os
 from typing import TYPE_CHECKING
 
 from hookd import labels
+from hookd.daemon.fleet import Fleet
+from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.targets import Target
 from hookd.page import PageWriter
 
 if TYPE_CHECKING:
     import contextlib
+
+
+def new_fleet(stack: contextlib.ExitStack) -> Fleet:
+    """Give a fleet without targets, which keeps its incidents in memory."""
+    store = IncidentStore.open(None)
+    stack.callback(store.close)
+    return Fleet(store, linger_s=1.0)
 
 
 class Ranks:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hookd.daemon.drift import Drift
-from hookd.daemon.fleet import Fleet
-from hookd.daemon.incidents import IncidentStore
-from tests.support.pages import Ranks
+from tests.support.pages import Ranks, new_fleet
 
 ALIKE = {"first": 3.8e15, "second": 17.0, "(root)": 2.0**52 - 48}
 
@@ -37,9 +35,7 @@ class Job(Ranks):
 
 @pytest.fixture
 def fleet(stack):
-    store = IncidentStore.open(None)
-    stack.callback(store.close)
-    return Fleet(store, linger_s=1.0)
+    return new_fleet(stack)
 
 
 @pytest.fixture

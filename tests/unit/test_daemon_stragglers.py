@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 
-from hookd.daemon.fleet import Fleet
-from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.stragglers import PARTS, Stragglers
-from tests.support.pages import Ranks
+from hookd.daemon.stragglers import PARTS, Stragglers, _late
+from tests.support.pages import Ranks, new_fleet
 
 OWN = {"data": 5.0, "forward": 40.0, "optimizer": 5.0, "other": 2.0}  # milliseconds a step
 BACKWARD = 60.0
@@ -59,14 +58,20 @@ class Job(Ranks):
 
 @pytest.fixture
 def fleet(stack):
-    store = IncidentStore.open(None)
-    stack.callback(store.close)
-    return Fleet(store, linger_s=1.0)
+    return new_fleet(stack)
 
 
 @pytest.fixture
 def job(stack, fleet):
     return lambda ranks=4, **how: Job(stack, fleet, ranks, **how)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 8])
+def test_each_is_compared_with_the_median_of_the_others(count):
+    drawn = random.Random(count)
+    seconds = [drawn.choice([1.0, 2.0, 5.0, 9.0]) for _ in range(count)]
+    others = [[*seconds[:n], *seconds[n + 1 :]] for n in range(count)]
+    assert _late(seconds) == [own - statistics.median(rest) for own, rest in zip(seconds, others, strict=True)]
 
 
 def told(fleet):
@@ -132,7 +137,7 @@ def test_a_daemon_after_this_one_does_not_tell_it_again(job, fleet):
 @pytest.mark.parametrize("waits_in", ["backward", "other", "optimizer", "forward"])
 def test_slow_data_is_found_wherever_the_collective_is(job, waits_in):
     training = job(waits_in=waits_in)
-    for _ in range(8):
+    for _ in range(9):
         training.steps(extra={3: {"data": 40.0}})
     assert training.slow() == [3]
 
@@ -140,7 +145,7 @@ def test_slow_data_is_found_wherever_the_collective_is(job, waits_in):
 @pytest.mark.parametrize("waits_in", ["backward", "other", "optimizer"])
 def test_a_slow_forward_is_found_wherever_the_collective_is_after_it(job, waits_in):
     training = job(2, waits_in=waits_in)
-    for _ in range(8):
+    for _ in range(9):
         training.steps(extra={1: {"forward": 40.0}})
     assert training.slow() == [1]
 
@@ -174,6 +179,20 @@ def test_a_burst_of_two_seconds_on_one_rank_makes_none(job, fleet):
     assert not fleet.incidents()
 
 
+def test_a_core_that_is_busy_with_something_else_for_eight_seconds_makes_none(job, fleet):
+    training = job(2)
+    for n in range(80):
+        training.steps(extra={0: {"forward": 20.0}} if n % 40 in range(20, 28) else None)
+    assert not fleet.incidents()
+
+
+def test_a_rank_that_is_a_little_slow_for_long_is_named(job):
+    training = job(2)
+    for n in range(60):
+        training.steps(extra={0: {"forward": 20.0}} if n >= 20 else None)
+    assert training.slow() == [0]
+
+
 def test_ranks_that_do_not_keep_step_are_not_compared(job, fleet):
     training = job(2)
     for _ in range(12):
@@ -181,6 +200,16 @@ def test_ranks_that_do_not_keep_step_are_not_compared(job, fleet):
         training.steps(extra={1: {"forward": 50.0}})
     assert not fleet.incidents()
     assert not training.samples(0)
+
+
+def test_the_verdict_on_ranks_that_keep_step_no_more_is_taken_back(job):
+    training = job(2)
+    for _ in range(8):
+        training.steps(extra={1: {"forward": 50.0}})
+    assert training.slow() == [1]
+    training.add(1, "hookd_steps", 9.0)
+    training.steps()
+    assert not training.samples(1)
 
 
 def test_a_rank_that_leaves_makes_the_others_begin_anew(job):
