@@ -298,6 +298,7 @@ class Agent:
 
     def _exiting(self) -> None:
         """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
+        self._session.tracing.exiting()
         self._session.aside.finish(EXIT_S)
         with contextlib.suppress(Exception):
             last = last_words(self._printed)

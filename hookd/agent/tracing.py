@@ -286,6 +286,13 @@ class Tracing:
             return
         self.state = "done"
 
+    def exiting(self) -> None:
+        """The process ends: torch crashes there while its profiler records."""
+        self._asked_by = None
+        if self._take():
+            self._spans.is_on = False
+            self._profiler.end(wait=False)
+
     def forget(self) -> None:
         """In a forked child: record nothing."""
         self.state = "idle"
