@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from hookd import config
+from tests.support.environment import tool_environment
+from tests.support.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -25,7 +27,7 @@ UNIT = DEPLOY / "systemd" / "hookd.service"
 DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
 SCRIPTS = sorted((DEPLOY / "slurm").glob("*.s*"))
 RIGHTS = {"SYS_PTRACE", "DAC_OVERRIDE", "CHOWN", "SYS_NICE"}
-"""What was measured to be needed, and what each is for: deploy/README.md."""
+"""What was measured to be needed, and what each is for: docs/operations.md."""
 EXPOSURE = 35
 """Tenths of a point that `systemd-analyze security` may find: 3.0 with systemd 252, and newer ones look at more."""
 VERSIONS = ("1.29", "1.33")
@@ -50,6 +52,26 @@ def tool(name):
 
 def documents(text):
     return [one for one in yaml.safe_load_all(text) if one is not None]
+
+
+# ---- rights
+
+ESSENTIAL = ("SYS_PTRACE", "DAC_OVERRIDE")
+"""Without these nothing of another user can be read; the other two make a stop short, and serve CPython 3.14."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes rights away, which only root has")
+@pytest.mark.parametrize("missing", ESSENTIAL)
+def test_without_one_of_the_rights_the_processes_of_others_stay_closed(missing, stack):
+    shed = ["setpriv", "--inh-caps", "-all", "--bounding-set"]
+    other = stack.enter_context(subprocess.Popen([*shed, "-all", "--reuid", "65534", "--clear-groups", "sleep", "60"]))
+    stack.callback(other.kill)
+    wait_until(lambda: Path(f"/proc/{other.pid}/comm").read_text() == "sleep\n")
+    kept = "-all" + "".join(f",+{right.lower()}" for right in RIGHTS - {missing})
+    hookd = [sys.executable, "-m", "hookd", "attach", "--json", "--listen", "127.0.0.1:0", str(other.pid)]
+    code, told = run(*shed, kept, *hookd, env=tool_environment())
+    assert (code, json.loads(told[: told.rindex("}") + 1])["reason"]) == (5, "ptrace-refused"), told
+    assert missing in told
 
 
 # ---- systemd
