@@ -10,7 +10,7 @@ from pathlib import Path
 from hookd.attach import proc
 from hookd.errors import AttachError, HookdError, NoSuchTarget, PermissionDenied
 
-_CAP_SYS_PTRACE = 1 << 19
+_CAP_DAC_OVERRIDE, _CAP_SYS_PTRACE = 1 << 1, 1 << 19  # linux/capability.h
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -82,11 +82,15 @@ def traced(status: proc.Status) -> AttachError:
 
 def _denied(status: proc.Status, error: OSError) -> PermissionDenied:
     if _has_capability():
-        return PermissionDenied(
-            f"the kernel refuses ptrace on process {status.pid}: {error}", reason="ptrace-refused",
-            hint="A security module, a container's profile or another user namespace is in the way; attach from the "
-            "host as root, or start the training with `hookd run -- ...`.",
-        )  # fmt: skip
+        hint = (
+            "A security module, a container's profile or another user namespace is in the way; attach from the "
+            "host as root, or start the training with `hookd run -- ...`."
+        )
+        # The files of another user's process are its own, of mode 0400, and so is its socket, of 0600.
+        if error.errno == errno.EACCES and not _has_capability(_CAP_DAC_OVERRIDE):
+            hint = "hookd has CAP_SYS_PTRACE but not CAP_DAC_OVERRIDE; in a container, add the capability DAC_OVERRIDE."
+        message = f"the kernel refuses ptrace on process {status.pid}: {error}"
+        return PermissionDenied(message, reason="ptrace-refused", hint=hint)
     with contextlib.suppress(HookdError):
         require_owner(status)
         return _denied_to_owner(status, error)
@@ -117,10 +121,10 @@ def _denied_to_owner(status: proc.Status, error: OSError) -> PermissionDenied:
     )  # fmt: skip
 
 
-def _has_capability() -> bool:
+def _has_capability(which: int = _CAP_SYS_PTRACE) -> bool:
     for line in proc.read(os.getpid(), "status").decode().split("\n"):
         if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) & _CAP_SYS_PTRACE)
+            return bool(int(line.split()[1], 16) & which)
     return False
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-CAP_SYS_PTRACE = 19
+CAP_DAC_OVERRIDE, CAP_SYS_PTRACE = 1, 19
 MACHINES = ("x86_64", "aarch64")
 
 
@@ -65,15 +65,18 @@ def machine(system: str, architecture: str) -> Check:
     )
 
 
-def has_capability(status: str | None = None) -> bool:
-    """Say whether CAP_SYS_PTRACE is in the effective set of a /proc/PID/status (default: ours)."""
+def has_capability(status: str | None = None, number: int = CAP_SYS_PTRACE) -> bool:
+    """Say whether a capability is in the effective set of a /proc/PID/status (default: ours)."""
     text = Path("/proc/self/status").read_text() if status is None else status
     effective = next(line.split()[1] for line in text.splitlines() if line.startswith("CapEff:"))
-    return bool(int(effective, 16) >> CAP_SYS_PTRACE & 1)
+    return bool(int(effective, 16) >> number & 1)
 
 
 def rights(status: str) -> Check:
     """Whose processes we may trace."""
+    if has_capability(status) and not has_capability(status, CAP_DAC_OVERRIDE):
+        return Check("rights", "note", "CAP_SYS_PTRACE without CAP_DAC_OVERRIDE: the files of others stay closed",
+                     "In a container, add the capability DAC_OVERRIDE.")  # fmt: skip
     if has_capability(status):
         return Check("rights", "ok", "CAP_SYS_PTRACE: processes of every user")
     cure = "For processes of other users: sudo hookd attach PID, or --cap-add SYS_PTRACE on the container."

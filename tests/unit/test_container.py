@@ -43,12 +43,15 @@ IN_PODS = {
     "kind: a node that is a container itself": (
         f"0::/docker/{INNER}{KIND}/kubelet-kubepods-besteffort-pod{ESCAPED}.slice/cri-containerd-{ID}.scope\n"
     ),
+    "seen from a container's own cgroup namespace": f"0::/../../kubepods-burstable-pod{ESCAPED}.slice/crio-{ID}.scope\n",
+    "the same, cgroupfs driver": f"0::/../../pod{UID}/{ID}\n",
 }
 IN_CONTAINERS = {
     "docker, systemd driver": f"0::/system.slice/docker-{ID}.scope\n",
     "docker, cgroupfs driver": v1(f"/docker/{ID}"),
     "podman, root": f"0::/machine.slice/libpod-{ID}.scope/container\n",
     "podman, rootless": f"0::{ROOTLESS}/libpod-{ID}.scope/container\n",
+    "the neighbour in one pod, seen from its cgroup namespace": f"0::/../cri-containerd-{ID}.scope\n",
     "containerd, by nerdctl": f"0::/system.slice/nerdctl-{ID}.scope\n",
 }
 ELSEWHERE = {

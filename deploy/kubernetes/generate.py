@@ -1,0 +1,63 @@
+"""Make what Kubernetes needs of the rules and dashboards of the other directories.
+
+    python deploy/kubernetes/generate.py
+
+writes monitoring/prometheusrule.yaml with all groups of deploy/prometheus/rules/*.yml, and deploy/grafana/kustomization.yaml
+with one ConfigMap for each dashboard there, which Grafana's sidecar finds by its label. To be run after a change of those; a
+test compares.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEPLOY = Path(__file__).parents[1]
+RULE = Path("kubernetes/monitoring/prometheusrule.yaml")
+DASHBOARDS = Path("grafana/kustomization.yaml")
+_HEAD = "# Made by deploy/kubernetes/generate.py.\n"
+
+
+def prometheus_rule(rules: Path) -> dict[str, Any]:
+    """Put the groups of all rule files of a directory into one object for the Prometheus operator."""
+    files = [yaml.safe_load(path.read_text("utf-8")) for path in sorted(rules.glob("*.yml"))]
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "hookd", "labels": {"app.kubernetes.io/name": "hookd"}},
+        "spec": {"groups": [group for file in files for group in file["groups"]]},
+    }
+
+
+def dashboards(directory: Path) -> dict[str, Any]:
+    """List the dashboards of a directory as ConfigMaps. Their names are their files', without a hash: uids never change."""
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "generatorOptions": {"disableNameSuffixHash": True, "labels": {"grafana_dashboard": "1"}},
+        "configMapGenerator": [
+            {"name": f"hookd-dashboard-{path.stem.removeprefix('hookd-')}", "files": [path.name]}
+            for path in sorted(directory.glob("*.json"))
+        ],
+    }
+
+
+def files(deploy: Path) -> dict[Path, str]:
+    """Give the text of each file by its path below `deploy`."""
+    made = {RULE: prometheus_rule(deploy / "prometheus" / "rules"), DASHBOARDS: dashboards(deploy / "grafana")}
+    return {path: _HEAD + yaml.safe_dump(content, sort_keys=False, width=1000) for path, content in made.items()}
+
+
+def main() -> None:
+    """Write the files."""
+    for path, text in files(DEPLOY).items():
+        (DEPLOY / path).parent.mkdir(exist_ok=True)
+        (DEPLOY / path).write_text(text, "utf-8")
+        sys.stderr.write(f"wrote {path}\n")
+
+
+if __name__ == "__main__":
+    main()
