@@ -109,7 +109,9 @@ class IncidentStore:
         return {kind: kinds.count(kind) for kind in kinds}
 
     def prune(self, before: float) -> None:
-        """Forget what is older than `before`, in unix seconds."""
+        """Forget what is older than `before`, in unix seconds, also of what no disk has taken yet."""
+        waiting = {name for name, one in self._ledger.waiting().items() if one.row and one.row["time"] < before}
+        self._ledger.drop(waiting.__contains__)
         old = ("DELETE FROM incidents WHERE time < ?", (before,))
         self._ledger.put({("pruned",): Write([old, ("DELETE FROM dismissed WHERE boot != ?", (self._boot,))])})
 
