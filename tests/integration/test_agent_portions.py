@@ -74,7 +74,7 @@ def test_what_is_large_is_handed_over_at_once_and_brings_what_waited() -> None:
     assert second == [["0", "1"], ["2"], ["3", "(root)"]], "2 has a large input"
 
 
-def test_outputs_are_handed_over_before_they_fill_the_cache() -> None:
+def test_a_portion_ends_where_its_outputs_are_enough() -> None:
     x = torch.ones(ENOUGH // 16, 4)  # a quarter of it
     assert x.numel() <= SMALL
     _, second = portions_of(chain(6), x, x)
