@@ -233,7 +233,9 @@ class PageReader:
     def _records(self) -> list[Record]:
         """Return the recorder's events in order: those on which two copies agree, because a single one may be torn."""
         region = self._regions["recorder"]
-        first, second = self._pread(*region), self._pread(*region)
+        first = self._pread(*region).rstrip(b"\0")  # what was never written is not looked at slot by slot
+        first = first.ljust(-(-len(first) // RECORD.size) * RECORD.size, b"\0")
+        second = self._pread(region.offset, len(first))
         ring = region.length // RECORD.size
         records = []
         for slot, (seq, when, kind, module, step, value) in enumerate(RECORD.iter_unpack(first)):
