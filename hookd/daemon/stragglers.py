@@ -9,8 +9,8 @@ the stage where it is latest: a collective inside of the forward levels what cam
     score = 1 + lateness / median of all ranks' time outside of the backward
 
 Where each rank stands is noted at each poll, and compared in blocks of some steps. A rank is a straggler if its lateness,
-the median of those of the blocks of the last 20 s, is 10 % of the step and well above the noise, and three blocks in four
-agree; of the last 30 steps, if it is 30 %. It is none any more once it is 5 % there.
+the median of those of the blocks of the last 20 s, is 8 % of the step and well above the noise, and three blocks in four
+agree; of the last 30 steps, if it is 30 %. It is none any more once it is 4 % there.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ FEWEST_BLOCKS, FEWEST_STEPS, FEWEST_S = 4, 30, 8.0
 """What a verdict needs; the seconds where it is not a clear one."""
 MOST_BLOCKS, MOST_S = 8, 20.0
 """How far back it looks, whichever is longer: a core that is busy with something else for some seconds makes no straggler."""
-SHARE, CLEAR, LEAST_S = 0.1, 0.3, 0.001
-"""Lateness that makes a straggler, of the step (clear is what is enough in a few blocks) and in seconds. Healthy ranks under load reach 8 % over 4 blocks of 5 steps."""
+SHARE, CLEAR, LEAST_S = 0.08, 0.3, 0.001
+"""Lateness that makes a straggler, of the step (clear is what is enough in a few blocks) and in seconds. Healthy ranks under load reach 6.5 % over 8 s."""
 AGREE = 0.75
 """Of the blocks of a window, so many show at least half of that lateness."""
 CERTAIN = 3.5
@@ -57,6 +57,7 @@ SCORE = Declared(
     "Time that the rank needs in a step outside of waiting, over the median of the run's ranks on this node.",
 )
 SLOW = Declared("hookd_straggler", "gauge", "1 for a rank that the others of its run wait for, step by step.")
+ROOT = "(root)"
 TOLD, OVER = "straggler", "straggler_over"
 """Kinds of incidents."""
 
@@ -105,7 +106,7 @@ class Run:
 
     Attributes:
         members: its ranks.
-        calm: the modules' own forward seconds of each rank, as of the last block after which nobody was late.
+        calm: the modules' forward seconds of each rank, as of the last block after which nobody was late.
     """
 
     def __init__(self, members: Sequence[Target]) -> None:
@@ -326,7 +327,7 @@ class Stragglers:
         if module is not None:
             name, own_s, others_s = module
             fields |= {"module": name, "module_seconds": own_s, "module_median_seconds": others_s}
-            where = f", {name} alone {_ms(own_s)} instead of {_ms(others_s)}"
+            where = f", {name} {_ms(own_s)} instead of {_ms(others_s)}"
         message = (
             f"rank {one.claim.rank} needs {ratio} the other ranks' time in {known.part}: {_ms(known.part_s)} a step "
             f"instead of {_ms(known.others_s)}{where}; {ranks.named(waiting)} {'wait' + 's' * (len(waiting) == 1)} for it"
@@ -347,21 +348,21 @@ def cut_of(target: Target) -> Cut | None:
 
 
 def modules_of(target: Target) -> Family | None:
-    """Give the modules' own forward seconds of a rank."""
+    """Give the modules' forward seconds of a rank."""
     snapshot = target.last()
-    return None if snapshot is None else ranks.family(snapshot, "hookd_timing_forward_self_seconds", ("module",))
+    return None if snapshot is None else ranks.family(snapshot, "hookd_timing_forward_seconds", ("module",))
 
 
 def _modules(cuts: Mapping[Target, Cut]) -> dict[Target, tuple[float, Family]]:
-    """Give for each rank its steps, and its modules' own seconds until then."""
+    """Give for each rank its steps, and its modules' seconds until then."""
     return {one: (cut.steps, family) for one, cut in cuts.items() if (family := modules_of(one)) is not None}
 
 
 def slow_module(run: Run, one: Target, cuts: Mapping[Target, Cut], late_s: float) -> tuple[str, float, float] | None:
-    """Find the module that makes a rank late: most of its lateness in the forward comes from there.
+    """Find the innermost module that makes a rank late: most of its lateness in the forward comes from there.
 
     Returns:
-        Its name, and the seconds a step that it takes by itself on this rank and, in the median, on the others.
+        Its name, and the seconds a step that it takes on this rank and, in the median, on the others.
     """
     steps: dict[Target, dict[str, float]] = {}
     for member in run.members:
@@ -376,9 +377,12 @@ def slow_module(run: Run, one: Target, cuts: Mapping[Target, Cut], late_s: float
         steps[member] = {name: (s - earlier.get(name, 0.0)) / passed for name, s in ranks.counts(now).items()}
     others = [steps[other] for other in run.members if other is not one]
     typical = {name: statistics.median(other.get(name, 0.0) for other in others) for name in steps[one]}
-    name = max(steps[one], key=lambda name: steps[one][name] - typical[name], default="")
-    if not name or steps[one][name] - typical[name] < late_s / 2:
+    late = [name for name in steps[one] if not name.endswith(ROOT) and steps[one][name] - typical[name] >= late_s / 2]
+    if not late:
         return None
+    name = max(
+        late, key=lambda name: (name.count("."), steps[one][name] - typical[name])
+    )  # what contains it is late, too
     return name, steps[one][name], typical[name]
 
 

@@ -46,7 +46,7 @@ class Job(Ranks):
                 self.add(rank, "hookd_timing_phase_seconds", ms / 1e3, phase=phase)
             for name in ("blocks.0", "blocks.1"):
                 late = extra.get(rank, {}).get("forward", 0.0) if name == module else 0.0
-                self.add(rank, "hookd_timing_forward_self_seconds", (20 + late) / 1e3, module=name)
+                self.add(rank, "hookd_timing_forward_seconds", (20 + late) / 1e3, module=name)
         self.now += longest / 1e3
 
     def samples(self, rank):
