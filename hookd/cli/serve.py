@@ -52,7 +52,7 @@ def serve(
     """
     from hookd.cli import address
     from hookd.config import load
-    from hookd.daemon import service
+    from hookd.daemon import process
 
     flags = {
         "listen": listen,
@@ -65,4 +65,4 @@ def serve(
     }
     settings = load(flags, os.environ, config)
     with address.explaining(settings.listen, "serve"):
-        return service.serve(settings)
+        return process.serve(settings)

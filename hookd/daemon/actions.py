@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.attach import AttachRequest, Control, attach, detach, payload
 from hookd.attach.change import change, enable_together
 from hookd.config import PluginSpec
-from hookd.daemon.targets import Identity
+from hookd.daemon.identity import Identity
 from hookd.errors import HookdError, NoSuchTarget, UsageError
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from hookd.daemon.service import Service, signals
+from hookd.daemon.process import signals
+from hookd.daemon.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

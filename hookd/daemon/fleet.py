@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from hookd.attach.discover import Candidate
+    from hookd.daemon.identity import Identity
     from hookd.daemon.incidents import IncidentStore
     from hookd.daemon.roster import Held
-    from hookd.daemon.targets import Identity
 
 _log = logging.getLogger(__name__)
 

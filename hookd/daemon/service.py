@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, describe, log, notify, room
+from hookd.daemon import api, describe
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
@@ -31,7 +30,7 @@ from hookd.version import __version__
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from typing_extensions import Self
@@ -374,44 +373,3 @@ async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-
-
-def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, and give the exit status 0. Agents stay for their lease. Logs go to stderr.
-
-    Raises:
-        HookdError: it could not start.
-    """
-    room.widen()
-
-    async def run() -> None:
-        async with Service(config, only=only) as service:
-            with signals() as stop:
-                _log.info("hookd %s serves %s/metrics, control %s", __version__, service.url, service.control)
-                async with notify.serving():
-                    came = await stop
-                _log.info("%s: shutting down; agents stay for %g s", came.name, config.lease_s)
-
-    with log.to_stderr():
-        asyncio.run(run())
-    return 0
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[asyncio.Future[signal.Signals]]:
-    """Catch SIGTERM and SIGINT: the future holds the first. Main thread only."""
-    loop = asyncio.get_running_loop()
-    came: asyncio.Future[signal.Signals] = loop.create_future()
-
-    def arrive(number: signal.Signals) -> None:
-        if not came.done():
-            came.set_result(number)
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, arrive, number)
-    try:
-        yield came
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

@@ -1,0 +1,117 @@
+"""Who a target is: what its page says of it, every field checked, and what its process shows from outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookd import labels
+from hookd.attach import commandline, proc
+from hookd.errors import HookdError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the target says of itself, every field checked: the page belongs to a process that is not ours."""
+
+    run: str
+    rank: str
+    local_rank: int = 0
+    world_size: int = 1
+    script: str = ""
+    python: str = ""
+    torch: str = ""
+    method: str = ""
+    agent_version: str = ""
+    uid: int = -1
+    ppid: int = 0
+    started: float = 0.0
+    attached: float = 0.0
+    step_offset: int | None = None
+    keep: bool = False
+
+    @classmethod
+    def of_page(cls, raw: Mapping[str, Any], *, pid: int) -> Identity:
+        """Read the identity of a page; what has another type than it should is as if it were not there."""
+        script = text(raw, "script")
+        offset = raw.get("step_offset")
+        return cls(
+            run=text(raw, "run")[: labels.MAX_RUN] or labels.script_name(script),
+            rank=text(raw, "rank") or "0",
+            local_rank=_whole(raw, "local_rank"),
+            world_size=max(1, _whole(raw, "world_size")),
+            script=script,
+            python=text(raw, "python"),
+            torch=text(raw, "torch"),
+            method=text(raw, "method"),
+            agent_version=text(raw, "agent_version"),
+            uid=_owner(pid),
+            ppid=_parent(pid),
+            started=_real(raw, "started"),
+            attached=_real(raw, "attached"),
+            step_offset=offset if isinstance(offset, int) and not isinstance(offset, bool) else None,
+            keep=raw.get("keep") is True,
+        )
+
+    @classmethod
+    def of_process(cls, pid: int) -> Identity:
+        """Guess from outside what a process would say of itself: before its attach, or when its page is unreadable."""
+        try:
+            environ, script = proc.environ(pid), script_of(proc.words(pid, "cmdline"))
+        except (HookdError, OSError):
+            environ, script = {}, ""
+        return cls(
+            run=labels.run_label(environ, script),
+            rank=labels.rank_label(environ),
+            local_rank=labels.local_rank(environ),
+            world_size=labels.world_size(environ),
+            script=script,
+            uid=_owner(pid),
+            ppid=_parent(pid),
+        )
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether a person or a launcher named the run, and not merely its script."""
+        return self.run != labels.script_name(self.script)
+
+
+def script_of(cmdline: list[str]) -> str:
+    """Find the script, or the module after `-m`, in the command line of a Python process; "" when there is none."""
+    name, is_module = commandline.program(cmdline)
+    return name.rpartition(".")[2] + ".py" if is_module and name else name
+
+
+def text(raw: Mapping[str, Any], key: str) -> str:
+    """Give a text of a page's object, "" where there is none."""
+    value = raw.get(key)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        return ""
+    return str(value)
+
+
+def _whole(raw: Mapping[str, Any], key: str) -> int:
+    value = raw.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _real(raw: Mapping[str, Any], key: str) -> float:
+    value = raw.get(key)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+
+
+def _owner(pid: int) -> int:
+    try:
+        return proc.status(pid).uid
+    except (HookdError, OSError, LookupError, ValueError):
+        return -1
+
+
+def _parent(pid: int) -> int:
+    try:
+        return proc.status(pid).ppid
+    except (HookdError, OSError, LookupError, ValueError):
+        return 0

@@ -1,0 +1,61 @@
+"""The daemon's process: its log, its signals, from its start to its exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from typing import TYPE_CHECKING
+
+from hookd.daemon import log, notify, room
+from hookd.daemon.service import Service
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from hookd.config import ServeConfig
+
+_log = logging.getLogger(__name__)
+
+
+def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, and give the exit status 0. Agents stay for their lease. Logs go to stderr.
+
+    Raises:
+        HookdError: it could not start.
+    """
+    room.widen()
+
+    async def run() -> None:
+        async with Service(config, only=only) as service:
+            with signals() as stop:
+                _log.info("hookd %s serves %s/metrics, control %s", __version__, service.url, service.control)
+                async with notify.serving():
+                    came = await stop
+                _log.info("%s: shutting down; agents stay for %g s", came.name, config.lease_s)
+
+    with log.to_stderr():
+        asyncio.run(run())
+    return 0
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[asyncio.Future[signal.Signals]]:
+    """Catch SIGTERM and SIGINT: the future holds the first. Main thread only."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def arrive(number: signal.Signals) -> None:
+        if not came.done():
+            came.set_result(number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, arrive, number)
+    try:
+        yield came
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
