@@ -5,54 +5,42 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
 import time
-from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hookd.page.layout import (
     BEAT_CELLS,
-    DROPPED_WORD,
     END_OF_TIME,
     HEAD_WORDS,
     HEARTBEATS,
     MAGIC,
     MAGIC_WORD,
-    MAX_FAMILIES,
-    MAX_MODULES,
-    MAX_SERIES,
     NAME_BYTES,
     PROTOCOL,
     PROTOCOL_WORD,
     RECORD,
     REGIONS,
-    SCRATCH_CELLS,
     SIZE,
     SIZE_WORD,
     STATE_WORD,
     STATES,
     TABLE_WORD,
     TID,
-    Declaration,
     Region,
     clean,
     divide,
     plain,
 )
-from hookd.page.log import Log, array_of, object_of
+from hookd.page.log import Log, object_of
 from hookd.page.memory import allocate, unshare
+from hookd.page.series import SeriesWriter
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-T = TypeVar("T")
-Values = tuple[str, ...]
-
-LOCK_WAIT_S = 10.0
+    from collections.abc import Mapping
 
 
-class PageWriter:
+class PageWriter(SeriesWriter):
     """The page of this process. Any thread may call any method; a forked child may call `abandon` only.
 
     Hot stores go straight to `cells`, with indexes that the methods hand out: `cells[i] = x`, or `cells[i] += x` in one
@@ -71,19 +59,14 @@ class PageWriter:
     def __init__(self, fd: int, memory: mmap.mmap, identity: dict[str, Any]) -> None:
         """Lay out an empty page in memory of zeros; `create` finds the memory."""
         self.fd = fd
-        self.dropped = 0
-        self._drops = itertools.count(1)
         self._memory = memory
         self._view = memoryview(memory)
-        self.cells = self._view.cast("d")
-        self._words = self._view.cast("Q")
-        self._lock = threading.RLock()
-        self._is_busy = self._is_closed = self._is_lock_lost = False
+        words = self._view.cast("Q")
         regions = divide(len(memory))
-        self._logs = {name: Log(memory, self._words, name, regions[name]) for name in HEAD_WORDS}
+        self._logs = {name: Log(memory, words, name, regions[name]) for name in HEAD_WORDS}
+        super().__init__(self._view.cast("d"), words, self._logs["schema"], regions["values"])
         self._identity: dict[str, Any] = {}
         self._told = {"incidents": 0, "logs": 0}
-        self._lay_out_schema(regions["values"])
         self._lay_out_threads(regions["heartbeat"], regions["recorder"])
         self._write_header(regions, identity)
 
@@ -96,21 +79,6 @@ class PageWriter:
         """
         fd, memory = allocate(size)
         return cls(fd, memory, identity)
-
-    def _lay_out_schema(self, values: Region) -> None:
-        self._families: dict[int, _Family] = {}
-        self.sharers: dict[int, list[Any]] = {}
-        self._texts: dict[Values, Values] = {}
-        self._by_name: dict[str, _Family] = {}
-        self._modules: dict[int, tuple[str, str, int]] = {}
-        self._family_ids = itertools.count(1)
-        self._module_ids = itertools.count(1)
-        self._series_count = self._stale = 0  # live series; records in the schema that no longer hold
-        self._retired: list[tuple[int, int]] = []  # index and width: free after the next compact()
-        self._free: dict[int, list[int]] = {}  # by width
-        self._scratch = values.offset // 8
-        self._next = self._scratch + SCRATCH_CELLS
-        self._end = self._scratch + values.length // 8
 
     def _lay_out_threads(self, heartbeat: Region, recorder: Region) -> None:
         self._beats = heartbeat.offset // 8
@@ -127,34 +95,6 @@ class PageWriter:
             words[TABLE_WORD + 2 * number], words[TABLE_WORD + 2 * number + 1] = regions[name]
         self._write_identity(identity)
         words[MAGIC_WORD] = MAGIC  # last: from here on it is a page
-
-    def _exclusive(self, work: Callable[..., T], *args: Any) -> T | None:
-        """Run `work` alone and return its result; None, and not run, when closed, re-entered, or the lock is not had.
-
-        Training must never hang on us. So the lock is re-entrant: a signal handler may run in the middle of `work` and
-        come here again. And the wait for it is bounded: a handler that raises at the wrong instant can leave it taken.
-        """
-        if not self._lock.acquire(timeout=0 if self._is_lock_lost else LOCK_WAIT_S):
-            self._is_lock_lost = True
-            return None
-        if self._is_busy:
-            self._lock.release()
-            return None
-        self._is_busy = True
-        try:
-            self._is_lock_lost = False
-            return None if self._is_closed else work(*args)
-        finally:
-            self._is_busy = False
-            self._unlock()
-
-    def _unlock(self) -> None:
-        """Release the lock as often as this thread has taken it, now or in calls that a raising handler cut short."""
-        try:  # noqa: SIM105  suppress() costs as much as the rest
-            while True:
-                self._lock.release()
-        except RuntimeError:  # it is another's now, or nobody's
-            pass
 
     # -- identity and state
 
@@ -174,202 +114,7 @@ class PageWriter:
         if not self._logs["identity"].append(payload):
             self._logs["identity"].replace([payload])
 
-    # -- families and series
-
-    def family(
-        self,
-        name: str,
-        kind: str,
-        help: str,  # noqa: A002  as in prometheus_client
-        labels: Sequence[str] = (),
-        buckets: Sequence[float] = (),
-    ) -> int:
-        """Declare a family and return its id; the same declaration again returns the same id.
-
-        Args:
-            name: without `_total`.
-            kind: one of KINDS.
-            help: a sentence.
-            labels: names of the labels, without run and rank.
-            buckets: upper bounds of a histogram, ascending, without +Inf.
-
-        Raises:
-            ValueError: Prometheus would refuse it, or the name is declared with another kind, labels or buckets.
-        """
-        declaration = Declaration(name, kind, clean(help), tuple(labels), tuple(map(float, buckets))).check()
-        family = self._by_name.get(name) or self._exclusive(self._add_family, declaration)
-        if family is None:
-            self._drop()
-            return 0  # whose series are scratch
-        if family.declaration._replace(help=declaration.help) != declaration:
-            raise ValueError(f"{name} is declared already, and otherwise: {family.declaration}")
-        return family.id
-
-    def _add_family(self, declaration: Declaration) -> _Family | None:
-        family = self._by_name.get(declaration.name)
-        if family is None:
-            family = _Family(next(self._family_ids), declaration)
-            if len(self._families) >= MAX_FAMILIES or not self._append(family.record()):
-                return None
-            self._families[family.id] = self._by_name[declaration.name] = family
-        return family
-
-    def series(self, family: int, values: Values = ()) -> int:
-        """Return the index of a series' first cell, which is 0.0 when the series is new.
-
-        A counter and a gauge have one cell (so has an info, and it is 1.0). A histogram has a cell for each bucket, *not*
-        cumulative, then one for +Inf, then one for the sum.
-
-        Raises:
-            ValueError: another number of values than the family has labels, or one that is no str.
-        """
-        known = self._families.get(family)
-        if known is None:
-            return self._scratch
-        index = known.cells.get(values)
-        if index is None:
-            if len(values) != len(known.declaration.labels) or not all(isinstance(value, str) for value in values):
-                raise ValueError(f"{values!r} are no label values for {known.declaration}")
-            index = self._exclusive(self._add_series, known, self._shared(values))
-        return self._drop() if index is None else index
-
-    def known(self, family: int) -> list[Values]:
-        """Return the label values of a family's series."""
-        known = self._families.get(family)
-        return [] if known is None else list(known.cells)
-
-    def _shared(self, values: Values) -> Values:
-        """Clean label values; those of a module are one object in all of its families."""
-        cleaned = tuple(map(clean, values))
-        return self._texts.setdefault(cleaned, cleaned)
-
-    def _add_series(self, family: _Family, values: Values) -> int:
-        index = family.cells.get(values)
-        if index is not None:
-            return index
-        index = self._reserve(family.width) if self._series_count < MAX_SERIES else None
-        if index is None or not self._append(family.series_record(values, index)):
-            if index is not None:
-                self._free.setdefault(family.width, []).append(index)
-            index = self._drop()
-        else:
-            self._series_count += 1
-            if family.declaration.kind == "info":
-                self.cells[index] = 1.0
-        family.cells[values] = index
-        return index
-
-    def _reserve(self, width: int) -> int | None:
-        """Take `width` adjacent cells of 0.0."""
-        if self._free.get(width):
-            index = self._free[width].pop()
-            for cell in range(index, index + width):
-                self.cells[cell] = 0.0
-            return index
-        index = self._next
-        if index + width > self._end:
-            return None
-        self._next = index + width
-        return index
-
-    def _drop(self) -> int:
-        self.dropped = next(self._drops)
-        with contextlib.suppress(ValueError):  # closed meanwhile
-            self._words[DROPPED_WORD] = self.dropped
-        return self._scratch
-
-    def retire(self, family: int, values: Values) -> None:
-        """Take a series away. After the next `compact` its cells belong to others: nobody may store to them by then."""
-        self._exclusive(self._retire, family, tuple(map(clean, values)))
-
-    def _retire(self, family: int, values: Values) -> None:
-        known = self._families.get(family)
-        index = known.cells.pop(values, None) if known else None
-        if known and index is not None:
-            self._forget([index], known.width)
-            self._append(array_of("-s", family, values))
-
-    def retire_family(self, family: int) -> None:
-        """Take a family and all its series away, as `retire` does."""
-        self._exclusive(self._retire_family, family)
-
-    def _retire_family(self, family: int) -> None:
-        known = self._families.pop(family, None)
-        if known:
-            del self._by_name[known.declaration.name]
-            self.sharers.pop(family, None)
-            self._forget(list(known.cells.values()), known.width)
-            self._append(array_of("-f", family))
-
-    def _forget(self, indexes: list[int], width: int) -> None:
-        retired = [(index, width) for index in indexes if index != self._scratch]
-        self._retired += retired
-        self._series_count -= len(retired)
-        self._stale += len(retired) + 1
-
-    def compact(self) -> None:
-        """Write the schema anew without what was retired, and free the retired cells: some 5 us for each live series."""
-        self._exclusive(self._compact)
-
-    def _compact(self) -> None:
-        if self._stale:
-            self._rewrite_schema()
-            self._texts.clear()
-        while self._retired:
-            index, width = self._retired.pop()
-            self._free.setdefault(width, []).append(index)
-        for family in self._families.values():  # whoever was refused may ask again
-            for values in [values for values, index in family.cells.items() if index == self._scratch]:
-                del family.cells[values]
-
-    def _append(self, payload: bytes) -> bool:
-        """Append to the schema, rewriting it if it is full and an eighth of it or more is stale."""
-        if self._logs["schema"].append(payload):
-            return True
-        if self._stale * 8 <= self._series_count + len(self._modules):
-            return False  # not for every single one: a rewrite takes up to a second
-        self._rewrite_schema()
-        return self._logs["schema"].append(payload)
-
-    def _rewrite_schema(self) -> None:
-        self._logs["schema"].replace(self._live_records())
-        self._stale = 0
-
-    def _live_records(self) -> Iterator[bytes]:
-        for family in self._families.values():
-            yield family.record()
-            for values, index in family.cells.items():
-                if index != self._scratch:
-                    yield family.series_record(values, index)
-        for module, entry in self._modules.items():
-            yield array_of("m", module, *entry)
-
-    # -- modules, threads, events
-
-    def module(self, name: str, type: str, root: int) -> int:  # noqa: A002
-        """Name a module for the heartbeat and the recorder; return its id, from 1 up and never used again.
-
-        Args:
-            name: as in its root's `named_modules()`.
-            type: of which class it is.
-            root: ordinal of its root.
-        """
-        module = next(self._module_ids)
-        self._exclusive(self._add_module, module, (clean(name), clean(type), root))
-        return module
-
-    def _add_module(self, module: int, entry: tuple[str, str, int]) -> None:
-        if len(self._modules) < MAX_MODULES and self._append(array_of("m", module, *entry)):
-            self._modules[module] = entry
-
-    def retire_module(self, module: int) -> None:
-        """Take a module's name away."""
-        self._exclusive(self._retire_module, module)
-
-    def _retire_module(self, module: int) -> None:
-        if self._modules.pop(module, None):
-            self._stale += 1
-            self._append(array_of("-m", module))
+    # -- threads, events
 
     def thread(self, tid: int, name: str) -> int:
         """Return the base cell of a thread's heartbeat (TID to DEPTH); whoever comes too late shares the last one."""
@@ -471,18 +216,3 @@ class PageWriter:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-class _Family:
-    """A declaration and its live series: label values to index of the first cell."""
-
-    def __init__(self, number: int, declaration: Declaration) -> None:
-        self.id, self.declaration, self.width = number, declaration, declaration.width
-        self.cells: dict[Values, int] = {}
-
-    def record(self) -> bytes:
-        return array_of("f", self.id, *self.declaration)
-
-    def series_record(self, values: Values, index: int) -> bytes:
-        """Return what `array_of("s", id, index, values)` would, in a third of the time."""
-        return f'["s",{self.id},{index},[{",".join(map(encode_basestring, values))}]]'.encode()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from hookd import page
-from hookd.page import MIN_SIZE, PageReader, PageWriter, layout, writer
+from hookd.page import MIN_SIZE, PageReader, PageWriter, layout, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -423,7 +423,7 @@ def test_a_page_of_a_wrong_size_is_not_created():
 def test_a_lost_lock_costs_series_and_never_a_hang(written, monkeypatch):
     import threading
 
-    monkeypatch.setattr(writer, "LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr(series, "LOCK_WAIT_S", 0.05)
     family = written.family("hookd_x", "gauge", "X.", ("n",))
     threading.Thread(target=written._lock.acquire).start()  # and it is never released
     started = time.monotonic()
