@@ -1,4 +1,4 @@
-"""The rules for Prometheus in deploy/ are right, and find what they must: promtool, with the tests beside them."""
+"""The rules for Prometheus in deploy/ are right, and find what they must: promtool, with tests of their own."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def promtool(*arguments):
 @pytest.mark.parametrize("rules", sorted(one.name for one in RULES.glob("*.rules.yml")))
 def test_rules_are_valid_and_pass_their_own_tests(rules):
     promtool("check", "rules", rules)
-    promtool("test", "rules", rules.replace(".rules.yml", ".test.yml"))
+    promtool("test", "rules", f"../tests/{rules.replace('.rules.yml', '.test.yml')}")
