@@ -73,7 +73,7 @@ def test_an_alert_says_how_grave_it_is_and_where_to_read_on(rule):
 
 
 def test_every_alert_has_a_section_in_the_docs_and_no_other_has():
-    sections = re.findall(r"^### (\w+)$", (REPOSITORY / PAGE).read_text(), re.M)
+    sections = re.findall(r"^### (\w+)$", (REPOSITORY / PAGE).read_text(), re.MULTILINE)
     assert sorted(sections) == sorted(rule["alert"] for _, rule in ALERTS)
 
 
