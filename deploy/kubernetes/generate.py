@@ -6,9 +6,9 @@ writes monitoring/prometheusrule.yaml with all groups of deploy/prometheus/rules
 with one ConfigMap for each dashboard there, which Grafana's sidecar finds by its label. To be run after a change of those; a
 test compares.
 
-    python deploy/kubernetes/generate.py https://docs.example.org/hookd/
+    python deploy/kubernetes/generate.py https://git.example.org/hookd/blob/main/
 
-puts that before the path in each alert's `runbook_url`, which is docs/alerts.md#…, for who serves the docs somewhere.
+puts that before the path in each alert's `runbook_url`, docs/alerts.md#…, for who has these files on a server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def prometheus_rule(rules: Path, docs: str = "") -> dict[str, Any]:
 
     Args:
         rules: the directory.
-        docs: where the docs are served: what stands before the path of each `runbook_url`.
+        docs: what stands before the path of each `runbook_url`.
     """
     files = [yaml.safe_load(path.read_text("utf-8")) for path in sorted(rules.glob("*.yml"))]
     for notes in (rule.get("annotations", {}) for file in files for group in file["groups"] for rule in group["rules"]):
@@ -64,7 +64,7 @@ def files(deploy: Path, docs: str = "") -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the files. The first argument is where the docs are served."""
+    """Write the files. The first argument is what stands before the paths of the docs."""
     for path, text in files(DEPLOY, *sys.argv[1:2]).items():
         (DEPLOY / path).parent.mkdir(exist_ok=True)
         (DEPLOY / path).write_text(text, "utf-8")

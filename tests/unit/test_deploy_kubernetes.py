@@ -223,7 +223,7 @@ def test_what_is_generated_holds_every_group_and_dashboard(tmp_path):
 
 
 def test_runbooks_are_where_the_docs_are_served():
-    rules, where = DEPLOY / "prometheus" / "rules", "https://docs.example.org/hookd/"
+    rules, where = DEPLOY / "prometheus" / "rules", "https://git.example.org/hookd/blob/main/"
     paths, served = (
         [
             rule["annotations"]["runbook_url"]
