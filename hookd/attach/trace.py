@@ -31,7 +31,7 @@ class Trace:
         steps: that were done in it.
         first: the number of its first step, as the target counts.
         bytes: of JSON.
-        pause_s: for how long torch's profiler has held up the training where it began and ended.
+        pause_s: for how long torch's profiler has held up the training to begin, to end and to write.
         all_threads: whether it shows all threads, or the one that takes the steps and the backward's alone.
     """
 
