@@ -79,9 +79,12 @@ class Profiler:
         """
         self._level = self._level or _level()
         self._guards = [Replaced(_torch, name, self._watched) for name in _GUARDED if hasattr(_torch, name)]
-        if is_running() or _is_prepared():
+        try:
+            if is_running() or _is_prepared():
+                raise in_use()
+        except BaseException:
             self.release()
-            raise in_use()
+            raise
 
     def release(self) -> list[str]:
         """Notice no longer; give what could not be undone."""
