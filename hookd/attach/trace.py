@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _POLL_S = 0.05
+_PATIENCE_S = 60.0
+"""How long an answer may take: torch holds the interpreter's lock while it takes a recording down, and while it writes."""
 _CHUNK = 1 << 20
 _NO_OP = "bad-request"
 
@@ -75,7 +77,7 @@ def _ask(control: Control, steps: int, max_bytes: int) -> None:
 
 def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> dict[str, Any]:
     while True:
-        state = control.request("trace_state")
+        state = control.request("trace_state", timeout_s=_PATIENCE_S)
         if state.get("state") == "done":
             return state
         if state.get("state") == "failed":
