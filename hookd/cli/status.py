@@ -85,6 +85,7 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['pid']}: {row['paused']}"
         if row["hang"]:
             yield f"{row['pid']}: {hang(row['hang'])}"
+        yield from (f"{row['pid']}: {line}" for line in ongoing(row["ongoing"]))
         if row["incident"]:
             more = f" (and {row['incidents'] - 1} more: hookd report {row['pid']})" if row["incidents"] > 1 else ""
             yield f"{row['pid']}: {row['incident']}{more}"
@@ -106,7 +107,8 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         "modules": found["observed"],
         "plugins": {one["name"]: one.get("settings", {}) for one in found["plugins"]},
         "changed_by": [one["name"] for one in found["plugins"] if one.get("changes_training")],
-        "incidents": len(incidents),
+        "ongoing": target.get("ongoing", {}),
+        "incidents": target.get("incidents", len(incidents)),
         "incident": _foremost(incidents),
         "last_incident": incidents[-1].get("message") if incidents else None,
         "paused": paused(found),
@@ -148,6 +150,15 @@ def hang(told: dict[str, Any]) -> str:
     whom = f", waits for rank {', '.join(told['waits_for'])}" if told["waits_for"] else ""
     least = "at least " if told["at_least"] else ""
     return f"hangs {told['where']} since {least}{told['for_s']:.0f} s{whom}"
+
+
+def ongoing(told: dict[str, Any]) -> Iterator[str]:
+    """Say what the daemon has told of a target and is not over, but for a hang, which has words of its own."""
+    from hookd.cli.incidents import moment
+
+    for kind, one in told.items():
+        if kind != "hang":
+            yield f"{kind} since {moment(one['time'])}: {one['message']}"
 
 
 def step_seconds(report: dict[str, Any]) -> float | None:

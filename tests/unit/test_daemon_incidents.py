@@ -140,14 +140,45 @@ def test_what_the_daemon_sees_itself_is_numbered_below_the_end_and_counted_for_t
     assert not store.tell(TARGET, "a", "0", {"kind": "lost", "message": "died", "seq": incidents.END}), (
         "there is one end"
     )
-    assert store.tell(TARGET, "a", "0", {"kind": "hang", "message": "silent again"})
+    assert store.tell(TARGET, "a", "0", {"kind": "corrupt", "message": "spoilt"})
     store.add(TARGET, "a", "0", [nan(1)])
     assert sorted(row["seq"] for row in store.query()) == [-3, -2, -1, 1]
     store.flush()
     other = IncidentStore.open(tmp_path / "state")
-    assert other.told(TARGET) == {"hang": 2, "lost": 1}
+    assert other.told(TARGET) == {"hang": 1, "lost": 1, "corrupt": 1}
     assert other.told((11, 12345, 100)) == {}
     other.close()
+
+
+def test_what_lasts_is_stored_once_by_however_many_daemons_until_it_is_over(tmp_path):
+    here, there = (IncidentStore(tmp_path / incidents.NAME) for _ in range(2))
+    heard = Heard()
+    there.listen(heard)
+
+    def told(store, kind):
+        is_new = store.tell(TARGET, "a", "0", {"kind": kind, "message": kind})
+        assert store.flush()
+        return is_new
+
+    assert [told(one, "hang") for one in (here, there)] == [True, False]
+    assert list(there.ongoing(TARGET)) == ["hang"]
+    assert [told(one, "hang_over") for one in (there, here)] == [True, False]
+    assert there.ongoing(TARGET) == {}
+    assert [told(one, "hang") for one in (here, there)] == [True, False]
+    assert [row["kind"] for row in here.query(order="id")] == ["hang", "hang_over", "hang"]
+    wait_until(lambda: len(heard.rows) == 3, what="who listens to the slower one hears of all")
+    assert [row["id"] for row in heard.rows] == [row["id"] for row in here.query(order="id")[::-1]]
+    for one in (here, there):
+        one.close()
+
+
+def test_what_lasts_is_known_to_when_its_beginning_was_pruned(store):
+    for kind, when in (("hang", 10.0), ("hang_over", 30.0), ("hang", 40.0)):
+        assert store.tell(TARGET, "a", "0", {"kind": kind, "message": "m", "time": when})
+    store.prune(20.0)
+    assert store.flush()
+    assert store.ongoing(TARGET) == {"hang": {"time": 40.0, "message": "m"}}
+    assert not store.tell(TARGET, "a", "0", {"kind": "hang", "message": "the same"})
 
 
 def test_half_a_character_and_a_time_to_come_are_made_storable(store):
