@@ -154,7 +154,7 @@ class Fleet:
         if self._only is not None:
             self._seen.add((pid, target.start_ticks))
         target.witness.memory = self._memories.of(pid)
-        self.recall(target)
+        self.catch_up(target)
         self._keep_incidents(target)
         _log.info("found an agent in process %d: run %s, rank %s", pid, target.claim.run, target.claim.rank)
         return target
@@ -268,7 +268,7 @@ class Fleet:
             message = f"the page of process {target.pid} {_SPOILT.get(target.ended.reason, _SPOILT['corrupt'])}"
             self.tell(target, "corrupt", message, reason=target.ended.reason)
 
-    def recall(self, target: Target) -> None:
+    def catch_up(self, target: Target) -> None:
         """Take from the store what daemons have told of a target: earlier ones, and those beside this one."""
         told = self.store.told(self._key(target))
         target.told |= {kind: max(count, target.told.get(kind, 0)) for kind, count in told.items()}
@@ -288,7 +288,7 @@ class Fleet:
         if self.store.tell(self._key(target), target.claim.run, target.claim.rank, incident):
             target.told[kind] = target.told.get(kind, 0) + 1
         if isinstance(target, Target):
-            self.recall(target)
+            self.catch_up(target)
         with self._keeping:
             target.herald.tell(target, [incident])
 

@@ -90,7 +90,7 @@ class Node:
         for rank in self.ranks:
             rank.target.close()
             rank.target = rank.seen()
-            self.fleet.recall(rank.target)
+            self.fleet.catch_up(rank.target)
 
     def close(self):
         self.fleet.store.close()
