@@ -115,7 +115,7 @@ def test_a_daemon_that_is_killed_and_comes_back_holds_its_agents_again(serve, ta
     wait_until(lambda: leases(target) == 0, what="the lease is gone with the daemon")
     second = serve()
     wait_until(lambda: leases(target) == 1, what="the new daemon holds the agent")
-    assert row_of(second, target)["is_held"]
+    wait_until(lambda: row_of(second, target)["is_held"], what="which it knows a moment after the agent does")
 
 
 def test_an_agent_that_nobody_holds_any_more_goes_after_the_lease(serve, target):

@@ -77,8 +77,19 @@ def test_every_end_is_told_by_what_the_kernel_says_and_with_what_was_done_last(s
     killed.signal(signal.SIGKILL)
     assert_told(daemon, killed, "signal SIGKILL", r"was killed by SIGKILL \(Killed\)")
     assert [process.wait() for process in processes] == [1, -signal.SIGSEGV, -signal.SIGKILL, -signal.SIGKILL]
-    with contextlib.closing(sqlite3.connect(tmp_path / "state" / "incidents.sqlite")) as database:
-        assert database.execute("SELECT COUNT(*) FROM incidents WHERE kind = 'lost'").fetchone() == (len(processes),)
+    file = tmp_path / "state" / "incidents.sqlite"
+    wait_until(lambda: len(stored(file)) == len(processes), what=lambda: f"the incidents in the file: {stored(file)}")
+
+
+def stored(file):
+    """Give the messages of the ends that are in the file by now: it is written, and made, by a thread."""
+    if not file.exists():
+        return []
+    with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as database:
+        try:
+            return [message for (message,) in database.execute("SELECT message FROM incidents WHERE kind = 'lost'")]
+        except sqlite3.OperationalError:  # it has no tables yet
+            return []
 
 
 def assert_told(daemon, process, reason, message):
@@ -100,6 +111,5 @@ def test_a_command_of_hookd_run_that_is_killed_is_an_incident_also_where_nobody_
     process.expect("^ready$")
     process.send("leave")
     assert process.wait() == 3
-    with contextlib.closing(sqlite3.connect(tmp_path / "incidents.sqlite")) as database:
-        stored = wait_until(lambda: database.execute("SELECT message FROM incidents").fetchall(), what="the incident")
-    assert "ended with exit code 3, without Python's own exit" in stored[0][0]
+    (message,) = wait_until(lambda: stored(tmp_path / "incidents.sqlite"), what="the incident")
+    assert "ended with exit code 3, without Python's own exit" in message
