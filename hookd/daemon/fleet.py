@@ -287,6 +287,8 @@ class Fleet:
         incident = {"time": time.time(), "kind": kind, "message": message, **fields}
         if self.store.tell(self._key(target), target.claim.run, target.claim.rank, incident):
             target.told[kind] = target.told.get(kind, 0) + 1
+        elif "seq" in fields:
+            return  # the end: it is known by now
         if isinstance(target, Target):
             self.catch_up(target)
         with self._keeping:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, describe
+from hookd.daemon import api, describe, receivers
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.evaluate import evaluate, require_allowed
 from hookd.daemon.fleet import Fleet
 from hookd.daemon.incidents import IncidentStore
+from hookd.daemon.receivers import Caller
 from hookd.daemon.selection import Limits
 from hookd.daemon.wanted import Wanted
 from hookd.daemon.watchers import watchers
@@ -68,6 +69,7 @@ class Service:
         self, config: ServeConfig, *, only: Collection[int] | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
         environ = os.environ if environ is None else environ
+        functions = {word: receivers.load(word) for word in config.receivers}
         self.config = config
         self.is_embedded = only is not None
         self.control = config.control or self._default_control(environ)
@@ -80,8 +82,9 @@ class Service:
         )
         self.fleet = Fleet(store, linger_s=config.linger_s, only=only)
         self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
-        for sender in self._senders:
-            store.listen(sender)
+        self._callers = [Caller(word, function, store) for word, function in functions.items()]
+        for receiver in (*self._senders, *self._callers):
+            store.listen(receiver)
         self._tally = Tally()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
@@ -118,6 +121,9 @@ class Service:
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.fleet.store.close)
+            for caller in self._callers:
+                stack.callback(caller.close)
+                await asyncio.to_thread(caller.catch_up)
             stack.callback(self._attachers.shutdown)
             stack.callback(self._by_rule.shutdown, cancel_futures=True)
             stack.callback(self._close_targets)

@@ -14,7 +14,8 @@ import pytest
 from hookd.daemon import incidents
 from hookd.daemon.database import SCHEMA, STEPS
 from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.receivers import Caller
+from hookd.daemon.receivers import Caller, load
+from hookd.errors import ConfigError
 from tests.support.environment import tool_environment
 from tests.support.processes import wait_until
 
@@ -480,3 +481,9 @@ def test_a_function_that_fails_or_hangs_holds_up_nobody(store):
     caller.close()
     assert store.flush()
     assert store.undelivered("slow", 10) == []
+
+
+@pytest.mark.parametrize("word", ["there_is_none:tell", "json:there.is_none", "json:__name__"])
+def test_a_function_that_cannot_be_called_is_told_by_its_name(word):
+    with pytest.raises(ConfigError, match=f"receiver '{word}' cannot be"):
+        load(word)
