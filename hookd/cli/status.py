@@ -149,7 +149,7 @@ def hang(told: dict[str, Any]) -> str:
     """Say where a target hangs, since when, and for whom it waits."""
     whom = f", waits for rank {', '.join(told['waits_for'])}" if told["waits_for"] else ""
     least = "at least " if told["at_least"] else ""
-    return f"hangs {told['where']} since {least}{told['for_s']:.0f} s{whom}"
+    return f"hangs {told['where']} for {least}{told['for_s']:.0f} s{whom}"
 
 
 def ongoing(told: dict[str, Any]) -> Iterator[str]:

@@ -50,12 +50,13 @@ def load(word: str) -> Callable[[Mapping[str, Any]], object]:
     module, _, name = word.partition(":")
     hint = "It is a function, in a module that the Python which runs hookd can import."
     try:
-        found = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception as exc:  # noqa: BLE001  whatever the module does while it is imported
         raise ConfigError(f"receiver '{word}' cannot be imported: {type(exc).__name__}: {exc}", hint=hint) from exc
     if not callable(found):
         raise ConfigError(f"receiver '{word}' cannot be called", hint=hint)
-    return found  # type: ignore[no-any-return]
+    function: Callable[[Mapping[str, Any]], object] = found
+    return function
 
 
 class Caller:

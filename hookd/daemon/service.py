@@ -83,7 +83,8 @@ class Service:
         self.fleet = Fleet(store, linger_s=config.linger_s, only=only)
         self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
         self._callers = [Caller(word, function, store) for word, function in functions.items()]
-        for receiver in (*self._senders, *self._callers):
+        told: list[receivers.Receiver] = [*self._senders, *self._callers]
+        for receiver in told:
             store.listen(receiver)
         self._tally = Tally()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
