@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, targets
-from hookd.errors import HookdError
+from hookd.errors import HookdError, PageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield "* counted from the attach: the program's own number of the step is not known"
     for row in rows:
         if "error" in row:
-            yield f"{row['pid']}: {row['error']} ({row['hint']})"
+            yield f"{row['pid']}: {row['error']}" + (f" ({row['hint']})" if row["hint"] else "")
             continue
         if blind := row["modules"].get("compiled", 0):
             yield f"{row['pid']}: {blind:.0f} more modules are compiled and not seen inside"
@@ -92,6 +92,9 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
+    if not isinstance(found, HookdError) and "identity" not in found:
+        reason = found.get("target", {}).get("reason") or "corrupt"
+        found = PageError("its page cannot be trusted, and is read no more", reason=reason, hint="The process goes on.")
     if isinstance(found, HookdError):
         return {"pid": pid, **found.as_json()}
     identity, target = found["identity"], found.get("target", {})

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from hookd.cli import output
 from hookd.cli.report import heading, incidents, modules
-from hookd.cli.status import _notes, _row
+from hookd.cli.status import _cells, _notes, _row
 
 
 @pytest.fixture(autouse=True)
@@ -155,3 +155,9 @@ def test_a_target_that_says_nonsense_of_itself_has_a_report(nonsense):
     found = report(incidents=[{"kind": "nan", "time": nonsense}])
     assert "process 7" in next(iter(heading({**found, "pid": 7, "identity": identity})))
     assert len(list(incidents(found))) == 2
+
+
+def test_one_page_that_was_never_good_does_not_keep_status_from_the_others():
+    row = _row(7, {"pid": 7, "target": {"state": "corrupt", "reason": "protocol"}})
+    assert (row["reason"], _cells(row)[3]) == ("protocol", "protocol")
+    assert list(_notes([row])) == ["7: its page cannot be trusted, and is read no more (The process goes on.)"]
