@@ -5,6 +5,10 @@
 writes monitoring/prometheusrule.yaml with all groups of deploy/prometheus/rules/*.yml, and deploy/grafana/kustomization.yaml
 with one ConfigMap for each dashboard there, which Grafana's sidecar finds by its label. To be run after a change of those; a
 test compares.
+
+    python deploy/kubernetes/generate.py https://git.example.org/hookd/blob/main/
+
+puts that before the path in each alert's `runbook_url`, docs/alerts.md#…, for who has these files on a server.
 """
 
 from __future__ import annotations
@@ -21,9 +25,17 @@ DASHBOARDS = Path("grafana/kustomization.yaml")
 _HEAD = "# Made by deploy/kubernetes/generate.py.\n"
 
 
-def prometheus_rule(rules: Path) -> dict[str, Any]:
-    """Put the groups of all rule files of a directory into one object for the Prometheus operator."""
+def prometheus_rule(rules: Path, docs: str = "") -> dict[str, Any]:
+    """Put the groups of all rule files of a directory into one object for the Prometheus operator.
+
+    Args:
+        rules: the directory.
+        docs: what stands before the path of each `runbook_url`.
+    """
     files = [yaml.safe_load(path.read_text("utf-8")) for path in sorted(rules.glob("*.yml"))]
+    for notes in (rule.get("annotations", {}) for file in files for group in file["groups"] for rule in group["rules"]):
+        if "runbook_url" in notes:
+            notes["runbook_url"] = docs + notes["runbook_url"]
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -45,15 +57,15 @@ def dashboards(directory: Path) -> dict[str, Any]:
     }
 
 
-def files(deploy: Path) -> dict[Path, str]:
-    """Give the text of each file by its path below `deploy`."""
-    made = {RULE: prometheus_rule(deploy / "prometheus" / "rules"), DASHBOARDS: dashboards(deploy / "grafana")}
+def files(deploy: Path, docs: str = "") -> dict[Path, str]:
+    """Give the text of each file by its path below `deploy`; `docs`: see `prometheus_rule`."""
+    made = {RULE: prometheus_rule(deploy / "prometheus" / "rules", docs), DASHBOARDS: dashboards(deploy / "grafana")}
     return {path: _HEAD + yaml.safe_dump(content, sort_keys=False, width=1000) for path, content in made.items()}
 
 
 def main() -> None:
-    """Write the files."""
-    for path, text in files(DEPLOY).items():
+    """Write the files. The first argument is what stands before the paths of the docs."""
+    for path, text in files(DEPLOY, *sys.argv[1:2]).items():
         (DEPLOY / path).parent.mkdir(exist_ok=True)
         (DEPLOY / path).write_text(text, "utf-8")
         sys.stderr.write(f"wrote {path}\n")

@@ -222,5 +222,20 @@ def test_what_is_generated_holds_every_group_and_dashboard(tmp_path):
     assert config_map["metadata"]["labels"] == {"grafana_dashboard": "1"}
 
 
+def test_runbooks_are_where_the_docs_are_served():
+    rules, where = DEPLOY / "prometheus" / "rules", "https://git.example.org/hookd/blob/main/"
+    paths, served = (
+        [
+            rule["annotations"]["runbook_url"]
+            for group in made["spec"]["groups"]
+            for rule in group["rules"]
+            if "alert" in rule
+        ]
+        for made in (generate().prometheus_rule(rules), generate().prometheus_rule(rules, where))
+    )
+    assert paths
+    assert served == [where + path for path in paths]
+
+
 def test_every_dashboard_fits_into_a_config_map():
     assert not [path for path in (DEPLOY / "grafana").glob("*.json") if path.stat().st_size > 1_000_000]
