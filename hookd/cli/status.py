@@ -176,7 +176,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(row["pid"]),
         output.shorten(str(row["run"]), 20),
-        row["rank"],
+        output.shorten(row["rank"], 10),
         row["state"],
         str(row["step"]["current"]) + ("" if row["step"]["is_absolute"] else "*"),
         output.seconds(row["step_seconds"]),
