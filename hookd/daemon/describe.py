@@ -31,7 +31,7 @@ def target_row(target: Target) -> dict[str, Any]:
         "step": describe_steps(snapshot) if snapshot is not None else None,
         "heartbeat_age_s": target.heartbeat_age_s(),
         "hang": target.hang,
-        "ongoing": target.ongoing,
+        "ongoing": target.ongoing if target.ended is None else {},
         "incidents": (len(snapshot.incidents) if snapshot is not None else 0) + sum(target.told.values()),
         "script": identity.script,
         "method": identity.method,
