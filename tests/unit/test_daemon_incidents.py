@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from hookd.daemon import incidents
+from hookd.daemon import drift, hangs, incidents, stragglers
 from hookd.daemon.database import SCHEMA, STEPS
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.receivers import Caller, load
@@ -487,3 +489,16 @@ def test_a_function_that_fails_or_hangs_holds_up_nobody(store):
 def test_a_function_that_cannot_be_called_is_told_by_its_name(word):
     with pytest.raises(ConfigError, match=f"receiver '{word}' cannot be"):
         load(word)
+
+
+def test_every_kind_of_incident_stands_in_the_documentation():
+    root = Path(__file__).parents[2]
+    sources = [*root.glob("plugins/hookd_*/*.py"), *root.glob("hookd/agent/*.py"), *root.glob("hookd/daemon/*.py")]
+    calls = re.compile(
+        r'(?:\.incident|report_incident|\bsee|\.tell)\((?:\s*(?:entry\.name|change\.name|"hookd"|target|one),)?\s*"([a-z_]+)"'
+    )
+    told = {kind for path in sources for kind in calls.findall(path.read_text())}
+    told |= {hangs.HANG, hangs.OVER, stragglers.TOLD, stragglers.OVER, drift.TOLD, drift.OVER, "nan", "inf"}
+    assert told >= {"corrupt", "eval", "leak", "lost", "loss_spike", "quarantine", "training_changed"}
+    known = (root / "docs" / "incidents.md").read_text()
+    assert {kind for kind in told if f"`{kind}`" not in known} == set()
