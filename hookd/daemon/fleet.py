@@ -270,9 +270,8 @@ class Fleet:
 
     def catch_up(self, target: Target) -> None:
         """Take from the store what daemons have told of a target: earlier ones, and those beside this one."""
-        told = self.store.told(self._key(target))
+        told, target.ongoing = self.store.own(self._key(target))
         target.told |= {kind: max(count, target.told.get(kind, 0)) for kind, count in told.items()}
-        target.ongoing = self.store.ongoing(self._key(target))
 
     def tell(self, target: Target | Held, kind: str, message: str, **fields: Any) -> None:
         """Log an incident that the daemon itself has seen; store and count it, unless another daemon was quicker.

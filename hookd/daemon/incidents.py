@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd.daemon import database
 from hookd.daemon.database import NAME
@@ -49,6 +49,18 @@ _OWN = (
     "SELECT seq, kind, time, message FROM incidents WHERE boot = ? AND pid = ? AND start = ? AND page = ? AND seq < 0"
 )
 _IS_DISMISSED = "SELECT 1 FROM dismissed WHERE boot = ? AND pid = ? AND start = ?"
+
+
+class Own(NamedTuple):
+    """What daemons have seen of one target themselves.
+
+    Attributes:
+        told: by kind, how many incidents.
+        ongoing: by kind, `time` and `message` of those that are not over; not the end.
+    """
+
+    told: dict[str, int]
+    ongoing: dict[str, dict[str, Any]]
 
 
 class IncidentStore:
@@ -107,20 +119,18 @@ class IncidentStore:
             self._put([self._row(target, run, rank, {**incident, "seq": incident.get("seq", number)})])
         return known is None
 
-    def told(self, target: tuple[int, int, int]) -> dict[str, int]:
-        """Count by kind what the daemon itself has seen of a target, whichever daemon it was."""
-        kinds = [own["kind"] for own in self._own(target).values()]
-        return {kind: kinds.count(kind) for kind in kinds}
-
-    def ongoing(self, target: tuple[int, int, int]) -> dict[str, dict[str, Any]]:
-        """Give by kind `time` and `message` of what the daemon itself has seen of a target and is not over."""
-        found: dict[str, dict[str, Any]] = {}
+    def own(self, target: tuple[int, int, int]) -> Own:
+        """Sum up what daemons have seen of a target themselves, whichever daemon it was."""
+        told: dict[str, int] = {}
+        ongoing: dict[str, dict[str, Any]] = {}
         for number, own in sorted(self._own(target).items(), reverse=True):  # as they were told
-            if own["kind"].endswith(OVER):
-                found.pop(own["kind"].removesuffix(OVER), None)
+            kind = own["kind"]
+            told[kind] = told.get(kind, 0) + 1
+            if kind.endswith(OVER):
+                ongoing.pop(kind.removesuffix(OVER), None)
             elif number != END:
-                found[own["kind"]] = {"time": own["time"], "message": own["message"]}
-        return found
+                ongoing[kind] = {"time": own["time"], "message": own["message"]}
+        return Own(told, ongoing)
 
     def prune(self, before: float) -> None:
         """Forget what is older than `before`, in unix seconds, also of what no disk has taken yet."""

@@ -148,8 +148,8 @@ def test_what_the_daemon_sees_itself_is_numbered_below_the_end_and_counted_for_t
     assert sorted(row["seq"] for row in store.query()) == [-3, -2, -1, 1]
     store.flush()
     other = IncidentStore.open(tmp_path / "state")
-    assert other.told(TARGET) == {"hang": 1, "lost": 1, "corrupt": 1}
-    assert other.told((11, 12345, 100)) == {}
+    assert other.own(TARGET).told == {"hang": 1, "lost": 1, "corrupt": 1}
+    assert other.own((11, 12345, 100)).told == {}
     other.close()
 
 
@@ -164,9 +164,9 @@ def test_what_lasts_is_stored_once_by_however_many_daemons_until_it_is_over(tmp_
         return is_new
 
     assert [told(one, "hang") for one in (here, there)] == [True, False]
-    assert list(there.ongoing(TARGET)) == ["hang"]
+    assert list(there.own(TARGET).ongoing) == ["hang"]
     assert [told(one, "hang_over") for one in (there, here)] == [True, False]
-    assert there.ongoing(TARGET) == {}
+    assert there.own(TARGET).ongoing == {}
     assert [told(one, "hang") for one in (here, there)] == [True, False]
     assert [row["kind"] for row in here.query(order="id")] == ["hang", "hang_over", "hang"]
     wait_until(lambda: len(heard.rows) == 3, what="who listens to the slower one hears of all")
@@ -180,7 +180,7 @@ def test_what_lasts_is_known_to_when_its_beginning_was_pruned(store):
         assert store.tell(TARGET, "a", "0", {"kind": kind, "message": "m", "time": when})
     store.prune(20.0)
     assert store.flush()
-    assert store.ongoing(TARGET) == {"hang": {"time": 40.0, "message": "m"}}
+    assert store.own(TARGET).ongoing == {"hang": {"time": 40.0, "message": "m"}}
     assert not store.tell(TARGET, "a", "0", {"kind": "hang", "message": "the same"})
 
 
@@ -296,7 +296,7 @@ def test_a_full_disk_is_told_once_and_what_came_meanwhile_is_stored_when_there_i
     assert not store.flush()
     assert store.tell(TARGET, "r", "0", {"kind": "lost", "message": "x", "seq": incidents.END})
     assert not store.tell(TARGET, "r", "0", {"kind": "lost", "message": "x", "seq": incidents.END})
-    assert store.told(TARGET) == {"lost": 1}
+    assert store.own(TARGET).told == {"lost": 1}
     assert [row["id"] for row in store.query(kind="lost")] == [None]
     assert len([one for one in caplog.records if "memory only" in one.message]) == 1
     store._ledger._writer.execute("PRAGMA max_page_count = 1000000")
