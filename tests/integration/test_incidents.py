@@ -119,7 +119,7 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
         assert [kind for (kind,) in file.execute("SELECT kind FROM readable")] == ["nan", "lost"]
         notices = file.execute("SELECT COUNT(*), COUNT(delivered) FROM notices").fetchone()
     file.close()
-    assert notices == (2, 2)
+    assert notices == (4, 4), "of the webhook and of the function"
 
     def paged():
         return (tmp_path / "paged").read_text().splitlines()
