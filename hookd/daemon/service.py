@@ -45,7 +45,7 @@ EMBEDDED_LEASE_S = 60.0
 EMBEDDED_RETENTION_DAYS, EMBEDDED_RETENTION_MB = 365.0, 1000.0
 """It does not read the configuration of `hookd serve`, whose incidents are in the same file: it forgets none of less."""
 ATTACH_THREADS = 16
-LOOK_THREADS = 8
+LOOK_THREADS = 4
 DAY_S = 86400.0
 FORGET_S = 60.0
 _log = logging.getLogger(__name__)
