@@ -36,7 +36,7 @@ def run_label(environ: Mapping[str, str], script: str) -> str:
         environ: the target's environment.
         script: `sys.argv[0]` of the target, or what `script_name` makes of its command line.
     """
-    return _clean(environ.get("HOOKD_RUN", "")) or _slurm(environ) or _elastic(environ) or script_name(script)
+    return clean(environ.get("HOOKD_RUN", "")) or _slurm(environ) or _elastic(environ) or script_name(script)
 
 
 def script_name(script: str) -> str:
@@ -44,7 +44,7 @@ def script_name(script: str) -> str:
     head, name = os.path.split(script.rstrip("/"))
     if name == "__main__.py":
         name = os.path.split(head)[1]
-    return (_clean(name) if name not in ("-c", "-m", "-") else "") or "python"
+    return (clean(name) if name not in ("-c", "-m", "-") else "") or "python"
 
 
 def rank_label(environ: Mapping[str, str]) -> str:
@@ -114,20 +114,21 @@ def claim(pid: int, job: int, rank: str, wanted: str, *, chosen: bool, others: I
     return Claim(pid, job, rank, wanted, names[-1])
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """Make one short line of a name, with `_` for what a terminal or a log would obey."""
     kept = (one if any(low <= one <= high for low, high in _PRINTABLE) else "_" for one in text.strip()[:MAX_RUN])
     return "".join(kept)
 
 
 def _slurm(environ: Mapping[str, str]) -> str:
-    job, step = _clean(environ.get("SLURM_JOB_ID", "")), environ.get("SLURM_STEP_ID", "")
+    job, step = clean(environ.get("SLURM_JOB_ID", "")), environ.get("SLURM_STEP_ID", "")
     if job and step.isdecimal() and int(step) < _SLURM_PSEUDO_STEPS:
         return f"{job}.{int(step)}"
     return job
 
 
 def _elastic(environ: Mapping[str, str]) -> str:
-    run = _clean(environ.get("TORCHELASTIC_RUN_ID", ""))
+    run = clean(environ.get("TORCHELASTIC_RUN_ID", ""))
     try:
         uuid.UUID(run)
     except ValueError:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hookd.context import Context
     from hookd.plugin import Plugin
 
-CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compiling", "hang", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
+CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compiling", "hang", "straggler", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
 """Words that begin the names of core metrics, so no plugin can have them as a name."""
 
 

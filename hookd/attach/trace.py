@@ -59,8 +59,13 @@ def take(pid: int, steps: int, into: BinaryIO, *, timeout_s: float, max_bytes: i
     with Control.connect(pid) as control:
         _ask(control, steps, max_bytes)
         state = _await(control, steps, deadline, timeout_s)
-        size = _copy(pid, int(state["fd"]), into, max_bytes)
-    return Trace(int(state["steps"]), int(state["first"]), size, float(state["pause_s"]), bool(state["all_threads"]))
+        try:
+            number, done, first = (int(state[key]) for key in ("fd", "steps", "first"))
+            pause_s, all_threads = float(state["pause_s"]), state["all_threads"] is True
+        except (KeyError, TypeError, ValueError, OverflowError) as exc:
+            raise ControlError(f"the agent in process {pid} does not speak our protocol", reason="protocol") from exc
+        size = _copy(pid, number, into, max_bytes)
+    return Trace(done, first, size, pause_s, all_threads)
 
 
 def _ask(control: Control, steps: int, max_bytes: int) -> None:
@@ -81,7 +86,8 @@ def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> d
         if state.get("state") == "done":
             return state
         if state.get("state") == "failed":
-            told = state.get("failure") or {}
+            told = state.get("failure")
+            told = told if isinstance(told, dict) else {}
             raise errors.rebuild(
                 told.get("kind"), told.get("error"), told.get("reason"), told.get("hint", ""), ControlError
             )

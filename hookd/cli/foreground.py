@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +22,11 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
     """
     from hookd.attach import payload, target
     from hookd.config import load
+    from hookd.daemon import log
     from hookd.daemon.actions import Order
     from hookd.daemon.embedded import attach_and_serve
 
-    logging.basicConfig(level=logging.WARNING, format="hookd: %(message)s")
+    log.to_terminal()
     config = load({"listen": watch.listen}, os.environ)
     payload.build(watch.plugins, watch.plugin_dirs)
     pids = chosen.pids

@@ -67,8 +67,8 @@ def incidents(
     if not found and not follow:
         output.say("no incidents")
     if follow:
-        last = found[-1:] or stored.rows(client, state_dir, limit=1, order="id")
-        _follow(host, state_dir, (last[0]["id"] or 0) if last else 0, as_json=as_json, **wanted)
+        last = found or stored.rows(client, state_dir, order="id")
+        _follow(host, state_dir, max((row["id"] or 0 for row in last), default=0), as_json=as_json, **wanted)
 
 
 def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bool, **wanted: Any) -> None:

@@ -42,8 +42,8 @@ def finite(data: Any) -> Any:
 
 
 def say(message: str) -> None:
-    """Print talk, on stderr."""
-    click.echo(message, err=True)
+    """Print talk, on stderr; it may quote a target."""
+    click.echo(plain(message, lines=True), err=True)
 
 
 def complain(error: HookdError) -> None:
@@ -75,11 +75,11 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def fill(empty: Table, rows: Iterable[Sequence[str]]) -> Table:
-    """Add rows of plain text (square brackets in a command line are no markup)."""
+    """Add rows of plain text (square brackets in a command line are no markup); it may be a target's."""
     from rich.text import Text
 
     for row in rows:
-        empty.add_row(*(Text(cell) for cell in row))
+        empty.add_row(*(Text(plain(cell, lines=True)) for cell in row))
     return empty
 
 
@@ -101,7 +101,8 @@ def columns() -> int:
 
 
 def wrap(text: str, indent: str = "  ") -> str:
-    """Break a line for people; what follows the first part is indented."""
+    """Break a line for people, of text that may be a target's; what follows the first part is indented."""
+    text = plain(text, lines=True)
     return textwrap.fill(text, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hookd.cli import options, output, targets
-from hookd.cli.status import hang, paused, state, step_seconds
+from hookd.cli.incidents import moment
+from hookd.cli.status import hang, ongoing, paused, state, step_seconds
 from hookd.errors import PageError
 
 if TYPE_CHECKING:
@@ -93,9 +93,8 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
     """Say in a few lines who the target is, where it stands and where its time goes."""
     identity, target = found["identity"], found.get("target", {})
     run, rank = target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
-    of = f" of {identity['world_size']}" if identity.get("world_size", 1) > 1 else ""
-    since = time.strftime("%H:%M:%S", time.localtime(identity.get("attached", 0)))
-    yield f"{identity.get('script') or '(no script)'}: run {run}, rank {rank}{of}, process {found['pid']}"
+    since = clock(identity.get("attached"))
+    yield f"{identity.get('script') or '(no script)'}: run {run}, rank {rank}{of_world(identity)}, process {found['pid']}"
     yield f"Python {identity.get('python')}, torch {identity.get('torch')}; watched since {since} ({identity.get('method')})"
     overhead = found["overhead"]["ratio"]
     cost = f"of which hookd takes {output.percent(overhead)}" if overhead is not None else "hookd's cost not yet known"
@@ -108,6 +107,7 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
     if stuck := target.get("hang"):
         yield hang(stuck)
         yield f"told when it was found: {stuck['message']}"
+    yield from ongoing(target.get("ongoing", {}))
     if dropped := target.get("series_dropped"):
         from hookd.daemon.selection import told
 
@@ -117,6 +117,17 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
     seen = {state: count for state, count in found["observed"].items() if count}
     if seen:
         yield "modules: " + ", ".join(f"{count:.0f} {state.replace('_', ' ')}" for state, count in seen.items())
+
+
+def of_world(identity: dict[str, Any]) -> str:
+    """Say of how many ranks it is one, ` of 4`; nothing of one alone. The number is the target's word."""
+    size = identity.get("world_size")
+    return f" of {size}" if isinstance(size, int) and size > 1 else ""
+
+
+def clock(unix_s: object) -> str:
+    """Write the hour of a time that a target says."""
+    return moment(unix_s).rpartition(" ")[2] if isinstance(unix_s, (int, float)) else "-"
 
 
 def phases(found: dict[str, Any]) -> list[tuple[str, float]]:
@@ -265,7 +276,7 @@ def incidents(found: dict[str, Any]) -> Iterator[str]:
         return
     yield "incidents:"
     for incident in found["incidents"]:
-        when = time.strftime("%H:%M:%S", time.localtime(incident.get("time", 0)))
+        when = clock(incident.get("time"))
         yield f"  {when}  {incident.get('message') or incident.get('kind')}"
         if "no_bundle" in incident:
             yield f"  {'':8}  no bundle: {incident['no_bundle']}"

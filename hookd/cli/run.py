@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -49,8 +48,9 @@ def run(
     from hookd.attach import AttachRequest
     from hookd.attach import command as process
     from hookd.config import load
+    from hookd.daemon import log
 
-    logging.basicConfig(level=logging.WARNING, format="hookd: %(message)s")
+    log.to_terminal()
     config = load({"listen": listen}, os.environ)
     request = AttachRequest(
         plugins=tuple(map(config.with_options, options.parse_plugins(plugins) or config.plugins)),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, targets
-from hookd.errors import HookdError
+from hookd.errors import HookdError, PageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield "* counted from the attach: the program's own number of the step is not known"
     for row in rows:
         if "error" in row:
-            yield f"{row['pid']}: {row['error']} ({row['hint']})"
+            yield f"{row['pid']}: {row['error']}" + (f" ({row['hint']})" if row["hint"] else "")
             continue
         if blind := row["modules"].get("compiled", 0):
             yield f"{row['pid']}: {blind:.0f} more modules are compiled and not seen inside"
@@ -85,12 +85,16 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['pid']}: {row['paused']}"
         if row["hang"]:
             yield f"{row['pid']}: {hang(row['hang'])}"
+        yield from (f"{row['pid']}: {line}" for line in ongoing(row["ongoing"]))
         if row["incident"]:
             more = f" (and {row['incidents'] - 1} more: hookd report {row['pid']})" if row["incidents"] > 1 else ""
             yield f"{row['pid']}: {row['incident']}{more}"
 
 
 def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
+    if not isinstance(found, HookdError) and "identity" not in found:
+        reason = found.get("target", {}).get("reason") or "corrupt"
+        found = PageError("its page cannot be trusted, and is read no more", reason=reason, hint="The process goes on.")
     if isinstance(found, HookdError):
         return {"pid": pid, **found.as_json()}
     identity, target = found["identity"], found.get("target", {})
@@ -106,7 +110,8 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         "modules": found["observed"],
         "plugins": {one["name"]: one.get("settings", {}) for one in found["plugins"]},
         "changed_by": [one["name"] for one in found["plugins"] if one.get("changes_training")],
-        "incidents": len(incidents),
+        "ongoing": target.get("ongoing", {}),
+        "incidents": target.get("incidents", len(incidents)),
         "incident": _foremost(incidents),
         "last_incident": incidents[-1].get("message") if incidents else None,
         "paused": paused(found),
@@ -147,7 +152,16 @@ def hang(told: dict[str, Any]) -> str:
     """Say where a target hangs, since when, and for whom it waits."""
     whom = f", waits for rank {', '.join(told['waits_for'])}" if told["waits_for"] else ""
     least = "at least " if told["at_least"] else ""
-    return f"hangs {told['where']} since {least}{told['for_s']:.0f} s{whom}"
+    return f"hangs {told['where']} for {least}{told['for_s']:.0f} s{whom}"
+
+
+def ongoing(told: dict[str, Any]) -> Iterator[str]:
+    """Say what the daemon has told of a target and is not over, but for a hang, which has words of its own."""
+    from hookd.cli.incidents import moment
+
+    for kind, one in told.items():
+        if kind != "hang":
+            yield f"{kind} since {moment(one['time'])}: {one['message']}"
 
 
 def step_seconds(report: dict[str, Any]) -> float | None:
@@ -162,7 +176,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(row["pid"]),
         output.shorten(str(row["run"]), 20),
-        row["rank"],
+        output.shorten(row["rank"], 10),
         row["state"],
         str(row["step"]["current"]) + ("" if row["step"]["is_absolute"] else "*"),
         output.seconds(row["step_seconds"]),

@@ -47,6 +47,7 @@ from hookd.config.values import (
     as_text,
     read_address,
     read_detail,
+    read_functions,
     read_number,
     read_path,
     read_paths,
@@ -97,6 +98,7 @@ class ServeConfig:
         linger_s: how long a dead target's last counters are served, in seconds.
         poll_s: how often heartbeats are looked at, in seconds.
         scan_s: how often new processes are looked for, in seconds.
+        receivers: functions that are called with each incident, each as `module:function`; see docs/incidents.md.
         plugins: what is enabled where an attach names none.
         plugin_dirs: where plugins are sought beside those installed.
         timeout_s: how long an attach may take, in seconds.
@@ -126,6 +128,7 @@ class ServeConfig:
     scan_s: float = _setting("serve", 1.0, read_number(0.05, 3600))
     retention_days: float = _setting("serve", 30.0, read_number(0))
     retention_mb: float = _setting("serve", 100.0, read_number(1))
+    receivers: tuple[str, ...] = _setting("serve", (), read_functions)
     plugins: tuple[PluginSpec, ...] = _setting("attach", DEFAULT_PLUGINS, read_plugins)
     plugin_dirs: tuple[Path, ...] = _setting("attach", (), read_paths)
     timeout_s: float = _setting("attach", 10.0, read_number(0.1, 3600))

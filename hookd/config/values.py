@@ -15,6 +15,7 @@ from typing import Any
 from hookd.errors import ConfigError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:/\[\]]*)):(?P<port>\d{1,5})\Z")
 
 
@@ -155,6 +156,14 @@ def read_paths(value: object) -> tuple[Path, ...]:
     if not isinstance(parts, Sequence):
         raise ValueError("is no list of paths")  # noqa: TRY004  one kind of error for every reader
     return tuple(read_path(part) for part in parts)
+
+
+def read_functions(value: object) -> tuple[str, ...]:
+    """Read a list of functions, each as `module:function`, or a string of them."""
+    parts = value.split() if isinstance(value, str) else value
+    if not isinstance(parts, Sequence) or not all(isinstance(one, str) and _FUNCTION.match(one) for one in parts):
+        raise ValueError("is no list of functions; write module:function")
+    return tuple(dict.fromkeys(parts))
 
 
 def read_plugins(value: object) -> tuple[PluginSpec, ...]:

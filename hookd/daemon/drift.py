@@ -160,7 +160,7 @@ class Drift:
     @staticmethod
     def _is_told(one: Target) -> bool:
         """Whether it was told of, and not yet that it is over: by this daemon or by one before it."""
-        return one.told.get(TOLD, 0) > one.told.get(OVER, 0)
+        return TOLD in one.ongoing
 
     def _tell(self, kept: _Kept, one: Target, found: Difference) -> None:
         since, first = kept.agreed.get(one), kept.first[one]

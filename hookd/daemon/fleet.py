@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -62,6 +63,7 @@ class Fleet:
         self._held: dict[int, Target] = {}
         self._ended: list[Target] = []
         self._seen: set[tuple[int, int]] = set()
+        self._failing: weakref.WeakSet[Target] = weakref.WeakSet()
         self._is_closed = False
 
     def targets(self) -> list[Target]:
@@ -147,12 +149,12 @@ class Fleet:
             return None
         self._make_way(target.identity)
         target.claim = self.claim(target.identity, pid)
-        self._ended = [old for old in self._ended if not _is_same(old.claim, target.claim)]
+        self._take_over(target.claim)
         self._held[pid] = target
         if self._only is not None:
             self._seen.add((pid, target.start_ticks))
         target.witness.memory = self._memories.of(pid)
-        target.told = self.store.told(self._key(target))
+        self.catch_up(target)
         self._keep_incidents(target)
         _log.info("found an agent in process %d: run %s, rank %s", pid, target.claim.run, target.claim.rank)
         return target
@@ -161,7 +163,8 @@ class Fleet:
         """Settle the run and rank of a process that is, or is about to become, a target."""
         job = labels.launcher(identity.world_size, pid, identity.ppid)
         with self._lock:
-            others = [other.claim for other in self._held.values() if other.ended is None and other.pid != pid]
+            held = [other for other in self._held.values() if other.pid != pid]
+            others = [one.claim for one in held if one.ended is None or one.state == "corrupt"]  # it is served, too
         return labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others)
 
     def _make_way(self, identity: Identity) -> None:
@@ -171,6 +174,12 @@ class Fleet:
             if identity.world_size > 1 and parent is not None and parent.identity.world_size == 1:
                 old = parent.claim
                 parent.claim = labels.Claim(parent.pid, parent.pid, "launcher", old.wanted, old.run)
+                self._take_over(parent.claim)
+
+    def _take_over(self, claim: labels.Claim) -> None:
+        """Serve no more who lingers under this name: there must be one series of each."""
+        with self._lock:
+            self._ended = [old for old in self._ended if not _is_same(old.claim, claim)]
 
     def _left(self, target: Target) -> None:
         """No good page was found in a process that had one: it was detached, is another program now, or spoilt it."""
@@ -189,19 +198,27 @@ class Fleet:
         """Look at every page and process, and let go of what has lingered long enough."""
         self._memories.look()
         for target in self.targets():
-            if target.ended is None:
-                target.poll()
-                self._keep_incidents(target)
-                self._rename(target)
-            elif target.state == "corrupt" and not target.is_running():
-                target.lose()
-            if target.state == "corrupt":
-                self._tell_corrupt(target)
-            elif target.ended is not None:
-                self._retire(target)
+            try:
+                self._see(target)
+            except Exception:  # noqa: BLE001  whatever it is, the others are looked at
+                if target not in self._failing:
+                    self._failing.add(target)
+                    _log.exception("target %d cannot be looked at", target.pid)
         with self._lock:
             now = self._clock()
             self._ended = [one for one in self._ended if one.ended is None or now - one.ended.at < self._linger_s]
+
+    def _see(self, target: Target) -> None:
+        if target.ended is None:
+            target.poll()
+            self._keep_incidents(target)
+            self._rename(target)
+        elif target.state == "corrupt" and not target.is_running():
+            target.lose()
+        if target.state == "corrupt":
+            self._tell_corrupt(target)
+        elif target.ended is not None:
+            self._retire(target)
 
     def _rename(self, target: Target) -> None:
         """Serve a target under what its page says by now: its rank is known once torch.distributed has begun."""
@@ -210,6 +227,7 @@ class Fleet:
         if (before.run, before.rank, before.world_size) != (after.run, after.rank, after.world_size):
             self._make_way(after)
             target.claim = self.claim(after, target.pid)
+            self._take_over(target.claim)
             _log.info("target %d is now run %s, rank %s", target.pid, target.claim.run, target.claim.rank)
 
     def lose(self, target: Target) -> None:
@@ -227,7 +245,8 @@ class Fleet:
             if self._held.get(target.pid) is not target:
                 return
             del self._held[target.pid]
-            self._ended.append(target)
+            if not any(_is_same(one.claim, target.claim) for one in self._held.values()):
+                self._ended.append(target)
         target.release()
         self._census.recheck(target.pid)
         self._keep_incidents(target)
@@ -249,12 +268,17 @@ class Fleet:
             message = f"the page of process {target.pid} {_SPOILT.get(target.ended.reason, _SPOILT['corrupt'])}"
             self.tell(target, "corrupt", message, reason=target.ended.reason)
 
+    def catch_up(self, target: Target) -> None:
+        """Take from the store what daemons have told of a target: earlier ones, and those beside this one."""
+        told, target.ongoing = self.store.own(self._key(target))
+        target.told |= {kind: max(count, target.told.get(kind, 0)) for kind, count in told.items()}
+
     def tell(self, target: Target | Held, kind: str, message: str, **fields: Any) -> None:
-        """Store and log an incident that the daemon itself has seen, and count it.
+        """Log an incident that the daemon itself has seen; store and count it, unless another daemon was quicker.
 
         Args:
             target: that it is about; or what an earlier daemon has noted of one.
-            kind: one word, of a handful: it is a label.
+            kind: one word, of a handful: it is a label. What lasts is told by `KIND`, and that it is over by `KIND_over`.
             message: for a person.
             fields: what else is known, as JSON: `step` and `module` have columns of their own, all is kept; `time`
                 where it is not now.
@@ -262,8 +286,12 @@ class Fleet:
         incident = {"time": time.time(), "kind": kind, "message": message, **fields}
         if self.store.tell(self._key(target), target.claim.run, target.claim.rank, incident):
             target.told[kind] = target.told.get(kind, 0) + 1
-            with self._keeping:
-                target.herald.tell(target, [incident])
+        elif "seq" in fields:
+            return  # the end: it is known by now
+        if isinstance(target, Target):
+            self.catch_up(target)
+        with self._keeping:
+            target.herald.tell(target, [incident])
 
     def _keep_incidents(self, target: Target) -> None:
         snapshot = target.last()

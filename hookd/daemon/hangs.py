@@ -226,7 +226,7 @@ class Hangs:
     def _recall(self, new: Iterable[Target], members: Sequence[Target]) -> _Told | None:
         """Find a hang of which a daemon before this one has told and that was not over when it looked last."""
         for target in new:
-            if target.told.get(HANG, 0) > target.told.get(OVER, 0) and target.ended is None:
+            if HANG in target.ongoing and target.ended is None:
                 found = self._fleet.store.query({(target.pid, target.start_ticks)}, kind=HANG, limit=1)
                 detail = found[0]["detail"] if found else {}
                 told = _Told(target, detail.get("for_s", 0.0), detail.get("for_s", 0.0), at_least=True)

@@ -39,8 +39,8 @@ class Identity:
         script = text(raw, "script")
         offset = raw.get("step_offset")
         return cls(
-            run=text(raw, "run")[: labels.MAX_RUN] or labels.script_name(script),
-            rank=text(raw, "rank") or "0",
+            run=labels.clean(text(raw, "run")) or labels.script_name(script),
+            rank=labels.clean(text(raw, "rank")) or "0",
             local_rank=_whole(raw, "local_rank"),
             world_size=max(1, _whole(raw, "world_size")),
             script=script,

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd.daemon import database
 from hookd.daemon.database import NAME
@@ -24,6 +24,8 @@ __all__ = ["END", "MAX_BYTES", "MAX_ROWS", "NAME", "IncidentStore", "query", "re
 
 END = -1
 """The number of the incident that tells of a target's end: there is one at most."""
+OVER = "_over"
+"""What lasts is told by a kind, that it is over by the same with this behind it: `hang`, `hang_over`."""
 MAX_BYTES = 100_000_000
 """Bytes of the file where nobody says otherwise."""
 ANSWER_S = 1.0
@@ -43,8 +45,22 @@ _UNDELIVERED = (
     f"SELECT {', '.join(COLUMNS)} FROM incidents WHERE id IN"  # noqa: S608
     " (SELECT incident FROM notices WHERE receiver = ? AND delivered IS NULL) ORDER BY id LIMIT ?"
 )
-_OWN = "SELECT seq, kind FROM incidents WHERE boot = ? AND pid = ? AND start = ? AND page = ? AND seq < 0"
+_OWN = (
+    "SELECT seq, kind, time, message FROM incidents WHERE boot = ? AND pid = ? AND start = ? AND page = ? AND seq < 0"
+)
 _IS_DISMISSED = "SELECT 1 FROM dismissed WHERE boot = ? AND pid = ? AND start = ?"
+
+
+class Own(NamedTuple):
+    """What daemons have seen of one target themselves.
+
+    Attributes:
+        told: by kind, how many incidents.
+        ongoing: by kind, `time` and `message` of those that are not over; not the end.
+    """
+
+    told: dict[str, int]
+    ongoing: dict[str, dict[str, Any]]
 
 
 class IncidentStore:
@@ -93,20 +109,28 @@ class IncidentStore:
         """Store what the daemon itself has seen. Without a `seq` it gets the next free number below 0.
 
         Returns:
-            False if there is one of this number already.
+            False if it was told already: there is one of this number, or what lasts is not over. Several daemons may
+            look at one target; the receivers of each are told nevertheless.
         """
-        with self._telling:  # nobody else gives such numbers
+        with self._telling:  # no other thread gives such numbers
             own = self._own(target)
-            row = self._row(target, run, rank, {"seq": min([END, *own]) - 1, **incident})
-            if row["seq"] in own:
-                return False
-            self._put([row])
-        return True
+            known = _told_as(incident, own)
+            number = min([END, *own]) - 1 if known is None else known
+            self._put([self._row(target, run, rank, {**incident, "seq": incident.get("seq", number)})])
+        return known is None
 
-    def told(self, target: tuple[int, int, int]) -> dict[str, int]:
-        """Count by kind what the daemon itself has seen of a target, whichever daemon it was."""
-        kinds = list(self._own(target).values())
-        return {kind: kinds.count(kind) for kind in kinds}
+    def own(self, target: tuple[int, int, int]) -> Own:
+        """Sum up what daemons have seen of a target themselves, whichever daemon it was."""
+        told: dict[str, int] = {}
+        ongoing: dict[str, dict[str, Any]] = {}
+        for number, own in sorted(self._own(target).items(), reverse=True):  # as they were told
+            kind = own["kind"]
+            told[kind] = told.get(kind, 0) + 1
+            if kind.endswith(OVER):
+                ongoing.pop(kind.removesuffix(OVER), None)
+            elif number != END:
+                ongoing[kind] = {"time": own["time"], "message": own["message"]}
+        return Own(told, ongoing)
 
     def prune(self, before: float) -> None:
         """Forget what is older than `before`, in unix seconds, also of what no disk has taken yet."""
@@ -195,11 +219,12 @@ class IncidentStore:
         """Give what is on its way. To be asked before the file is: then nothing falls between the two."""
         return [write.row for write in self._ledger.waiting().values() if write.row is not None]
 
-    def _own(self, target: tuple[int, int, int]) -> dict[int, str]:
-        """Give the numbers below 0 of a target, with their kinds."""
+    def _own(self, target: tuple[int, int, int]) -> dict[int, dict[str, Any]]:
+        """Give the numbers below 0 of a target, with `kind`, `time` and `message`."""
         of = (self._boot, *target)
-        own = {row["seq"]: row["kind"] for row in self._waiting() if key(row)[:-1] == of and row["seq"] < 0}
-        return own | dict(self._ledger.read(lambda one: one.execute(_OWN, of).fetchall(), []))
+        own = {row["seq"]: row for row in self._waiting() if key(row)[:-1] == of and row["seq"] < 0}
+        rows: list[Any] = self._ledger.read(lambda one: one.execute(_OWN, of).fetchall(), [])
+        return own | {number: {"kind": kind, "time": when, "message": text} for number, kind, when, text in rows}
 
     def _news(self, writes: Iterable[Write]) -> Callable[[], None]:
         """Find out who is to be told of what. The file is asked, so that a restart tells nothing twice."""
@@ -227,6 +252,16 @@ class IncidentStore:
     def _was_noticed(self, receiver: Receiver, row: Mapping[str, Any]) -> bool:
         asked = (receiver.name, *key(row))
         return self._ledger.read(lambda one: one.execute(_WAS_NOTICED, asked).fetchone(), None) is not None
+
+
+def _told_as(incident: Mapping[str, Any], own: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """Find the number under which something is told already: its own, or that of the last word on what lasts."""
+    if "seq" in incident:
+        number: int = incident["seq"]
+        return number if number in own else None
+    lasting = str(incident["kind"]).removesuffix(OVER)
+    words = [number for number, one in own.items() if one["kind"] in (lasting, lasting + OVER)]
+    return min(words) if words and own[min(words)]["kind"] == incident["kind"] else None
 
 
 def read_only(state_dir: Path) -> sqlite3.Connection | None:

@@ -7,7 +7,7 @@ import logging
 import os
 import queue
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +18,30 @@ MAX_WAITING = 1000
 END_S = 1.0
 """How long the end of the daemon waits for the last lines."""
 _STDERR = 2
+
+
+class Plain(logging.Formatter):
+    """Makes one line of a message, without anything that a terminal would obey: it may quote a target."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the base class's name
+        """Put the line together; tracebacks follow it."""
+        record.message = _printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  the base class's name
+        """Put a traceback into lines."""
+        return _printable(super().formatException(ei), keep="\n")
+
+
+def _printable(text: str, keep: str = "") -> str:
+    return "".join(char if char.isprintable() or char in keep else " " for char in text)
+
+
+def to_terminal() -> None:
+    """Send warnings to stderr as a command's own words: the log of a daemon in the foreground."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(Plain("hookd: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 class Waiting(logging.Handler):
@@ -65,7 +89,7 @@ class Waiting(logging.Handler):
 def to_stderr() -> Iterator[None]:
     """Send what is logged to stderr, from INFO on."""
     handler = Waiting()
-    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.setFormatter(Plain(FORMAT))
     root = logging.getLogger()
     root.setLevel(logging.INFO)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -67,6 +67,7 @@ def _target(row: Mapping[str, Any]) -> str:
     state = row["state"] if row["reason"] in (None, row["state"]) else f"{row['state']}: {row['reason']}"
     if row.get("hang"):
         state = f"hangs {row['hang']['where']}"
+    state = ", ".join([state, *(kind for kind in row["ongoing"] if kind not in ("hang", row["state"]))])
     return (
         f'<tr><td class="n">{row["pid"]}</td><td>{escape(row["run"])}</td><td class="n">{escape(row["rank"])}</td>'
         f'<td class="{escape(row["state"])}">{escape(state)}</td>'

@@ -1,11 +1,15 @@
-"""Who is told of each new incident, beside the log: the webhooks, and later the daemon's plugins."""
+"""Who is told of each new incident, beside the log: the webhooks, and functions that the configuration names."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import logging
 import queue
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
+
+from hookd.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +41,24 @@ class Receiver(Protocol):
         """
 
 
+def load(word: str) -> Callable[[Mapping[str, Any]], object]:
+    """Import the function that `module:function` names.
+
+    Raises:
+        ConfigError: it cannot be imported, or called.
+    """
+    module, _, name = word.partition(":")
+    hint = "It is a function, in a module that the Python which runs hookd can import."
+    try:
+        found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except Exception as exc:  # noqa: BLE001  whatever the module does while it is imported
+        raise ConfigError(f"receiver '{word}' cannot be imported: {type(exc).__name__}: {exc}", hint=hint) from exc
+    if not callable(found):
+        raise ConfigError(f"receiver '{word}' cannot be called", hint=hint)
+    function: Callable[[Mapping[str, Any]], object] = found
+    return function
+
+
 class Caller:
     """A receiver that calls a function with each incident, in a thread of its own: it may take its time, and may fail.
 
@@ -66,8 +88,14 @@ class Caller:
         except queue.Full:
             _log.warning("%s is behind by %d incidents: the newest is not told to it", self.name, MAX_WAITING)
 
+    def catch_up(self) -> None:
+        """Take in what no daemon has told it; blocks. To be called before the first incident comes."""
+        for incident in self._store.undelivered(self.name, MAX_WAITING):
+            self.receive(incident)
+
     def close(self, timeout_s: float = 2.0) -> None:
-        """Wait a while for what is in the queue."""
+        """Wait a while for what is on its way, and in the queue; the next daemon tells the rest."""
+        self._store.flush(timeout_s)
         try:
             self._waiting.put(None, timeout=timeout_s)
         except queue.Full:

@@ -56,6 +56,8 @@ def query(
     asked = {"run = ?": run, "pid = ?": pid, "kind = ?": kind, "time >= ?": since, "id = ?": id, "id > ?": after}
     wanted = {condition: value for condition, value in asked.items() if value is not None}
     conditions, values = list(wanted), [*wanted.values()]
+    if not all(isinstance(value, str) or -(2**63) <= value < 2**63 for value in values):
+        return []  # SQLite has no such numbers
     if processes is not None:
         conditions.append(f"(boot, pid, start) IN (SELECT {_PROCESS} FROM json_each(?))")  # noqa: S608  ours
         values.append(json.dumps([list(one) for one in processes]))

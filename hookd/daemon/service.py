@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, describe
+from hookd.daemon import api, describe, receivers
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.evaluate import evaluate, require_allowed
 from hookd.daemon.fleet import Fleet
 from hookd.daemon.incidents import IncidentStore
+from hookd.daemon.receivers import Caller
 from hookd.daemon.selection import Limits
 from hookd.daemon.wanted import Wanted
 from hookd.daemon.watchers import watchers
@@ -41,7 +42,10 @@ if TYPE_CHECKING:
 
 EMBEDDED_LEASE_S = 60.0
 """How long an agent outlives a foreground attach that was killed."""
+EMBEDDED_RETENTION_DAYS, EMBEDDED_RETENTION_MB = 365.0, 1000.0
+"""It does not read the configuration of `hookd serve`, whose incidents are in the same file: it forgets none of less."""
 ATTACH_THREADS = 16
+LOOK_THREADS = 4
 DAY_S = 86400.0
 FORGET_S = 60.0
 _log = logging.getLogger(__name__)
@@ -65,6 +69,7 @@ class Service:
         self, config: ServeConfig, *, only: Collection[int] | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
         environ = os.environ if environ is None else environ
+        functions = {word: receivers.load(word) for word in config.receivers}
         self.config = config
         self.is_embedded = only is not None
         self.control = config.control or self._default_control(environ)
@@ -72,11 +77,15 @@ class Service:
         self.is_ready = False
         self._looked = asyncio.Event()
         state_dir = config.state_dir or default_state_dir(environ, os.geteuid())
-        store = IncidentStore.open(state_dir, max_bytes=config.retention_mb * 1e6)
+        store = IncidentStore.open(
+            state_dir, max_bytes=self._at_least(config.retention_mb, EMBEDDED_RETENTION_MB) * 1e6
+        )
         self.fleet = Fleet(store, linger_s=config.linger_s, only=only)
         self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
-        for sender in self._senders:
-            store.listen(sender)
+        self._callers = [Caller(word, function, store) for word, function in functions.items()]
+        told: list[receivers.Receiver] = [*self._senders, *self._callers]
+        for receiver in told:
+            store.listen(receiver)
         self._tally = Tally()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
@@ -90,6 +99,8 @@ class Service:
         self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
         # Threads of their own: a person does not wait for processes that are still importing torch.
         self._by_rule = ThreadPoolExecutor(ATTACH_THREADS, "hookd-rule")
+        # Waited for at the end: who still looks when targets and store are closed would take all targets for gone.
+        self._lookers = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
         self._tries: set[asyncio.Task[None]] = set()
         self._watched: dict[int, Target] = {}
         self._new: list[Target] = []
@@ -100,6 +111,9 @@ class Service:
         path = default_control_path(environ, os.geteuid())
         return path.with_name(EMBEDDED_SOCKET.format(os.getpid())) if self.is_embedded else path
 
+    def _at_least(self, setting: float, embedded: float) -> float:
+        return max(setting, embedded) if self.is_embedded else setting
+
     async def __aenter__(self) -> Self:
         """Bind both sockets, look for targets once, and go on looking.
 
@@ -108,9 +122,13 @@ class Service:
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.fleet.store.close)
+            for caller in self._callers:
+                stack.callback(caller.close)
+                await asyncio.to_thread(caller.catch_up)
             stack.callback(self._attachers.shutdown)
             stack.callback(self._by_rule.shutdown, cancel_futures=True)
             stack.callback(self._close_targets)
+            stack.callback(self._lookers.shutdown)
             stack.push_async_callback(asyncio.to_thread, self._let_go)
             listener = self._bind_control(stack)
             await self._bind_tcp(stack)
@@ -180,7 +198,7 @@ class Service:
     # ---- what is repeated
 
     async def _scan(self) -> None:
-        new, found = await asyncio.to_thread(self.fleet.scan)
+        new, found = await asyncio.get_running_loop().run_in_executor(self._lookers, self.fleet.scan)
         self._new += new
         self._watch()
         if not self.is_embedded:
@@ -216,7 +234,7 @@ class Service:
             await asyncio.to_thread(self._actions.adopt_orphans, new)
 
     async def _poll(self) -> None:
-        await asyncio.to_thread(self._look)
+        await asyncio.get_running_loop().run_in_executor(self._lookers, self._look)
         self._watch()
 
     def _look(self) -> None:
@@ -229,7 +247,8 @@ class Service:
         await asyncio.to_thread(self._wanted.prune)
 
     async def _prune(self) -> None:
-        await asyncio.to_thread(self.fleet.forget, self.config.retention_days * DAY_S)
+        days = self._at_least(self.config.retention_days, EMBEDDED_RETENTION_DAYS)
+        await asyncio.to_thread(self.fleet.forget, days * DAY_S)
 
     def _watch(self) -> None:
         """Have the event loop tell of each target's death at once; what has ended and only lingers needs no descriptor."""
@@ -251,7 +270,7 @@ class Service:
 
     def _died(self, pidfd: int, target: Target) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
-        asyncio.get_running_loop().run_in_executor(None, self.fleet.lose, target)
+        asyncio.get_running_loop().run_in_executor(self._lookers, self.fleet.lose, target)
 
     # ---- what is asked for
 

@@ -309,7 +309,7 @@ class Stragglers:
     @staticmethod
     def _is_told(one: Target) -> bool:
         """Whether it was told of, and not yet that it is over: by this daemon or by one before it."""
-        return one.told.get(TOLD, 0) > one.told.get(OVER, 0)
+        return TOLD in one.ongoing
 
     def _tell(
         self, run: Run, one: Target, known: Verdict, cuts: Mapping[Target, Cut], waiting: Sequence[Target]

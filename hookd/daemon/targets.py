@@ -86,6 +86,7 @@ class Target:
         lease: an open connection to the agent while this daemon holds it.
         container: the pod and container it runs in.
         told: by kind, how many incidents daemons have seen themselves, see `Fleet.tell`.
+        ongoing: by kind, when and in which words those were told that are not over; replaced, never changed.
         hang: while it hangs, where it stands and who waits for whom (`hookd.daemon.hangs`); replaced, never changed.
     """
 
@@ -98,6 +99,7 @@ class Target:
         self.ended: Ended | None = None
         self.incidents_stored = 0
         self.told: dict[str, int] = {}
+        self.ongoing: Mapping[str, Mapping[str, Any]] = {}
         self.hang: Mapping[str, Any] | None = None
         self.herald = Herald(clock)
         self.lease: Control | None = None

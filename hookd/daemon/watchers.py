@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from hookd.daemon import roster
@@ -11,15 +12,55 @@ from hookd.daemon.silence import Patience
 from hookd.daemon.stragglers import Stragglers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from hookd.config import ServeConfig
     from hookd.daemon.fleet import Fleet
-    from hookd.daemon.watch import Watcher
+    from hookd.daemon.targets import Target
+    from hookd.daemon.watch import Declared, Sample, Watcher
+
+_log = logging.getLogger(__name__)
+
+
+class Guarded:
+    """A watcher whose mistakes are its own: the others look, and a scrape has what they know.
+
+    Args:
+        watcher: who looks; what it raises is logged, each type of exception once.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.families: Sequence[Declared] = watcher.families
+        self._watcher = watcher
+        self._known: set[type[Exception]] = set()
+
+    def look(self, targets: Sequence[Target]) -> None:
+        """Have it look; see `watch.Watcher`."""
+        try:
+            self._watcher.look(targets)
+        except Exception as exc:  # noqa: BLE001  whatever it is
+            self._failed(exc)
+
+    def samples(self, target: Target) -> Iterable[Sample]:
+        """Give what it knows, nothing where it fails; see `watch.Watcher`."""
+        try:
+            return list(self._watcher.samples(target))
+        except Exception as exc:  # noqa: BLE001  the same
+            self._failed(exc)
+            return ()
+
+    def _failed(self, error: Exception) -> None:
+        if type(error) not in self._known:
+            self._known.add(type(error))
+            _log.error(
+                "%s has failed, and looks again; others are not touched", type(self._watcher).__name__, exc_info=error
+            )
 
 
 def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None) -> tuple[Watcher, ...]:
     """Make them, in the order in which they look. `state_dir`: where it is noted who is there; None: nowhere."""
     patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
     noted = None if state_dir is None else state_dir / roster.NAME
-    return (roster.Roster(noted, fleet), Hangs(fleet, patience, poll_s=config.poll_s), Stragglers(fleet), Drift(fleet))
+    hangs = Hangs(fleet, patience, poll_s=config.poll_s)
+    return tuple(Guarded(one) for one in (roster.Roster(noted, fleet), hangs, Stragglers(fleet), Drift(fleet)))

@@ -56,6 +56,7 @@ T = TypeVar("T")
 
 READ_ATTEMPTS = 50  # a copy of a small page takes 0.1 ms; five in a row have met a compaction each under load
 READ_PATIENCE_S = 1.0
+_ZEROS = bytes(1 << 12)
 _MAX_IDENTITY = 1 << 20  # bytes, of a page of another protocol
 
 
@@ -127,9 +128,9 @@ class PageReader:
         """Return the last `count` events of the recorder, or nearly so many, in a few milliseconds."""
         region = self._regions["recorder"]
         numbers = array("d")
-        numbers.frombytes(self._pread(*region))
+        numbers.frombytes(_written(self._pread(*region)))
         ring = region.length // RECORD.size
-        last = _whole(max(numbers[:: RECORD.size // 8]))
+        last = _whole(max(numbers[:: RECORD.size // 8], default=0.0))
         slots = sorted({(number - 1) % ring for number in range(max(1, last - count + 1), last + 1)})
         found = [record for slot in slots if (record := self._record(slot, ring, last - count)) is not None]
         return sorted(found, key=lambda record: record.seq)
@@ -233,8 +234,7 @@ class PageReader:
     def _records(self) -> list[Record]:
         """Return the recorder's events in order: those on which two copies agree, because a single one may be torn."""
         region = self._regions["recorder"]
-        first = self._pread(*region).rstrip(b"\0")  # what was never written is not looked at slot by slot
-        first = first.ljust(-(-len(first) // RECORD.size) * RECORD.size, b"\0")
+        first = _written(self._pread(*region))
         second = self._pread(region.offset, len(first))
         ring = region.length // RECORD.size
         records = []
@@ -318,6 +318,15 @@ def _memory_file_size(fd: int) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise _corrupt("it is no file")
     return status.st_size
+
+
+def _written(ring: bytes) -> bytes:
+    """Cut off the records that were never written; `bytes.rstrip` alone takes 5 ns for each byte."""
+    end = len(ring)
+    while end >= len(_ZEROS) and ring.startswith(_ZEROS, end - len(_ZEROS)):
+        end -= len(_ZEROS)
+    written = len(ring[:end].rstrip(b"\0"))
+    return ring[: -(-written // RECORD.size) * RECORD.size]
 
 
 def _state(words: tuple[int, ...]) -> str:

@@ -18,8 +18,8 @@ HOLDER = Path(__file__).parents[1] / "support" / "page_holder.py"
 
 @pytest.fixture
 def serve(stack, tmp_path):
-    def start(*arguments, directory=tmp_path):
-        daemon = Daemon(directory, *arguments)
+    def start(*arguments, directory=tmp_path, **environment):
+        daemon = Daemon(directory, *arguments, **environment)
         stack.callback(daemon.process.close)
         return daemon
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import re
 import signal
 import sqlite3
+import sys
 import threading
 
 import pytest
@@ -47,14 +49,26 @@ def follow(stack):
     return start
 
 
+PAGER = """
+import pathlib
+
+def tell(incident):
+    with pathlib.Path(__file__).with_name("paged").open("a") as file:
+        print(incident["id"], incident["kind"], incident["detail"].get("shape"), file=file)
+    raise RuntimeError("and fails")
+"""
+
+
 def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_and_daemon(
     serve, hold, tmp_path, posts, follow
 ):
     (url, got), run = posts, f"run-{tmp_path.name}"
     config = tmp_path / "hookd.toml"
-    config.write_text(f'[[webhook]]\nurl = "{url}"\n')
+    config.write_text(f'[serve]\nreceivers = ["our_pager:tell"]\n[[webhook]]\nurl = "{url}"\n')
+    (tmp_path / "our_pager.py").write_text(PAGER)
+    importable = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     first, second = hold(run=run, rank=0, world_size=2), hold(run=run, rank=1, world_size=2)
-    daemon = serve("--config", config)
+    daemon = serve("--config", config, **importable)
     wait_until(lambda: len(daemon.rows(run)) == 2, what="discovery")
     host = ("--host", f"unix://{tmp_path}/control.sock")
     follower = follow(*host)
@@ -105,12 +119,18 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
         assert [kind for (kind,) in file.execute("SELECT kind FROM readable")] == ["nan", "lost"]
         notices = file.execute("SELECT COUNT(*), COUNT(delivered) FROM notices").fetchone()
     file.close()
-    assert notices == (2, 2)
+    assert notices == (4, 4), "of the webhook and of the function"
+
+    def paged():
+        return (tmp_path / "paged").read_text().splitlines()
 
     # a daemon that follows it tells nothing twice
     posted = len(got)
-    daemon = serve("--config", config)
+    daemon = serve("--config", config, **importable)
     wait_until(lambda: daemon.rows(run), what="the target is found again")
     tell(first, incident={"kind": "hang", "message": "silent"})
     wait_until(lambda: len(got) > posted, what="the next post")
     assert [one["commonLabels"]["kind"] for one in got] == ["nan", "lost", "hang"]
+    wait_until(lambda: len(paged()) == 3, what="the call of the function")
+    assert [line.split()[1] for line in paged()] == ["nan", "lost", "hang"]
+    assert paged()[0] == "1 nan [2, 2]"

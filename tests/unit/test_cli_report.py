@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from hookd.cli.report import heading, modules
-from hookd.cli.status import _notes, _row
+from hookd.cli import output
+from hookd.cli.report import heading, incidents, modules
+from hookd.cli.status import _cells, _notes, _row
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +126,38 @@ def test_what_is_not_on_metrics_is_told_with_the_setting_that_changes_it():
         assert "HOOKD_DETAIL=all" in line
         assert "max_series" in line
     assert not list(_notes([_row(7, report(series_dropped=0))]))
+
+
+def test_what_the_daemon_has_told_and_is_not_over_is_shown_but_for_a_hang_which_has_words_of_its_own():
+    message = "rank 1 needs 1.6 x the other ranks' time in data"
+    told = {"straggler": {"time": 0.0, "message": message}, "hang": {"time": 0.0, "message": "silent"}}
+    found = report() | {"target": {"ongoing": told, "incidents": 2}}
+    for lines in (list(_notes([_row(7, found)])), list(heading(found))):
+        (line,) = (line for line in lines if message in line)
+        assert "straggler since 19" in line
+        assert not any("silent" in line for line in lines)
+
+
+def test_nothing_that_a_target_says_is_obeyed_by_the_terminal(capsys):
+    evil = "\x1b[2J\x9b31m\r\x07evil"
+    output.say(output.wrap(evil))
+    output.say(evil)
+    output.show(output.fill(output.table("A"), [[evil]]))
+    told = capsys.readouterr()
+    for text in (told.out, told.err):
+        assert "evil" in text
+        assert not [one for one in text if not (one.isprintable() or one == "\n")]
+
+
+@pytest.mark.parametrize("nonsense", ["x", None, 1e300, [1], {"a": 1}])
+def test_a_target_that_says_nonsense_of_itself_has_a_report(nonsense):
+    identity = dict.fromkeys(("world_size", "attached", "script", "run", "rank", "method"), nonsense)
+    found = report(incidents=[{"kind": "nan", "time": nonsense}])
+    assert "process 7" in next(iter(heading({**found, "pid": 7, "identity": identity})))
+    assert len(list(incidents(found))) == 2
+
+
+def test_one_page_that_was_never_good_does_not_keep_status_from_the_others():
+    row = _row(7, {"pid": 7, "target": {"state": "corrupt", "reason": "protocol"}})
+    assert (row["reason"], _cells(row)[3]) == ("protocol", "protocol")
+    assert list(_notes([row])) == ["7: its page cannot be trusted, and is read no more (The process goes on.)"]

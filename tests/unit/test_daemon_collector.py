@@ -18,6 +18,7 @@ from hookd.daemon.families import PageFamily, encode
 from hookd.daemon.selection import Limits
 from hookd.daemon.targets import Target
 from hookd.daemon.watch import Declared, Sample
+from hookd.daemon.watchers import Guarded
 from hookd.daemon.web import render
 from hookd.page import EVENTS, PageWriter
 
@@ -322,6 +323,31 @@ def test_a_watchers_samples_are_served_and_no_page_may_use_their_name(join, flee
     collector = FleetCollector(fleet, Tally(), Limits(), watchers=[Waiting()])
     found = samples_of(parse_text(render(collector, "", frozenset(), is_gzip=False)[0].decode()))
     assert [value for (name, *_), value in found.items() if name == "hookd_test_waited_seconds_total"] == [7.0]
+
+
+class Failing:
+    families = (WAITED,)
+
+    def look(self, targets):
+        raise ValueError(f"{len(targets)} targets are too many")
+
+    def samples(self, target):
+        yield Sample(WAITED, {"phase": "data"}, 7.0)
+        raise KeyError(target.pid)
+
+
+def test_a_watcher_that_fails_is_told_once_and_takes_neither_the_others_nor_the_scrape_with_it(join, fleet, caplog):
+    put(join(), "hookd_steps", "counter", 5)
+    guarded = Guarded(Failing())
+    collector = FleetCollector(fleet, Tally(), Limits(), watchers=[guarded, Waiting()])
+    for _ in range(3):
+        guarded.look(fleet.targets())
+        text = render(collector, "", frozenset(), is_gzip=False)[0].decode()
+    values = [
+        value for (name, *_), value in samples_of(parse_text(text)).items() if "waited" in name or "steps" in name
+    ]
+    assert sorted(values) == [5, 7]
+    assert [one.message[:18] for one in caplog.records] == ["Failing has failed"] * 2, "each of its two mistakes"
 
 
 def test_name_parameters_restrict_the_page(join, fleet):

@@ -90,8 +90,7 @@ class Node:
         for rank in self.ranks:
             rank.target.close()
             rank.target = rank.seen()
-            key = (rank.target.pid, rank.target.start_ticks, rank.target.page[1])
-            rank.target.told = self.fleet.store.told(key)
+            self.fleet.catch_up(rank.target)
 
     def close(self):
         self.fleet.store.close()

@@ -2,19 +2,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from hookd.daemon import incidents
+from hookd.daemon import drift, hangs, incidents, stragglers
 from hookd.daemon.database import SCHEMA, STEPS
 from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.receivers import Caller
+from hookd.daemon.receivers import Caller, load
+from hookd.errors import ConfigError
 from tests.support.environment import tool_environment
 from tests.support.processes import wait_until
 
@@ -140,14 +143,45 @@ def test_what_the_daemon_sees_itself_is_numbered_below_the_end_and_counted_for_t
     assert not store.tell(TARGET, "a", "0", {"kind": "lost", "message": "died", "seq": incidents.END}), (
         "there is one end"
     )
-    assert store.tell(TARGET, "a", "0", {"kind": "hang", "message": "silent again"})
+    assert store.tell(TARGET, "a", "0", {"kind": "corrupt", "message": "spoilt"})
     store.add(TARGET, "a", "0", [nan(1)])
     assert sorted(row["seq"] for row in store.query()) == [-3, -2, -1, 1]
     store.flush()
     other = IncidentStore.open(tmp_path / "state")
-    assert other.told(TARGET) == {"hang": 2, "lost": 1}
-    assert other.told((11, 12345, 100)) == {}
+    assert other.own(TARGET).told == {"hang": 1, "lost": 1, "corrupt": 1}
+    assert other.own((11, 12345, 100)).told == {}
     other.close()
+
+
+def test_what_lasts_is_stored_once_by_however_many_daemons_until_it_is_over(tmp_path):
+    here, there = (IncidentStore(tmp_path / incidents.NAME) for _ in range(2))
+    heard = Heard()
+    there.listen(heard)
+
+    def told(store, kind):
+        is_new = store.tell(TARGET, "a", "0", {"kind": kind, "message": kind})
+        assert store.flush()
+        return is_new
+
+    assert [told(one, "hang") for one in (here, there)] == [True, False]
+    assert list(there.own(TARGET).ongoing) == ["hang"]
+    assert [told(one, "hang_over") for one in (there, here)] == [True, False]
+    assert there.own(TARGET).ongoing == {}
+    assert [told(one, "hang") for one in (here, there)] == [True, False]
+    assert [row["kind"] for row in here.query(order="id")] == ["hang", "hang_over", "hang"]
+    wait_until(lambda: len(heard.rows) == 3, what="who listens to the slower one hears of all")
+    assert [row["id"] for row in heard.rows] == [row["id"] for row in here.query(order="id")[::-1]]
+    for one in (here, there):
+        one.close()
+
+
+def test_what_lasts_is_known_to_when_its_beginning_was_pruned(store):
+    for kind, when in (("hang", 10.0), ("hang_over", 30.0), ("hang", 40.0)):
+        assert store.tell(TARGET, "a", "0", {"kind": kind, "message": "m", "time": when})
+    store.prune(20.0)
+    assert store.flush()
+    assert store.own(TARGET).ongoing == {"hang": {"time": 40.0, "message": "m"}}
+    assert not store.tell(TARGET, "a", "0", {"kind": "hang", "message": "the same"})
 
 
 def test_half_a_character_and_a_time_to_come_are_made_storable(store):
@@ -262,7 +296,7 @@ def test_a_full_disk_is_told_once_and_what_came_meanwhile_is_stored_when_there_i
     assert not store.flush()
     assert store.tell(TARGET, "r", "0", {"kind": "lost", "message": "x", "seq": incidents.END})
     assert not store.tell(TARGET, "r", "0", {"kind": "lost", "message": "x", "seq": incidents.END})
-    assert store.told(TARGET) == {"lost": 1}
+    assert store.own(TARGET).told == {"lost": 1}
     assert [row["id"] for row in store.query(kind="lost")] == [None]
     assert len([one for one in caplog.records if "memory only" in one.message]) == 1
     store._ledger._writer.execute("PRAGMA max_page_count = 1000000")
@@ -449,3 +483,22 @@ def test_a_function_that_fails_or_hangs_holds_up_nobody(store):
     caller.close()
     assert store.flush()
     assert store.undelivered("slow", 10) == []
+
+
+@pytest.mark.parametrize("word", ["there_is_none:tell", "json:there.is_none", "json:__name__"])
+def test_a_function_that_cannot_be_called_is_told_by_its_name(word):
+    with pytest.raises(ConfigError, match=f"receiver '{word}' cannot be"):
+        load(word)
+
+
+def test_every_kind_of_incident_stands_in_the_documentation():
+    root = Path(__file__).parents[2]
+    sources = [*root.glob("plugins/hookd_*/*.py"), *root.glob("hookd/agent/*.py"), *root.glob("hookd/daemon/*.py")]
+    calls = re.compile(
+        r'(?:\.incident|report_incident|\bsee|\.tell)\((?:\s*(?:entry\.name|change\.name|"hookd"|target|one),)?\s*"([a-z_]+)"'
+    )
+    told = {kind for path in sources for kind in calls.findall(path.read_text())}
+    told |= {hangs.HANG, hangs.OVER, stragglers.TOLD, stragglers.OVER, drift.TOLD, drift.OVER, "nan", "inf"}
+    assert told >= {"corrupt", "eval", "leak", "lost", "loss_spike", "quarantine", "training_changed"}
+    known = (root / "docs" / "incidents.md").read_text()
+    assert {kind for kind in told if f"`{kind}`" not in known} == set()

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hookd.daemon.log import END_S, MAX_WAITING, Waiting
+from hookd.daemon.log import END_S, MAX_WAITING, Plain, Waiting
 
 
 @pytest.fixture
@@ -66,3 +66,16 @@ def test_a_full_disk_costs_lines_and_nothing_else():
     handler.handle(record("nobody will read this"))
     handler.close()
     os.close(fd)
+
+
+def test_what_a_target_says_is_one_line_that_no_terminal_obeys():
+    told = record("run %s")
+    told.args = ("\x1b[2Jx\nhookd WARNING: lost",)
+    try:
+        raise ValueError("\x9b31m")
+    except ValueError as error:
+        told.exc_info = (type(error), error, error.__traceback__)
+    first, *traceback = Plain("hookd %(message)s").format(told).split("\n")
+    assert first == "hookd run  [2Jx hookd WARNING: lost"
+    assert traceback[0].startswith("Traceback")
+    assert traceback[-1] == "ValueError:  31m"

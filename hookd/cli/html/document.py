@@ -12,6 +12,7 @@ from hookd.cli.html import parts, plots
 from hookd.cli.html.style import COLOURS, STYLE
 from hookd.cli.html.text import text
 from hookd.cli.incidents import moment
+from hookd.cli.report import of_world
 from hookd.cli.run_report import SLOW, median_step, of_step, ratio
 from hookd.cli.status import paused, state, step_seconds
 from hookd.errors import HookdError
@@ -80,12 +81,11 @@ def _target(report: dict[str, Any]) -> Iterator[str]:
 def _heading(report: dict[str, Any]) -> Iterator[str]:
     identity, target = report["identity"], report.get("target", {})
     run, rank = _run_and_rank(report)
-    of = f" of {identity['world_size']}" if identity.get("world_size", 1) > 1 else ""
     is_well = state(report) in ("running", "attached", "exited")
     yield f"<h1>{text(identity.get('script') or '(no script)')}</h1>"
     how = f" ({target['reason']})" if target.get("reason") not in (None, state(report)) else ""
     yield (
-        f"<p>run <b>{text(run)}</b>, rank <b>{text(rank)}</b>{of}, process {report['pid']} · "
+        f"<p>run <b>{text(run)}</b>, rank <b>{text(rank)}</b>{of_world(identity)}, process {report['pid']} · "
         f'<span class="{"good" if is_well else "bad"}">{text(state(report) + how)}</span></p>'
     )
     if why := paused(report):

@@ -1,0 +1,42 @@
+"""The daemon's life: what it waits for before it lets go of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from hookd.config import load
+from hookd.daemon.service import Service
+
+
+class Slow:
+    """A watcher whose look is under way while the daemon ends."""
+
+    families = ()
+
+    def __init__(self):
+        self.service = None
+        self.began, self.may_go_on = threading.Event(), threading.Event()
+        self.was_closed = None
+
+    def look(self, targets):
+        self.began.set()
+        self.may_go_on.wait(10)
+        self.was_closed = self.service.fleet._is_closed
+
+    def samples(self, target):
+        return ()
+
+
+def test_a_look_that_is_under_way_is_waited_for_before_targets_and_store_are_closed(tmp_path):
+    config = load({"listen": "127.0.0.1:0", "control": tmp_path / "sock", "state_dir": tmp_path, "poll_s": 0.05}, {})
+    slow = Slow()
+
+    async def live():
+        async with Service(config, only=frozenset()) as service:
+            slow.service, service._watchers = service, (slow,)
+            assert await asyncio.to_thread(slow.began.wait, 10)
+            threading.Timer(0.2, slow.may_go_on.set).start()
+
+    asyncio.run(asyncio.wait_for(live(), 20))
+    assert slow.was_closed is False
