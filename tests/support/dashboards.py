@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
 
 from tests.support.deployment import DEPLOY
@@ -18,6 +19,7 @@ class Query(NamedTuple):
     dashboard: str
     panel: str
     expr: str
+    legend: str = ""
 
     @property
     def place(self) -> str:
@@ -36,12 +38,23 @@ def panels(dashboard) -> list[dict[str, Any]]:
 def queries(dashboard) -> list[Query]:
     """Give all queries of panels and annotations, as they are written."""
     name = dashboard["uid"]
-    found = [Query(name, panel["title"], one["expr"]) for panel in panels(dashboard) for one in panel["targets"]]
-    return found + [Query(name, one["name"], one["expr"]) for one in dashboard["annotations"].get("list", ())]
+    shown = [(panel["title"], one) for panel in panels(dashboard) for one in panel["targets"]]
+    marks = dashboard["annotations"].get("list", ())
+    return [
+        *(Query(name, title, one["expr"], one.get("legendFormat", "")) for title, one in shown),
+        *(Query(name, one["name"], one["expr"], one["titleFormat"] + one["textFormat"]) for one in marks),
+    ]
+
+
+def variables(dashboard) -> list[Query]:
+    """Give what the variables of a dashboard are asked from, with the label that each takes as its legend."""
+    asked = [one for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    found = [(one["name"], re.fullmatch(r"label_values\((.+), (\w+)\)", one["query"]["query"])) for one in asked]
+    return [Query(dashboard["uid"], name, match[1], f"{{{{{match[2]}}}}}") for name, match in found]
 
 
 def every_query() -> list[Query]:
-    return [query for path in PATHS for query in queries(read(path))]
+    return [query for path in PATHS for query in (*queries(read(path)), *variables(read(path)))]
 
 
 def chosen(expr, interval="1m", **variables) -> str:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.support import dashboards
-from tests.support.dashboards import PATHS, chosen, every_query, panels, queries, read
+from tests.support.dashboards import PATHS, chosen, every_query, panels, queries, read, variables
 from tests.support.deployment import DEPLOY, ROOT, run
 
 needs_sdk = pytest.mark.skipif(
@@ -109,22 +109,15 @@ def test_links_lead_to_dashboards_that_there_are_and_keep_time_and_choices(path)
 
 def test_every_query_is_promql(tmp_path):
     """`promtool check rules` takes no query that Prometheus would not."""
-    found = [(query.place, chosen(query.expr)) for query in every_query()]
-    found += [(f"{path.stem}: variable", chosen(selector)) for path in PATHS for selector in selectors(read(path))]
+    found = every_query()
     assert len(found) > 100
-    rules = [{"record": f"hookd:query:{number}", "expr": expr} for number, (_, expr) in enumerate(found)]
+    rules = [{"record": f"hookd:query:{n}", "expr": chosen(query.expr)} for n, query in enumerate(found)]
     file = tmp_path / "queries.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
     code, told = run("promtool", "check", "rules", file)
     assert code == 0, told
     file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": [{"record": "a", "expr": "rate(a)"}]}]}))
     assert run("promtool", "check", "rules", file)[0] != 0
-
-
-def selectors(dashboard):
-    """Give what the variables of a dashboard are asked from."""
-    found = [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
-    return [re.fullmatch(r"label_values\((.+), \w+\)", query)[1] for query in found]
 
 
 def test_every_metric_is_one_that_hookd_has():
@@ -141,7 +134,7 @@ def test_every_metric_is_one_that_hookd_has():
 # ---- the linter's rules
 
 
-def variables(dashboard):
+def by_name(dashboard):
     return {one["name"]: one for one in dashboard["templating"]["list"]}
 
 
@@ -154,7 +147,7 @@ def test_template_datasource_rule(path):
 @all_dashboards
 def test_template_job_rule_and_template_instance_rule_and_template_variable_matchers_rule(path):
     dashboard = read(path)
-    chosen_of = variables(dashboard)
+    chosen_of = by_name(dashboard)
     assert ({"job", "instance"} <= set(chosen_of)) == (dashboard["uid"] in OF_NODES)
     several = [one for one in chosen_of.values() if one["name"] not in ("datasource", "run")]  # a page is of one run
     assert len(several) > 0
@@ -166,7 +159,7 @@ def test_template_job_rule_and_template_instance_rule_and_template_variable_matc
 @all_dashboards
 def test_template_label_promql_rule_and_template_on_time_change_reload_rule(path):
     dashboard = read(path)
-    assert selectors(dashboard)  # what is in them is parsed above
+    assert variables(dashboard)  # what is in them is parsed above
     asked = [one for one in dashboard["templating"]["list"] if one["type"] == "query"]
     assert {one["refresh"] for one in asked} == {2}
 
@@ -249,8 +242,8 @@ def test_uneditable_dashboard_rule(path):
 
 def test_the_variables_of_a_query_are_those_of_its_dashboard():
     for path in PATHS:
-        known = set(variables(read(path))) | {"__rate_interval", "__interval"}
-        used = {name for query in queries(read(path)) for name in re.findall(r"\$\{?(\w+)", query.expr)}
-        used |= {name for one in selectors(read(path)) for name in re.findall(r"\$\{?(\w+)", one)}
+        known = set(by_name(read(path))) | {"__rate_interval", "__interval"}
+        asked = [*queries(read(path)), *variables(read(path))]
+        used = {name for query in asked for name in re.findall(r"\$\{?(\w+)", query.expr)}
         assert used <= known, path.stem
         assert set(dashboards.EVERYTHING) & known - {"module"} <= used
