@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frame import TO_RUN, dashboard, filled, of_nodes
-from panels import NODES, RUN_RANK, Column, Query, lines, number, rate, rows
+from panels import NODES, RUN_RANK, TOO_MUCH, Column, Query, lines, number, rate, rows, step_time
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders.dashboard import Dashboard
     from panels import Panel
 
 _STEPS = f"avg by (run) ({rate('hookd_steps_total', NODES)})"
-_STEP_S = (
-    f"sum by (run) ({rate('hookd_step_seconds_sum', NODES)})"
-    f" / (sum by (run) ({rate('hookd_step_seconds_count', NODES)}) > 0)"
-)
 
 
 def fleet() -> Dashboard:
@@ -42,7 +38,7 @@ def _now() -> list[Panel]:
         number("Incidents", "Told about the targets that are served now, since they were attached.", "short",
                f"sum(hookd_incidents_total{{{NODES}}})"),
         number("Overhead", "Share of step time in hookd and its plugins: of the rank where it is largest.",
-               "percentunit", f"max(hookd_overhead_ratio{{{NODES}}})", red=0.02, none="-"),
+               "percentunit", f"max(hookd_overhead_ratio{{{NODES}}})", red=TOO_MUCH, none="-"),
     ]  # fmt: skip
 
 
@@ -50,12 +46,12 @@ def _runs() -> Panel:
     columns = [
         Column("Ranks up", "short", f"sum by (run) (hookd_target_up{{{NODES}}})"),
         Column("Steps/s", "short", _STEPS),
-        Column("Step time", "s", _STEP_S),
+        Column("Step time", "s", step_time(NODES, "run")),
         Column("Silent for", "s", f"max by (run) (hookd_heartbeat_age_seconds{{{NODES}}})", 60),
         Column("Hanging", "short", f"sum by (run) (hookd_hang{{{NODES}}})", 1),
         Column("Stragglers", "short", f"sum by (run) (hookd_straggler{{{NODES}}})", 1),
         Column("Incidents", "short", f"sum by (run) (hookd_incidents_total{{{NODES}}})", 1),
-        Column("Overhead", "percentunit", f"max by (run) (hookd_overhead_ratio{{{NODES}}})", 0.02),
+        Column("Overhead", "percentunit", f"max by (run) (hookd_overhead_ratio{{{NODES}}})", TOO_MUCH),
     ]
     text = "One line for each run. Silent for: since the rank that was quiet longest called a module. Click on a run."
     return rows("Runs", text, columns, links=[("run", "The run", TO_RUN)], sort="Incidents")
@@ -64,7 +60,7 @@ def _runs() -> Panel:
 def _over_time() -> list[Panel]:
     return [
         lines("Step rate", "Optimizer steps a second, the mean of a run's ranks.", "cps", Query(_STEPS, "{{run}}")),
-        lines("Step time", "Mean wall time of a step, over the ranks of a run.", "s", Query(_STEP_S, "{{run}}")),
+        lines("Step time", "Mean wall time of a step, over the ranks of a run.", "s", Query(step_time(NODES, "run"), "{{run}}")),
         lines("Ranks up", "Ranks of each run that are attached and readable.", "short",
               Query(f"sum by (run) (hookd_target_up{{{NODES}}})", "{{run}}")),
         lines("Targets by state", "All targets of the nodes, by the state that they are in.", "short",
@@ -76,5 +72,5 @@ def _over_time() -> list[Panel]:
         lines("Incidents", "Told so far, by kind: a step up is a new one.", "short",
               Query(f"sum by (run, kind) (hookd_incidents_total{{{NODES}}})", "{{run}} {{kind}}")),
         lines("Overhead", "Share of step time spent in hookd and its plugins, by rank.", "percentunit",
-              Query(f"max by (run, rank) (hookd_overhead_ratio{{{NODES}}})", RUN_RANK), red=0.02),
+              Query(f"max by (run, rank) (hookd_overhead_ratio{{{NODES}}})", RUN_RANK), red=TOO_MUCH),
     ]  # fmt: skip

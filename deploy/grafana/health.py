@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frame import dashboard, filled, of_nodes
-from panels import NODES, RUN_RANK, Column, Query, lines, number, rate, rows
+from panels import NODES, RUN_RANK, TOO_MUCH, Column, Query, lines, number, rate, rows
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -34,7 +34,7 @@ def _now() -> list[Panel]:
         number("Daemons", "That are scraped.", "short", f"count(hookd_build_info{{{NODES}}})"),
         number("Targets", "That are attached.", "short", f"sum(hookd_target_up{{{NODES}}})"),
         number("Overhead", "Share of step time in hookd: of the rank where it is largest.", "percentunit",
-               f"max(hookd_overhead_ratio{{{NODES}}})", red=0.02, none="-"),
+               f"max(hookd_overhead_ratio{{{NODES}}})", red=TOO_MUCH, none="-"),
         number("Quarantined", "Plugins that were switched off because they failed or cost too much.", "short",
                f'sum(hookd_plugin_state{{{NODES}, state="quarantined"}})', red=1),
         number("Series left out", "Over the limit of a target, without room, or in conflict.", "short",
@@ -55,7 +55,7 @@ def _cost() -> list[Panel]:
     )
     return [
         lines("Overhead by rank", "Share of step time spent in hookd and its plugins, in the last window.", "percentunit",
-              Query(f"max by (run, rank) (hookd_overhead_ratio{{{NODES}}})", RUN_RANK), red=0.02),
+              Query(f"max by (run, rank) (hookd_overhead_ratio{{{NODES}}})", RUN_RANK), red=TOO_MUCH),
         lines("Overhead by plugin", "Share of all ranks' step time, estimated; hookd is what none of the plugins does.",
               "percentunit", Query(share, "{{plugin}}"), stacked=True),
         lines("Sampling interval", "Steps of which one is sampled: it grows where a plugin would cost too much. 0 is never.",

@@ -27,6 +27,8 @@ RANKS = 'run="$run", rank=~"$rank"'
 MODULES = f'{RANKS}, module=~"$module"'
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 GREEN, ORANGE, RED, BLUE = "green", "orange", "red", "blue"
+TOO_MUCH = 0.02
+"""Share of step time in hookd that is red: twice its usual budget."""
 RANK = "rank {{rank}}"
 RUN_RANK = "{{run}} rank {{rank}}"
 MODULE = "{{module}} rank {{rank}}"
@@ -53,15 +55,18 @@ def rate(counter: str, matchers: str) -> str:
     return f"rate({counter}{{{matchers}}}[$__rate_interval])"
 
 
+def step_time(matchers: str, by: str) -> str:
+    """Give the mean wall time of a step, in seconds, for each value of the label `by`."""
+    seconds, count = rate("hookd_step_seconds_sum", matchers), rate("hookd_step_seconds_count", matchers)
+    return f"sum by ({by}) ({seconds}) / (sum by ({by}) ({count}) > 0)"
+
+
 def a_step(counter: str, matchers: str, by: str) -> str:
-    """Give what a counter grows by in one step, the mean of the ranks; `by` are labels that it keeps, `rank` among them or not."""
-    steps = RANKS if matchers != NODES else NODES
+    """Give what a counter grows by in one step of the chosen ranks: of each, if `by` has `rank`, else the mean of them."""
+    steps, grown = rate("hookd_steps_total", RANKS), f"sum by ({by}) ({rate(counter, matchers)})"
     if "rank" in by:
-        grouped = f"sum by (rank) ({rate('hookd_steps_total', steps)})"
-        return f"sum by ({by}) ({rate(counter, matchers)}) / on (rank) group_left () ({grouped} > 0)"
-    return (
-        f"sum by ({by}) ({rate(counter, matchers)}) / on () group_left () (sum({rate('hookd_steps_total', steps)}) > 0)"
-    )
+        return f"{grown} / on (rank) group_left () (sum by (rank) ({steps}) > 0)"
+    return f"{grown} / on () group_left () (sum({steps}) > 0)"
 
 
 def lines(

@@ -21,6 +21,7 @@ from panels import (
     rate,
     rows,
     states,
+    step_time,
 )
 
 if TYPE_CHECKING:
@@ -70,14 +71,13 @@ def _now() -> list[Panel]:
 
 
 def _speed() -> list[Panel]:
-    mean = f"sum by (rank) ({rate('hookd_step_seconds_sum', RANKS)}) / (sum by (rank) ({rate('hookd_step_seconds_count', RANKS)}) > 0)"
     quantiles = [
         Query(f"histogram_quantile({q}, {_BUCKETS})", name)
         for q, name in ((0.5, "median"), (0.9, "p90"), (0.99, "p99"))
     ]
     return [
         lines("Step time by rank", "Mean wall time of a step. Ranks that wait for each other have the same.", "s",
-              Query(mean, RANK)),
+              Query(step_time(RANKS, "rank"), RANK)),
         lines("Step time", "Quantiles of all ranks' steps, as exact as the buckets of hookd_step_seconds.", "s", *quantiles),
         lines("Phases of a step", "Where the training thread spends a step, the mean of the ranks (plugin timing). Ranks wait"
               " for each other in the backward.", "s",
