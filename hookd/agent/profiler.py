@@ -79,12 +79,14 @@ class Profiler:
         """
         self._level = self._level or _level()
         self._guards = [Replaced(_torch, name, self._watched) for name in _GUARDED if hasattr(_torch, name)]
+        is_used = True
         try:
-            if is_running() or _is_prepared():
-                raise in_use()
-        except BaseException:
-            self.release()
-            raise
+            is_used = is_running() or _is_prepared()
+        finally:
+            if is_used:
+                self.release()
+        if is_used:
+            raise in_use()
 
     def release(self) -> list[str]:
         """Notice no longer; give what could not be undone."""
