@@ -38,6 +38,8 @@ SHOWN = 400
 LONGEST_S = 3600.0
 GRACE_S = 0.5
 """How long one that was interrupted has to end."""
+EXIT_S = 1.0
+"""How long the end of the process waits for them."""
 _NUMBERS = itertools.count(1)
 
 
@@ -68,6 +70,7 @@ class Evaluation:
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._is_inside = False
+        self._again = 0.0  # seconds, when it may be interrupted again
 
     def seconds(self) -> float:
         """Give the time since its beginning."""
@@ -78,7 +81,7 @@ class Evaluation:
         try:
             self._run(session)
         except Interrupted:  # it came when all was done
-            pass
+            self._is_inside = False
         finally:
             if self.state == "running":
                 self.state = "interrupted"
@@ -98,14 +101,22 @@ class Evaluation:
             state = "interrupted"
         except BaseException as exc:  # noqa: BLE001 - also SystemExit: no code of the training's runs in this thread
             state, answer = "raised", {"type": type(exc).__name__, "traceback": _traceback(exc)}
-        with self._lock:
-            self._is_inside = False
+        self._leave()
         self.answer = {**answer, "seconds": self.seconds()}
         self.state = state
 
-    def interrupt(self) -> None:
-        """Have its thread raise; it does so when it next runs Python code."""
+    def _leave(self) -> None:
+        """From here on it is interrupted no more, nor by what is on its way: it would end on the training's standard error."""
         with self._lock:
+            self._is_inside = False
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), None)
+
+    def interrupt(self) -> None:
+        """Have its thread raise; it does so when it next runs Python code. Again after a while, if it goes on."""
+        if self.seconds() < self._again:
+            return
+        self._again = self.seconds() + GRACE_S / 2
+        with self._lock:  # so it has not ended, and no other thread has its number
             if self._is_inside and self.thread is not None and self.thread.ident is not None:
                 ident, kind = ctypes.c_ulong(self.thread.ident), ctypes.py_object(Interrupted)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)
@@ -166,6 +177,15 @@ class Evaluations:
         """Hold each to its time, also when nobody asks for it any more."""
         for one in self.running():
             self._limit(one)
+
+    def end(self) -> None:
+        """Interrupt them all; they have a moment to end."""
+        end = time.monotonic() + EXIT_S
+        for one in self.running():
+            one.interrupt()
+        for one in self.running():
+            if one.thread is not None:
+                one.thread.join(max(0.0, end - time.monotonic()))
 
     def running(self) -> list[Evaluation]:
         """Give those that have not ended, and forget what nobody has asked for."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.agent import spawn
 from hookd.agent.aside import DETACH_S, EXIT_S
 from hookd.agent.control import Control
+from hookd.agent.faults import Failure
 from hookd.agent.fork import set_after_fork
 from hookd.agent.identity import identity, ranks
 from hookd.agent.lastwords import last_words, printed
@@ -298,7 +299,9 @@ class Agent:
 
     def _exiting(self) -> None:
         """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
-        self._session.tracing.exiting()
+        with contextlib.suppress(*Failure):
+            self._session.tracing.exiting()
+            self._questions.exiting()
         self._session.aside.finish(EXIT_S)
         with contextlib.suppress(Exception):
             last = last_words(self._printed)

@@ -12,8 +12,10 @@ Source: torch/autograd/profiler.py `profile`, torch/csrc/autograd/profiler_kinet
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
+import struct
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import profiler as _torch
 
-from hookd.agent.faults import Failure
+from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.agent.patch import Replaced
 from hookd.errors import ControlError
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _SILENT = 1000
 _LEVEL = "_ZN9libkineto6Logger14severityLevel_E"
 """Kineto's log level, an int of its library: what it has to say goes to the standard error stream otherwise."""
+_LEVEL_BYTES = 4
 _GUARDED = ("_prepare_profiler", "_enable_profiler")
 """What every profiler of torch's Python side calls before it begins, under these names in `torch.autograd.profiler`."""
 _cuda_is_initialized: Any = torch.cuda.is_initialized
@@ -47,7 +50,6 @@ class Profiler:
     """One recording, from `guard` to `release`.
 
     Attributes:
-        is_on: between `begin` and `end`.
         covers_all_threads: else those that the beginning thread's work goes through, as the backward's.
     """
 
@@ -57,11 +59,17 @@ class Profiler:
         Args:
             yielded: is called in the training's thread when the training begins a profiler of its own, before it does.
         """
-        self.is_on = False
         self.covers_all_threads = False
         self._yielded = yielded
         self._guards: list[Replaced] = []
-        self._thread = 0
+        self._under_way: list[int] = []  # the thread that has begun a recording: who takes it out is to end it
+        self._level: Any = None
+        self._has_run = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it records."""
+        return bool(self._under_way)
 
     def guard(self) -> None:
         """From now on notice when the training begins a profiler.
@@ -69,10 +77,14 @@ class Profiler:
         Raises:
             ControlError: reason "profiler": it has one already.
         """
+        self._level = self._level or _level()
         self._guards = [Replaced(_torch, name, self._watched) for name in _GUARDED if hasattr(_torch, name)]
-        if is_running() or _is_prepared():
+        try:
+            if is_running() or _is_prepared():
+                raise in_use()
+        except BaseException:
             self.release()
-            raise in_use()
+            raise
 
     def release(self) -> list[str]:
         """Notice no longer; give what could not be undone."""
@@ -84,7 +96,11 @@ class Profiler:
     def _watched(self, original: Any) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._guards:
-                self._yielded()
+                try:
+                    self._yielded()
+                except Failure as failure:
+                    if is_from_signal_handler(failure):
+                        raise
             return original(*args, **kwargs)
 
         return watched
@@ -103,22 +119,37 @@ class Profiler:
             raise in_use()
         plan, self.covers_all_threads = _plan()
         config, activities = plan.config(), plan.kineto_activities
-        with _silently():
-            torch._C._autograd._prepare_profiler(config, activities)
-        _told("_run_on_profiler_start")
+        self._has_run = True
         try:
-            with _silently():
-                torch._C._autograd._enable_profiler(config, activities)
+            with _silently(self._level):
+                torch._C._autograd._prepare_profiler(config, activities)
+            _told("_run_on_profiler_start")
+            with _silently(self._level):
+                self._enable(config, activities)
         except BaseException:
-            _told("_run_on_profiler_stop")
+            if not self.is_on:
+                _told("_run_on_profiler_stop")
             raise
-        self.is_on, self._thread = True, threading.get_ident()
         for name, text in told.items():
             torch._C._autograd._add_metadata_json(name, text)
 
+    def _enable(self, config: Any, activities: Any) -> None:
+        begun = [threading.get_ident()]
+        try:
+            self._under_way = begun  # no call until torch's: see `_disable`
+            torch._C._autograd._enable_profiler(config, activities)
+        except Failure as failure:
+            if not is_from_signal_handler(failure):  # torch refuses; what a handler raises comes when it is enabled
+                self._under_way = []
+            raise
+
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread has begun what is under way."""
+        return self._under_way == [threading.get_ident()]
+
     def can_end(self) -> bool:
         """Whether the calling thread can end what is under way: one that covers its own thread alone, no other can."""
-        return self.covers_all_threads or threading.get_ident() == self._thread
+        return self.covers_all_threads or self.is_own_thread()
 
     def end(self, *, wait: bool = True) -> Any:
         """End it; give what torch has recorded, or None where it was ended already, or cannot be by this thread.
@@ -128,27 +159,40 @@ class Profiler:
         """
         if not self.is_on or not self.can_end():
             return None
-        self.is_on = False
-        if wait and _cuda_is_initialized():
-            torch.cuda.synchronize()
-        with _silently():
-            result = torch._C._autograd._disable_profiler()
-        _told("_run_on_profiler_stop")
+        try:
+            if wait and _cuda_is_initialized():
+                torch.cuda.synchronize()
+        finally:  # also where the device has failed, or a signal handler raises
+            with _silently(self._level):
+                result = self._disable()
         return result
+
+    def _disable(self) -> Any:
+        # Of several threads one comes through, else torch crashes. No call stands between the two: CPython runs signal
+        # handlers after calls (3.11+), and what they raise would leave a recording that nobody ends.
+        try:
+            del self._under_way[0]
+        except IndexError:
+            return None
+        try:
+            return torch._C._autograd._disable_profiler()
+        finally:
+            _told("_run_on_profiler_stop")
+
+    def save(self, result: Any, path: str) -> None:
+        """Write a recording as JSON in Chrome's format; Kineto says nothing where it fails, so look at the file."""
+        with _silently(self._level):
+            result.save(path)
 
     def abandon(self) -> None:
         """Leave it in a forked child: nothing more is recorded in this thread, the only one there is."""
         self._guards = []
+        if self._has_run:
+            _skip_destructors()
         if self.is_on:
-            self.is_on = False
+            self._under_way = []
             torch._C._autograd._enable_record_function(False)
             _torch._is_profiler_enabled = False
-
-
-def save(result: Any, path: str) -> None:
-    """Write a recording as JSON in Chrome's format; Kineto says nothing where it fails, so look at the file."""
-    with _silently():
-        result.save(path)
 
 
 def in_use() -> ControlError:
@@ -214,9 +258,8 @@ def _told(name: str) -> None:
 
 
 @contextlib.contextmanager
-def _silently() -> Iterator[None]:
+def _silently(level: Any) -> Iterator[None]:
     """Keep Kineto from writing to the training's standard error stream; what it sets itself meanwhile stays."""
-    level = _level()
     if level is None:
         yield
         return
@@ -229,10 +272,35 @@ def _silently() -> Iterator[None]:
 
 
 def _level() -> Any:
+    """Give Kineto's log level, as ctypes sees it; None where there is no symbol of this name and size."""
     try:
-        import ctypes  # noqa: PLC0415 - not every Python has it
-
         path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
-        return ctypes.c_int.in_dll(ctypes.CDLL(path, mode=os.RTLD_NOLOAD), _LEVEL)
-    except Failure:  # another build of torch: it may say something then
+        found = ctypes.c_int.in_dll(ctypes.CDLL(path, mode=os.RTLD_NOLOAD), _LEVEL)
+        return found if _size(ctypes.addressof(found)) == _LEVEL_BYTES else None
+    except Failure:  # another build of torch, another libc: it may say something then
         return None
+
+
+def _size(address: int) -> int:
+    """Ask the dynamic linker how large the symbol at an address is: a name tells nothing of its type.
+
+    glibc alone knows: dlfcn.h `dladdr1` with RTLD_DL_SYMENT (1), elf.h `Elf64_Sym`.
+    """
+    info, entry = (ctypes.c_void_p * 4)(), ctypes.c_void_p()
+    if not ctypes.CDLL(None).dladdr1(ctypes.c_void_p(address), info, ctypes.byref(entry), 1) or info[3] != address:
+        return 0
+    fields = struct.unpack("=IBBHQQ", ctypes.string_at(entry.value or 0, 24)) if entry.value else (0,)
+    return int(fields[-1])
+
+
+def _skip_destructors() -> None:
+    """Let a forked child end without the destructors of C++: Kineto's waits for ever for a thread that is not there.
+
+    libtorch_cpu.so `libkineto::ConfigLoader::~ConfigLoader`, 2.13; no matter who has used the profiler before the fork. Who
+    ends by `os._exit`, as all children of `multiprocessing` do, does without them anyway. Of the libc: `on_exit` hands the
+    status on, and what is registered last runs first.
+    """
+    with contextlib.suppress(*Failure):
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
+        libc.__cxa_atexit(libc.fflush, None, None)

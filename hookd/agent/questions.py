@@ -37,6 +37,10 @@ class Questions:
         """Do what is to be done about once a second."""
         self._evaluations.tick()
 
+    def exiting(self) -> None:
+        """The process ends: so do the evaluations, which would abort it from inside of torch's C++."""
+        self._evaluations.end()
+
     def residue(self) -> list[str]:
         """Say what goes on when the agent leaves."""
         return [f"a thread that evaluates {one.expression[:80]!r}" for one in self._evaluations.running()]

@@ -7,6 +7,7 @@ through `/proc/PID/fd`, as the page is, so neither a namespace nor the owner of 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import secrets
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd._pluggy import HookimplMarker
-from hookd.agent import profiler
-from hookd.agent.faults import Failure
+from hookd.agent import profiler, quiet
+from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.errors import ControlError, HookdError
 from hookd.plugin import Plugin
 
@@ -34,10 +35,11 @@ _Span: Any = getattr(
 )
 """A span of torch's profiler, without an operator that a dispatch mode would see (2.1+)."""
 MOST_STEPS = 10_000
-GROWTH = 4
-"""The target's memory may grow by so many times the largest trace that was asked for; torch takes twice the trace."""
-HANDOVER_S = 5.0
-"""How long a detach waits for the training thread to end a recording that no other thread can."""
+GROWTH = 0.5
+"""The target's memory may grow by so much of the largest trace that was asked for: what torch keeps of an event while it
+records has 100 bytes, in the trace 250, and 1,100 where the recording is taken down (torch 2.13)."""
+HANDOVER_S = 2.0
+"""How long a detach waits for the training thread to end the recording."""
 _FOLDERS = ("TMPDIR", "/tmp", "/var/tmp", "XDG_RUNTIME_DIR", "/dev/shm", "/run")  # noqa: S108
 
 
@@ -53,7 +55,18 @@ class Spans(Plugin):
 
     def __init__(self) -> None:
         self.is_on = False
-        self._local = _Open()
+        self._open: dict[int, Any] = {}
+        self._local = _Open(self._open)
+
+    def stop(self) -> None:
+        """Begin no more, and never end what is open: an end writes to the recording, whatever has become of its memory.
+
+        It would do so as soon as another recording is under way, be it the training's. So what is open is kept for ever.
+        """
+        self.is_on = False
+        for span in list(self._open.values()):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(span))
+        self._open.clear()
 
     @hookimpl(trylast=True)
     def forward_pre(self, module: Module, recompute: bool) -> None:
@@ -83,14 +96,20 @@ class Spans(Plugin):
 
 
 class _Open(threading.local):
-    """The spans that the calling thread is inside of, the outermost first, with what each is of."""
+    """The spans that the calling thread is inside of, the outermost first, with what each is of.
 
-    def __init__(self) -> None:
+    Args:
+        those: of all threads, which are to be ended.
+    """
+
+    def __init__(self, those: dict[int, Any]) -> None:
+        self._open = those
         self._spans: list[tuple[Any, Any]] = []
 
     def begin(self, text: str, key: Any) -> None:
         span = _Span(text)
         span.__enter__()
+        self._open[id(span)] = span
         self._spans.append((key, span))
 
     def end(self, key: Any) -> None:
@@ -111,7 +130,8 @@ class _Open(threading.local):
 
     def _pop(self) -> Any:
         key, span = self._spans.pop()
-        span.__exit__(None, None, None)
+        if self._open.pop(id(span), None) is not None:
+            span.__exit__(None, None, None)
         return key
 
 
@@ -183,14 +203,11 @@ class Tracing:
         if self.state == "idle":
             return
         self._asked_by = None
-        deadline = time.monotonic() + HANDOVER_S
-        while self.state == "tracing" and not self._profiler.can_end() and self._turns and time.monotonic() < deadline:
-            time.sleep(0.01)  # for the training thread, which ends it where its next step is done
-        if self._take():
-            self._spans.is_on = False
-            self._profiler.end(wait=False)
-        else:
-            self._session.aside.finish(HANDOVER_S)
+        self._yield_to_training()
+        self._take()
+        self._spans.stop()
+        self._profiler.end(wait=False)
+        self._session.aside.finish(HANDOVER_S)
         self.state = "idle"
         self._session.residue += self._profiler.release()
         if self._session.registry.has(Spans.name):
@@ -198,6 +215,16 @@ class Tracing:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _yield_to_training(self) -> None:
+        """Wait for the training thread to end the recording, where its next step is done.
+
+        Another thread takes it down under what the training computes without the interpreter's lock, which uses it: torch
+        does not wait for that. And before torch 2.6 no other thread can.
+        """
+        deadline = time.monotonic() + HANDOVER_S
+        while self._profiler.is_on and not self._profiler.is_own_thread() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _take(self) -> bool:
         """Whether the caller is the one to end what is under way: a list's pop is atomic."""
@@ -210,7 +237,9 @@ class Tracing:
 
     def boundary(self) -> None:
         """An optimizer step is done."""
-        if self.state == "waiting":
+        if self.state == "idle" or quiet.is_unreal():  # to wait for the device would break the capture of a CUDA graph
+            return
+        if self.state == "waiting" and self._turns:
             self._begin()
         elif self.state == "tracing":
             self._done += 1
@@ -224,13 +253,15 @@ class Tracing:
         self.state = "tracing"
         try:
             self._profiler.begin(self._described())
-        except Failure as failure:
-            self._fail(failure)
+        except BaseException as error:  # noqa: BLE001  what is not ours is raised again
+            self._spoil(error)
             return
         self._spans.is_on = True
         self._pause_s += time.perf_counter() - started
         if not self._turns:  # it was abandoned meanwhile
+            self._spans.stop()
             self._profiler.end(wait=False)
+            self.state = "idle"
 
     def _described(self) -> dict[str, str]:
         session = self._session
@@ -248,11 +279,11 @@ class Tracing:
         if not self._take():
             return
         started = time.perf_counter()
-        self._spans.is_on = False
+        self._spans.stop()
         try:
             result = self._profiler.end()
-        except Failure as failure:
-            self._fail(failure)
+        except BaseException as error:  # noqa: BLE001  what is not ours is raised again
+            self._spoil(error)
             return
         self._pause_s += time.perf_counter() - started
         if self._asked_by is None:
@@ -260,12 +291,22 @@ class Tracing:
         self.state = "saving"
         self._session.aside.add(Spans.name, lambda: self._save(result))
 
+    def _spoil(self, error: BaseException) -> None:
+        """There will be no trace; raises what belongs to the training code: to take a recording down can take seconds."""
+        self._fail(error)
+        self._spans.stop()
+        try:
+            self._profiler.end(wait=False)
+        finally:
+            if not isinstance(error, Failure) or is_from_signal_handler(error):
+                raise error
+
     def _yielded(self) -> None:
         """The training begins a profiler of its own: ours must have ended before."""
         if self.state == "waiting" and self._take():
             self._fail(profiler.in_use())
         elif self.state == "tracing" and self._take():
-            self._spans.is_on = False
+            self._spans.stop()
             self._profiler.end(wait=False)
             self._fail(profiler.in_use())
 
@@ -274,49 +315,55 @@ class Tracing:
         known = isinstance(failure, HookdError)
         text = f"torch's profiler fails in the target: {type(failure).__name__}: {failure}"
         self._error = failure if known else ControlError(text, reason="profiler-failed")  # type: ignore[assignment]
-        self.state = "failed"
+        self.state = "failed" if self._asked_by is not None else "idle"
 
     # -- in a thread of its own
 
     def _save(self, result: Any) -> None:
+        if self._asked_by is None:  # the process ends, or an agent leaves
+            return
+        started = time.perf_counter()
         try:
-            self._fd = _saved(result, self._most_bytes)
+            fd = self._saved(result)
         except Failure as failure:
             self._fail(failure)
             return
-        self.state = "done"
+        if self._asked_by is None:  # has gone meanwhile
+            os.close(fd)
+            return
+        self._pause_s += time.perf_counter() - started  # torch writes under the interpreter's lock
+        self._fd, self.state = fd, "done"
+
+    def _saved(self, result: Any) -> int:
+        """Write a recording into a file without a name, and give its descriptor; torch can write to a path alone.
+
+        Raises:
+            ControlError: reason "no-room".
+        """
+        folder = os.path.join(_roomy(self._most_bytes), f"hookd-trace-{os.getpid()}-{secrets.token_hex(6)}")
+        os.mkdir(folder, 0o700)
+        path = os.path.join(folder, "trace.json")
+        try:
+            self._profiler.save(result, path)
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as exc:
+            raise ControlError(f"torch could not write the trace to {folder}", reason="no-room") from exc
+        finally:
+            for name in os.listdir(folder):  # the one that torch writes before it has the right name may be there
+                os.unlink(os.path.join(folder, name))
+            os.rmdir(folder)
 
     def exiting(self) -> None:
-        """The process ends: torch crashes there while its profiler records."""
-        self._asked_by = None
-        if self._take():
-            self._spans.is_on = False
-            self._profiler.end(wait=False)
+        """The process ends: torch crashes there while its profiler records. Nothing is saved, and nobody is waited for."""
+        self.state, self._asked_by = "idle", None
+        self._turns.clear()
+        self._spans.stop()
+        self._profiler.end(wait=False)
 
     def forget(self) -> None:
         """In a forked child: record nothing."""
         self.state = "idle"
         self._profiler.abandon()
-
-
-def _saved(result: Any, most_bytes: int) -> int:
-    """Write a recording into a file without a name, and give its descriptor; torch can write to a path alone.
-
-    Raises:
-        ControlError: reason "no-room".
-    """
-    folder = os.path.join(_roomy(most_bytes), f"hookd-trace-{os.getpid()}-{secrets.token_hex(6)}")
-    os.mkdir(folder, 0o700)
-    path = os.path.join(folder, "trace.json")
-    try:
-        profiler.save(result, path)
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as exc:
-        raise ControlError(f"torch could not write the trace to {folder}", reason="no-room") from exc
-    finally:
-        for name in os.listdir(folder):  # the one that torch writes before it has the right name may be there
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
 
 
 def _roomy(size: int) -> str:

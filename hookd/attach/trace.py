@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _POLL_S = 0.05
+_PATIENCE_S = 60.0
+"""How long an answer may take: torch holds the interpreter's lock while it takes a recording down, and while it writes."""
 _CHUNK = 1 << 20
 _NO_OP = "bad-request"
 
@@ -31,7 +33,7 @@ class Trace:
         steps: that were done in it.
         first: the number of its first step, as the target counts.
         bytes: of JSON.
-        pause_s: for how long torch's profiler has held up the training where it began and ended.
+        pause_s: for how long torch's profiler has held up the training to begin, to end and to write.
         all_threads: whether it shows all threads, or the one that takes the steps and the backward's alone.
     """
 
@@ -80,7 +82,7 @@ def _ask(control: Control, steps: int, max_bytes: int) -> None:
 
 def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> dict[str, Any]:
     while True:
-        state = control.request("trace_state")
+        state = control.request("trace_state", timeout_s=_PATIENCE_S)
         if state.get("state") == "done":
             return state
         if state.get("state") == "failed":

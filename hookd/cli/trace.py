@@ -53,7 +53,7 @@ def _told(found: dict[str, Any], path: Path, steps: int) -> Iterator[str]:
     first, last = found["first"], found["first"] + found["steps"] - 1
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     yield (
-        f"{path}: {which}, {found['bytes'] / MIB:.1f} MiB; to begin and to end the profiler held the training up for"
+        f"{path}: {which}, {found['bytes'] / MIB:.1f} MiB; beside the steps the profiler held the training up for"
         f" {output.seconds(found['pause_s'])}"
     )
     if found["steps"] < steps:

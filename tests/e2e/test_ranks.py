@@ -86,7 +86,11 @@ TRACKER = "multiprocessing's resource tracker"
 
 @pytest.mark.parametrize(
     ("method", "others"),
-    [("spawn", [TRACKER]), ("fork", []), ("forkserver", [SERVER, TRACKER])],
+    [
+        pytest.param("spawn", [TRACKER], marks=pytest.mark.load),
+        pytest.param("fork", [], marks=pytest.mark.load),
+        ("forkserver", [SERVER, TRACKER]),  # which has all that the others have
+    ],
 )
 def test_the_ranks_of_multiprocessing_are_attached_and_their_helpers_are_not(launch, method, others):
     job = launch(bare_python(), RANKS, method)

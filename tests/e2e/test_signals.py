@@ -34,7 +34,9 @@ def send_all(process: Process, pid: int, number: int) -> dict[str, int]:
     return dict(zip(words[2::2], map(int, words[3::2]), strict=True))
 
 
-@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.parametrize(
+    "kind", ["custom", *(pytest.param(kind, marks=pytest.mark.load) for kind in ("exit", "interrupt"))]
+)
 def test_every_signal_reaches_the_training_code_plainly(kind):
     with training.start(Job("preempted.py", f"--kind {kind}")) as process:
         process.expect("^ready$")

@@ -37,16 +37,11 @@ OWN = [
     Job("compiled.py", "--steps 60"),
 ]
 LIKE_SELECTIVE = [Job("checkpointed.py", f"--steps 60 --kind {kind}") for kind in ("reentrant", "nonreentrant")]
-SHARED = [
-    Job("workloads/charlm.py", f"--steps 60 {SMALL} --scaler --clip 0.5"),
+SHARED = [Job("workloads/charlm.py", f"--steps 60 {SMALL} --scaler --clip 0.5")]
+LOADER = [Job("workloads/loader.py", "--steps 110 --start fork --ema")]
+LIKE_OWN = [
     Job("workloads/convnet.py", "--steps 60 --batch 8"),
     Job("workloads/faults.py", "--steps 60 --fault none"),
-]
-LOADER = [
-    Job("workloads/loader.py", "--steps 110 --start forkserver"),
-    Job("workloads/loader.py", "--steps 110 --start fork --ema"),
-]
-LIKE_OWN = [
     Job("workloads/charlm.py", f"--steps 60 {SMALL}"),
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --amp"),
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --compile --layers 1"),
@@ -55,6 +50,7 @@ LIKE_OWN = [
     Job("workloads/charlm.py", f"--steps 60 {SMALL} --accumulate 4"),
     Job("workloads/loader.py", "--steps 110 --start fork"),
     Job("workloads/loader.py", "--steps 110 --start spawn"),
+    Job("workloads/loader.py", "--steps 110 --start forkserver"),
 ]
 """What they do, a job of ours or another of these does as well."""
 DDP = Job("workloads/ddp.py", f"--steps 60 {SMALL}", ranks=2)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +17,8 @@ import torch
 from torch import nn
 from torch.autograd import profiler
 
+from hookd.agent import profiler as ours
+from hookd.agent import tracing
 from hookd.attach.control import Control
 from hookd.attach.trace import take
 from hookd.errors import ControlError
@@ -243,3 +248,101 @@ def test_a_child_forked_in_a_trace_records_nothing(traced, tmp_path):
         training.steps_until(future.done)
         assert future.exception().reason == "timeout"
         assert_nothing_is_left(agent)
+
+
+class Preempted(Exception):  # noqa: N818 - a name as trainings have it
+    """What a training raises in its handler of a signal."""
+
+
+@pytest.mark.parametrize("stage", ["_run_on_profiler_start", "_run_on_profiler_stop"])
+def test_what_a_signal_handler_raises_while_a_recording_begins_or_ends_reaches_the_training(traced, monkeypatch, stage):
+    def preempt(*_):
+        raise Preempted
+
+    def told(name):
+        tell(name)
+        if name == stage:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    tell, training = ours._told, Training()
+    before = signal.signal(signal.SIGUSR1, preempt)
+    try:
+        with running("timing") as agent:
+            training.step()
+            monkeypatch.setattr(ours, "_told", told)
+            _, future = traced(steps=2)
+            with pytest.raises(Preempted):
+                training.steps_until(future.done)
+            monkeypatch.setattr(ours, "_told", tell)
+            assert future.exception(10).reason == "profiler-failed"
+            assert_nothing_is_left(agent)
+            into, future = traced(steps=2)
+            training.steps_until(future.done)
+            assert json.loads(into.getvalue())["traceEvents"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_span_that_outlives_its_recording_is_never_ended(monkeypatch):
+    ended = []
+
+    class Span:
+        def __init__(self, text):
+            self.text = text
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *_):
+            ended.append(self.text)
+
+    monkeypatch.setattr(tracing, "_Span", Span)
+    spans = tracing.Spans()
+    spans.is_on = True
+    spans.phase("data")
+    spans.phase("forward")
+    spans.stop()
+    spans.phase("other")
+    assert ended == []
+    spans.is_on = True
+    spans.phase("data")
+    spans.phase("other")
+    assert ended == ["phase data"]
+
+
+ENDING = """
+import os, sys, threading, torch, hookd
+from hookd.attach.control import Control
+from hookd.agent import bootstrap
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+hookd.start(["timing"])
+
+def step():
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+
+step()
+session = bootstrap._agent._session
+with Control.connect(os.getpid()) as control:
+    control.request("trace", steps=10000, max_bytes=1 << 28)
+    control.request("eval", expression="any(torch.ones(400, 400).matmul(torch.zeros(400, 400)).sum() for _ in iter(int, 1))", limit_s=600)
+    while session.tracing.state != "tracing":
+        step()
+    child = os.fork()
+    if not child:
+        sys.exit(3)
+    for _ in range(5):
+        step()
+    print(session.tracing.state, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    sys.stdout.flush()
+    class Last(torch.nn.Module):
+        def forward(self, x):
+            sys.exit(7)
+    torch.nn.Sequential(Last())(torch.ones(1))
+"""
+
+
+def test_a_process_that_ends_in_a_trace_and_an_evaluation_ends_as_it_would_and_so_does_its_child():
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("tracing 3\n", "", 7)

@@ -76,6 +76,14 @@ def train_until_the_end():
         train()
 
 
+def came_while_torch_put_back(error):
+    """Whether it cut short the `finally` in which an optimizer's step puts the mode of gradients back: torch's own hole."""
+    trace = error.__traceback__
+    while trace.tb_next is not None and trace.tb_frame.f_code.co_name != "_use_grad":  # torch/optim/optimizer.py, 2.13
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_name == "_use_grad"
+
+
 for _ in range(5):
     train()  # torch's own first-time imports swallow what a handler raises
 signal.signal(number, on_signal)
@@ -83,8 +91,10 @@ signal.signal(signal.SIGUSR1, on_end)
 while not is_over:
     try:
         train_until_the_end()
-    except kind:  # noqa: PERF203
+    except kind as error:  # noqa: PERF203
         caught += 1
+        if came_while_torch_put_back(error):
+            torch.set_grad_enabled(True)
     except Exception as error:  # noqa: BLE001
         unexpected += 1
         os.write(2, f"unexpected {error!r}\n".encode())

@@ -13,6 +13,9 @@ V1 = "36 24 0:32 {root} {mount} rw,relatime - cgroup cgroup rw,memory"
 V2 = "29 23 0:26 {root} {mount} rw,nosuid - cgroup2 cgroup2 rw"
 KILLED = "Memory cgroup out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB, UID:0 pgtables:1kB"
 
+NOBODY = 2**22 + 1
+"""No pid is as high as that (PID_MAX_LIMIT of include/linux/threads.h)."""
+
 
 @pytest.fixture
 def cgroups(monkeypatch):
@@ -101,10 +104,10 @@ def test_targets_of_one_cgroup_share_what_is_known_of_it(tmp_path, monkeypatch):
     made = counter(tmp_path)
     monkeypatch.setattr(oom, "counter_of", lambda _: made)
     memories = Memories(lambda: 0.0)
-    first = memories.of(1)
+    first = memories.of(NOBODY)
     counter(tmp_path, count=1)
     memories.look()
-    assert memories.of(2) is first
+    assert memories.of(NOBODY + 1) is first
     assert first.take()
     monkeypatch.setattr(oom, "counter_of", lambda _: None)
-    assert memories.of(3) is None
+    assert memories.of(NOBODY + 2) is None

@@ -1,0 +1,99 @@
+"""The ranks of a run side by side: who is slow and in what, who lags behind, whose replica has drifted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from frame import dashboard, filled, of_run, with_incidents
+from panels import GREEN, ORANGE, RANK, RANKS, RED, Query, a_step, grid, lines, rate, states
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.builders.dashboard import Dashboard
+    from panels import Panel
+
+_PHASE = "hookd_timing_phase_seconds_total"
+_ALL = 'run="$run"'
+"""Medians are over all ranks, whichever are shown."""
+PHASES = {
+    "data": "Between the end of a step and the first forward: the data loader.",
+    "forward": "Without collectives inside of it, a rank's own time.",
+    "backward": "Ranks wait for each other here: a quick one has a longer backward.",
+    "optimizer": "From the first hook of the step to the end of it.",
+    "other": "What is none of these: logging, evaluation, checkpoints.",
+}
+
+
+def _own(matchers: str) -> str:
+    """Give the seconds of a step in which a rank does not wait for others, as in rules/stragglers.rules.yml."""
+    seconds = rate(_PHASE, matchers + ', phase!="backward"')
+    return f"sum by (rank) ({seconds}) / on (rank) (sum by (rank) ({rate('hookd_steps_total', matchers)}) > 0)"
+
+
+def _median() -> str:
+    return f"scalar(quantile(0.5, {_own(_ALL)}))"
+
+
+def ranks() -> Dashboard:
+    """Make the dashboard."""
+    text = "The ranks of a run side by side, on all nodes: own time, stragglers, lag, drift."
+    made = with_incidents(dashboard("hookd-ranks", "Ranks", text, of_run()))
+    sections = {
+        "Who is slow": _slow(),
+        "In what": _phases(),
+        "Who lags behind": _behind(),
+        "Who has drifted": _drifted(),
+    }
+    return filled(made, sections)
+
+
+def _slow() -> list[Panel]:
+    return [
+        lines("Own time", "Seconds of a step outside of the backward, in which ranks wait for each other (plugin timing).", "s",
+              Query(_own(RANKS), RANK)),
+        lines("Own time over the median", "Of all ranks of the run, on all nodes: 1.5 is half as much again.", "none",
+              Query(f"{_own(RANKS)} / {_median()}", RANK), red=1.5),
+        lines("Straggler score", "As each daemon has it for the ranks of its node; that of a healthy rank may reach 1.5.", "none",
+              Query(f"max by (rank) (hookd_straggler_score{{{RANKS}}})", RANK)),
+        states("Stragglers", "Ranks that the others of the node wait for, step by step: this is the verdict.",
+               Query(f"max by (rank) (hookd_straggler{{{RANKS}}})", RANK),
+               words={"0": ("in time", GREEN), "1": ("straggler", RED)}),
+        lines("Lateness", "Seconds of a step that a rank needs more than the median, outside of waiting.", "s",
+              Query(f"{_own(RANKS)} - {_median()}", RANK)),
+        grid("A step now", "Seconds of a step by rank and phase.", "s", a_step(_PHASE, RANKS, "rank, phase"),
+             row="rank", column="phase"),
+    ]  # fmt: skip
+
+
+def _phases() -> list[Panel]:
+    made = [lines(f"In {phase}", f"Seconds of a step by rank. {text}", "s",
+                  Query(a_step(_PHASE, f'{RANKS}, phase="{phase}"', "rank"), RANK), width=8)
+            for phase, text in PHASES.items()]  # fmt: skip
+    cores = Query(f"sum by (rank) ({rate('hookd_process_cpu_seconds_total', RANKS)})", RANK)
+    return [*made, lines("Cores", "CPU time a second of each rank's process, all threads.", "short", cores, width=8)]
+
+
+def _behind() -> list[Panel]:
+    issued = f"max by (rank, group) (hookd_collectives_issued{{{RANKS}}})"
+    furthest = f"max by (group) (hookd_collectives_issued{{{_ALL}}})"
+    return [
+        lines("Collectives behind", "How many a rank has issued less than the one that is furthest. Scrapes are not at one moment:"
+              " what stays behind, and grows, is stuck.", "short",
+              Query(f"{furthest} - on (group) group_right () {issued}", RANK + " of {{group}}")),
+        lines("Steps a second", "Equal for ranks that wait for each other.", "cps",
+              Query(f"sum by (rank) ({rate('hookd_steps_total', RANKS)})", RANK)),
+        lines("Silence", "Time since a rank last called a module.", "s",
+              Query(f"max by (rank) (hookd_heartbeat_age_seconds{{{RANKS}}})", RANK)),
+        states("Hangs", "A rank that stands is waited for by those that wait.",
+               Query(f"max by (rank, role) (hookd_hang{{{RANKS}}})", RANK + " {{role}}"),
+               words={"0": ("fine", GREEN), "1": ("hangs", RED)}),
+    ]  # fmt: skip
+
+
+def _drifted() -> list[Panel]:
+    return [
+        states("Replicas", "Whether a replica differs from most others on its node (plugin drift).",
+               Query(f"max by (rank) (hookd_drift_diverged{{{RANKS}}})", RANK),
+               words={"0": ("alike", GREEN), "1": ("differs", ORANGE)}),
+        lines("Compared at step", "The last step of which a rank has published checksums, as it counts (plugin drift).", "none",
+              Query(f"max by (rank) (hookd_drift_step{{{RANKS}}})", RANK)),
+    ]  # fmt: skip

@@ -1,0 +1,151 @@
+"""One run: how fast it is, what it learns with, what went wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from frame import TO_MODULE, dashboard, filled, of_run, with_incidents
+from panels import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    RANK,
+    RANKS,
+    RED,
+    Column,
+    Query,
+    a_step,
+    labels,
+    lines,
+    number,
+    rate,
+    rows,
+    states,
+    step_time,
+)
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.builders.dashboard import Dashboard
+    from panels import Panel
+
+_STEPS = rate("hookd_steps_total", RANKS)
+_BUCKETS = f"sum by (le) ({rate('hookd_step_seconds_bucket', RANKS)})"
+_HIDDEN = (
+    "__name__",
+    "job",
+    "run",
+    "reason",
+    "method",
+    "target_namespace",
+    "target_container",
+    "endpoint",
+    "container",
+)
+
+
+def run() -> Dashboard:
+    """Make the dashboard."""
+    text = "One run: its speed, its health, its learning, and what its processes use."
+    made = with_incidents(dashboard("hookd-run", "Run", text, of_run()))
+    sections = {"Now": _now(), "Speed": _speed(), "Health": _health(), "Learning": _learning(), "Process": _process()}
+    return filled(made, sections)
+
+
+def _now() -> list[Panel]:
+    return [
+        number("Ranks", "Processes that are attached and whose page can be read.", "short",
+               f"sum(hookd_target_up{{{RANKS}}})"),
+        number("Step rate", "Optimizer steps a second, the mean of the ranks.", "cps", f"avg({_STEPS})"),
+        number("Step time", "Median of all ranks' steps.", "s", f"histogram_quantile(0.5, {_BUCKETS})", none="-"),
+        number("Samples", "Trained on a second, by all ranks together (plugin timing).", "cps",
+               f"sum({rate('hookd_timing_samples_total', RANKS)})"),
+        number("MFU", "Share of the devices' peak that the model's operations use, the mean of the ranks.", "percentunit",
+               f"avg(hookd_timing_mfu_ratio{{{RANKS}}})", none="-"),
+        number("Hanging", "Ranks that stand, and ranks that wait for them.", "short", f"sum(hookd_hang{{{RANKS}}})", red=1),
+        number("NaN", "Places where a NaN or an infinity was born.", "short",
+               f"count(hookd_nan_origin{{{RANKS}}} > 0)", red=1),
+        number("Incidents", "Told about this run, since it was attached.", "short",
+               f"sum(hookd_incidents_total{{{RANKS}}})", red=1),
+        labels("Processes", "Which process each rank is, and where.", f"hookd_target_info{{{RANKS}}}", _HIDDEN),
+    ]  # fmt: skip
+
+
+def _speed() -> list[Panel]:
+    quantiles = [
+        Query(f"histogram_quantile({q}, {_BUCKETS})", name)
+        for q, name in ((0.5, "median"), (0.9, "p90"), (0.99, "p99"))
+    ]
+    return [
+        lines("Step time by rank", "Mean wall time of a step. Ranks that wait for each other have the same.", "s",
+              Query(step_time(RANKS, "rank"), RANK)),
+        lines("Step time", "Quantiles of all ranks' steps, as exact as the buckets of hookd_step_seconds.", "s", *quantiles),
+        lines("Phases of a step", "Where the training thread spends a step, the mean of the ranks (plugin timing). Ranks wait"
+              " for each other in the backward.", "s",
+              Query(a_step("hookd_timing_phase_seconds_total", RANKS, "phase"), "{{phase}}"), stacked=True),
+        lines("Samples", "Trained on a second, by rank (plugin timing).", "cps",
+              Query(f"sum by (rank) ({rate('hookd_timing_samples_total', RANKS)})", RANK)),
+        lines("Model FLOP/s", "Operations of the model's layers a second, forward and backward (plugin timing).", "flops",
+              Query(f"sum by (rank) ({rate('hookd_timing_flops_total', RANKS)})", RANK)),
+        lines("MFU", "Model FLOP/s over the peak of the device: known for common GPUs, or set with timing:peak_flops.",
+              "percentunit", Query(f"avg by (rank) (hookd_timing_mfu_ratio{{{RANKS}}})", RANK)),
+    ]  # fmt: skip
+
+
+def _health() -> list[Panel]:
+    born = f"max by (rank, module, where, kind) (hookd_nan_origin{{{RANKS}}}) > 0"
+    step = f"({born}) * 0 + on (rank) group_left () max by (rank) (hookd_nan_first_step{{{RANKS}}})"
+    origin = [Column("Share", "percentunit", born), Column("First step", "none", step)]
+    roles = {"0": ("fine", GREEN), "1": ("hangs", RED)}
+    return [
+        lines("Incidents", "Told so far, by kind: a step up is a new one.", "short",
+              Query(f"sum by (rank, kind) (hookd_incidents_total{{{RANKS}}})", "{{kind}} " + RANK)),
+        lines("Silence", "Time since a rank last called a module, beside how long it may be silent there.", "s",
+              Query(f"max by (rank) (hookd_heartbeat_age_seconds{{{RANKS}}})", RANK),
+              Query(f"max by (rank) (hookd_hang_patience_seconds{{{RANKS}}})", f"patience, {RANK}")),
+        states("Hangs", "A rank that stands is waited for by those that wait.",
+               Query(f"max by (rank, role) (hookd_hang{{{RANKS}}})", RANK + " {{role}}"), words=roles),
+        lines("NaN and infinity", "Tensors with one so far, by place (plugin nan).", "short",
+              Query(f"sum by (module, where, kind) (hookd_nan_nonfinite_total{{{RANKS}}})", "{{kind}} in {{where}} of {{module}}")),
+        rows("Where NaN was born", "The module, and the first step (plugin nan). Click on a module.", origin,
+             links=[("module", "The module", TO_MODULE)], width=12),
+        lines("Findings", "Modules that learn badly: dead, saturated, vanishing, exploding ... (plugin activations).", "short",
+              Query(f"max by (module, kind, rank) (hookd_activations_finding{{{RANKS}}})", "{{kind}} {{module}} " + RANK)),
+        states("Training is changed", "Plugins that change the training now: clipping, skipping steps.",
+               Query(f"max by (rank, plugin) (hookd_plugin_changes_training{{{RANKS}}})", "{{plugin}} " + RANK),
+               words={"0": ("only looks", GREEN), "1": ("changes the training", ORANGE)}),
+        states("Compiling", "While torch.compile compiles: a long step is no hang then.",
+               Query(f"max by (rank) (hookd_compiling{{{RANKS}}})", RANK), words={"0": ("no", GREEN), "1": ("compiles", BLUE)}),
+    ]  # fmt: skip
+
+
+def _learning() -> list[Panel]:
+    return [
+        lines("Gradient norm", "Of all gradients before clipping (plugin gradclip), and over the modules that are served (plugin"
+              " activations).", "none",
+              Query(f"max by (rank) (hookd_gradclip_norm{{{RANKS}}})", RANK),
+              Query(f"sqrt(sum by (rank) (hookd_activations_grad_norm{{{RANKS}}} ^ 2))", f"modules, {RANK}")),
+        lines("Clipping", "Smallest factor of a step: 1 where nothing was clipped (plugin gradclip).", "percentunit",
+              Query(f"min by (rank) (hookd_gradclip_scale{{{RANKS}}})", RANK)),
+        lines("Learning rate", "By optimizer and group (plugin optimizer).", "none",
+              Query(f"max by (optimizer, group) (hookd_optimizer_lr{{{RANKS}}})", "{{optimizer}} group {{group}}")),
+        lines("Weight norm", "By optimizer and group (plugin optimizer).", "none",
+              Query(f"max by (optimizer, group) (hookd_optimizer_weight_norm{{{RANKS}}})", "{{optimizer}} group {{group}}")),
+        lines("Loss scale", "Of the GradScaler (plugin optimizer).", "none",
+              Query(f"max by (rank) (hookd_optimizer_loss_scale{{{RANKS}}})", RANK)),
+        lines("Skipped steps", "A second, because a GradScaler's gradients overflowed (plugin optimizer).", "cps",
+              Query(f"sum by (rank) ({rate('hookd_optimizer_skipped_steps_total', RANKS)})", RANK)),
+    ]  # fmt: skip
+
+
+def _process() -> list[Panel]:
+    cuda = [Query(f"max by (rank, device) (hookd_memory_cuda_{kind}_bytes{{{RANKS}}})", kind + " " + RANK + " device {{device}}")
+            for kind in ("allocated", "reserved", "peak")]  # fmt: skip
+    return [
+        lines("Resident memory", "Of each rank's process.", "bytes",
+              Query(f"max by (rank) (hookd_process_resident_memory_bytes{{{RANKS}}})", RANK)),
+        lines("CUDA memory", "What the allocator has handed out, holds, and handed out at most (plugin memory).", "bytes", *cuda),
+        lines("Cores", "CPU time a second of each rank's process, all threads.", "short",
+              Query(f"sum by (rank) ({rate('hookd_process_cpu_seconds_total', RANKS)})", RANK)),
+        lines("Modules", "Of the models seen, by what is seen of them.", "short",
+              Query(f"max by (state) (hookd_modules{{{RANKS}}})", "{{state}}")),
+    ]  # fmt: skip

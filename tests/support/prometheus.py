@@ -1,0 +1,77 @@
+"""A real Prometheus that scrapes one daemon twice a second."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+
+from tests.support.environment import target_environment
+from tests.support.processes import Process, wait_until
+
+CONFIG = """
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+scrape_configs:
+  - job_name: hookd
+    static_configs: [{{targets: ["{address}"]}}]
+"""
+
+
+class Prometheus:
+    """A server of its own: data, port and configuration."""
+
+    def __init__(self, directory, address):
+        directory.mkdir()
+        (directory / "prometheus.yml").write_text(CONFIG.format(address=address))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        command = [
+            "prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
+            f"--web.listen-address={self.address}", "--log.level=warn",
+        ]  # fmt: skip
+        self.process = Process(command, env=target_environment())
+
+    def is_ready(self):
+        assert self.process.popen.poll() is None, self.process.describe()
+        with contextlib.suppress(urllib.error.URLError):
+            return self._get("/-/ready")
+        return ""
+
+    def _get(self, path, **parameters):
+        url = f"http://{self.address}{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.read().decode()
+
+    def query(self, expression):
+        """Give the labels and the value of each series of an instant query."""
+        answer = json.loads(self._get("/api/v1/query", query=expression))
+        assert answer["status"] == "success", answer
+        return [(one["metric"], float(one["value"][1])) for one in answer["data"]["result"]]
+
+    def value(self, expression):
+        """Give the value of a query that has one result, else None."""
+        found = self.query(expression)
+        return found[0][1] if len(found) == 1 else None
+
+    def labels(self, expression, start, end, step_s):
+        """Give the labels of each series of a query over a range of seconds since 1970."""
+        answer = json.loads(self._get("/api/v1/query_range", query=expression, start=start, end=end, step=step_s))
+        assert answer["status"] == "success", answer
+        return [one["metric"] for one in answer["data"]["result"]]
+
+
+def started(stack, directory, url):
+    """Start a server for the daemon at a URL; it ends with `stack`. Skips where there is none."""
+    if shutil.which("prometheus") is None or shutil.which("promtool") is None:
+        pytest.skip("Prometheus is not installed here (Debian: apt install prometheus)")
+    server = Prometheus(directory, url.removeprefix("http://"))
+    stack.callback(server.process.close)
+    wait_until(server.is_ready, what="Prometheus")
+    return server
