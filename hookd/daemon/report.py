@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 OWN = "hookd"
 """Stands for hookd itself where `hookd_overhead_seconds` has a plugin."""
+OUR_THREADS = ("hookd", "hookd-attach")
+"""Threads of the agent, which are told of only where they have called a module."""
 MAX_LOGS = 50
 """Lines of the agent's log in a report, the last ones."""
 
@@ -180,6 +182,7 @@ def _threads(snapshot: Snapshot) -> list[dict[str, Any]]:
             "events": beat.events,
         }
         for beat in snapshot.heartbeats
+        if beat.events or beat.name not in OUR_THREADS
     ]
 
 
