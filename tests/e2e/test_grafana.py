@@ -80,6 +80,8 @@ def test_every_query_of_every_dashboard_has_data(watched, job):
         left[:] = filter(is_empty, left)
         return not left
 
-    wait_until(lambda: watched.query(f'hookd_nan_nonfinite_total{{run="{run}"}}'), what="what the plugin nan looks at")
+    wait_until(
+        lambda: watched.query(f'hookd_steps_total{{run="{run}", rank="1"}} > 100'), what="steps of healthy training"
+    )
     ranks[1].signal(signal.SIGUSR1)
     wait_until(all_have_data, SETTLED_S, lambda: "\n".join(f"{query.place}: {query.expr}" for query in left))
