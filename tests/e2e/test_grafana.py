@@ -61,7 +61,7 @@ def watched(stack, tmp_path, job):
     plugins = [part for plugin in PLUGINS for part in ("-p", plugin)]
     hookd("attach", *pids, *plugins, "--host", f"unix://{daemon.client.path}", "--timeout", "60")
     no_training = stack.enter_context(Process([sys.executable, "-c", "input()"], env=target_environment(), stdin=True))
-    hookd("attach", str(no_training.pid), "--host", f"unix://{daemon.client.path}", status=6)
+    hookd("attach", str(no_training.pid), "--host", f"unix://{daemon.client.path}", "--timeout", "1", status=6)
     return server
 
 
