@@ -61,10 +61,10 @@ class Prometheus:
         return found[0][1] if len(found) == 1 else None
 
     def labels(self, expression, start, end, step_s):
-        """Give the labels of each series of a query over a range of seconds since 1970."""
+        """Give the labels of each series that has a number, of a query over a range of seconds since 1970."""
         answer = json.loads(self._get("/api/v1/query_range", query=expression, start=start, end=end, step=step_s))
         assert answer["status"] == "success", answer
-        return [one["metric"] for one in answer["data"]["result"]]
+        return [one["metric"] for one in answer["data"]["result"] if any(value != "NaN" for _, value in one["values"])]
 
 
 def started(stack, directory, url):
