@@ -152,9 +152,11 @@ class Witness:
     def _oom(self) -> str:
         """Ask the kernel's log, which names who was killed; without one that of the cgroup has to do."""
         victims = oom.killed(self._ticks / os.sysconf("SC_CLK_TCK"))
-        if victims:
-            return "kernel log" if self._pid in victims else ""
-        return "cgroup" if self.memory is not None and self.memory.take() else ""
+        if victims and self._pid not in victims:
+            return ""
+        # Taken also where the log names it: the cgroup's count must not be there for the next one, should the log not be.
+        is_counted = self.memory is not None and self.memory.take()
+        return "kernel log" if victims else "cgroup" if is_counted else ""
 
 
 @dataclass(frozen=True)

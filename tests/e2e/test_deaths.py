@@ -72,6 +72,7 @@ def test_every_end_is_told_by_what_the_kernel_says_and_with_what_was_done_last(s
     assert_told(
         daemon, faulty, "signal SIGSEGV", r"was killed by SIGSEGV \(Segmentation fault\).*; last in 2 \(forward\)$"
     )
+    killed.signal(signal.SIGSTOP)  # who wants no memory is not killed for want of it, though it is in the same cgroup
     hoarder.send("hoard")
     assert_told(daemon, hoarder, "oom", r"was killed for want of memory \(OOM, SIGKILL\): .*; last in 2 \(forward\)$")
     killed.signal(signal.SIGKILL)
