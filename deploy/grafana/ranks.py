@@ -15,11 +15,11 @@ _PHASE = "hookd_timing_phase_seconds_total"
 _ALL = 'run="$run"'
 """Medians are over all ranks, whichever are shown."""
 PHASES = {
-    "data": "Between the end of a step and the first forward: the data loader.",
-    "forward": "Without collectives inside of it, a rank's own time.",
+    "data": "Waiting for a DataLoader of torch.",
+    "forward": "That of an evaluation, too.",
     "backward": "Ranks wait for each other here: a quick one has a longer backward.",
-    "optimizer": "From the first hook of the step to the end of it.",
-    "other": "What is none of these: logging, evaluation, checkpoints.",
+    "optimizer": "The step of the optimizer.",
+    "other": "What is none of these: logging, checkpoints, data that no DataLoader gives.",
 }
 
 
