@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SLOW = 1.1
 """So many times the median is called slow."""
 MAX_LINE = 100
-SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin")
-"""Of an incident's detail what stands elsewhere."""
+SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place")
+"""Of an incident's detail what stands elsewhere; `place` is what the daemon knows a silence by, and nothing to read."""
 
 
 def ranks(reports: Sequence[dict[str, Any]]) -> Table:
@@ -110,7 +110,26 @@ def _field(name: str, value: Any) -> Iterator[str]:
 
 
 def _words(value: Any) -> str:
-    """Write a value: a plain object as `key value, …`, anything else as JSON."""
-    if isinstance(value, dict) and not any(isinstance(one, (dict, list)) for one in value.values()):
-        return ", ".join(f"{key} {one}" for key, one in value.items())
-    return json.dumps(output.finite(value))
+    """Write a value: an object of plain ones as `key value, …`, as far as it says something; anything else as JSON."""
+    if not isinstance(value, dict) or not all(_is_plain(one) for one in value.values()):
+        return json.dumps(output.finite(value))
+    return ", ".join(f"{key} {_part(key, one)}" for key, one in value.items() if one not in (None, ""))
+
+
+def _is_plain(value: object) -> bool:
+    inner = value.values() if isinstance(value, dict) else ()
+    return not isinstance(value, list) and not any(isinstance(one, (dict, list)) for one in inner)
+
+
+def _part(key: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({_words(value)})"
+    if isinstance(value, float):
+        return clock(value) if key == "time" else f"{value:.6g}"
+    return short(value)
+
+
+def clock(unix_s: float) -> str:
+    """Write the time of day to the millisecond: events lie close together."""
+    day, dot, rest = moment(unix_s).partition(" ")
+    return f"{rest}.{int(unix_s % 1 * 1000):03}" if dot else day
