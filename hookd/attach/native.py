@@ -46,7 +46,7 @@ def dump(pid: int, *, native: bool = False, blocking: bool = False) -> dict[str,
     """
     path = program()
     if path is None:
-        hint = "pip install 'hookd[stack]', or py-spy itself."
+        hint = "pip install 'hookd[stack]', or py-spy itself"
         raise HookdError("py-spy is not installed", reason="no-py-spy", hint=hint)
     how = ["--native"] if native else [] if blocking else ["--nonblocking"]
     limit_s = BLOCKING_TIMEOUT_S if native or blocking else TIMEOUT_S

@@ -91,7 +91,10 @@ def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bo
 def show(found: Iterable[dict[str, Any]], *, as_json: bool) -> None:
     """Print a line for each, and flush: somebody may be waiting."""
     for row in found:
-        click.echo(json.dumps(output.finite(row)) if as_json else line(row))
+        if as_json:
+            click.echo(json.dumps(output.finite(row)))
+        else:
+            click.echo(output.wrap(line(row), " " * 7) if sys.stdout.isatty() else line(row))
     sys.stdout.flush()
 
 

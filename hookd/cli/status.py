@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+ASKED = "eval"
+"""The kind of incident by which it is kept what somebody has evaluated: nothing is wrong with the target."""
 BORN = ("nan", "inf")
 
 
@@ -122,9 +124,10 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
 
 
 def _foremost(incidents: list[dict[str, Any]]) -> str | None:
-    """Give the message of the first NaN or infinity, from which all others follow, else the newest there is."""
+    """Give the message of the first NaN or infinity, from which all others follow, else the newest that is no question."""
     born = next((one for one in incidents if one.get("kind") in BORN), None)
-    one = born or (incidents[-1] if incidents else {})
+    others = [one for one in incidents if one.get("kind") != ASKED]
+    one = born or (others[-1] if others else {})
     return one.get("message")
 
 
