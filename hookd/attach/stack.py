@@ -16,6 +16,7 @@ from hookd.attach.control import Control
 from hookd.attach.discover import open_page
 from hookd.attach.payload import SOURCE_ROOT
 from hookd.errors import ControlError, HookdError
+from hookd.page import STEP_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +27,6 @@ AGENT_S = 2.0
 """How long the agent may take: its thread needs the interpreter for a millisecond."""
 WATCH_S = 0.5
 """For how long the heartbeats are watched."""
-STEP_RECORD = 1  # hookd.agent.session
 MOST_TASKS = 1024
 """So many threads of a process in another pid namespace are looked through for the numbers that it knows them by."""
 STATES = {"R": "running", "S": "asleep", "D": "in the kernel, not to be interrupted", "T": "stopped", "t": "traced",
