@@ -17,8 +17,8 @@ PLUGIN_STATES = ("active", "quarantined", "disabled", "waiting")
 class CoreMetrics:
     """The families that every target has; their names and labels are a contract (docs/metrics)."""
 
-    def __init__(self, page: PageWriter, *, has_budget: bool) -> None:
-        self._has_budget = has_budget
+    def __init__(self, page: PageWriter, *, budget: float) -> None:
+        self._has_budget = budget > 0
         self.steps = Counter(page, "hookd_steps", "Optimizer steps since the attach.").labels()
         self.step_seconds = Histogram(
             page, "hookd_step_seconds", "Wall time of a training step.", (), STEP_BUCKETS
@@ -31,6 +31,9 @@ class CoreMetrics:
         self.overhead_ratio = Gauge(
             page, "hookd_overhead_ratio", "Share of step time spent in hookd and its plugins, last window."
         )
+        Gauge(
+            page, "hookd_overhead_budget_ratio", "Share of step time that sampled hooks may take; 0: none are."
+        ).labels().set(budget)
         self.sampling_interval = Gauge(
             page, "hookd_sampling_interval_steps", "Steps of which one is sampled; 0: none.", ("plugin",)
         )

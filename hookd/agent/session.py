@@ -77,7 +77,7 @@ class Session:
         self.aside = Aside(self.dispatch.failed_aside)
         self.local = Threads(page, self._heartbeats)
         self.registry = Registry()
-        self.core = CoreMetrics(page, has_budget=budget > 0)
+        self.core = CoreMetrics(page, budget=budget)
         self._stall = Stall(page)
         self.governor = Governor(self, budget)
         self.changes = Changes(self)

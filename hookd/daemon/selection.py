@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 CORE = frozenset({
     "hookd_steps", "hookd_step_seconds", "hookd_modules", "hookd_incidents", "hookd_overhead_seconds",
-    "hookd_overhead_ratio", "hookd_sampling_interval_steps", "hookd_plugin_errors", "hookd_plugin_state",
-    "hookd_plugin_changes_training", "hookd_series_dropped", "hookd_agent_ticks", "hookd_compiling",
+    "hookd_overhead_ratio", "hookd_overhead_budget_ratio", "hookd_sampling_interval_steps", "hookd_plugin_errors",
+    "hookd_plugin_state", "hookd_plugin_changes_training", "hookd_series_dropped", "hookd_agent_ticks", "hookd_compiling",
     "hookd_collectives_issued",
 })  # fmt: skip
 """Families of the agent itself: never dropped."""

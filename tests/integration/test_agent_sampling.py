@@ -105,6 +105,7 @@ def test_without_a_budget_nothing_is_sampled_but_what_the_person_has_fixed() -> 
         train(40)
         assert agent.plugin("looker").forwards == agent.plugin("looker").losses == []
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 0}
+        assert agent.values("hookd_overhead_budget_ratio") == {(): 0.0}
     with running(Looker, options={"every": "2"}, budget=0.0) as agent:
         train(6)
         assert agent.plugin("looker").forwards == [1, 3, 5]
