@@ -69,7 +69,7 @@ class Evaluation:
         self.thread: threading.Thread | None = None
         self._started = time.monotonic()
         self._lock = threading.Lock()
-        self._is_inside = False
+        self._is_inside = self._is_interrupted = False
         self._again = 0.0  # seconds, when it may be interrupted again
 
     def seconds(self) -> float:
@@ -81,7 +81,7 @@ class Evaluation:
         try:
             self._run(session)
         except Interrupted:  # it came when all was done
-            self._is_inside = False
+            self._leave()
         finally:
             if self.state == "running":
                 self.state = "interrupted"
@@ -106,10 +106,25 @@ class Evaluation:
         self.state = state
 
     def _leave(self) -> None:
-        """From here on it is interrupted no more, nor by what is on its way: it would end on the training's standard error."""
-        with self._lock:
-            self._is_inside = False
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), None)
+        """From here on it is interrupted no more, nor by what is on its way: it would end on the training's standard error.
+
+        What is on its way cannot be taken back: CPython up to 3.12 sets a flag for all threads, which only an exception that
+        is raised takes down again (PyThreadState_SetAsyncExc in Python/pystate.c, eval_frame_handle_pending in
+        Python/ceval_gil.c, 3.12). While it is up every call of the training takes longer, and one that is traced by a debugger
+        does not end (3.11). So this thread raises one more in itself, in the place of one that may still come, and waits for it.
+        """
+        while True:
+            try:
+                with self._lock:
+                    self._is_inside = False
+                if self._is_interrupted:
+                    self._is_interrupted = False
+                    self._raise()
+                    while True:
+                        time.sleep(0)
+                return
+            except Interrupted:
+                continue
 
     def interrupt(self) -> None:
         """Have its thread raise; it does so when it next runs Python code. Again after a while, if it goes on."""
@@ -117,9 +132,14 @@ class Evaluation:
             return
         self._again = self.seconds() + GRACE_S / 2
         with self._lock:  # so it has not ended, and no other thread has its number
-            if self._is_inside and self.thread is not None and self.thread.ident is not None:
-                ident, kind = ctypes.c_ulong(self.thread.ident), ctypes.py_object(Interrupted)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)
+            if self._is_inside:
+                self._is_interrupted = True
+                self._raise()
+
+    def _raise(self) -> None:
+        assert self.thread is not None
+        ident, kind = ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(Interrupted)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)
 
 
 class Evaluations:

@@ -7,6 +7,8 @@ import itertools
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 import types
 import weakref
@@ -230,6 +232,29 @@ def test_a_loop_is_interrupted_and_what_cannot_be_is_given_up_and_told_of():
             with Control.connect(os.getpid()) as control:
                 assert control.request("status")["ok"], "its own thread is free all the while"
         wait_until(lambda: evaluate_or_none("1"), what="room again")
+
+
+AFTER = """
+import os, sys
+import tests.integration.test_agent_questions as tests
+with tests.running():
+    for expression in ("1", "1 / 0", "all(True for _ in iter(int, 1))"):
+        print(tests.evaluate(os.getpid(), {"expression": expression, "timeout_s": 0.2}, tests.BY)["state"], flush=True)
+calls = []
+sys.settrace(lambda frame, *_: calls.append(frame.f_code.co_name))
+tests.trained()
+sys.settrace(None)
+print(calls[0])
+"""
+
+
+def test_a_debugger_finds_the_interpreter_as_it_was_after_an_evaluation():
+    """A flag of the interpreter that stays up makes each call slower, and a traced one of CPython 3.11 never begin."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER], env=environment, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["done", "raised", "interrupted", "trained"]
 
 
 def evaluate_or_none(expression):

@@ -13,7 +13,9 @@ from hookd.attach import mailbox, proc
 from tests.support.processes import wait_until
 
 SIZE = 2 * mmap.PAGESIZE
-PRIVATE_ANONYMOUS, READ_WRITE = 0x22, 3
+PRIVATE, READ_WRITE = 0x2, 3
+NAME = "a-mailbox-of-this-test"
+"""By its name it is known from what the process maps at the same address once it is given back."""
 
 
 def test_it_has_claimed_its_mailbox_before_it_counts_itself(monkeypatch):
@@ -21,7 +23,11 @@ def test_it_has_claimed_its_mailbox_before_it_counts_itself(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     libc = proc.libc()
     libc.mmap.restype = ctypes.c_void_p
-    address = libc.mmap(None, ctypes.c_size_t(SIZE), READ_WRITE, PRIVATE_ANONYMOUS, -1, ctypes.c_long(0))
+    file = os.memfd_create(NAME)
+    os.truncate(file, SIZE)
+    address = libc.mmap(None, ctypes.c_size_t(SIZE), READ_WRITE, PRIVATE, file, ctypes.c_long(0))
+    os.close(file)
+    assert is_mapped()
     box = mailbox.MemoryBox(os.getpid(), address)
     box.write(0, mailbox.opening(7, SIZE))
     seen = []
@@ -40,6 +46,8 @@ def test_it_has_claimed_its_mailbox_before_it_counts_itself(monkeypatch):
     assert (1, 0) not in seen
     assert (mailbox.word(box, mailbox.RAN), mailbox.word(box, mailbox.CLAIMED)) == (1, 1)
     box.write(mailbox.CANCELLED, struct.pack("<Q", 1))
-    wait_until(
-        lambda: not [one for one in proc.maps(os.getpid()) if one.start <= address < one.end], what="it is given back"
-    )
+    wait_until(lambda: not is_mapped(), what="it is given back")
+
+
+def is_mapped():
+    return any(NAME in one.path for one in proc.maps(os.getpid()))
