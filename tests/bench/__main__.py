@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.bench import fresh
 from tests.bench.document import Document, Machine
 
-BENCHES = ("hot_path", "side_by_side", "kernel_cost", "timing_oracle")
+BENCHES = ("hot_path", "side_by_side", "claimed", "kernel_cost", "timing_oracle")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 

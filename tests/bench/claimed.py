@@ -1,0 +1,114 @@
+"""What hookd says that it costs, beside what it costs.
+
+    python -m tests.bench.claimed [--pairs N] [--workload NAME]...
+
+The default observers with a budget of 10 %, of which they make use once their intervals have settled. Then blocks of steps in
+turn, with and without them, A B B A (`tests/bench/pairs.py`), CPU time of the training thread: what the steps take longer is
+what hookd really costs. What it claims for the same steps is the growth of `hookd_overhead_seconds_total` over all plugins,
+read from the page before and after each block. Both are shares of a plain step. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import hookd.inprocess
+from hookd.agent import bootstrap
+from hookd.page import PageReader
+from tests.bench import fresh, workloads
+from tests.bench.attached import Attached
+from tests.bench.pairs import PAIRS, QUICK_PAIRS, Estimate, Pairs, alternate, enough
+from tests.bench.tables import Bound, Report, Table
+from tests.bench.tools import SAMPLED_STEPS, SETTLED_STEPS
+
+TITLE = "The overhead that is claimed, and the real one"
+BUDGET = 0.10
+WITHIN = 1.5
+"""They may differ by this factor."""
+WORKLOADS = ("mlp", "charlm", "convnet")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Two shares of the CPU time of a plain step."""
+
+    claimed: float
+    real: Estimate
+    control: Estimate
+
+    @property
+    def factor(self) -> float:
+        """By how much one is larger than the other."""
+        return max(self.claimed / self.real.value, self.real.value / self.claimed)
+
+
+class Claims:
+    """Adds up what hookd says of some blocks."""
+
+    def __init__(self, job: workloads.Job) -> None:
+        self._job, self.seconds, self.steps = job, 0.0, 0
+        self._reader = PageReader(os.dup(bootstrap._agent._page.fd))
+
+    def block(self) -> float:
+        """Train; gives ns a step. Of plain blocks hookd says nothing."""
+        before = self._told()
+        found = self._job.block(SAMPLED_STEPS)
+        said = self._told() - before
+        if said:
+            self.seconds, self.steps = self.seconds + said, self.steps + SAMPLED_STEPS
+        return found
+
+    def _told(self) -> float:
+        families = {family.name: family for family in self._reader.read().families}
+        return sum(series.cells[0] for series in families["hookd_overhead_seconds"].series)
+
+
+def measure(workload: str, pairs: int) -> Claim:
+    """Measure one workload in this process."""
+    workloads.steady()
+    job = workloads.Job(workload)
+    job.block(10)
+    with Attached(hookd.inprocess.DEFAULT, budget=BUDGET) as attached:
+        attached.settle(job.step, SETTLED_STEPS)
+        attached.leave()
+        claims = Claims(job)
+        found: Pairs = alternate(claims.block, attached.on, pairs, job.step)
+    mean, control = found.mean, found.control
+    real = Estimate(*(one - 1 for one in (mean.value, mean.low, mean.high)), tuple(one - 1 for one in mean.quarters))
+    return Claim(claims.seconds * 1e9 / claims.steps / (sum(found.plain) / len(found.plain)), real, control)
+
+
+def report(*, quick: bool) -> Report:
+    """Measure all workloads, each in a process of its own."""
+    pairs = QUICK_PAIRS if quick else PAIRS
+    found = {name: fresh.run(measure, name, pairs) for name in WORKLOADS}
+    rows = [
+        [
+            name,
+            f"{one.claimed:.3f}",
+            f"{one.real.value:.3f} ({one.real.low:.3f} to {one.real.high:.3f})",
+            f"{one.factor:.2f}",
+            f"{one.control.low:.3f} to {one.control.high:.3f}",
+        ]
+        for name, one in found.items()
+    ]
+    columns = ["workload", "claimed", "real, 95 %", "factor", "A/A control"]
+    bounds = [Bound(f"{name}: factor between claimed and real", WITHIN, one.factor) for name, one in found.items()]
+    return Report([Table(f"Shares of a plain step, with a budget of {BUDGET:.0%}", columns, rows)], bounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=enough, default=PAIRS)
+    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    args = parser.parse_args()
+    told = {name: fresh.run(partial(measure, name, args.pairs)) for name in args.workload or WORKLOADS}
+    print(json.dumps({name: {**asdict(one), "factor": one.factor} for name, one in told.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
