@@ -24,6 +24,10 @@ def check(*, path: Path, as_json: bool) -> None:
     from hookd.config import check as read
 
     found = read(path)
+    if found.web_config is not None:
+        from hookd.daemon import access
+
+        access.check(found.web_config)
     if as_json:
         output.emit({"path": str(path), "settings": {name: _plain(getattr(found, name)) for name in SETTINGS}})
     else:

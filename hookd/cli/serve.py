@@ -11,6 +11,11 @@ import click
 @click.command()
 @click.option("--listen", metavar="HOST:PORT", help="Where /metrics is.  [default: 127.0.0.1:9465]")
 @click.option(
+    "--web-config",
+    type=click.Path(path_type=Path),
+    help="TLS and passwords for it: a file in the format of Prometheus' exporter-toolkit.",
+)
+@click.option(
     "--control",
     type=click.Path(path_type=Path),
     help="The control socket.  [default: /run/hookd/control.sock, or under XDG_RUNTIME_DIR]",
@@ -36,6 +41,7 @@ import click
 def serve(
     *,
     listen: str | None,
+    web_config: Path | None,
     control: Path | None,
     config: Path | None,
     state_dir: Path | None,
@@ -56,6 +62,7 @@ def serve(
 
     flags = {
         "listen": listen,
+        "web_config": web_config,
         "control": control,
         "state_dir": state_dir,
         "linger_s": linger_s,

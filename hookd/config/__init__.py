@@ -93,6 +93,7 @@ class ServeConfig:
 
     Attributes:
         listen: where `/metrics` is; loopback unless told otherwise.
+        web_config: TLS and passwords for it, a file in exporter-toolkit's format; see `webconfig`.
         control: the control socket; None stands for `default_control_path`.
         state_dir: where incidents are kept; None stands for `default_state_dir`.
         linger_s: how long a dead target's last counters are served, in seconds.
@@ -121,6 +122,7 @@ class ServeConfig:
     """
 
     listen: Address = _setting("serve", Address("127.0.0.1", 9465), read_address)  # noqa: RUF009  gives a field
+    web_config: Path | None = _setting("serve", None, read_path)  # noqa: RUF009  gives a field
     control: Path | None = _setting("serve", None, read_path)  # noqa: RUF009  gives a field
     state_dir: Path | None = _setting("serve", None, read_path)  # noqa: RUF009  gives a field
     linger_s: float = _setting("serve", 120.0, read_number(0))

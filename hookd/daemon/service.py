@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, describe, receivers
+from hookd.daemon import api, describe, receivers, tcp
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
@@ -159,20 +159,16 @@ class Service:
         return listener
 
     async def _serve_control(self, listener: socket.socket, stack: contextlib.AsyncExitStack) -> None:
-        runner = web.AppRunner(api.Api(self).app(), access_log=None, handle_signals=False, shutdown_timeout=2)
+        runner = web.AppRunner(api.Api(self).app(), handle_signals=False, shutdown_timeout=2, **tcp.HTTP)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listener).start()
 
     async def _bind_tcp(self, stack: contextlib.AsyncExitStack) -> None:
         listen = self.config.listen
-        runner = web.AppRunner(
-            Web(self, self._collector).app(), access_log=None, handle_signals=False, shutdown_timeout=2
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
+        app = Web(self, self._collector).app()
         try:
-            await web.TCPSite(runner, listen.host, listen.port).start()
+            self.url = await stack.enter_async_context(tcp.serving(app, listen, self.config.web_config))
         except OSError as exc:
             kind = PermissionDenied if isinstance(exc, PermissionError) else HookdError
             # asyncio's own text holds the address once more; a name that is not found has no number of the kernel's.
@@ -182,8 +178,6 @@ class Service:
                 reason="address-in-use",
                 hint="Choose another with --listen, port 0 for any.",
             ) from exc
-        host, port = runner.addresses[0][:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def _let_go(self) -> None:
         """Give up every lease; the agents stay for their lease time, or as long as another daemon holds them."""

@@ -134,7 +134,10 @@ class Web:
 
     async def _sd(self, request: web.Request) -> web.Response:
         """Give this daemon for Prometheus' http_sd_configs, under the address that the asker used."""
-        return web.json_response([{"targets": [request.host], "labels": {"__metrics_path__": "/metrics"}}])
+        # Not `request.host`: without the header it asks the name service who we are, and everything else waits.
+        host = request.headers.get("Host") or self._service.url.partition("://")[2]
+        labels = {"__metrics_path__": "/metrics", **({"__scheme__": "https"} if request.secure else {})}
+        return web.json_response([{"targets": [host], "labels": labels}])
 
     async def _targets(self, _: web.Request) -> web.Response:
         return web.json_response({"targets": self._service.rows()})

@@ -1,0 +1,86 @@
+"""What every request over TCP passes before it is answered: its method, its body, who asks. And what every answer has."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from hookd.daemon import passwords
+from hookd.daemon.passwords import Guesses, Passwords
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Middleware
+
+    from hookd.daemon.access import Access
+    from hookd.daemon.api import Handler
+
+METHODS = ("GET", "HEAD")
+CHALLENGE = {"WWW-Authenticate": 'Basic realm="hookd", charset="UTF-8"'}
+_log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Stands before an application.
+
+    Args:
+        app: it is changed.
+        access: who may ask.
+    """
+
+    def __init__(self, app: web.Application, access: Access) -> None:
+        self._access = access
+        self._passwords = Passwords(Guesses())
+        app.middlewares.insert(0, self._middleware())
+        app.on_response_prepare.insert(0, self._add_headers)  # first: the application's own are defaults
+        app.on_cleanup.append(self._close)
+
+    def _middleware(self) -> Middleware:
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            refusal = await self._refusal(request)
+            if refusal is not None:
+                refusal.force_close()  # nothing that came with it is taken for another request
+                return refusal
+            try:
+                return await handler(request)
+            except web.HTTPException:
+                raise
+            except Exception:  # noqa: BLE001  ours: who asks is told no more than that
+                _log.exception("%s %s", request.method, request.path)
+                return web.Response(status=500, text="the daemon failed, its log says why\n")
+
+        return guard
+
+    async def _refusal(self, request: web.Request) -> web.Response | None:
+        if request.method not in METHODS:
+            return web.Response(status=405, text="only read\n", headers={"Allow": ", ".join(METHODS)})
+        if request.body_exists:
+            return web.Response(status=413, text="no body\n")
+        self._access.refresh()
+        if not self._access.users:
+            return None
+        return await self._unknown(request, request.remote or "")
+
+    async def _unknown(self, request: web.Request, address: str) -> web.Response | None:
+        """Refuse who is no user. Who is known already is let in, however much others guess from the same address."""
+        given = passwords.credentials(request.headers.get("Authorization", ""))
+        users = self._access.users
+        if given is None:
+            return web.Response(status=401, text="a name and a password are needed\n", headers=CHALLENGE)
+        try:
+            if await self._passwords.check(users, *given, address):
+                return None
+        except passwords.GuessingError:
+            return web.Response(status=429, text="too many wrong passwords\n", headers={"Retry-After": "10"})
+        except passwords.BusyError:
+            return web.Response(status=503, text="too many passwords at once\n", headers={"Retry-After": "1"})
+        return web.Response(status=401, text="no such name with such a password\n", headers=CHALLENGE)
+
+    async def _add_headers(self, _: web.Request, response: web.StreamResponse) -> None:
+        for name, value in self._access.headers.items():
+            response.headers[name] = value
+
+    async def _close(self, _: web.Application) -> None:
+        self._passwords.close()

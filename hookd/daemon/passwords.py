@@ -1,0 +1,165 @@
+"""Basic authentication: bcrypt beside the event loop, one at a time, and a bound on guessing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hmac
+import ipaddress
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import bcrypt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_KNOWN = 100
+"""Passwords that have been found right, and are not hashed again: as many as exporter-toolkit keeps."""
+MAX_WAITING = 64
+"""Checks that wait for the one in progress; with more, who asks is told to come again."""
+GUESSES, GUESSES_PER_S = 10, 1.0
+"""Wrong passwords that one address has free, and how fast it gets them back."""
+MAX_ADDRESSES = 1000
+_LONGEST = 72  # bytes that bcrypt reads; bcrypt 5 refuses more, Go and older ones pass over them
+_SALT = "hookdhookdhookdhookdhu"
+
+
+class BusyError(Exception):
+    """Too many passwords wait to be checked."""
+
+
+class GuessingError(Exception):
+    """There were too many wrong passwords from one address."""
+
+
+class Passwords:
+    """Checks passwords. For the event loop; the work is done in a thread of its own.
+
+    Args:
+        guesses: counts the wrong ones.
+    """
+
+    def __init__(self, guesses: Guesses) -> None:
+        self._guesses = guesses
+        self._secret = secrets.token_bytes(32)
+        self._known: dict[bytes, None] = {}
+        self._thread = ThreadPoolExecutor(1, "password")
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    async def check(self, users: Mapping[str, str], name: str, password: str, address: str) -> bool:
+        """Tell whether a password is right. One that was found right before takes microseconds.
+
+        Any other is hashed, for as long where there is no such user.
+
+        Args:
+            users: bcrypt hashes by name.
+            name: as it was given.
+            password: the same.
+            address: from which they come.
+
+        Raises:
+            BusyError: too many are waiting.
+            GuessingError: this address has guessed too often.
+        """
+        if self._knows(users, name, password):
+            return True
+        if self._waiting >= MAX_WAITING:
+            raise BusyError
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return self._knows(users, name, password) or await self._hash(users, name, password, address)
+        finally:
+            self._waiting -= 1
+
+    async def _hash(self, users: Mapping[str, str], name: str, password: str, address: str) -> bool:
+        if not self._guesses.may(address):
+            raise GuessingError
+        hashed = users.get(name) or _nobodys(users)
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(self._thread, _is_right, password, hashed) or name not in users:
+            self._guesses.count(address)
+            return False
+        while len(self._known) >= MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[self._token(name, hashed, password)] = None
+        return True
+
+    def _knows(self, users: Mapping[str, str], name: str, password: str) -> bool:
+        return name in users and self._token(name, users[name], password) in self._known
+
+    def _token(self, name: str, hashed: str, password: str) -> bytes:
+        """Name a password without keeping it: a dump of our memory must not hold it."""
+        return hmac.digest(self._secret, repr((name, hashed, password)).encode("utf-8", "replace"), "sha256")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class Guesses:
+    """Counts wrong passwords by address: a bucket of GUESSES that fills again.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def may(self, address: str) -> bool:
+        """Tell whether an address may guess once more."""
+        return self._of(_network(address)) >= 1
+
+    def count(self, address: str) -> None:
+        """Count a wrong one."""
+        network = _network(address)
+        left = self._of(network) - 1
+        self._left.pop(network, None)
+        while len(self._left) >= MAX_ADDRESSES:
+            del self._left[next(iter(self._left))]
+        self._left[network] = (left, self._clock())
+
+    def _of(self, network: str) -> float:
+        left, at = self._left.get(network, (float(GUESSES), self._clock()))
+        return min(float(GUESSES), left + (self._clock() - at) * GUESSES_PER_S)
+
+
+def credentials(header: str) -> tuple[str, str] | None:
+    """Read the header `Authorization`: name and password, None where it holds none of the kind Basic."""
+    scheme, _, rest = header.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    with contextlib.suppress(binascii.Error, ValueError):  # UnicodeDecodeError is one
+        name, colon, password = base64.b64decode(rest.strip(), validate=True).decode().partition(":")
+        return (name, password) if colon else None
+    return None
+
+
+def _is_right(password: str, hashed: str) -> bool:
+    try:
+        return bcrypt.checkpw(password.encode("utf-8", "replace")[:_LONGEST], hashed.encode())
+    except ValueError:
+        return False
+
+
+def _nobodys(users: Mapping[str, str]) -> str:
+    """Make a hash that no password has, at the cost of the others."""
+    cost = max((hashed.split("$")[2] for hashed in users.values()), default="10")
+    return f"$2b${cost}${_SALT}{'.' * 31}"
+
+
+def _network(address: str) -> str:
+    """Give what one guesser has at least: an IPv6 host may take any address of its /64."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return address if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))
