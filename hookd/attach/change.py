@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hookd.agreement import Agreement, boundary_ahead, disagreement
-from hookd.attach import discover, payload, proc
+from hookd.attach import discover, payload, proc, trusted
 from hookd.attach.control import Control
 from hookd.errors import ControlError, HookdError, PluginError, UsageError, several_ranks
 
@@ -48,7 +48,7 @@ def change(
         HookdError: the agent refuses, reason "several-ranks": not all ranks are here and attached; "cannot-agree": they
             have no step in common. Nothing is changed then.
     """
-    request = {"op": op, **_arguments(op, spec, plugin_dirs)}
+    request = {"op": op, **_arguments(pid, op, spec, plugin_dirs)}
     deadline = time.monotonic() + timeout_s
     for margin_s in MARGINS_S:
         with contextlib.suppress(_TooLateError), contextlib.ExitStack() as stack:
@@ -82,9 +82,9 @@ def enable_together(entries: Sequence[dict[str, Any]], name: str, enable: Callab
             entry["plugins"].append(name)
 
 
-def _arguments(op: str, spec: PluginSpec, plugin_dirs: Sequence[Path]) -> dict[str, Any]:
+def _arguments(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path]) -> dict[str, Any]:
     if op == "load":
-        source = payload.find(spec.name, plugin_dirs)
+        source = payload.find(spec.name, plugin_dirs, trusted.of_target(proc.status(pid).uid))
         texts = {path: text.decode() for path, text in source.files.items()}
         return {"plugin": payload.describe(spec, source), "sources": texts}
     if op == "unload":

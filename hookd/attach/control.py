@@ -6,12 +6,14 @@ import contextlib
 import ctypes
 import errno
 import json
+import math
 import os
 import re
 import socket
 import stat
 import struct
 import threading
+import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +41,8 @@ class Control:
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self._connection = connection
-        self._file = connection.makefile("rb")
+        self._timeout_s = connection.gettimeout()
+        self._received = bytearray()
         self._lock = threading.Lock()
         self.pid = pid
 
@@ -71,25 +74,52 @@ class Control:
         with self._lock:
             try:
                 if timeout_s is not None:
-                    self._connection.settimeout(timeout_s)
+                    self._timeout_s = timeout_s
+                deadline = self._deadline()
                 line = json.dumps({"op": op, **arguments}).encode() + b"\n"
                 sent = socket.send_fds(self._connection, [line], fds) if fds else 0
                 self._connection.sendall(line[sent:])
-                line = self._file.readline(_MAX_ANSWER)
+                line = self._line(deadline)
             except OSError as exc:
                 raise ControlError(f"the agent in process {self.pid} does not answer: {exc}", reason="gone") from exc
         return self._read(line)
 
     def wait_closed(self) -> None:
         """Wait until the agent has closed the connection, at most for the timeout of the last request."""
+        deadline = self._deadline()
         with contextlib.suppress(OSError):
-            while self._file.readline(_MAX_ANSWER):
+            while self._line(deadline):
                 pass
+
+    def _deadline(self) -> float:
+        """Begin to wait: the time is for all that comes, or a target could make it last by a byte now and then."""
+        self._connection.settimeout(self._timeout_s)
+        return math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
+
+    def _line(self, deadline: float) -> bytes:
+        """Receive a line; without its end where the connection was closed, or it is too long.
+
+        Raises:
+            OSError: it does not come in time.
+        """
+        searched = 0
+        while (end := self._received.find(b"\n", searched)) < 0 and len(self._received) < _MAX_ANSWER:
+            searched = len(self._received)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("timed out")
+            self._connection.settimeout(None if left_s == math.inf else left_s)
+            data = self._connection.recv(1 << 16)
+            if not data:
+                break
+            self._received += data
+        size = end + 1 if end >= 0 else len(self._received)
+        line = bytes(self._received[:size])
+        del self._received[:size]
+        return line
 
     def close(self) -> None:
         """Close the connection, and with it the lease if it is one. May be called twice."""
-        with contextlib.suppress(OSError):
-            self._file.close()
         self._connection.close()
 
     def _read(self, line: bytes) -> dict[str, Any]:
@@ -97,7 +127,7 @@ class Control:
             raise ControlError(f"the agent in process {self.pid} has closed the connection", reason="gone")
         try:
             answer = json.loads(line)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ControlError(
                 f"the agent in process {self.pid} does not speak our protocol", reason="protocol"
             ) from exc

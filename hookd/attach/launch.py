@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookd.attach import payload
+from hookd.attach import payload, trusted
 from hookd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
         PluginError: a plugin is unknown.
         UsageError: reason "no-directory".
     """
-    built = payload.build(request.plugins, request.plugin_dirs)
+    built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(os.geteuid()))
     _remove_abandoned()
     directory = _make_directory()
     lock = _locked(directory)

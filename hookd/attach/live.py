@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hookd import errors
-from hookd.attach import control, discover, mailbox, payload, permission, proc, remote_debug, target, upgrade
+from hookd.attach import control, discover, mailbox, payload, permission, proc, remote_debug, target, trusted, upgrade
 from hookd.attach.change import change
 from hookd.attach.delivery import Delivery, ScriptDelivery, StopDelivery
 from hookd.attach.request import AttachRequest, AttachResult
@@ -46,7 +46,7 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
     if there is not None:
         request = upgrade.plan(pid, request, there)
     found = target.look(pid)
-    built = payload.build(request.plugins, request.plugin_dirs)
+    built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(found.status.uid))
     with _explaining(pid):
         delivery, data = _prepare(found, request, built)
         try:

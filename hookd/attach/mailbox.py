@@ -231,7 +231,10 @@ def answer(box: Box) -> dict[str, Any] | None:
         return None
     if length > _MAX_ANSWER:
         raise ValueError("the answer is too long")
-    value = json.loads(box.read(DATA, length))
+    try:
+        value = json.loads(box.read(DATA, length))
+    except RecursionError as exc:
+        raise ValueError("the answer is nested too deep") from exc
     if not isinstance(value, dict):
         raise ValueError("the answer is no object")  # noqa: TRY004  bad data, not a caller's mistake
     return value

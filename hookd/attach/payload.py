@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hookd
+from hookd.attach.trusted import ANYBODY, Trust
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
@@ -65,16 +66,21 @@ class Payload:
     sources: tuple[Source, ...]
 
 
-def build(plugins: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = ()) -> Payload:
+def build(plugins: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = (), trust: Trust = ANYBODY) -> Payload:
     """Collect the sources for a target.
 
+    Args:
+        plugins: to enable there.
+        plugin_dirs: where they are sought beside those installed.
+        trust: whose files may be carried there, see `trusted.of_target`.
+
     Raises:
-        PluginError: reason "unknown-plugin" or "plugin".
+        PluginError: reason "unknown-plugin", "plugin-dir" or "plugin".
     """
     files = dict(_agent_files())
     enabled, sources = [], []
     for spec in plugins:
-        source = find(spec.name, plugin_dirs)
+        source = find(spec.name, plugin_dirs, trust)
         files.update(source.files)
         sources.append(source)
         enabled.append(describe(spec, source))
@@ -101,21 +107,21 @@ def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:
     return {"name": spec.name, "entry": source.entry, "options": dict(spec.options), "by_name": spec.by_name}
 
 
-def find(name: str, plugin_dirs: Sequence[Path] = ()) -> Source:
+def find(name: str, plugin_dirs: Sequence[Path] = (), trust: Trust = ANYBODY) -> Source:
     """Find a plugin: in the directories given, then among those installed.
 
     Raises:
-        PluginError: there is none of this name, or its source cannot be read.
+        PluginError: there is none of this name, its source cannot be read, or is not to be trusted.
     """
     for directory in plugin_dirs:
-        for source in in_directory(directory):
+        for source in in_directory(directory, trust):
             if isinstance(source, Source) and source.name == name:
                 return source
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.name == name:
             return Source(name, entry.value, _module_files(name, entry.value.partition(":")[0].partition(".")[0]))
     raise PluginError(
-        "; ".join([f"there is no plugin '{name}'", *(broken.message for broken in _broken(plugin_dirs))]),
+        "; ".join([f"there is no plugin '{name}'", *(broken.message for broken in _broken(plugin_dirs, trust))]),
         reason="unknown-plugin",
         hint=f"There are {', '.join(names(plugin_dirs))}.",
     )
@@ -129,8 +135,8 @@ def names(plugin_dirs: Sequence[Path] = ()) -> list[str]:
     return sorted(found)
 
 
-def _broken(plugin_dirs: Sequence[Path]) -> list[PluginError]:
-    return [one for directory in plugin_dirs for one in in_directory(directory) if isinstance(one, PluginError)]
+def _broken(plugin_dirs: Sequence[Path], trust: Trust) -> list[PluginError]:
+    return [one for directory in plugin_dirs for one in in_directory(directory, trust) if isinstance(one, PluginError)]
 
 
 def read(source: Source) -> tuple[str, bool, bool]:
@@ -212,31 +218,46 @@ def _package(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root.parent).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.py"))}
 
 
-def in_directory(directory: Path) -> Iterator[Source | PluginError]:
+def in_directory(directory: Path, trust: Trust = ANYBODY) -> Iterator[Source | PluginError]:
     """Find the plugins of a directory: modules and packages with a class that sets `name` and derives from Plugin.
 
-    For a file that is no Python the error comes in its place: it must not hide the others.
+    For a file that is no Python, or is not to be trusted, the error comes in its place: it must not hide the others.
+
+    Raises:
+        PluginError: the directory is none, or is not to be trusted.
     """
     if not directory.is_dir():
         raise PluginError(f"there is no plugin directory {directory}")
+    trust = trust.directory(directory)
     for path in sorted([*directory.glob("*.py"), *directory.glob("*/__init__.py")]):
         module = path.parent.name if path.name == "__init__.py" else path.stem
         try:
-            classes = list(_plugin_classes(path))
+            text = trust.read(path)
+            classes = list(_plugin_classes(path, text))
+            files = {path.name: text}
+            if classes and path.name == "__init__.py":
+                files = _trusted_package(path.parent, trust)
         except PluginError as broken:
             yield broken
             continue
         for class_name, plugin in classes:
-            files = _package(path.parent) if path.name == "__init__.py" else {path.name: path.read_bytes()}
             yield Source(plugin, f"{module}:{class_name}", files)
 
 
-def _plugin_classes(path: Path) -> Iterator[tuple[str, str]]:
-    """Give class and plugin name for each plugin that a file defines, by reading it."""
+def _trusted_package(root: Path, trust: Trust) -> dict[str, bytes]:
+    files = {}
+    for path in sorted(root.rglob("*.py")):
+        trust.directory(path.parent)
+        files[path.relative_to(root.parent).as_posix()] = trust.read(path)
+    return files
+
+
+def _plugin_classes(path: Path, text: bytes) -> Iterator[tuple[str, str]]:
+    """Give class and plugin name for each plugin that a file defines, by its text."""
     try:
         with _PARSING:
-            tree = ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as exc:
+            tree = ast.parse(text, str(path))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # the last two: it is nested too deep
         where, why = f"{path}:{getattr(exc, 'lineno', None) or 1}", getattr(exc, "msg", None) or exc
         raise PluginError(f"{where}: not valid Python: {why}") from exc
     derived = {"Plugin"}  # and what derives from it in this file, in whatever number of steps

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ORPHAN_TIMEOUT_S = 2.0
 """How long an agent may take to say who holds it."""
+LONGEST_S = 86400.0
+"""How long a request may take, if it asks for that."""
 YOUNG_S = 10.0
 """An agent attached so recently may get its lease any moment."""
 _log = logging.getLogger(__name__)
@@ -71,8 +73,10 @@ class Order:
         }
         values = {key: value for key, value in body.items() if key != "pid" and value is not None}
         for key, value in values.items():
-            if key not in kinds or not isinstance(value, kinds[key]):
+            if key not in kinds or not isinstance(value, kinds[key]) or isinstance(value, bool) != (kinds[key] is bool):
                 raise UsageError(f"the request's '{key}' is unknown or has the wrong type", reason="bad-request")
+        if "timeout_s" in values:
+            values["timeout_s"] = read_timeout(values)
         listed = values.pop("plugins", None)
         plugins = None if listed is None else tuple(PluginSpec.from_json(item) for item in listed)
         plugin_dirs = tuple(Path(str(item)) for item in values.pop("plugin_dirs", ()))
@@ -231,10 +235,8 @@ class Actions:
         Raises:
             HookdError: the agent refuses, or there is no such plugin.
         """
-        op, spec, timeout_s = str(body.get("op")), PluginSpec.from_json(body.get("plugin")), body.get("timeout_s", 10.0)
+        op, spec, timeout_s = str(body.get("op")), PluginSpec.from_json(body.get("plugin")), read_timeout(body)
         directories = body.get("plugin_dirs", [])
-        if not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
-            raise UsageError("the request's 'timeout_s' is no time", reason="bad-request")
         if not isinstance(directories, list):
             raise UsageError("the request's 'plugin_dirs' is no list", reason="bad-request")
         if op == "load":
@@ -275,6 +277,18 @@ class Actions:
             with self._idle:
                 self._busy.discard(pid)
                 self._idle.notify_all()
+
+
+def read_timeout(body: Mapping[str, Any], default: float = 10.0) -> float:
+    """Read the `timeout_s` of a request, in seconds.
+
+    Raises:
+        UsageError: it is no time: NaN and infinity stand in JSON as Python reads it.
+    """
+    value = body.get("timeout_s", default)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= LONGEST_S:
+        raise UsageError(f"the request's 'timeout_s' is no time up to {LONGEST_S:g} s", reason="bad-request")
+    return float(value)
 
 
 def _seconds(value: object) -> float:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.daemon import describe
-from hookd.daemon.actions import Order
+from hookd.daemon.actions import Order, read_timeout
 from hookd.daemon.client import EMBEDDED_SOCKET, peer_credentials
 from hookd.errors import (
     AttachError,
@@ -106,9 +106,7 @@ class Api:
 
     async def _detach(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        timeout_s = body.get("timeout_s", 10.0)
-        if not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
-            raise UsageError("the request's 'timeout_s' is no time", reason="bad-request")
+        timeout_s = read_timeout(body)
         if body.get("all") is True:
             return web.json_response({"results": await self._service.detach_all(timeout_s)})
         return web.json_response(await self._service.detach(_pid(body.get("pid")), timeout_s))
@@ -171,8 +169,8 @@ async def _only_friends(request: web.Request, handler: Handler) -> web.StreamRes
 
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
-        body = json.loads(await request.text())
-    except ValueError as exc:
+        body = json.loads(await request.read())  # in UTF-8, whatever the headers say of a charset
+    except (ValueError, RecursionError) as exc:
         raise UsageError("the request's body is no JSON", reason="bad-request") from exc
     if not isinstance(body, dict):
         raise UsageError("the request's body is no object", reason="bad-request")
@@ -182,7 +180,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
 def _pid(value: object) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
         raise UsageError("the request names no pid", reason="bad-request")
     return value
 

@@ -6,9 +6,12 @@ A step of STEPS leads from one schema to the next. One that has been released is
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
+import os
 import sqlite3
+import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -125,6 +128,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         NewerSchemaError: it is of a newer hookd.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_private(path)
     connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
     try:
         _prepare(connection)
@@ -132,6 +136,18 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _make_private(path: Path) -> None:
+    """Make the file for its owner alone, whatever the umask is; SQLite gives its log the same mode.
+
+    Raises:
+        OSError: others may put a file or a link of theirs there.
+    """
+    if path.parent.stat().st_mode & stat.S_IWOTH:
+        raise OSError(errno.EPERM, f"others may write to the directory {path.parent}")
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
