@@ -79,6 +79,7 @@ class Guard:
         return web.Response(status=401, text="no such name with such a password\n", headers=CHALLENGE)
 
     async def _add_headers(self, _: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "hookd"  # and not the versions of what it runs on
         for name, value in self._access.headers.items():
             response.headers[name] = value
 

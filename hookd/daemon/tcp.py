@@ -238,12 +238,15 @@ class Connection(asyncio.Protocol):
         """See asyncio.Protocol."""
         loop = asyncio.get_running_loop()
         self._sending = loop.call_later(self._port.limits.sending_s, self.abort)
+        self._port.note(self._transport, None)
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
         if self._sending is not None:
             self._sending.cancel()
+        if not self._requests:
+            self._port.note(self._transport, self)
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -29,6 +29,12 @@ def in_thread(make):
         context = make()
         return context, await context.__aenter__()
 
+    async def end_it():
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
     try:
         context, value = run(make_it())
         try:
@@ -36,6 +42,7 @@ def in_thread(make):
         finally:
             run(context.__aexit__(None, None, None))
     finally:
+        run(end_it())
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()

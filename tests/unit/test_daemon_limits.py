@@ -1,0 +1,193 @@
+"""What one scraper, or many, may take of the port: time, connections, bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+
+import pytest
+from aiohttp import web
+
+from hookd.config import Address
+from hookd.daemon import tcp
+from tests.support import served
+from tests.support.processes import wait_until
+
+QUICK = tcp.Limits(connections=8, handshake_s=0.4, header_s=0.4, idle_s=0.8, sending_s=0.4)
+ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
+
+
+async def hello(_):
+    return web.Response(text="hello\n")
+
+
+async def large(_):
+    return web.Response(body=b"x" * (32 << 20))
+
+
+async def fails(_):
+    raise RuntimeError("the inside of the daemon")
+
+
+@pytest.fixture
+def serve(stack):
+    def start(path=None, limits=QUICK):
+        app = web.Application()
+        for name, handler in (("", hello), ("large", large), ("fails", fails)):
+            app.router.add_get(f"/{name}", handler)
+        return stack.enter_context(served.in_thread(lambda: tcp.serving(app, Address("127.0.0.1", 0), path, limits)))
+
+    return start
+
+
+def open_for_s(connection):
+    """How long the other side keeps a connection open, at most ten seconds."""
+    begun = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(4096):
+            pass
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize("beginning", [b"", b"G", b"GET / HTTP/1.1\r\nHost: x\r\n", b"\x16\x03\x01\x02\x00\x01"])
+def test_who_never_ends_a_request_is_cut_off(serve, beginning):
+    with served.connected(serve()) as connection:
+        connection.sendall(beginning)
+        assert open_for_s(connection) < 5
+
+
+def test_a_byte_now_and_then_gives_no_more_time(serve):
+    with served.connected(serve()) as connection:
+        begun = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            for byte in ASK[:-2] + b"A: b\r\n" * 1000:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)
+        assert time.monotonic() - begun < 5
+
+
+def test_a_handshake_that_never_ends_is_cut_off_and_counted(serve, tmp_path):
+    url = serve(served.web_config(served.certificates(tmp_path), TLS))
+    context = served.client_context(tmp_path)
+    with contextlib.ExitStack() as stack:
+        stuck = [stack.enter_context(served.connected(url)) for _ in range(2 * QUICK.connections)]
+        assert served.get(url, context=context)[0] == 200
+        assert open_for_s(stuck[-1]) < 5
+
+
+def test_an_idle_connection_is_kept_for_a_while(serve):
+    with served.connected(serve(limits=tcp.Limits(header_s=0.2, idle_s=1.0))) as connection:
+        for _ in range(2):
+            connection.sendall(ASK)
+            assert b"hello" in connection.recv(4096)
+            time.sleep(0.4)  # longer than a request may take to come
+        assert 0.2 < open_for_s(connection) < 5
+
+
+def test_who_reads_nothing_is_cut_off(serve):
+    with served.connected(serve()) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(1.0)  # three times what it may take
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while data := connection.recv(1 << 20):
+                received += len(data)
+        assert received < 32 << 20
+
+
+def test_connections_that_ask_nothing_give_way_to_one_that_does(serve):
+    url = serve(limits=tcp.Limits(connections=8))
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(served.connected(url)) for _ in range(50)]
+        assert served.get(url)[0] == 200
+        assert open_for_s(idle[0]) < 5, "the oldest went, long before its time"
+        idle[-1].sendall(ASK)
+        assert b"hello" in idle[-1].recv(4096)
+
+
+def test_where_all_connections_are_busy_the_next_is_told_to_come_again(serve):
+    url = serve(limits=tcp.Limits(connections=4, sending_s=5))
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            reader = stack.enter_context(served.connected(url))
+            reader.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert reader.recv(1)
+        status, answer = served.get(url)
+        assert (status, b"Retry-After: 1" in answer) == (503, True)
+    wait_until(lambda: served.get(url)[0] == 200, what="room again")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND"])
+def test_only_reading_methods_are_answered(serve, method):
+    url = serve()
+    for path in ("/", "/none"):
+        answer = served.exchange(url, f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert answer.split(b" ")[1] in (b"405", b"400"), answer
+    assert served.get(url)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", {b"400"}),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 9000 + b"\r\n\r\n", {b"400"}),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 5000 + b"\r\n", {b"400"}),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"".join(b"A%d: b\r\n" % n for n in range(5000)) + b"\r\n", {b"400"}),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999\r\n\r\nx", {b"413"}),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffff\r\nx", {b"413"}),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\n\x1f\x8b\x08\x00", {b"413"}),
+    ],
+    ids=["line", "field", "fields", "names", "length", "chunked", "gzip"],
+)
+def test_what_is_too_large_is_refused_and_the_connection_ends(serve, sent, statuses):
+    url = serve()
+    answer = served.exchange(url, sent)
+    assert answer.split(b" ", 2)[1] in statuses, answer[:200]
+    assert served.get(url)[0] == 200
+
+
+SMUGGLED = b"GET /fails HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (5 + len(SMUGGLED)),
+        b"Content-Length: 0\r\nContent-Length: %d\r\n\r\n" % len(SMUGGLED),
+        b"Content-Length: +0\r\n\r\n",
+        b"Transfer-Encoding: xchunked\r\n\r\n",
+        b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"Content-Length: 5\r\n\r\nhello",
+        b"A: b\nContent-Length: 0\n\n",
+        b" folded: x\r\n\r\n",
+    ],
+)
+def test_nothing_that_comes_behind_a_body_is_taken_for_a_request(serve, head, caplog):
+    answer = served.exchange(serve(), b"GET / HTTP/1.1\r\nHost: x\r\n" + head + SMUGGLED)
+    assert len(re.findall(rb"HTTP/1\.[01] \d{3} ", answer)) == 1, answer
+    assert answer.split(b" ", 2)[1] in (b"400", b"413")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../../etc/passwd", "/..%2f..%2fetc/passwd", "//etc/passwd", "/%00", "/%", "http://other/", "*", "/\u00fc", "/;/..", "/%0d%0aA: b"],
+)
+def test_a_path_leads_nowhere_else(serve, path):
+    answer = served.exchange(serve(), f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    status = answer.split(b" ", 2)[1]
+    assert status in (b"400", b"404") or (status == b"200" and b"hello" in answer)
+    assert b"root:" not in answer
+    assert b"\r\nA: b" not in answer.partition(b"\r\n\r\n")[0]
+
+
+def test_an_error_of_ours_is_logged_and_not_shown(serve, caplog):
+    url = serve()
+    status, answer = served.get(url, "/fails?%1b%5b31m")
+    assert status == 500
+    assert b"inside" not in answer
+    assert "the inside of the daemon" in caplog.text
+    assert served.get(url)[0] == 200
