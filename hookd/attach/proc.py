@@ -15,6 +15,11 @@ from pathlib import Path
 from hookd.errors import AttachError, HookdError, NoSuchTarget
 
 
+MAX_WORDS = 1 << 21
+"""Bytes of a command line or an environment that are read, as much as Linux gives a program by default. A process may
+show any part of its memory in their place (prctl(PR_SET_MM_MAP)): 16 MiB of words of two letters took 685 MiB here."""
+
+
 @dataclass(frozen=True)
 class Status:
     """The lines of /proc/PID/status that decide whether and how to attach.
@@ -169,8 +174,8 @@ def open_below_root(pid: int, parts: tuple[str, ...]) -> int:
 
 
 def words(pid: int, name: str) -> list[str]:
-    """Read a NUL-separated file: cmdline or environ."""
-    return [os.fsdecode(word) for word in read(pid, name).split(b"\0") if word]
+    """Read a NUL-separated file, cmdline or environ, as far as MAX_WORDS."""
+    return [os.fsdecode(word) for word in read(pid, name, MAX_WORDS).split(b"\0") if word]
 
 
 def environ(pid: int) -> dict[str, str]:

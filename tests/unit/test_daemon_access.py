@@ -111,7 +111,9 @@ def test_chosen_ciphers_hold_in_tls_1_2(serve, directory):
         ("VerifyClientCertIfGiven", True, False),
     ],
 )
-def test_who_has_no_certificate_of_the_authority_gets_no_answer(serve, directory, made, tmp_path_factory, how, without, stranger):
+def test_who_has_no_certificate_of_the_authority_gets_no_answer(
+    serve, directory, made, tmp_path_factory, how, without, stranger
+):
     url = serve(served.web_config(directory, MTLS.format(how)))
     assert served.get(url, context=served.client_context(directory, has_certificate=True))[0] == 200
     assert refused(url, served.client_context(directory)) is not without
@@ -137,7 +139,13 @@ def test_a_name_and_a_password_are_asked_for_and_it_is_not_told_which_is_wrong(s
     wrong = [served.get(url, headers=[basic(name, "no")]) for name in ("alice", "nobody")]
     assert [status for status, _ in wrong] == [401, 401]
     assert len({answer.partition(b"\r\n\r\n")[2] for _, answer in wrong}) == 1
-    for header in ("Basic", "Basic !!", "Bearer x", "Basic " + base64.b64encode(b"\xff\xfe").decode(), "Basic YWxpY2U="):
+    for header in (
+        "Basic",
+        "Basic !!",
+        "Bearer x",
+        "Basic " + base64.b64encode(b"\xff\xfe").decode(),
+        "Basic YWxpY2U=",
+    ):
         assert served.get(url, headers=[f"Authorization: {header}"])[0] == 401
     assert served.get(url, "/other", headers=[basic("alice")])[0] == 404
     assert served.get(url, "/other")[0] == 401, "what there is, only users learn"
@@ -214,7 +222,9 @@ def test_guesses_come_back_with_time_and_an_ipv6_network_is_one_guesser():
 
 
 def test_headers_of_the_configuration_win_over_hookds_own(serve, directory):
-    text = "http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n    Strict-Transport-Security: max-age=9\n"
+    text = (
+        "http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n    Strict-Transport-Security: max-age=9\n"
+    )
     _, answer = served.get(serve(served.web_config(directory, text)))
     assert b"X-Frame-Options: sameorigin" in answer
     assert b"Strict-Transport-Security: max-age=9" in answer
@@ -302,7 +312,10 @@ def has_ipv6():
 
 def test_a_wrong_configuration_is_refused_before_anything_is_served(directory):
     path = served.web_config(directory, "nonsense: 1\n")
-    with pytest.raises(ConfigError), served.in_thread(lambda: tcp.serving(web.Application(), Address("127.0.0.1", 0), path)):
+    with (
+        pytest.raises(ConfigError),
+        served.in_thread(lambda: tcp.serving(web.Application(), Address("127.0.0.1", 0), path)),
+    ):
         pass
 
 

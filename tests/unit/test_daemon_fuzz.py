@@ -48,7 +48,9 @@ def daemon(tmp_path_factory):
     """Give a daemon with some incidents and no target, and its control socket."""
     directory = tmp_path_factory.mktemp("d")
     store = IncidentStore.open(directory)
-    store.add((1, 2, 3), "run <b>", "0", [{"seq": n, "kind": "nan", "message": "\x1b[31m<script>"} for n in range(1, 9)])
+    store.add(
+        (1, 2, 3), "run <b>", "0", [{"seq": n, "kind": "nan", "message": "\x1b[31m<script>"} for n in range(1, 9)]
+    )
     store.close()
     flags = {"listen": "127.0.0.1:0", "control": directory / "sock", "state_dir": directory, "eval_allow": True}
     errors = Errors()
@@ -116,7 +118,9 @@ values = st.sampled_from([
     "application/json; charset=none", "[::1", "a" * 8000,
 ]) | st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=20)  # fmt: skip
 headers = st.lists(st.tuples(names | tokens, values), max_size=6)
-words = st.sampled_from(["nan", "inf", "-1", "0", "1", "9" * 30, "9" * 5000, "1e400", "id", "time", "", "\0", "%", "١", "../..", "'\"<"])
+words = st.sampled_from(
+    ["nan", "inf", "-1", "0", "1", "9" * 30, "9" * 5000, "1e400", "id", "time", "", "\0", "%", "١", "../..", "'\"<"]
+)
 queries = st.lists(
     st.tuples(
         st.sampled_from(["run", "pid", "kind", "since", "limit", "id", "after", "order", "name[]", "curve"]) | tokens,
@@ -133,7 +137,9 @@ def request(method, path, query, lines, body=b""):
     return "\r\n".join([*head, "", ""]).encode("latin-1", "replace") + body
 
 
-paths = st.sampled_from(ROUTES) | st.text(st.characters(codec="latin-1", exclude_characters="\r\n "), max_size=30).map("/{}".format)
+paths = st.sampled_from(ROUTES) | st.text(st.characters(codec="latin-1", exclude_characters="\r\n "), max_size=30).map(
+    "/{}".format
+)
 
 
 @given(method=methods, path=paths, query=queries, lines=headers, body=st.binary(max_size=20))
@@ -166,7 +172,11 @@ bodies = st.builds(
     NOBODY,
     st.dictionaries(keys, json_values, max_size=5),
 )
-texts = bodies.map(json.dumps) | json_values.map(json.dumps) | st.sampled_from(["", "[" * 50_000, '{"a":' * 9000, "NaN", "\ufeff{}"])
+texts = (
+    bodies.map(json.dumps)
+    | json_values.map(json.dumps)
+    | st.sampled_from(["", "[" * 50_000, '{"a":' * 9000, "NaN", "\ufeff{}"])
+)
 
 
 def posted(path, text, lines=(), method="POST"):

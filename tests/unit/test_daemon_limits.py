@@ -174,7 +174,18 @@ def test_nothing_that_comes_behind_a_body_is_taken_for_a_request(serve, head, ca
 
 @pytest.mark.parametrize(
     "path",
-    ["/../../etc/passwd", "/..%2f..%2fetc/passwd", "//etc/passwd", "/%00", "/%", "http://other/", "*", "/\u00fc", "/;/..", "/%0d%0aA: b"],
+    [
+        "/../../etc/passwd",
+        "/..%2f..%2fetc/passwd",
+        "//etc/passwd",
+        "/%00",
+        "/%",
+        "http://other/",
+        "*",
+        "/\u00fc",
+        "/;/..",
+        "/%0d%0aA: b",
+    ],
 )
 def test_a_path_leads_nowhere_else(serve, path):
     answer = served.exchange(serve(), f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 from hookd.config import load
+from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.service import Service
 
 
@@ -40,3 +42,31 @@ def test_a_look_that_is_under_way_is_waited_for_before_targets_and_store_are_clo
 
     asyncio.run(asyncio.wait_for(live(), 20))
     assert slow.was_closed is False
+
+
+def test_incidents_are_their_owners_alone_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        tmp_path.chmod(0o755)
+        store = IncidentStore.open(tmp_path)
+        store.add((1, 2, 3), "run", "0", [{"seq": 1, "kind": "nan", "message": "m"}])
+        assert store.query()
+        files = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        store.close()
+    finally:
+        os.umask(before)
+    assert set(files.values()) == {0o600}, files
+    assert "incidents.sqlite" in files
+
+
+def test_where_others_may_write_nothing_is_stored_and_a_link_of_theirs_leads_nowhere(tmp_path, caplog):
+    state, precious = tmp_path / "state", tmp_path / "precious"
+    state.mkdir()
+    state.chmod(0o1777)
+    (state / "incidents.sqlite").symlink_to(precious)
+    store = IncidentStore.open(state)
+    store.add((1, 2, 3), "run", "0", [{"seq": 1, "kind": "nan", "message": "m"}])
+    assert len(store.query()) == 1, "it is in memory"
+    store.close()
+    assert not precious.exists()
+    assert "others may write to the directory" in caplog.text

@@ -31,8 +31,7 @@ GOOD = {
         for how in ("RequireAnyClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert")
     },
     "versions": TLS + "  min_version: TLS12\n  max_version: TLS13\n  prefer_server_cipher_suites: false\n",
-    "ciphers": TLS
-    + "  cipher_suites: [TLS_AES_128_GCM_SHA256, TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]\n",
+    "ciphers": TLS + "  cipher_suites: [TLS_AES_128_GCM_SHA256, TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]\n",
     "users": f"basic_auth_users:\n  alice: {HASH}\n",
     "headers": "http_server_config:\n  http2: true\n  headers:\n    X-Frame-Options: deny\n    X-XSS-Protection: 0\n",
 }
@@ -50,7 +49,10 @@ def test_the_example_is_one_and_promtool_accepts_it(directory):
     path = served.web_config(directory, (served.WEB / "web-config.yml").read_text())
     check(path)
     config = webconfig.read(path)
-    assert (config.tls.cert_file, config.tls.client_auth_type) == (directory / "server.crt", "RequireAndVerifyClientCert")
+    assert (config.tls.cert_file, config.tls.client_auth_type) == (
+        directory / "server.crt",
+        "RequireAndVerifyClientCert",
+    )
     assert list(config.users) == ["prometheus"]
     if served.has("promtool"):
         subprocess.run(["promtool", "check", "web-config", path], check=True, timeout=30, capture_output=True)

@@ -1,0 +1,90 @@
+"""A target's agent may be anybody's program: what it answers, and how slowly, harms no more than its own request."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from hookd.attach import mailbox
+from hookd.attach.control import Control
+from hookd.errors import ControlError
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0.5)
+        yield Control(ours, 4711), theirs
+
+
+def drip(theirs, stop):
+    with contextlib.suppress(OSError):
+        while not stop.wait(0.05):
+            theirs.send(b" ")
+
+
+def test_an_answer_that_comes_a_byte_at_a_time_is_not_waited_for(pair):
+    control, theirs = pair
+    stop = threading.Event()
+    thread = threading.Thread(target=drip, args=(theirs, stop))
+    thread.start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(ControlError, match="does not answer"):
+            control.request("status")
+        control.wait_closed()
+        assert time.monotonic() - begun < 5
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"[" * 100_000 + b"\n", b"{" * 3 + b"\n", b"[]\n", b"1" * 9000 + b"\n", b"\xff\n", b'"ok"\n', b"NaN\n", b"null\n"],
+)
+def test_an_answer_that_is_none_is_an_error_of_the_protocol(pair, answer):
+    control, theirs = pair
+    theirs.settimeout(5)
+    threading.Thread(target=theirs.sendall, args=(answer,)).start()
+    with pytest.raises(ControlError) as caught:
+        control.request("status")
+    assert caught.value.reason == "protocol"
+
+
+def test_a_refusal_of_any_shape_is_a_refusal(pair):
+    control, theirs = pair
+    theirs.sendall(b'{"ok": false, "kind": ["x"], "reason": {}, "error": null, "hint": 7}\n')
+    with pytest.raises(ControlError):
+        control.request("status")
+
+
+def test_answers_come_in_order_and_an_end_is_one(pair):
+    control, theirs = pair
+    theirs.sendall(b'{"ok": true, "n": 1}\n{"ok": true, "n": 2}\n{"ok"')
+    assert [control.request("status")["n"] for _ in range(2)] == [1, 2]
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(ControlError, match="has closed"):
+        control.request("status")
+
+
+@pytest.mark.parametrize("text", [b"[" * 60_000, b"[]", b"no JSON", b"\xff"])
+def test_what_stands_in_a_mailbox_in_place_of_an_answer_is_a_value_error(text):
+    fd = os.memfd_create("box")
+    box = mailbox.FileBox(fd)
+    try:
+        box.write(mailbox.DATA, text)
+        mailbox.set_word(box, mailbox.ANSWERED, len(text))
+        with pytest.raises(ValueError):
+            mailbox.answer(box)
+        mailbox.set_word(box, mailbox.ANSWERED, 1 << 60)
+        with pytest.raises(ValueError, match="too long"):
+            mailbox.answer(box)
+    finally:
+        box.close()
