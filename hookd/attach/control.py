@@ -239,22 +239,27 @@ def _require_peer(connection: socket.socket, pid: int) -> None:
 
 def _through_pair(pid: int, control: str) -> socket.socket:
     """Copy the target's outer socket, and send an end of a new connection through it."""
-    number, _, inode = control[1:].partition(":")
+    number, inode = map(int, control[1:].split(":"))
+    if not 0 <= number < 1 << 31:
+        raise ValueError(f"{number} is no descriptor")
     pidfd = os.pidfd_open(pid)
     try:
-        fd = proc.libc().syscall(_PIDFD_GETFD, pidfd, int(number), 0)
+        fd = proc.libc().syscall(_PIDFD_GETFD, pidfd, number, 0)
     finally:
         os.close(pidfd)
     if fd < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"pidfd_getfd: {os.strerror(code)}")
-    if os.fstat(fd).st_ino != int(inode):
+    if os.fstat(fd).st_ino != inode:
         os.close(fd)
         raise OSError(errno.ESTALE, "its socket is not there any more")
     with socket.socket(fileno=fd) as outer:
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(outer, [b"hookd"], [theirs.fileno()])
+            # Without waiting: whether this socket blocks, and whether it is full, is the target's to say. Not by
+            # `socket.send_fds`, which passes over its flags (Lib/socket.py, 3.11).
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", theirs.fileno()))]
+            outer.sendmsg([b"hookd"], rights, socket.MSG_DONTWAIT)
     return ours
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from hookd.errors import AttachError, HookdError, NoSuchTarget
 
-
 MAX_WORDS = 1 << 21
 """Bytes of a command line or an environment that are read, as much as Linux gives a program by default. A process may
 show any part of its memory in their place (prctl(PR_SET_MM_MAP)): 16 MiB of words of two letters took 685 MiB here."""

@@ -24,11 +24,11 @@ scrape_configs:
 
 
 class Prometheus:
-    """A server of its own: data, port and configuration."""
+    """A server of its own: data, port and configuration; `config` is one in place of the usual."""
 
-    def __init__(self, directory, address):
-        directory.mkdir()
-        (directory / "prometheus.yml").write_text(CONFIG.format(address=address))
+    def __init__(self, directory, address, config=None):
+        directory.mkdir(exist_ok=config is not None)
+        (directory / "prometheus.yml").write_text(config or CONFIG.format(address=address))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -67,11 +67,11 @@ class Prometheus:
         return [one["metric"] for one in answer["data"]["result"] if any(value != "NaN" for _, value in one["values"])]
 
 
-def started(stack, directory, url):
+def started(stack, directory, url, config=None):
     """Start a server for the daemon at a URL; it ends with `stack`. Skips where there is none."""
     if shutil.which("prometheus") is None or shutil.which("promtool") is None:
         pytest.skip("Prometheus is not installed here (Debian: apt install prometheus)")
-    server = Prometheus(directory, url.removeprefix("http://"))
+    server = Prometheus(directory, url.partition("://")[2], config)
     stack.callback(server.process.close)
     wait_until(server.is_ready, what="Prometheus")
     return server

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hookd.attach import mailbox
-from hookd.attach.control import Control
+from hookd.attach.control import Control, _open
 from hookd.errors import ControlError
 
 
@@ -88,3 +88,30 @@ def test_what_stands_in_a_mailbox_in_place_of_an_answer_is_a_value_error(text):
             mailbox.answer(box)
     finally:
         box.close()
+
+
+def test_a_socket_of_the_target_that_is_full_and_blocks_is_not_waited_at():
+    inner, outer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with inner, outer:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                outer.send(b"x", socket.MSG_DONTWAIT)
+        path = f"@{outer.fileno()}:{os.fstat(outer.fileno()).st_ino}"
+        done = []
+        thread = threading.Thread(target=lambda: done.append(reason_of(path)), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert done == ["gone"]
+
+
+def reason_of(path):
+    with pytest.raises(ControlError) as caught:
+        _open(os.getpid(), path, 0.5)
+    return caught.value.reason
+
+
+@pytest.mark.parametrize(
+    "path", ["@", "@:", "@x:1", "@0:1", "@-1:1", "@" + "9" * 40 + ":1", "@1", "", "x", "/", "/\0", "/../x"]
+)
+def test_a_page_that_names_no_socket_is_an_error(path):
+    assert reason_of(path) == "gone"

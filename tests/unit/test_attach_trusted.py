@@ -191,7 +191,8 @@ def test_what_is_planted_under_the_name_of_a_file_of_ours_is_neither_opened_nor_
 
 
 def test_of_an_environment_without_end_a_part_is_read(stack):
-    code = "import resource, os, sys\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 28, -1))\n" + (
+    code = (
+        "import resource, os\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 28, -1))\n"
         "os.execve('/bin/sleep', ['sleep', '600'], {f'A{n}': 'a' * 100_000 for n in range(40)})"
     )
     process = stack.enter_context(subprocess.Popen([sys.executable, "-c", code]))

@@ -119,7 +119,24 @@ values = st.sampled_from([
 ]) | st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=20)  # fmt: skip
 headers = st.lists(st.tuples(names | tokens, values), max_size=6)
 words = st.sampled_from(
-    ["nan", "inf", "-1", "0", "1", "9" * 30, "9" * 5000, "1e400", "id", "time", "", "\0", "%", "١", "../..", "'\"<"]
+    [
+        "nan",
+        "inf",
+        "-1",
+        "0",
+        "1",
+        "9" * 30,
+        "9" * 5000,
+        "1e400",
+        "id",
+        "time",
+        "",
+        "\0",
+        "%",
+        "\u0661",
+        "../..",
+        "'\"<",
+    ]
 )
 queries = st.lists(
     st.tuples(
@@ -130,7 +147,7 @@ queries = st.lists(
 )
 
 
-def request(method, path, query, lines, body=b""):
+def request(method, path, query, lines, *, body=b""):
     asked = "&".join(f"{quote(name)}={quote(value, errors='replace')}" for name, value in query)
     head = [f"{method} {path}{'?' if asked else ''}{asked} HTTP/1.1", "Connection: close"]
     head += [f"{name}: {value}" for name, value in lines]
@@ -142,10 +159,10 @@ paths = st.sampled_from(ROUTES) | st.text(st.characters(codec="latin-1", exclude
 )
 
 
-@given(method=methods, path=paths, query=queries, lines=headers, body=st.binary(max_size=20))
+@given(sent=st.builds(request, methods, paths, queries, headers, body=st.binary(max_size=20)))
 @settings(FAST, max_examples=250)
-def test_requests_to_the_port(daemon, method, path, query, lines, body):
-    assert_well(daemon, answers(daemon, request(method, path, query, lines, body)))
+def test_requests_to_the_port(daemon, sent):
+    assert_well(daemon, answers(daemon, sent))
 
 
 @given(path=st.sampled_from(ROUTES), query=queries, lines=headers)
@@ -181,8 +198,8 @@ texts = (
 
 def posted(path, text, lines=(), method="POST"):
     body = text.encode("utf-8", "surrogatepass")
-    given = [("Host", "x"), ("Content-Length", str(len(body))), ("Content-Type", "application/json"), *lines]
-    return request(method, path, [], given, body)
+    given = [("Host", "x"), ("Content-Length", str(len(body))), *lines]
+    return request(method, path, [], given, body=body)
 
 
 @given(path=st.sampled_from(CONTROL), text=texts)
@@ -199,11 +216,25 @@ def test_orders_to_the_control_socket(daemon, path, text):
     assert_well(daemon, statuses)
 
 
-@given(method=methods, path=st.sampled_from(CONTROL), query=queries, lines=headers, text=texts)
+texts_of_few_bytes = texts.map(lambda text: text.encode("utf-8", "surrogatepass")[:2000])
+
+
+@given(sent=st.builds(request, methods, st.sampled_from(CONTROL), queries, headers, body=texts_of_few_bytes))
 @settings(FAST, max_examples=150)
-@example(
-    method="POST", path="/v1/attach", query=[], lines=[("Content-Type", "application/json; charset=none")], text="{}"
-)
-def test_requests_to_the_control_socket(daemon, method, path, query, lines, text):
-    body = text.encode("utf-8", "surrogatepass")[:2000]
-    assert_well(daemon, answers(daemon, request(method, path, query, lines, body), daemon.control))
+@example(sent=posted("/v1/attach", "{}", [("Content-Type", "application/json; charset=none")]))
+def test_requests_to_the_control_socket(daemon, sent):
+    assert_well(daemon, answers(daemon, sent, daemon.control))
+
+
+def test_an_order_that_is_too_large_is_not_read(daemon):
+    assert answers(daemon, posted("/v1/attach", "[" + " " * (1 << 20) + "]"), daemon.control) == [413]
+    head = b"POST /v1/attach HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 99999999999\r\n\r\n"
+    assert answers(daemon, head + b"x" * (2 << 20), daemon.control) in ([413], [])
+
+
+def test_a_request_without_a_host_asks_no_name_service(daemon, monkeypatch):
+    asked = []
+    monkeypatch.setattr(socket, "getfqdn", lambda *names: asked.append(names) or "elsewhere")
+    answer = served.exchange(daemon.url, b"GET /sd HTTP/1.0\r\n\r\n")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])[0]["targets"] == [daemon.url.removeprefix("http://")]
+    assert not asked
