@@ -250,16 +250,31 @@ def _through_pair(pid: int, control: str) -> socket.socket:
     if fd < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"pidfd_getfd: {os.strerror(code)}")
-    if os.fstat(fd).st_ino != inode:
+    try:
+        if os.fstat(fd).st_ino != inode:
+            raise OSError(errno.ESTALE, "its socket is not there any more")
+        return _sent_through(fd)
+    finally:
         os.close(fd)
-        raise OSError(errno.ESTALE, "its socket is not there any more")
-    with socket.socket(fileno=fd) as outer:
+
+
+def _sent_through(fd: int) -> socket.socket:
+    """Send an end of a new connection through a socket of the target, without waiting: it may block, and be full.
+
+    Not by `socket.send_fds`, which passes over its flags (Lib/socket.py, 3.11).
+    """
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        raise OSError(errno.ENOTSOCK, "what it names is no socket")
+    with socket.socket(fileno=os.dup(fd)) as outer:
         ours, theirs = socket.socketpair()
-        with theirs:
-            # Without waiting: whether this socket blocks, and whether it is full, is the target's to say. Not by
-            # `socket.send_fds`, which passes over its flags (Lib/socket.py, 3.11).
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", theirs.fileno()))]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", theirs.fileno()))]
+        try:
             outer.sendmsg([b"hookd"], rights, socket.MSG_DONTWAIT)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
     return ours
 
 

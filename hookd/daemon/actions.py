@@ -201,7 +201,7 @@ class Actions:
             return True
         except OSError:  # of ours: no descriptor is free, say
             return False
-        except Exception:  # whatever a target makes of us, the others are adopted
+        except Exception:  # noqa: BLE001  whatever a target makes of us, the others are adopted
             _log.exception("target %d is not taken over", target.pid)
             return True
         if status.get("leases") != 0:

@@ -115,3 +115,10 @@ def reason_of(path):
 )
 def test_a_page_that_names_no_socket_is_an_error(path):
     assert reason_of(path) == "gone"
+
+
+def test_a_file_that_is_named_as_a_socket_is_let_go_of(tmp_path):
+    with (tmp_path / "file").open("wb") as file:
+        before = len(os.listdir("/proc/self/fd"))
+        assert reason_of(f"@{file.fileno()}:{os.fstat(file.fileno()).st_ino}") == "gone"
+        assert len(os.listdir("/proc/self/fd")) == before
