@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
+import tempfile
 import threading
+
+import pytest
 
 from hookd.config import load
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.service import Service
+from tests.support.processes import Process
 
 
 class Slow:
@@ -70,3 +76,38 @@ def test_where_others_may_write_nothing_is_stored_and_a_link_of_theirs_leads_now
     store.close()
     assert not precious.exists()
     assert "others may write to the directory" in caplog.text
+
+
+IMPOSTOR = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o777)
+os.setuid(65534)  # SO_PEERCRED names who has called listen(2)
+listener.listen()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+CLIENT = """
+import os, pathlib, sys
+from hookd.daemon.client import DaemonClient
+from hookd.errors import PermissionDenied
+os.setuid(65533)
+try:
+    DaemonClient(pathlib.Path(sys.argv[1])).version()
+except PermissionDenied as error:
+    print(error.reason)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_daemon_of_another_user_is_not_asked(stack):
+    directory = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
+    os.chmod(directory, 0o777)
+    command = [sys.executable, "-c", IMPOSTOR, f"{directory}/sock"]
+    impostor = stack.enter_context(Process(command, env=dict(os.environ), stdin=True))
+    impostor.expect("ready")
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, f"{directory}/sock"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout == "impostor\n", done.stderr

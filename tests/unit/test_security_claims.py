@@ -1,0 +1,58 @@
+"""docs/security.md: each claim names tests, and these exist and are run."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from hookd.daemon import passwords, tcp
+from hookd.daemon import web as routes
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "security.md").read_text()
+CLAIMS = [
+    row.strip("| ").split(" | ", 1)
+    for table in re.findall(r"^\| what holds \| held by \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    for row in table.splitlines()
+]
+
+
+@functools.cache
+def names_in(path):
+    """The names of a file's tests that are run by `make test`."""
+    tree = ast.parse((ROOT / path).read_text())
+    functions = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return {one.name for one in functions if not any("mark.load" in ast.unparse(mark) for mark in one.decorator_list)}
+
+
+def test_there_are_claims_of_each_kind_of_attacker():
+    assert len(CLAIMS) > 40
+    assert all(len(row) == 2 for row in CLAIMS)
+    assert PAGE.count("| what holds | held by |") == len(re.findall(r"^## (?!What is not)", PAGE, re.MULTILINE))
+
+
+@pytest.mark.parametrize(("claim", "held_by"), CLAIMS, ids=[claim[:40] for claim, _ in CLAIMS])
+def test_a_claim_is_held_by_tests_that_exist(claim, held_by):
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", held_by)
+    assert named, claim
+    assert ", ".join(f"`{path}::{name}`" for path, name in named) == held_by
+    missing = [f"{path}::{name}" for path, name in named if name not in names_in(path)]
+    assert not missing
+
+
+def test_the_limits_are_those_that_stand_there():
+    limits = tcp.Limits()
+    assert f"| connections | {limits.connections} at a time" in PAGE
+    assert f"| TLS handshake | {limits.handshake_s:g} s |" in PAGE
+    assert (
+        f"| {limits.header_s:g} s from the first byte; {tcp.MAX_LINE >> 10} KiB, {(tcp.MAX_FIELD + 2) >> 10} KiB for"
+        in PAGE
+    )
+    assert f"| idle | {limits.idle_s:g} s |" in PAGE
+    assert f"| a reader that takes nothing | {limits.sending_s:g} s |" in PAGE
+    assert f"| scrapes | {routes.MAX_WAITING} that wait, {routes.MAX_SENDING} that are being sent" in PAGE
+    assert (passwords.GUESSES, passwords.GUESSES_PER_S) == (10, 1.0)
