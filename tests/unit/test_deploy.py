@@ -21,7 +21,7 @@ from tests.support.processes import wait_until
 
 DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
 UNIT = DEPLOY / "systemd" / "hookd.service"
-SCRIPTS = sorted((DEPLOY / "slurm").glob("*.s*"))
+SCRIPTS = sorted([*(DEPLOY / "slurm").glob("*.s*"), *(DEPLOY / "web").glob("*.sh")])
 EXPOSURE = 35
 """Tenths of a point that `systemd-analyze security` may find: 3.0 with systemd 252, and newer ones look at more."""
 
