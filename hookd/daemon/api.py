@@ -172,6 +172,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
         body = json.loads(await request.read())  # in UTF-8, whatever the headers say of a charset
     except (ValueError, RecursionError) as exc:
         raise UsageError("the request's body is no JSON", reason="bad-request") from exc
+    except (ConnectionError, web.RequestPayloadError) as exc:  # who asks has gone, or sends no HTTP
+        raise UsageError("the request's body has no end", reason="bad-request") from exc
     if not isinstance(body, dict):
         raise UsageError("the request's body is no object", reason="bad-request")
     return body

@@ -45,7 +45,7 @@ class Guard:
                 return refusal
             try:
                 return await handler(request)
-            except web.HTTPException:
+            except (web.HTTPException, ConnectionError):  # the latter: who asked has gone
                 raise
             except Exception:  # noqa: BLE001  ours: who asks is told no more than that
                 _log.exception("%s %s", request.method, request.path)

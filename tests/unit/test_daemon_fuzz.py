@@ -8,6 +8,7 @@ import logging
 import re
 import socket
 import string
+import struct
 from urllib.parse import quote
 
 import pytest
@@ -61,19 +62,22 @@ def daemon(tmp_path_factory):
     logging.getLogger().removeHandler(errors)
 
 
-def answers(daemon, data, path=None):
-    """Send bytes to the port, or to a Unix socket; give the statuses of all answers."""
+def answers(daemon, data, path=None, *, is_whole=False):
+    """Send bytes to the port, or to a Unix socket; give the statuses of all answers.
+
+    An end of what is sent ends a wait for more, but may take the answer with it: not where it is a whole request.
+    """
     if path is None:
-        connection = served.connected(daemon.url, timeout_s=5)
+        connection = served.connected(daemon.url, timeout_s=15)  # longer than the daemon waits
     else:
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(5)
+        connection.settimeout(15)
         connection.connect(str(path))
     with connection:
         received = b""
         with contextlib.suppress(ConnectionError):
             connection.sendall(data)
-            if b"Connection: close" not in data:
+            if not is_whole:
                 connection.shutdown(socket.SHUT_WR)
             while chunk := connection.recv(1 << 16):
                 received += chunk
@@ -162,7 +166,7 @@ paths = st.sampled_from(ROUTES) | st.text(st.characters(codec="latin-1", exclude
 @given(sent=st.builds(request, methods, paths, queries, headers, body=st.binary(max_size=20)))
 @settings(FAST, max_examples=250)
 def test_requests_to_the_port(daemon, sent):
-    assert_well(daemon, answers(daemon, sent))
+    assert_well(daemon, answers(daemon, sent, is_whole=True))
 
 
 @given(path=st.sampled_from(ROUTES), query=queries, lines=headers)
@@ -171,8 +175,7 @@ def test_requests_to_the_port(daemon, sent):
 @example(path="/api/v1/incidents", query=[("limit", "9" * 4000)], lines=[])
 @example(path="/api/v1/incidents", query=[("since", "nan")], lines=[])
 def test_questions_to_the_port(daemon, path, query, lines):
-    statuses = answers(daemon, request("GET", path, query, lines))
-    assert_well(daemon, statuses)
+    assert_well(daemon, answers(daemon, request("GET", path, query, lines), is_whole=True))
 
 
 json_values = st.recursive(
@@ -211,7 +214,7 @@ def posted(path, text, lines=(), method="POST"):
 @example(path="/v1/targets/9999999/plugins", text='{"op": "load", "plugin": "x", "plugin_dirs": ["\\u0000"]}')
 @example(path="/v1/targets/9999999/plugins", text='{"op": [], "plugin": {"name": "x", "options": {"a": [1]}}}')
 def test_orders_to_the_control_socket(daemon, path, text):
-    statuses = answers(daemon, posted(path, text), daemon.control)
+    statuses = answers(daemon, posted(path, text), daemon.control, is_whole=True)
     assert len(statuses) == 1
     assert_well(daemon, statuses)
 
@@ -227,9 +230,10 @@ def test_requests_to_the_control_socket(daemon, sent):
 
 
 def test_an_order_that_is_too_large_is_not_read(daemon):
-    assert answers(daemon, posted("/v1/attach", "[" + " " * (1 << 20) + "]"), daemon.control) == [413]
+    large = posted("/v1/attach", "[" + " " * (1 << 20) + "]")
+    assert answers(daemon, large, daemon.control, is_whole=True) == [413]
     head = b"POST /v1/attach HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 99999999999\r\n\r\n"
-    assert answers(daemon, head + b"x" * (2 << 20), daemon.control) in ([413], [])
+    assert answers(daemon, head + b"x" * (2 << 20), daemon.control, is_whole=True) in ([413], [])
 
 
 def test_a_request_without_a_host_asks_no_name_service(daemon, monkeypatch):
@@ -238,3 +242,14 @@ def test_a_request_without_a_host_asks_no_name_service(daemon, monkeypatch):
     answer = served.exchange(daemon.url, b"GET /sd HTTP/1.0\r\n\r\n")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])[0]["targets"] == [daemon.url.removeprefix("http://")]
     assert not asked
+
+
+def test_who_leaves_before_the_end_leaves_no_error(daemon):
+    cut = posted("/v1/attach", '{"pid": 8388608}')[:-5]
+    for _ in range(30):
+        assert_well(daemon, answers(daemon, cut, daemon.control))
+        for path in ("/metrics", "/", "/api/v1/incidents"):
+            with served.connected(daemon.url) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+                connection.sendall(request("GET", path, [], []))
+    assert not daemon.errors.seen

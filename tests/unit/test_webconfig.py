@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from hookd import cli
 from hookd.config import webconfig
 from hookd.daemon.access import check
 from hookd.errors import ConfigError
@@ -147,3 +148,12 @@ def test_a_key_with_a_passphrase_is_refused_and_none_is_asked_for(tmp_path, dire
     )  # fmt: skip
     with pytest.raises(ConfigError, match="passphrase"):
         check(served.web_config(tmp_path, TLS))
+
+
+def test_config_check_reads_the_web_configuration_too(tmp_path, capsys):
+    path = tmp_path / "hookd.toml"
+    path.write_text(f'[serve]\nweb_config = "{served.web_config(tmp_path, "users: {}")}"\n')
+    assert cli.main(["config", "check", str(path)]) == 2
+    assert f"{tmp_path}/web-config.yml:1: the file has no key 'users'" in capsys.readouterr().err
+    served.web_config(tmp_path, "")
+    assert cli.main(["config", "check", str(path)]) == 0
