@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def rendered(directory):
     return documents(told)
 
 
-@pytest.mark.parametrize("name", ["base", "example", "monitoring", "sidecar"])
+@pytest.mark.parametrize("name", ["base", "example", "monitoring", "sidecar", "web-config"])
 def test_a_kustomization_names_files_that_are_there(name):
     directory = KUBERNETES / name
     (content,) = documents((directory / "kustomization.yaml").read_text())
@@ -108,6 +109,25 @@ def test_probes_ports_and_variables_are_those_of_the_daemon():
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         written = {variables["HOOKD_STATE_DIR"], str(Path(variables["HOOKD_CONTROL"]).parent)}
         assert written <= mounts  # the root file system is read-only
+
+
+def test_with_a_web_configuration_the_daemon_reads_it_and_the_kubelet_asks_it_otherwise(tmp_path):
+    here = {name: os.path.relpath(KUBERNETES / name, tmp_path) for name in ("base", "web-config")}
+    overlay = {"resources": [here["base"]], "components": [here["web-config"]]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    (daemon,) = [one for one in rendered(tmp_path) if one["kind"] == "DaemonSet"]
+    check_object(daemon, VERSIONS[-1])
+    pod = daemon["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    assert {name.removeprefix("HOOKD_").lower() for name in variables} <= set(config.SETTINGS)
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "web"]
+    assert Path(variables["HOOKD_WEB_CONFIG"]).parent == Path(mount["mountPath"])
+    assert "HOOKD_CONTROL" in variables, "what was there is kept"
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[name]["exec"] == {"command": ["hookd", "status"]}
+        assert "httpGet" not in container[name]
+        assert container[name]["periodSeconds"]
 
 
 def test_the_configuration_of_the_nodes_is_one():
