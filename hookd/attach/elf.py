@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MACHINES = {"x86_64": 62, "aarch64": 183}
 _LOAD, _DYNAMIC = 1, 2
 _HASH, _STRTAB, _SYMTAB, _GNU_HASH = 4, 5, 6, 0x6FFFFEF5
-_MAX_SYMBOLS = 1 << 20
+_MAX_SYMBOLS = 1 << 16  # of a table that must be searched from its beginning; libpython has some 2,000
 _MAX_CHAIN = 4096
 
 

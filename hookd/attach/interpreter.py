@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import re
 import struct
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,9 @@ DEBUG_COOKIE = b"xdebugpy"
 _NEEDED = (QUEUE, EVALUATE, INITIALIZED, GIL_CHECK, GIL_TAKE, GIL_GIVE)
 _OPTIONAL = ("Py_Version", RUNTIME)
 _MEMORY = ("mmap", "munmap")
+_SEARCH_S = 10.0
+"""How long images are looked through; the right one is among the first, as a rule. A hostile target has any number."""
+_MOST_CODE, _PORTION = 64 << 20, 1 << 20  # bytes of an image's code that are searched, and of each copy
 # x86_64: `mov $15, %rax; syscall`, what glibc and musl register as the return address of every signal handler; and
 # `syscall; ret`, with which they make the system calls that cannot fail.
 _SIGRETURN = bytes.fromhex("48c7c00f000000 0f05")
@@ -133,7 +137,10 @@ def _search(
     pid: int, images: Sequence[Mapping], names: Sequence[str], rank: Callable[[str], int]
 ) -> tuple[Mapping | None, dict[str, int]]:
     """Give the first image, in order of `rank`, that defines all of `names`."""
+    until = time.monotonic() + _SEARCH_S
     for image in sorted(images, key=lambda m: rank(m.path)):
+        if time.monotonic() > until:
+            break
         try:
             symbols = elf.Image(pid, image.start).find(names)
         except (elf.NotElfError, OSError, struct.error):
@@ -175,8 +182,18 @@ def _is_free_threaded(pid: int, version: tuple[int, int], symbols: dict[str, int
 
 def _code(pid: int, path: str, maps: Sequence[Mapping], wanted: bytes) -> int:
     for mapping in maps:
-        if mapping.path == path and "x" in mapping.access and "r" in mapping.access:
-            at = read_memory(pid, mapping.start, mapping.end - mapping.start).find(wanted)
-            if at >= 0:
-                return mapping.start + at
+        if mapping.path != path or "x" not in mapping.access or "r" not in mapping.access:
+            continue
+        found = _find(pid, mapping.start, min(mapping.end, mapping.start + _MOST_CODE), wanted)
+        if found is not None:
+            return found
     return 0
+
+
+def _find(pid: int, start: int, end: int, wanted: bytes) -> int | None:
+    """Search memory in portions: a mapping may be larger than ours."""
+    for at in range(start, end, _PORTION):
+        found = read_memory(pid, at, min(_PORTION + len(wanted) - 1, end - at)).find(wanted)
+        if found >= 0:
+            return at + found
+    return None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import resource
 import struct
+import time
 
 import pytest
 
 from hookd.attach import interpreter
 from hookd.attach.interpreter import DEBUG_COOKIE, RUNTIME
+from hookd.attach.proc import Mapping
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,53 @@ def test_a_free_threaded_build_is_known_by_its_debug_offsets(version, cookie, fl
     symbols = {RUNTIME: ctypes.addressof(image)}
     assert interpreter._is_free_threaded(os.getpid(), version, symbols) is is_free
     assert interpreter._is_free_threaded(os.getpid(), version, {}) is False
+
+
+def address_of(memory):
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def test_code_is_found_across_portions_and_not_beyond_what_is_searched(monkeypatch):
+    monkeypatch.setattr(interpreter, "_PORTION", 4096)
+    monkeypatch.setattr(interpreter, "_MOST_CODE", 3 * 4096)
+    memory = mmap.mmap(-1, 4 * 4096)
+    start = address_of(memory)
+    mappings = [Mapping(start, start + len(memory), "r-xp", 0, "/libc.so.6")]
+    for place, found in ((0, 0), (4094, 4094), (3 * 4096 - 3, 3 * 4096 - 3), (3 * 4096, None)):
+        memory[:] = bytes(len(memory))
+        memory[place : place + 3] = interpreter._SYSCALL_RET
+        at = interpreter._code(os.getpid(), "/libc.so.6", mappings, interpreter._SYSCALL_RET)
+        assert at == (0 if found is None else start + found)
+
+
+def test_a_library_of_many_gigabytes_is_not_copied():
+    fd = os.memfd_create("libc.so.6")
+    os.ftruncate(fd, 1 << 36)
+    memory = mmap.mmap(fd, 1 << 36, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    os.close(fd)
+    start = address_of(memory)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    mappings = [Mapping(start, start + (1 << 36), "r-xp", 0, "/libc.so.6")]
+    assert interpreter._code(os.getpid(), "/libc.so.6", mappings, interpreter._SYSCALL_RET) == 0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
+
+
+def endless_image(memory):
+    """Write an ELF image whose only table of symbols is as long as a number can say, and has no names."""
+    base, table = address_of(memory), 4096
+    memory[:64] = struct.pack("<4sBBB9xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+    memory[64:120] = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, 4096, 4096, 4096)
+    memory[120:176] = struct.pack("<IIQQQQQQ", 2, 6, 256, 256, 256, 64, 64, 8)
+    memory[256:320] = struct.pack("<8Q", 4, base + 512, 5, base + 1024, 6, base + table, 0, 0)
+    memory[512:520] = struct.pack("<II", 1, 0xFFFFFFFF)
+    return base
+
+
+def test_a_target_of_endless_libraries_is_given_up(monkeypatch):
+    monkeypatch.setattr(interpreter, "_SEARCH_S", 0.5)
+    memory = mmap.mmap(-1, 4096 + 24 * (1 << 17))
+    base = endless_image(memory)
+    images = [Mapping(base, base + 4096, "r-xp", 0, f"/libpython{n}.so") for n in range(1000)]
+    begun = time.monotonic()
+    assert interpreter._search(os.getpid(), images, interpreter._NEEDED, lambda _: 0) == (None, {})
+    assert 0.5 < time.monotonic() - begun < 20
