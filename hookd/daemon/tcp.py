@@ -171,6 +171,7 @@ class Port:
                 accepted.send(_FULL)
 
     async def _connect(self, make: Callable[[], asyncio.Protocol], accepted: socket.socket) -> None:
+        """Shake hands; whatever comes of it, asyncio closes the socket in the end."""
         accepted.setblocking(False)
         self._access.refresh()
         context = self._access.context
@@ -182,9 +183,6 @@ class Port:
             )
         except (OSError, asyncio.TimeoutError) as exc:  # it is no TLS, has no certificate, or takes too long
             _log.debug("no connection: %s", exc)
-        except asyncio.CancelledError:
-            accepted.close()
-            raise
 
     def take(self, transport: asyncio.BaseTransport, connection: Connection) -> bool:
         """Count a connection; False for one whose certificate holds none of the names that may ask."""
