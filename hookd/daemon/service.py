@@ -162,6 +162,7 @@ class Service:
         runner = web.AppRunner(api.Api(self).app(), handle_signals=False, shutdown_timeout=2, **tcp.HTTP)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
+        tcp.refusing(runner)
         await web.SockSite(runner, listener).start()
 
     async def _bind_tcp(self, stack: contextlib.AsyncExitStack) -> None:

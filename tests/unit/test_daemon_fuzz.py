@@ -172,6 +172,8 @@ def test_requests_to_the_port(daemon, sent):
 @given(path=st.sampled_from(ROUTES), query=queries, lines=headers)
 @settings(FAST, max_examples=200)
 @example(path="/sd", query=[], lines=[])
+@example(path="/none", query=[], lines=[("Expect", "\x80")])
+@example(path="/", query=[], lines=[("Expect", "\x80")])
 @example(path="/api/v1/incidents", query=[("limit", "9" * 4000)], lines=[])
 @example(path="/api/v1/incidents", query=[("since", "nan")], lines=[])
 def test_questions_to_the_port(daemon, path, query, lines):
@@ -225,6 +227,7 @@ texts_of_few_bytes = texts.map(lambda text: text.encode("utf-8", "surrogatepass"
 @given(sent=st.builds(request, methods, st.sampled_from(CONTROL), queries, headers, body=texts_of_few_bytes))
 @settings(FAST, max_examples=150)
 @example(sent=posted("/v1/attach", "{}", [("Content-Type", "application/json; charset=none")]))
+@example(sent=posted("/v1/attach", "{}", [("Expect", "\x80")]))
 def test_requests_to_the_control_socket(daemon, sent):
     assert_well(daemon, answers(daemon, sent, daemon.control))
 
