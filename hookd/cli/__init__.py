@@ -25,6 +25,7 @@ COMMANDS = {
     "detach": "hookd.cli.attach:detach",
     "run": "hookd.cli.run:run",
     "serve": "hookd.cli.serve:serve",
+    "top": "hookd.cli.top.command:top",
     "status": "hookd.cli.status:status",
     "report": "hookd.cli.report:report",
     "stack": "hookd.cli.stack:stack",
@@ -70,6 +71,7 @@ def cli() -> None:
     hookd ps                 which training processes run here
     hookd attach PID         watch one: metrics on http://127.0.0.1:9465/metrics, Ctrl-C detaches
     hookd report PID         what it is doing, layer by layer
+    hookd top                all of them, live
     """  # noqa: D301  (\b is click's mark for "keep these lines")
 
 

@@ -55,7 +55,7 @@ def attach(*, pids: tuple[int, ...], watch: Watch, host: str | None, as_json: bo
     return finish_attached(entries, chosen, as_json=as_json, metrics=f"{url}/metrics")
 
 
-@click.command()
+@click.command(short_help="Detach from processes and leave them as they were.")
 @PIDS
 @click.option("--all", "everything", is_flag=True, help="Every process that holds an agent.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,

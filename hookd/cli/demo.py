@@ -33,7 +33,7 @@ SHOWN = ("hookd_target_up", "hookd_steps_total", "hookd_timing_forward_seconds_t
 """The families of which a line is shown."""
 
 
-@click.command()
+@click.command(short_help="Attach to a live training, watch a NaN being born, detach.")
 @click.option("--python", type=click.Path(exists=True, dir_okay=False), help="Train with this one.  [default: our own]")
 def demo(*, python: str | None) -> None:
     """Attach to a live training process, watch a NaN being born, detach: half a minute."""

@@ -9,7 +9,7 @@ from hookd.cli import options, output
 MARKS = {"ok": "✓", "note": "·", "bad": "✗"}
 
 
-@click.command()
+@click.command(short_help="Say why attaching works here or not, and what mends it.")
 @click.argument("pid", type=options.Pid(), required=False)
 @options.host
 @options.json

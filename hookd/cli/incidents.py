@@ -40,7 +40,7 @@ class Since(click.ParamType):  # type: ignore[type-arg]
             raise click.UsageError(f"'{value}' is no time; write 90s, 30m, 2h, 7d or 2026-01-31T12:00.", ctx) from exc
 
 
-@click.command()
+@click.command(short_help="List incidents, the newest last.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with those to come, until Ctrl-C.")
 @click.option("--run", metavar="RUN", help="Of this run.")
 @click.option("--pid", type=options.Pid(), help="Of this process.")

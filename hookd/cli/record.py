@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SUFFIXES = {"svg": ".svg", "speedscope": ".json"}
 
 
-@click.command()
+@click.command(short_help="Draw a flame graph of the modules that a target is in.")
 @click.argument("pid", type=options.Pid())
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), metavar="S",
               help="For how long to record.  [default: 10]")  # fmt: skip

@@ -40,7 +40,7 @@ main([request, answer])
 KINDS = {"nan": "NaN", "inf": "Inf"}
 
 
-@click.command()
+@click.command(short_help="Call the module of a bundle again, and say what comes out.")
 @click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--source", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="The training script, for modules whose classes stand in it: runs its imports, classes and functions.")  # fmt: skip

@@ -28,7 +28,7 @@ WIDE = 130
 """Columns that one table of all takes."""
 
 
-@click.command()
+@click.command(short_help="Show what one target, or the ranks of a run, are doing.")
 @click.argument("word", metavar="PID|RUN|#ID")
 @click.option("-n", "--modules", "limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N",
               help="Show the N costliest modules, and any with a finding.")  # fmt: skip

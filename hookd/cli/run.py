@@ -23,7 +23,10 @@ DAEMON_TIMEOUT_S = 10.0
 """For so long a command that is to be started waits for a daemon that is there and does not answer."""
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(
+    short_help="Start a command and watch every training it becomes.",
+    context_settings={"allow_interspersed_args": False},
+)
 @click.argument("command", metavar="-- CMD…", nargs=-1, required=True)
 @options.plugins
 @click.option("--run", "name", metavar="NAME", help="The label `run`.  [default: found from the environment]")

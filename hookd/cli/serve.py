@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(short_help="Serve the metrics of all training processes of this node.")
 @click.option("--listen", metavar="HOST:PORT", help="Where /metrics is.  [default: 127.0.0.1:9465]")
 @click.option(
     "--web-config",

@@ -25,7 +25,7 @@ SEEN = {
 KIND_WIDTH, SIZE_WIDTH = 24, 7
 
 
-@click.command()
+@click.command(short_help="Show the models of a target as they are.")
 @click.argument("pid", type=options.Pid())
 @click.option("-d", "--depth", type=click.IntRange(min=0), metavar="N", help="Show modules down to N below a root.")
 @click.option("-a", "--all", "everything", is_flag=True, help=f"Show all, not the first {LINES} lines.")

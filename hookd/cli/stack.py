@@ -19,7 +19,7 @@ DAEMON_S = 2.0
 """How long the daemon may take to say how long the target has been silent."""
 
 
-@click.command()
+@click.command(short_help="Show where each thread of a target is.")
 @click.argument("pid", type=options.Pid())
 @click.option("--native", "with_native", is_flag=True,
               help="Frames of C and C++ too (py-spy); the process stands still while they are read.")  # fmt: skip

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-@click.command()
+@click.command(short_help="Record N steps with torch's profiler and hookd's modules.")
 @click.argument("pid", type=options.Pid())
 @click.option("--steps", type=click.IntRange(1, 10_000), default=3, show_default=True, metavar="N",
               help="Optimizer steps to trace.")  # fmt: skip

@@ -1,0 +1,1 @@
+"""`hookd top`: a live view of all targets, and of the modules of one. It reads pages and /proc, and asks no target."""
