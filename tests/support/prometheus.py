@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes one daemon twice a second."""
+"""A real Prometheus that by default scrapes one daemon twice a second."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ scrape_configs:
 
 
 class Prometheus:
-    """A server of its own: data, port and configuration; `config` is one in place of the usual."""
+    """A server of its own: data, port and configuration.
 
-    def __init__(self, directory, address, config=None):
+    `config` is one in place of the usual, `own` an address in place of a free one here, `around` a command that becomes it.
+    """
+
+    def __init__(self, directory, address, config=None, own=None, around=()):
         directory.mkdir(exist_ok=config is not None)
         (directory / "prometheus.yml").write_text(config or CONFIG.format(address=address))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = own or _free_address()
         command = [
-            "prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
+            *around, "prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
             f"--web.listen-address={self.address}", "--log.level=warn",
         ]  # fmt: skip
         self.process = Process(command, env=target_environment())
@@ -67,9 +68,19 @@ class Prometheus:
         return [one["metric"] for one in answer["data"]["result"] if any(value != "NaN" for _, value in one["values"])]
 
 
+def _free_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def is_there():
+    return shutil.which("prometheus") is not None and shutil.which("promtool") is not None
+
+
 def started(stack, directory, url, config=None):
     """Start a server for the daemon at a URL; it ends with `stack`. Skips where there is none."""
-    if shutil.which("prometheus") is None or shutil.which("promtool") is None:
+    if not is_there():
         pytest.skip("Prometheus is not installed here (Debian: apt install prometheus)")
     server = Prometheus(directory, url.partition("://")[2], config)
     stack.callback(server.process.close)
