@@ -179,6 +179,9 @@ def hooks() -> str:
         if isinstance(one, ast.FunctionDef) and one.decorator_list:
             arguments = ", ".join(argument.arg for argument in one.args.args)
             told = re.sub(r"^ {4}", "", ast.get_docstring(one, clean=False) or "", flags=re.MULTILINE).strip()
+            if "\n@hookimpl" in told:  # where nothing else is as deep, a formatter takes the example's indent away
+                words, example = told.split("\n@hookimpl")
+                told = words + ("\n@hookimpl" + example).replace("\n", "\n    ")
             text += f"\n## {one.name}\n\n`{one.name}({arguments})`\n\n{told}\n"
     return text
 

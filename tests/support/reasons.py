@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 _POSITIONAL = {"_refusal": 1, "RefusalError": 1}
 """What makes a refusal before hookd.errors is there (hookd/agent/arrival.py, loader.py): the place of the reason."""
-_INNER = {"_TooLateError", "_RestlessError"}
+_INNER = {"_TooLateError", "_RestlessError", "BundleError"}
 """Kinds of our errors that a module has for itself."""
 
 
 def reasons() -> dict[str, list[str]]:
     """Give each reason with the messages that come with it, as far as they stand beside it; what varies is an `…`."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted((REPOSITORY / "hookd").rglob("*.py")):
+    for path in (one for top in ("hookd", "plugins") for one in sorted((REPOSITORY / top).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             for reason, message in _of(node):
                 found[reason].append(message)
