@@ -15,11 +15,11 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bounds long soak churn faults compat clean
+.PHONY: help demo test lint format bench bounds long soak churn faults compat docs docs-serve clean
 
 help: ## say what can be made
-	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
-		printf 'make %-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+		printf 'make %-10s %s\n' "$$name" "$$text"; done
 
 demo: .venv/.runtime ## attach to a live training process, watch a NaN being born, detach (under a minute)
 	@$(BIN)/hookd demo
@@ -58,8 +58,15 @@ faults: .venv/.dev ## make every fault for real and write what hookd said of it 
 compat: .venv/.dev ## tool and target on every CPython found here (see HOOKD_COMPAT_PYTHONS, HOOKD_COMPAT_ROOTS)
 	$(BIN)/python -m pytest -m "not load" tests/compat $(ARGS)
 
+docs: .venv/.dev ## the documentation as a site, in site/; its pages about commands, metrics and hooks are made anew
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict
+
+docs-serve: .venv/.dev ## the same on http://127.0.0.1:8000, made anew at every change
+	$(BIN)/mkdocs serve --strict
+
 clean: ## remove what was made
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp file for each part of the installation: the second call is quick, and the demo does without the test tools.
@@ -72,9 +79,9 @@ clean: ## remove what was made
 	@touch $@
 
 .venv/.dev: .venv/.runtime
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,docs]'
 	@touch $@
 
 .venv/.bench: .venv/.dev
-	$(PIP) --editable '.[dev,bench]'
+	$(PIP) --editable '.[dev,docs,bench]'
 	@touch $@

@@ -170,7 +170,7 @@ class Evaluations:
             raise ControlError(f"{len(running)} expressions have not ended: {texts}", reason="busy")
         one = Evaluation(expression, by, limit_s)
         # Before it begins: it may end the process.
-        self._session.write_log("warning", f"eval begins, {_asker(by)}: {clean(expression, SHOWN)}")
+        self._session.write_log("info", f"eval begins, {_asker(by)}: {clean(expression, SHOWN)}")
         one.thread = threading.Thread(target=self._run, args=(one,), name="hookd", daemon=True)
         self._all[one.number] = one
         spawn.start(one.thread)

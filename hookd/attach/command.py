@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hookd.attach import launch, proc
-from hookd.errors import HookdError, NoSuchTarget, UsageError
+from hookd.errors import HookdError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -221,7 +221,6 @@ class _Command:
 
     def _is_running(self) -> bool:
         try:
-            status = proc.status(self.pid)
-            return proc.start_ticks(self.pid) == self._ticks and (status.state not in "ZX" or status.threads > 1)
-        except (NoSuchTarget, OSError):
+            return proc.is_running(self.pid, self._ticks)
+        except OSError:
             return False

@@ -26,6 +26,8 @@ _LIBTORCH_IN_MAPS = re.compile(rb"libtorch[^/\n]*\.so|/torch/_C\.")
 _FORK_SERVER = "multiprocessing.forkserver"
 NO_TORCH = "it has not loaded torch"
 """Why a process is skipped that may yet become a training."""
+LAUNCHER = "a launcher of training processes"
+"""Why one is skipped below which there are ranks: `hookd attach --tree` takes its pid."""
 _WORKER = re.compile(r"pt_data_worker|pt_data_pin")
 # System calls in which a process may wait for its children for ever, and the argument that says so: (index, value).
 # Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (Linux 6.18).
@@ -244,7 +246,7 @@ def _why_skipped(status: proc.Status, cmdline: tuple[str, ...]) -> str:
     if _FORK_SERVER in text and _FORK_SERVER not in "\0".join(_cmdline(status.ppid)):
         return "multiprocessing's fork server"
     if commandline.is_launcher(cmdline) or _waits_for_ranks(status.pid):
-        return "a launcher of training processes"
+        return LAUNCHER
     return ""
 
 

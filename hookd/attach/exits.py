@@ -62,7 +62,7 @@ def find(pid: int, ticks: int, image: str, pidfd: int = -1) -> Exit:
 
 
 def is_alive(pid: int, ticks: int) -> bool:
-    """Whether a process is there and is not about to end."""
+    """Whether a process is there and not even about to end: more than `proc.is_running` asks, which a death begins with."""
     fields = _stat(pid, ticks)
     return bool(fields) and fields[0] not in (b"Z", b"X") and not int(fields[_FLAGS - 3]) & _EXITING
 

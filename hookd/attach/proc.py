@@ -263,15 +263,32 @@ def _transfer(
         raise OSError(number, f"{os.strerror(number)}: memory of process {pid} at {address:#x}")
 
 
+def is_running(pid: int, ticks: int) -> bool:
+    """Tell whether the very process still runs, not another that has its pid now; a zombie does not.
+
+    A process of which only the main thread has ended looks like a zombie, and runs.
+
+    Args:
+        pid: of the process.
+        ticks: its start, see `start_ticks`.
+
+    Raises:
+        OSError: it cannot be looked at now.
+    """
+    try:
+        if start_ticks(pid) != ticks:
+            return False
+        now = status(pid)
+    except (NoSuchTarget, LookupError, ValueError):  # it goes while it is read
+        return False
+    return now.state not in "ZX" or now.threads > 1
+
+
 def require_alive(pid: int, ticks: int) -> None:
     """Check that the process is still the one that was looked at.
 
     Raises:
         AttachError: reason "died".
     """
-    try:
-        same = start_ticks(pid) == ticks and status(pid).state not in "ZX"
-    except NoSuchTarget:
-        same = False
-    if not same:
+    if not is_running(pid, ticks):
         raise AttachError(f"process {pid} ended while hookd was attaching", reason="died")

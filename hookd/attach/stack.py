@@ -7,6 +7,7 @@ thread gets the interpreter, else from py-spy where that is installed. So there 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,12 @@ from hookd.page import STEP_RECORD
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hookd.page import Heartbeat, Snapshot
+    from hookd.page import Heartbeat, PageReader, Snapshot
 
 AGENT_S = 2.0
 """How long the agent may take: its thread needs the interpreter for a millisecond."""
+RECENT = 1000
+"""Events of the recorder among which the end of a step is looked for first."""
 WATCH_S = 0.5
 """For how long the heartbeats are watched."""
 MOST_TASKS = 1024
@@ -52,7 +55,7 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dic
     """
     state = proc.status(pid).state
     with contextlib.closing(open_page(pid)) as reader:
-        page = reader.read(recorder=True)
+        page, last_step_s = reader.read(), _last_step_s(reader)
         began, beats = time.monotonic(), reader.heartbeats()  # of the moment in which the stacks are read, or nearly
         frames, ways = _stacks(pid, state, with_native=with_native, blocking=blocking)
         time.sleep(max(0.0, began + WATCH_S - time.monotonic()))
@@ -63,16 +66,20 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dic
         "pid": pid,
         "identity": page.identity,
         "state": STATES.get(state, state),
-        "last_step_s": _last_step_s(page),
+        "last_step_s": last_step_s,
         "watched_s": watched_s,
         "ways": ways,
         "threads": _joined(pid, told, {beat.tid: beat.name for beat in beats}, frames),
     }
 
 
-def _last_step_s(page: Snapshot) -> float | None:
-    ends = [record.when for record in page.records if record.kind == STEP_RECORD]
-    return max(0.0, time.time() - max(ends)) if ends else None
+def _last_step_s(reader: PageReader) -> float | None:
+    """Give the seconds since the last step ended: seldom is it far back in the recorder, which is long."""
+    for look in (functools.partial(reader.recent, RECENT), reader.records):
+        ends = [record.when for record in look() if record.kind == STEP_RECORD]
+        if ends:
+            return max(0.0, time.time() - max(ends))
+    return None
 
 
 # -- the page

@@ -35,6 +35,14 @@ def members(pid: int) -> list[Candidate]:
     return [found for one in family if (found := discover.inspect(one.pid)) is not None]
 
 
+def above(pid: int) -> list[int]:
+    """Give the pids of the processes that a process descends from, the nearest first; none where it has gone."""
+    try:
+        return [one.pid for one in psutil.Process(pid).parents()]
+    except psutil.Error:
+        return []
+
+
 def _family(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import errno
 import json
+import os
 import re
+import select
 import sys
 import time
 from datetime import datetime
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 POLL_S = 1.0
+SUGGESTED = 8
+"""Runs or kinds that are named where one is not known."""
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])\Z")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -65,17 +71,39 @@ def incidents(
         return
     show(found, as_json=as_json)
     if not found and not follow:
-        output.say("no incidents")
+        output.say(_nothing(stored.rows(client, state_dir, order="id"), wanted))
     if follow:
         last = found or stored.rows(client, state_dir, order="id")
         _follow(host, state_dir, max((row["id"] or 0 for row in last), default=0), as_json=as_json, **wanted)
+
+
+def _nothing(every: list[dict[str, Any]], wanted: dict[str, Any]) -> str:
+    """Say that there is nothing to show, and where a run or a kind is not known at all, which are."""
+    for what in ("run", "kind"):
+        known = dict.fromkeys(row[what] for row in every)
+        if every and wanted[what] is not None and wanted[what] not in known:
+            near = difflib.get_close_matches(wanted[what], known, SUGGESTED) or list(known)[:SUGGESTED]
+            return f"no incidents: none is of {what} '{wanted[what]}'; there are {', '.join(map(output.plain, near))}"
+    return "no incidents"
+
+
+def _pause() -> None:
+    """Wait until it is time to look again.
+
+    Raises:
+        BrokenPipeError: nobody reads what we print any more.
+    """
+    waiting = select.poll()
+    waiting.register(sys.stdout.fileno(), 0)  # an error or a hang-up is told whatever is asked for
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in waiting.poll(POLL_S * 1000)):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bool, **wanted: Any) -> None:
     """Show what comes; a daemon that goes away and comes again is waited for."""
     was_there = True
     while True:
-        time.sleep(POLL_S)
+        _pause()
         try:
             found = stored.rows(targets.daemon(host), state_dir, after=after, **wanted)
         except DaemonNotRunning as error:

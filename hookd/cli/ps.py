@@ -11,7 +11,7 @@ import click
 from hookd.cli import options, output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from hookd.attach.discover import Candidate
 
@@ -23,23 +23,30 @@ COMMAND_WIDTH = 70
 @options.json
 def ps(*, everything: bool, as_json: bool) -> None:
     """List training processes: attached, attachable, or why not."""
-    from hookd.attach.discover import candidates
+    from hookd.attach.discover import LAUNCHER, candidates
 
-    found = [one for one in candidates() if everything or one.state != "skipped"]
-    rows = [_row(one) for one in sorted(found, key=lambda one: (one.state, one.pid))]
+    every = candidates()
+    found = [one for one in every if everything or one.state != "skipped"]
+    launchers = {one.pid for one in every if one.why == LAUNCHER}
+    rows = [_row(one, launchers) for one in sorted(found, key=lambda one: (one.state, one.pid))]
     if as_json:
         output.emit({"processes": rows})
         return
     if not rows:
         output.say("no Python process with torch is running here that you may see")
         return
-    has_notes = any(row["why"] for row in rows)
+    has_notes = any(_note(row) for row in rows)
     table = output.table(">PID", "STATE", "USER", ">AGE", "COMMAND", *["NOTE"] * has_notes)
     output.show(output.fill(table, [_cells(row, has_notes=has_notes) for row in rows]))
 
 
-def _row(one: Candidate) -> dict[str, Any]:
-    from hookd.attach import discover
+def _note(row: dict[str, Any]) -> str:
+    """Say why not, or what `hookd attach --tree` wants to be told."""
+    return row["why"] or (f"a rank of {row['launcher']} (--tree)" if row["launcher"] else "")
+
+
+def _row(one: Candidate, launchers: Collection[int]) -> dict[str, Any]:
+    from hookd.attach import discover, tree
 
     return {
         "pid": one.pid,
@@ -48,6 +55,7 @@ def _row(one: Candidate) -> dict[str, Any]:
         "uid": one.uid,
         "age_s": round(discover.age_s(one.start), 1),
         "cmdline": list(one.cmdline),
+        "launcher": next((above for above in tree.above(one.pid) if above in launchers), None),
     }
 
 
@@ -58,7 +66,7 @@ def _cells(row: dict[str, Any], *, has_notes: bool) -> tuple[str, ...]:
         user(row["uid"]),
         output.span(row["age_s"]),
         command(row["cmdline"], COMMAND_WIDTH),
-        *[row["why"] or ""] * has_notes,
+        *[_note(row)] * has_notes,
     )
 
 

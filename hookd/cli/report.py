@@ -271,15 +271,16 @@ def _state(plugin: dict[str, Any]) -> str:
 
 def incidents(found: dict[str, Any]) -> Iterator[str]:
     """Give a line for each incident, as it was told."""
-    if not found["incidents"]:
-        yield "incidents: none"
-        return
-    yield "incidents:"
+    elsewhere = found.get("elsewhere", [])
+    yield "incidents:" if found["incidents"] else f"incidents: none{' of this rank' if elsewhere else ''}"
     for incident in found["incidents"]:
         when = clock(incident.get("time"))
         yield f"  {when}  {incident.get('message') or incident.get('kind')}"
         if "no_bundle" in incident:
             yield f"  {'':8}  no bundle: {incident['no_bundle']}"
+    for one in elsewhere:
+        more = f" and {one['incidents'] - 1} before" if one["incidents"] > 1 else ""
+        yield f"  of rank {one['rank']} (process {one['pid']}): {one['message']}{more}"
 
 
 def plugins(found: dict[str, Any]) -> Table:

@@ -25,8 +25,9 @@ SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place")
 
 def ranks(reports: Sequence[dict[str, Any]]) -> Table:
     """Tabulate the ranks of a run: where each stands, and its time beside the median of all."""
-    head = (">RANK", ">PID", "STATE", ">STEP", ">A STEP", ">OF MEDIAN", ">FORWARD", ">DATA", ">COST", ">INCIDENTS")
+    head = (">RANK", ">PID", "STATE", ">STEPS", ">A STEP", ">MEDIANS", ">FWD", ">DATA", ">COST", ">TOLD")
     table = output.table(*head)
+    table.collapse_padding = True  # ten columns fit into 80
     median = median_step(reports)
     return output.fill(table, [_cells(one, median) for one in reports])
 

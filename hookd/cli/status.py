@@ -41,7 +41,7 @@ def status(*, host: str | None, as_json: bool) -> None:
     ):
         output.say(line)
     if rows:
-        table = output.table(">PID", "RUN", ">RANK", "STATE", ">STEP", ">A STEP", ">COST", ">MODULES")
+        table = output.table(">PID", "RUN", ">RANK", "STATE", ">STEPS", ">A STEP", ">COST", ">MODULES")
         output.show(output.fill(table, [_cells(row) for row in rows]))
         for line in _notes(rows):
             click.echo(output.wrap(line))

@@ -12,7 +12,7 @@ from hookd.cli import stored, targets
 from hookd.errors import HookdError, NoSuchTarget, PermissionDenied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from hookd.daemon.client import DaemonClient
 
@@ -73,12 +73,30 @@ def _target(pid: int, client: DaemonClient | None) -> Subject:
     rows: list[dict[str, Any]] = []
     with contextlib.suppress(HookdError):  # it is about a target that is there: its page says enough
         rows = _of([report], stored.rows(client, pid=pid, order="id")[::-1])
+        report["elsewhere"] = list(_elsewhere(report, client))
     return Subject("target", str(pid), [_with(report, rows)], rows)
 
 
-def _run(label: str, client: DaemonClient | None) -> Subject:
+def _elsewhere(report: dict[str, Any], client: DaemonClient | None) -> Iterator[dict[str, Any]]:
+    """Give what was told of the other ranks of its run: a hang is an incident of the rank that stands."""
+    size = report.get("identity", {}).get("world_size")
+    if not isinstance(size, int) or size < 2:
+        return
+    label = _label(report)
+    rows = stored.rows(client, run=label, limit=ROWS, order="id")[::-1]
+    for one in _ranks(label, client):
+        told = _with(one, _of([one], rows))["incidents"] if one["pid"] != report["pid"] else []
+        if told:
+            yield {"rank": _rank_of(one), "pid": one["pid"], "incidents": len(told), "message": told[-1].get("message")}
+
+
+def _ranks(label: str, client: DaemonClient | None) -> list[dict[str, Any]]:
     every = [one for _, one in targets.reports(client, targets.foregrounds(), has_curve=True)]
-    reports = sorted((one for one in every if not isinstance(one, HookdError) and _is_of(one, label)), key=_rank)
+    return sorted((one for one in every if not isinstance(one, HookdError) and _is_of(one, label)), key=_rank)
+
+
+def _run(label: str, client: DaemonClient | None) -> Subject:
+    reports = _ranks(label, client)
     rows = stored.rows(client, run=label, limit=ROWS, order="id")[::-1]
     if not reports and not rows:
         raise NoSuchTarget(
@@ -104,11 +122,19 @@ def _incident(number: str, client: DaemonClient | None) -> Subject:
 
 
 def _is_of(report: dict[str, Any], label: str) -> bool:
-    return "identity" in report and str(report.get("target", {}).get("run", report["identity"].get("run"))) == label
+    return "identity" in report and _label(report) == label
+
+
+def _label(report: dict[str, Any]) -> str:
+    return str(report.get("target", {}).get("run", report["identity"].get("run")))
+
+
+def _rank_of(report: dict[str, Any]) -> str:
+    return str(report.get("target", {}).get("rank", report["identity"].get("rank")))
 
 
 def _rank(report: dict[str, Any]) -> tuple[int, str]:
-    rank = str(report.get("target", {}).get("rank", report["identity"].get("rank")))
+    rank = _rank_of(report)
     return (int(rank) if rank.isdecimal() else 1 << 30, rank)
 
 

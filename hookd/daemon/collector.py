@@ -216,7 +216,7 @@ class TargetSeries:
         """Add what a watcher has to say of this target."""
         for family, extra, value in watcher.samples(self._target):
             name = family.name + SUFFIXES[family.kind][0]
-            merged.core(*family).add_sample(name, {**self._standard, **extra}, value)
+            merged.core(family.name, family.kind, family.help).add_sample(name, {**self._standard, **extra}, value)
 
     def _own_words(self, family: Family, indexes: Sequence[int]) -> Sequence[int]:
         """Leave out of a page's counts of incidents those of a kind that the daemon counts: there must be one such series."""

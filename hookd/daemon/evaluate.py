@@ -53,7 +53,7 @@ def evaluate(pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[s
         raise UsageError(f"an expression has 1 to {MOST_EXPRESSION} characters", reason="bad-request")
     if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or not 0 < timeout_s <= LONGEST_S:
         raise UsageError("the request's 'timeout_s' is no time", reason="bad-request")
-    _log.warning("eval in process %d begins, %s: %s", pid, who(by), plain(expression))
+    _log.info("eval in process %d begins, %s: %s", pid, who(by), plain(expression))
     began = time.monotonic()
     try:
         answer = _asked(pid, expression, float(timeout_s), by)
@@ -61,7 +61,7 @@ def evaluate(pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[s
         _log.warning("eval in process %d failed, %s: %s", pid, who(by), plain(error.message))
         raise
     outcome = " ".join(filter(None, (answer["state"], plain(answer.get("type") or ""))))
-    _log.warning("eval in process %d: %s after %.3g s, %s", pid, outcome, time.monotonic() - began, who(by))
+    _log.info("eval in process %d: %s after %.3g s, %s", pid, outcome, time.monotonic() - began, who(by))
     return {"pid": pid, **answer}
 
 

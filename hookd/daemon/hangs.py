@@ -25,7 +25,9 @@ HANG, OVER = "hang", "hang_over"
 """The kinds of its incidents."""
 LONGEST_LOOK_S = 5.0
 """What lies between two looks counts for no more than this, or two of their intervals: the daemon may have been stopped."""
-_HANG = Declared("hookd_hang", "gauge", "1 while a rank hangs: role stands, it is waited for; role waits, it waits.")
+_HANG = Declared(
+    "hookd_hang", "gauge", "1 while a rank hangs: role stands, it is waited for; role waits, it waits.", ("role",)
+)
 _PATIENCE = Declared(
     "hookd_hang_patience_seconds", "gauge", "How long the rank may be silent where it was silent last."
 )

@@ -59,10 +59,15 @@ def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
     offset = snapshot.identity.get("step_offset")
     counted = steps(snapshot)
     if not isinstance(offset, int) or isinstance(offset, bool):
-        text = f"step {counted} (counted from the attach)"
+        text = f"{_done(counted)} since the attach"
         return {"counted": counted, "offset": None, "current": counted, "is_absolute": False, "text": text}
     current = counted + offset
-    return {"counted": counted, "offset": offset, "current": current, "is_absolute": True, "text": f"step {current}"}
+    return {"counted": counted, "offset": offset, "current": current, "is_absolute": True, "text": _done(current)}
+
+
+def _done(count: int) -> str:
+    """Say how many: what happens is told with the number of the step in progress, which is the next one."""
+    return f"{count} step{'' if count == 1 else 's'} done"
 
 
 def steps(snapshot: Snapshot) -> int:

@@ -97,10 +97,10 @@ class Held:
         if self.boot != boot:
             return False
         try:
-            return proc.start_ticks(self.pid) == self.start_ticks and proc.status(self.pid).state not in "ZX"
+            return proc.is_running(self.pid, self.start_ticks)
         except HookdError:
             return False
-        except (OSError, LookupError, ValueError):  # it may not be seen
+        except OSError:  # it may not be seen
             return True
 
 

@@ -369,8 +369,10 @@ class Service:
 
 
 def _log_attached(answer: Mapping[str, Any], why: str) -> None:
-    did = "joined the agent in" if answer["method"] == "existing" else "attached to"
-    _log.info("%s process %d %s: run %s, rank %s", did, answer["pid"], why, answer["run"], answer["rank"])
+    is_there = answer["method"] == "existing"
+    did = "holds the agent that is in process %d already, %s: run %s, rank %s"
+    done = did if is_there else "attached to process %d %s: run %s, rank %s"
+    _log.info(done, answer["pid"], why, answer["run"], answer["rank"])
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:

@@ -246,10 +246,10 @@ class Target:
     def is_running(self) -> bool:
         """Tell whether the very process still runs (a zombie does not); one that cannot be looked at now counts as running."""
         try:
-            return proc.start_ticks(self.pid) == self.start_ticks and proc.status(self.pid).state not in "ZX"
+            return proc.is_running(self.pid, self.start_ticks)
         except OSError as exc:
             return exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-        except (HookdError, LookupError, ValueError):
+        except HookdError:
             return False
 
     def heartbeat_age_s(self) -> float | None:

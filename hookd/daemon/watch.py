@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 
 class Declared(NamedTuple):
-    """A family of the daemon's own: its name without `_total`, kind (gauge or counter) and help."""
+    """A family of the daemon's own: its name without `_total`, kind (gauge or counter) and help; labels beside run and rank."""
 
     name: str
     kind: str
     help: str
+    labels: tuple[str, ...] = ()
 
 
 class Sample(NamedTuple):

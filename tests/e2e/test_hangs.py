@@ -68,6 +68,9 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
     shown = hookd("status", *host)
     assert f"{pids[1]}: hangs in forward of blocks.2" in shown
     assert re.search(rf"{pids[0]}: hangs in backward .* waits for rank 1$", shown, re.MULTILINE)
+    waits = hookd("report", str(pids[0]), *host)
+    assert "incidents: none of this rank" in waits
+    assert re.search(rf"of rank 1 \(process {pids[1]}\): rank 1 stands", " ".join(waits.split()))
     assert "told when it was found: rank 1 stands" in " ".join(hookd("report", str(pids[1]), *host).split())
 
     daemon.process.signal(signal.SIGKILL)

@@ -16,7 +16,7 @@ from hookd.attach import discover
 from tests.support import training
 from tests.support.environment import TARGETS, bare_python, tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD, Metrics
+from tests.support.tool import HOOKD, Metrics, hookd, hookd_json
 
 pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
 
@@ -107,6 +107,9 @@ def test_the_ranks_of_torchrun_are_attached_at_once(launch):
     with attached("--tree", str(job.pid)) as (answer, _):
         assert ranks_of(answer) == [("ranks.py", "0"), ("ranks.py", "1")]
         assert whys(answer) == sorted([LAUNCHER, WORKER, WORKER])
+        rows = {row["pid"]: row["launcher"] for row in hookd_json("ps")["processes"]}
+        assert [rows[entry["pid"]] for entry in answer["targets"]] == [job.pid] * 2
+        assert f"a rank of {job.pid} (--tree)" in hookd("ps")
 
 
 def test_a_launcher_of_any_kind_will_do(launch, tmp_path):

@@ -109,6 +109,28 @@ def test_an_interpreter_without_torch_and_one_that_is_none_are_named(small, tmp_
     assert "--python" in done.stderr
 
 
+def test_an_installed_package_is_imported_where_it_is_allowed(tmp_path, monkeypatch):
+    (tmp_path / "mypackage").mkdir()
+    (tmp_path / "mypackage" / "__init__.py").write_text(
+        "import torch\nclass Bad(torch.nn.Linear):\n"
+        "    def forward(self, x):\n        return super().forward(x) * float('nan')\n"
+    )
+    code = (
+        "import torch, hookd, mypackage\n"
+        "hookd.start([('nan', {'capture': 'true', 'every': '1', 'capture_dir': 'bundles'})])\n"
+        "mypackage.Bad(2, 2)(torch.ones(1, 2))\nhookd.stop()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=110, env=tool_environment())
+    (bundle,) = (tmp_path / "bundles").iterdir()
+    done = replay(bundle, "--json")
+    assert (done.returncode, json.loads(done.stdout)["reason"]) == (2, "import")
+    assert "--allow-import" in done.stderr
+    done = replay(bundle, "--allow-import", "mypackage", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["is_reproduced"]
+
+
 def test_a_time_limit_is_kept(small):
     done = replay(small, "--timeout", "0.01", "--json")
     assert (done.returncode, json.loads(done.stdout)["reason"]) == (1, "timeout")

@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import re
+import shlex
 import signal
 import sqlite3
 import sys
@@ -40,10 +41,20 @@ def posts(stack):
     return f"http://127.0.0.1:{server.server_port}/", got
 
 
+FOLLOW = [*HOOKD, "incidents", "--follow", "--json"]
+
+
+def asked(*words):
+    """Give what a command that prints no data says."""
+    with Process([*HOOKD, *words], env=tool_environment()) as process:
+        assert process.wait() == 0, process.describe()
+        return "\n".join(process.err)
+
+
 @pytest.fixture
 def follow(stack):
     def start(*words):
-        command = [*HOOKD, "incidents", "--follow", "--json", *words]
+        command = [*FOLLOW, *words]
         return stack.enter_context(Process(command, env=tool_environment()))
 
     return start
@@ -81,6 +92,15 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     assert (row["id"], row["kind"], row["pid"], row["rank"]) == (1, "nan", first.pid, "0")
     assert re.search(rf"#1  .*  nan  +{run}/0 \({first.pid}\)  first", hookd("incidents", "--kind", "nan", *host))
     assert hookd("incidents", "--pid", str(second.pid), *host) == ""
+    assert asked("incidents", "--kind", "nan", *host) == ""
+    assert "none is of kind 'nam'; there are nan" in asked("incidents", "--kind", "nam", *host)
+    assert f"none is of run '{run}x'; there are {run}" in asked("incidents", "--run", f"{run}x", *host)
+    with Process(["bash", "-c", f"{shlex.join(FOLLOW)} {shlex.join(host)} | head -n 1"], env=tool_environment()) as one:
+        (line,) = one.finish()  # though nothing more is told for now
+        assert json.loads(line)["id"] == 1
+    of_another = hookd("report", str(second.pid), *host)
+    assert "incidents: none of this rank" in of_another
+    assert f"of rank 0 (process {first.pid}): first <b>NaN</b>" in of_another
     assert json.loads(follower.expect('"first').string)["id"] == 1
     wait_until(lambda: got, what="the post")
     assert got[0]["commonAnnotations"]["command"] == "hookd report '#1'"

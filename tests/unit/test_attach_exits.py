@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 
 import pytest
 
 from hookd.attach import exits, proc
+from tests.support.processes import Process, wait_until
 
 NOBODY = 65534
 ENDS = {"3": 3 << 8, "0": 0, "9": signal.SIGKILL, "15": signal.SIGTERM}
@@ -121,3 +123,21 @@ def test_outside_of_a_container_there_is_no_first_process_of_one():
     assert exits.container_init(os.getpid()) is None
     assert exits.is_alive(os.getpid(), proc.start_ticks(os.getpid()))
     assert not exits.is_alive(os.getpid(), 1)
+
+
+def test_a_process_runs_until_its_last_thread_ends_and_no_other_is_taken_for_it():
+    ticks = proc.start_ticks(os.getpid())
+    assert proc.is_running(os.getpid(), ticks)
+    assert not proc.is_running(os.getpid(), ticks + 1)
+    code = (
+        "import ctypes, threading\n"
+        "threading.Thread(target=lambda: (print('ready', flush=True), input())).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    with Process([sys.executable, "-c", code], env=dict(os.environ), stdin=True) as process:
+        process.expect("ready")
+        ticks = proc.start_ticks(process.pid)
+        wait_until(lambda: proc.status(process.pid).state == "Z", what="the end of its main thread")
+        assert proc.is_running(process.pid, ticks)
+        process.popen.kill()
+        wait_until(lambda: not proc.is_running(process.pid, ticks), what="a zombie that nobody has asked for")

@@ -71,14 +71,14 @@ def test_a_histogram_is_count_sum_and_mean(page):
 
 def test_steps_say_where_they_are_counted_from(page):
     put(page, "hookd_steps", "counter", [7.0])
-    assert report(page)["step"]["text"] == "step 7 (counted from the attach)"
+    assert report(page)["step"]["text"] == "7 steps done since the attach"
     page.update_identity(step_offset=100)
     assert report(page)["step"] == {
         "counted": 7,
         "offset": 100,
         "current": 107,
         "is_absolute": True,
-        "text": "step 107",
+        "text": "107 steps done",
     }
 
 

@@ -1,12 +1,32 @@
 """`hookd report '#ID'`: what it makes of an incident's detail."""
 
+import io
 import json
 import math
 import time
 
+from rich.console import Console
+
 from hookd.cli import run_report
 
 MOMENT = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1)) + 0.25
+
+
+def test_the_headings_of_a_run_fit_80_columns_with_rows_as_they_are():
+    out = io.StringIO()
+    rank = {
+        "target": {"rank": "12", "state": "attached"}, "pid": 4194304, "state": "running", "threads": [],
+        "identity": {"rank": "12"}, "step": {"current": 180204}, "overhead": {"ratio": 0.0123},
+        "metrics": {"step": {"seconds": {"mean": 0.197}}, "timing": {"phase_seconds": [
+            {"phase": "forward", "value": 3.0}, {"phase": "data", "value": 1.0}]}},
+        "incidents": [{}] * 12,
+    }  # fmt: skip
+    slow = {**rank, "metrics": {**rank["metrics"], "step": {"seconds": {"mean": 0.4}}}}
+    Console(file=out, width=80).print(run_report.ranks([rank, rank, slow]))
+    head, _, *rows = out.getvalue().splitlines()
+    assert "TOLD" in head
+    assert len(rows) == 3, "each rank is one line"
+    assert "2.03x slow" in rows[-1]
 
 
 def lines(**detail):

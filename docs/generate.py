@@ -1,0 +1,202 @@
+"""Make the pages of the documentation that repeat what the code says: commands, metrics, hooks.
+
+    python docs/generate.py [DIRECTORY]
+
+writes reference/*.md beside this file, or into another directory. It needs torch, for the metrics: each plugin is loaded
+in this process, and what it declares is read there. To be run after a change of a command, a hook or a metric; a test
+compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+import torch  # noqa: F401  (hookd starts where it is loaded)
+
+import hookd
+from hookd import hookspecs
+from hookd.agent import bootstrap
+from hookd.cli import cli
+from hookd.daemon.collector import FleetCollector, Tally
+from hookd.daemon.drift import Drift
+from hookd.daemon.hangs import Hangs
+from hookd.daemon.selection import Limits
+from hookd.daemon.stragglers import Stragglers
+from hookd.daemon.targets import Target
+from hookd.page import PageReader
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator
+
+HERE = Path(__file__).resolve().parent
+PLUGINS = HERE.parent / "plugins"
+WIDTH = 96
+MADE = "<!-- made by docs/generate.py: change the code, and run it -->\n\n"
+EVERYTHING = {"activations": {"parameters": "true", "histogram": "true"}}
+"""Options with which a plugin declares all of its metrics."""
+UNITS = {"seconds": "seconds", "bytes": "bytes", "ratio": "ratio", "steps": "steps", "score": "ratio"}
+"""What the last word of a name says of its unit."""
+
+
+class Row(NamedTuple):
+    """A metric as a table has it."""
+
+    name: str
+    kind: str
+    labels: str
+    unit: str
+    help: str
+
+
+# ---- commands
+
+
+def commands() -> str:
+    """Describe every command as its `--help` does."""
+    text = "# Commands\n\nWhat `--help` says, of each command. The exit codes, and a table of what each is for, are in the\n"
+    text += "[README](../../README.md#commands).\n"
+    return text + "".join(_command(words, command) for words, command in walk(cli, ("hookd",)))
+
+
+def walk(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Give each command below a group with the words that call it."""
+    context = click.Context(group, info_name=words[-1])
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        yield (*words, name), command
+        if isinstance(command, click.Group):
+            yield from walk(command, (*words, name))
+
+
+def _command(words: tuple[str, ...], command: click.Command) -> str:
+    parent = click.Context(cli, info_name=" ".join(words[:-1]), terminal_width=WIDTH, max_content_width=WIDTH)
+    context = click.Context(command, parent, info_name=words[-1], help_option_names=["-h", "--help"])
+    told = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    return f"\n## {' '.join(words)}\n\n```text\n{told}\n```\n"
+
+
+# ---- metrics
+
+
+def metrics() -> str:
+    """List every family: those of the daemon and of the agent, and those of each plugin."""
+    names = sorted(path.name[len("hookd_") :] for path in PLUGINS.glob("hookd_*"))
+    hookd.start([(name, EVERYTHING.get(name, {})) for name in names], run="docs")
+    try:
+        session, fd = bootstrap._agent._session, bootstrap._agent._page.fd  # noqa: SLF001
+        owners = {metric.name: name for name in names for metric in session.registry.named(name).context.metrics}
+        of_page, scraped = _of_page(fd), list(_scraped(fd, owners))
+    finally:
+        hookd.stop()
+    tables = {owner: [row for name, row in of_page.items() if owners.get(name, "") == owner] for owner in ("", *names)}
+    own = {row.name.rstrip("*"): row for row in (*tables.pop(""), *_watched(), *scraped)}
+    text = _HEAD + _table(own.values())
+    for name, found in tables.items():
+        text += f"\n## {name}\n\n" + _table(_with_units(name, found))
+    return text
+
+
+_HEAD = """# Metrics
+
+Every metric has the labels `run` and `rank` beside those that are named here, but for those marked with *, which are of
+the daemon as a whole. Which series are served, and which a page alone has, is told [here](../attach.md#what-is-on-metrics);
+what the metrics of a plugin mean exactly, on [the plugins' own page](../../plugins/README.md).
+
+## hookd itself
+
+These are there whatever plugins are loaded.
+
+"""
+
+
+def _of_page(fd: int) -> dict[str, Row]:
+    """Read the families that the agent and its plugins have declared, whether they have a series yet or not."""
+    page = PageReader(os.dup(fd))
+    found = {one.name: _row(one.name, one.kind, one.labels, one.help) for one in page.read().families}
+    page.close()
+    return found
+
+
+def _scraped(fd: int, owned: Container[str]) -> Iterator[Row]:
+    """Scrape a daemon whose one target is this very process, for what it says of itself and of a target."""
+    target = Target(os.getpid(), os.dup(fd))
+    fleet = type("Fleet", (), {"targets": lambda _: [target]})()
+    for family in FleetCollector(fleet, Tally(), Limits()).collect():
+        labels = dict.fromkeys(label for sample in family.samples for label in sample.labels if label != "le")
+        star = "" if {"run", "rank"} <= set(labels) else "*"
+        if family.samples and family.name not in owned:
+            rest = [label for label in labels if label not in {"run", "rank"}]
+            yield _row(family.name, family.type, rest, family.documentation, star)
+    target.close()
+
+
+def _watched() -> list[Row]:
+    declared = [one for watcher in (Hangs, Stragglers, Drift) for one in watcher.families]
+    return [_row(one.name, one.kind, one.labels, one.help) for one in declared]
+
+
+def _with_units(plugin: str, found: Iterable[Row]) -> Iterator[Row]:
+    units = {cells[0]: cells[3] for cells in rows(plugin) if cells[0].startswith("hookd_")}
+    return (row._replace(unit=units.get(row.name, row.unit)) for row in found)
+
+
+def rows(plugin: str) -> list[list[str]]:
+    """Give the cells of all rows in the section of a plugin in plugins/README.md."""
+    text = (PLUGINS / "README.md").read_text("utf-8")
+    (section,) = re.findall(rf"^## {plugin}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if line.startswith("| `")]
+    return [[cell.strip(" `") for cell in line] for line in lines]
+
+
+def _row(name: str, kind: str, labels: Iterable[str], text: str, star: str = "") -> Row:
+    suffix = {"counter": "_total", "info": "_info"}.get(kind, "")
+    return Row(f"{name}{suffix}{star}", kind, ", ".join(labels), UNITS.get(name.rpartition("_")[2], ""), text)
+
+
+def _table(found: Iterable[Row]) -> str:
+    lines = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
+    lines += [f"| `{name}` | {' | '.join(rest)} |".replace("*`", "`*") for name, *rest in sorted(found)]
+    return "\n".join(lines) + "\n"
+
+
+# ---- hooks
+
+
+def hooks() -> str:
+    """Describe every hook as its docstring does, read from the source: an interpreter may indent docstrings anew."""
+    source = ast.parse(Path(hookspecs.__file__).read_text("utf-8"))
+    head, _, rest = (ast.get_docstring(source) or "").partition("\n\n")
+    text = f"# Hooks\n\n{head}\n\n{rest}\n".replace(":\n- ", ":\n\n- ")
+    for one in source.body:
+        if isinstance(one, ast.FunctionDef) and one.decorator_list:
+            arguments = ", ".join(argument.arg for argument in one.args.args)
+            told = re.sub(r"^ {4}", "", ast.get_docstring(one, clean=False) or "", flags=re.MULTILINE).strip()
+            if "\n@hookimpl" in told:  # where nothing else is as deep, a formatter takes the example's indent away
+                words, example = told.split("\n@hookimpl")
+                told = words + ("\n@hookimpl" + example).replace("\n", "\n    ")
+            text += f"\n## {one.name}\n\n`{one.name}({arguments})`\n\n{told}\n"
+    return text
+
+
+PAGES = {"commands.md": commands, "metrics.md": metrics, "hooks.md": hooks}
+
+
+def main() -> None:
+    """Write the files."""
+    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "reference"
+    directory.mkdir(exist_ok=True)
+    for name, make in PAGES.items():
+        (directory / name).write_text(MADE + make(), "utf-8")
+        sys.stderr.write(f"wrote {name}\n")
+
+
+if __name__ == "__main__":
+    main()
