@@ -106,5 +106,3 @@ def line(row: dict[str, Any]) -> str:
     number = "-" if row["id"] is None else f"#{row['id']}"
     who = f"{plain(row['run'])}/{plain(row['rank'])} ({row['pid']})"
     return f"{number:>5}  {moment(row['time'])}  {plain(row['kind']):<10}  {who}  {plain(row['message'])}"
-
-

@@ -261,5 +261,3 @@ def plugins(found: dict[str, Any]) -> Table:
         spent = output.seconds(one["overhead_seconds"])
         rows.append((one["name"], _state(one), looks_at(one), f"{one['errors'] or 0:.0f}", spent))
     return output.fill(table, rows)
-
-

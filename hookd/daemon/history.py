@@ -5,6 +5,7 @@ A sample is 64 bytes, taken every 2 s; of a target 450 are kept, which are 15 mi
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -91,7 +92,7 @@ class History:
         with self._lock:
             kept = list(self._kept.get(target, ()))
         rows = (kept[at : at + _WIDTH] for at in range(0, len(kept), _WIDTH))
-        return [Sample(*row[:4], tuple(row[4:])) for row in rows]
+        return [Sample(row[0], row[1], row[2], row[3], tuple(row[4:])) for row in rows]
 
 
 def _living(target: Target) -> Snapshot | None:
@@ -104,9 +105,7 @@ def _sample(snapshot: Snapshot, now: float) -> array[float]:
     told = family(snapshot, "hookd_activations_loss", ("backward",))
     found = {} if told is None else dict(zip((one[0] for one in told.values), told.first, strict=True))
     losses = [told.cells[found[str(n)]] if told and str(n) in found else ABSENT for n in range(LOSSES)]
-    known = (
-        NOT_FINITE if str(n) in found and not math.isfinite(one) else one for n, one in enumerate(losses)
-    )
+    known = (NOT_FINITE if str(n) in found and not math.isfinite(one) else one for n, one in enumerate(losses))
     return array("d", (now, float(steps(snapshot)), timed, seconds, *known))
 
 
@@ -121,8 +120,7 @@ def _times(snapshot: Snapshot) -> tuple[float, float]:
 
 def step_times(samples: Sequence[Sample]) -> list[tuple[float, float]]:
     """Give the mean time of a step between each two samples, as pairs of unix time and seconds; no steps, no pair."""
-    pairs = zip(samples, samples[1:])  # noqa: B905  one is shorter on purpose
-    means = ((after.time, _mean(before, after)) for before, after in pairs)
+    means = ((after.time, _mean(before, after)) for before, after in itertools.pairwise(samples))
     return [(when, mean) for when, mean in means if mean is not None]
 
 

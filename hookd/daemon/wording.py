@@ -60,3 +60,8 @@ def moment(unix_s: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
     except (OverflowError, ValueError, OSError):  # the clock of a target may say anything
         return "-"
+
+
+def count(number: int, what: str) -> str:
+    """Write how many there are of something: `1 module`, `2 modules`."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -22,7 +22,7 @@ class Markup(str):
     __slots__ = ()
 
 
-def tag(name: str, *children: Child, **attributes: object) -> Markup:
+def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
     """Make an element.
 
     Args:
