@@ -159,11 +159,11 @@ def profile(column: Column, tree: Tree) -> Markup:
         return Markup()
     each = math.ceil(len(told) / BARS)
     groups = [max(told[at : at + each], key=_size) for at in range(0, len(told), each)]
-    warmth = column.warmth()
+    warmth, top = column.warmth(), max((abs(one) for _, one in groups if math.isfinite(one)), default=0.0)
     width = WIDTH * 2 / len(groups)
     bars = []
     for n, (name, value) in enumerate(groups):
-        tall = max(2.0, _height(value, warmth) * BARS_HEIGHT)
+        tall = max(2.0, _height(value, top, warmth) * BARS_HEIGHT)
         title = tag("title", f"{name}: {column.write(value) if math.isfinite(value) else value}")
         at = {
             "x": f"{n * width:.1f}",
@@ -180,11 +180,11 @@ def _size(one: tuple[str, float]) -> float:
     return abs(one[1]) if math.isfinite(one[1]) else math.inf
 
 
-def _height(value: float, warmth: Warmth) -> float:
+def _height(value: float, top: float, warmth: Warmth) -> float:
     """Give the height of a bar from 0 to 1; of sizes in orders of magnitude, from the smallest to the largest."""
     if not math.isfinite(value):
         return 1.0
     if warmth.scale != "size":
-        return min(1.0, abs(value) / warmth.top)
+        return abs(value) / top if top else 0.0
     orders = max(ORDERS, math.log10(warmth.top / warmth.low)) if warmth.low > 0 else ORDERS
     return 1.0 - 0.95 * math.log10(warmth.top / abs(value)) / orders if value else 0.0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MOST = 500
 """Targets that are shown; the API has all."""
 INCIDENTS = 15
+MILD = ("training_changed", "eval")
 
 
 def parts(
@@ -48,17 +49,9 @@ def _targets(shown: Sequence[Rank], total: int) -> list[object]:
                     tag("code", "hookd attach PID"), " makes it one.", class_="soft")]  # fmt: skip
     head = ("run", ">rank", ">pid", "state", *ranks.NUMBERS, ">incidents", "script")
     said = [] if len(shown) == total else [tag("p", f"The first {len(shown)} of {total}.", class_="soft")]
-    changing = [
-        tag("li", link(address("run", one), one))
-        for one in dict.fromkeys(str(rank.row["run"]) for rank in shown if rank.changed_by)
-    ]
-    banner = tag(
-        "div",
-        tag("p", tag("b", "A plugin changes the training of")),
-        tag("ul", *changing),
-        class_="banner",
-        role="alert",
-    )
+    changing = dict.fromkeys(str(rank.row["run"]) for rank in shown if rank.changed_by)
+    links = [part for one in changing for part in (", ", link(address("run", one), one))][1:]
+    banner = tag("p", tag("b", "A plugin changes the training"), " of ", *links, class_="banner", role="alert")
     summary = f"{count(total, 'target')} of {count(len({one.row['run'] for one in shown}), 'run')}"
     return [
         banner if changing else None,
@@ -97,10 +90,15 @@ def _incident(row: Mapping[str, Any], *, has_run: bool) -> list[object]:
         tag("span", moment(row["time"]), class_="when"),
         *([link(address("run", str(row["run"])), row["run"])] if has_run else []),
         row["rank"],
-        tag("span", row["kind"], class_="kind"),
+        tag("span", row["kind"], class_="kind mild" if is_mild(row["kind"]) else "kind"),
         tag("span", row["module"] or "", class_="mono"),
         row["message"],
     ]
+
+
+def is_mild(kind: str) -> bool:
+    """Whether an incident of this kind tells of no fault: what a person has done, and what is over."""
+    return kind in MILD or kind.endswith("_over")
 
 
 def _facts(health: Mapping[str, Any]) -> Markup:

@@ -151,7 +151,7 @@ def _compared(
     """Give head and rows of the table of ranks; of several with how each compares with the median."""
     times = [seconds for one in every if (seconds := one.step_s)]
     median, slowest = statistics.median(times) if times else 0.0, max(times, default=0.0)
-    head = [">rank", ">pid", "state", *ranks.NUMBERS, ">of median", "", ">incidents"]
+    head = ["rank", ">pid", "state", *ranks.NUMBERS, ">of median", "", ">incidents"]
     rows = []
     for one in every:
         where = replace(choice, pid=one.row["pid"]).address(name)
