@@ -82,15 +82,27 @@ def run(scene: Scene) -> bytes:
 
 def modules(scene: Scene) -> bytes:
     with _page(scene, f"/run/{JOB}") as found:
-        found.locator("summary", has_text="Block").first.click()
-        return found.locator("#modules").screenshot()
+        return _modules(found)
 
 
 def modules_dark(scene: Scene) -> bytes:
     """Give the gradients of the run in which they are clipped."""
     with _page(scene, f"/run/{LONE}?view=gradients", scheme="dark") as found:
-        found.locator("summary", has_text="Block").first.click()
-        return found.locator("#modules").screenshot()
+        return _modules(found)
+
+
+def _modules(found: Page) -> bytes:
+    """Give the heat map with two blocks open, and some paper around it."""
+    for block in (0, 2):
+        found.locator("#modules summary:has(small:text-is('Block'))").nth(block).click()
+    found.locator("#modules h2").hover()
+    box = found.locator("#modules").bounding_box()
+    assert box is not None
+    edge = 20
+    return found.screenshot(
+        full_page=True,
+        clip={"x": 0, "y": box["y"] - edge, "width": WIDTH, "height": box["height"] + 2 * edge},
+    )
 
 
 def incident(scene: Scene) -> bytes:

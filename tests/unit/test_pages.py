@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from hookd.daemon.history import EVERY_S, History
-from hookd.daemon.pages import assets, frame, home, incident, run
+from hookd.daemon.pages import assets, curves, frame, home, incident, run
 from hookd.daemon.pages.html import Markup, address, tag
 from hookd.daemon.pages.modules import MOST, PAGE
 from hookd.daemon.pages.run import Choice
@@ -379,3 +379,15 @@ def test_what_does_not_change_and_what_jumps_can_be_drawn(scene):
             scene.step(seconds=loss or 1.0, loss=loss)
             scene.look()
             assert "nan" not in re.sub(r"<title>.*?</title>", "", Checked(scene.run()) and scene.run())
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "top"),
+    [
+        ([1.0, 1.0], 0.95, 1.05), ([2.3, 2.2], 2.0, 2.5), ([0.1, 4.0], 0.0, 4.0), ([-3.0, -2.0], -3.0, -2.0),
+        ([-1.0, 1.0], -1.0, 1.0), ([0.0, 0.0], 0.0, 1.0), ([1.0] * 99 + [1000.0], 0.0, 4.0),
+    ],
+)  # fmt: skip
+def test_an_axis_has_room_for_what_matters(values, low, top):
+    frame = curves._Frame([curves.Line("x", 0, list(enumerate(values)))], is_from_zero=False)
+    assert (frame.low, frame.top) == pytest.approx((low, top))

@@ -46,18 +46,15 @@ class Line:
 class _Frame:
     """From times and values to places in a picture."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[Line], *, is_from_zero: bool) -> None:
         times = [when for line in lines for when, _ in line.points]
         values = sorted(value for line in lines for _, value in line.points if math.isfinite(value))
         self.first, self.last = min(times), max(*times, min(times) + 1.0)
-        usual = values[int(0.98 * (len(values) - 1))]
-        top = min(values[-1], max(FAR * usual, FAR * statistics.median(values))) if values[0] >= 0 else values[-1]
-        # From 0 where that is not far below all: a difference of a percent must not look like a cliff.
-        self.low = 0.0 if 0 <= values[0] < 0.6 * top or top <= 0 <= values[0] else values[0]
-        spread = (top - self.low) * 1.05 or abs(top) or 1.0
-        self.each = tick(spread, 4)
-        self.low = math.floor(self.low / self.each + 1e-9) * self.each
-        self.top = self.low + ceiling_of(max(top, self.low) - self.low, self.each)
+        self.largest = values[-1]
+        low, top = _range(values, is_from_zero=is_from_zero)
+        self.each = tick(max(top - low, 1e-6 * abs(top), 1e-300), 4)
+        self.low = math.floor(low / self.each + 1e-9) * self.each
+        self.top = self.low + max(1, math.ceil((top - self.low) / self.each - 1e-9)) * self.each
 
     def x(self, when: float) -> float:
         return LEFT + (when - self.first) / (self.last - self.first) * (WIDTH - LEFT - RIGHT)
@@ -67,24 +64,36 @@ class _Frame:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 
-def ceiling_of(value: float, each: float) -> float:
-    """Round up to a multiple of `each`, one at least."""
-    return max(1, math.ceil(value / each * 1.02 - 1e-9)) * each
+def _range(values: Sequence[float], *, is_from_zero: bool) -> tuple[float, float]:
+    """Give what an axis must have room for: from 0 or near it, but for small changes of a large number.
+
+    A change of a hundredth must not look like a cliff, and a few values far above all others are cut off.
+    """
+    low, top = values[0], values[-1]
+    if low >= 0:
+        top = min(top, FAR * max(values[int(0.95 * (len(values) - 1))], statistics.median(values)))
+        if is_from_zero or low < 0.6 * top:
+            low = 0.0
+    if top - low < 0.1 * abs(top):
+        low, top = low - 0.05 * abs(top), top + 0.05 * abs(top)
+    return low, top if top > low else low + 1.0
 
 
-def chart(title: str, lines: Sequence[Line], write: Callable[[float], str]) -> Markup:
+def chart(title: str, lines: Sequence[Line], write: Callable[[float], str], *, is_from_zero: bool = False) -> Markup:
     """Draw lines over time, with a legend where there are several.
 
     Args:
         title: of the picture.
         lines: with their points.
         write: makes the text of a number at the axis.
+        is_from_zero: whether the axis begins at 0 if nothing is below.
     """
     drawn = [line for line in lines if sum(math.isfinite(value) for _, value in line.points) > 1]
-    head = tag("figcaption", title, *_now(drawn, write))
     if not drawn:
-        return tag("figure", head, tag("p", "Nothing to draw yet.", class_="soft"))
-    frame = _Frame(drawn)
+        return tag("figure", tag("figcaption", title), tag("p", "Nothing to draw yet.", class_="soft"))
+    frame = _Frame(drawn, is_from_zero=is_from_zero)
+    beyond = f", up to {write(frame.largest)}" if frame.largest > frame.top else ""
+    head = tag("figcaption", tag("span", title, beyond), *_now(drawn, write))
     parts = [*_axes(frame, write), *(part for line in drawn for part in _line(frame, line))]
     picture = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=_said(title, frame))
     return tag("figure", head, picture, legend(drawn) if len(drawn) > 1 else None)

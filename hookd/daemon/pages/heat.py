@@ -115,10 +115,11 @@ VIEWS = {
     ),
     "gradients": View(
         "Gradients",
-        "Of the module's own parameters at the last sampled step; update: how far the step moves them, over their norm. The"
-        " chart has the norm of the gradients from the first module to the last, in orders of magnitude.",
+        "Of the module's own parameters at the last sampled step: norms of gradients and of weights; update: how far the step"
+        " moves them, over their norm. The chart has the norm of the gradients from the first module to the last, in orders of"
+        " magnitude.",
         _of_activations(
-            ("grad norm", "grad_norm", wording.number, "size"), ("weight norm", "weight_norm", wording.number, "size"),
+            ("grad norm", "grad_norm", wording.number, "size"), ("weights", "weight_norm", wording.number, "size"),
             ("update", "update_ratio", wording.number, "size"), ("noise", "grad_noise_ratio", wording.percent, "share"),
         ),
     ),

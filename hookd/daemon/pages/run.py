@@ -186,7 +186,10 @@ def _curves(every: Sequence[Rank], chosen: Rank) -> Markup:
         "p", f"{left_out}The loss is what the first torch.autograd.backward of a step was called on; a time is the mean of"
         " the steps since the point before.", class_="soft",
     )  # fmt: skip
-    pictures = (chart("Time of a step", times, wording.seconds), chart("Loss", losses, wording.number))
+    pictures = (
+        chart("Time of a step", times, wording.seconds, is_from_zero=True),
+        chart("Loss", losses, wording.number),
+    )
     return join(tag("div", *pictures, class_="pictures"), said)
 
 
