@@ -96,13 +96,12 @@ def _modules(found: Page) -> bytes:
     for block in (0, 2):
         found.locator("#modules summary:has(small:text-is('Block'))").nth(block).click()
     found.locator("#modules h2").hover()
-    box = found.locator("#modules").bounding_box()
-    assert box is not None
-    edge = 20
-    return found.screenshot(
-        full_page=True,
-        clip={"x": 0, "y": box["y"] - edge, "width": WIDTH, "height": box["height"] + 2 * edge},
+    top, height = found.locator("#modules").evaluate(
+        "one => [one.getBoundingClientRect().top + scrollY, one.offsetHeight]"
     )
+    edge = 20
+    clip = {"x": 0, "y": top - edge, "width": WIDTH, "height": height + 2 * edge}
+    return found.screenshot(full_page=True, clip=clip)
 
 
 def incident(scene: Scene) -> bytes:
@@ -123,6 +122,7 @@ def scene(directory: Path, seconds: float) -> Iterator[Scene]:
     with contextlib.ExitStack() as stack:
         shutil.copy(EXAMPLE, directory / "train.py")  # a path of this machine has no place in a picture
         shutil.copy(TARGETS / "pictured.py", directory / "train_ddp.py")
+        browser = stack.enter_context(chromium())  # its start would be a spike in the curves
         daemon = Daemon(directory)
         stack.callback(daemon.process.close)
         ranks = [stack.enter_context(_rank(directory, rank)) for rank in range(2)]
@@ -139,8 +139,8 @@ def scene(directory: Path, seconds: float) -> Iterator[Scene]:
         lone.signal(signal.SIGUSR1)
         nan = f"/v1/incidents?run={LONE}&kind=nan"
         wait_until(lambda: daemon.client.request("GET", nan)["incidents"], what="the NaN")
-        time.sleep(5)
-        yield Scene(daemon, stack.enter_context(chromium()), ranks, lone)
+        time.sleep(10)
+        yield Scene(daemon, browser, ranks, lone)
 
 
 def _rank(directory: Path, rank: int) -> Process:

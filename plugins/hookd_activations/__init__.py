@@ -26,7 +26,7 @@ Of the parameters that a module itself owns, at the optimizer step (gradients re
 
 Of what `torch.autograd.backward` was called on, where that is one number:
 
-    hookd_activations_loss{backward}             of the first four backwards of a step, which count from 0, at the last step
+    hookd_activations_loss{backward}             of the first four backwards since the optimizer's step, counted from 0
 
     hookd_activations_finding{module,kind}       1 while a module shows something that it should not
 
@@ -283,6 +283,7 @@ class Activations(Plugin):
     def step_post(self, optimizer: Optimizer) -> None:
         """See what the step did."""
         self.parameters.after(optimizer)
+        self.shown.end_step(self.place)
         self.place = 0
         if self.is_sampled and self.norms:
             self._judge_modes(optimizer)

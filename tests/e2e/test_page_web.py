@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
 import time
 import urllib.error
@@ -277,3 +278,13 @@ def test_names_of_modules_run_nothing(scene, visit):
         page = one.go(path)
         assert page.title().endswith("· hookd")
         assert page.locator("main script, main img").count() == 0
+
+
+def test_a_target_that_is_killed_is_shown_as_such_while_somebody_looks(scene, visit):
+    """The last one: nobody trains behind it."""
+    page = visit().go(path_of(scene.run))
+    assert page.locator("#ranks td .good").inner_text() == "attached"
+    scene.target.signal(signal.SIGKILL)
+    page.wait_for_function("document.getElementById('ranks').textContent.includes('lost: signal SIGKILL')")
+    assert page.get_by_role("alert").count() == 0, "nothing changes a training that is over"
+    assert page.locator("figure svg").count() == 2, "its last minutes stay"

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from hookd_activations.loss import PATIENCE
 from hookd_activations.parameters import NOISE_SLICE, Noise
 from torch import nn
 
@@ -242,6 +243,20 @@ def test_the_loss_of_each_backward_is_shown_at_every_step(hook):
     optimizer.zero_grad()
     (model(torch.randn(8, 4)) * float("nan")).mean().backward()
     assert math.isnan(hook.value("activations_loss", "0"))
+
+
+def test_a_step_that_was_skipped_leaves_no_second_loss_behind_for_ever(hook):
+    hook.start("activations", gradients="false")
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for is_skipped in [True, *[False] * PATIENCE]:
+        model(torch.randn(8, 4)).square().mean().backward()
+        if not is_skipped:
+            optimizer.step()
+    assert set(hook.metric("activations_loss")) == {("0",), ("1",)}
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    assert set(hook.metric("activations_loss")) == {("0",)}
 
 
 def test_a_backward_of_several_numbers_has_no_loss(hook):
