@@ -100,7 +100,7 @@ def _modules(found: Page) -> bytes:
         "one => [one.getBoundingClientRect().top + scrollY, one.offsetHeight]"
     )
     edge = 20
-    clip = {"x": 0, "y": top - edge, "width": WIDTH, "height": height + 2 * edge}
+    clip = {"x": 0, "y": top - edge, "width": WIDTH, "height": height + edge + 6}
     return found.screenshot(full_page=True, clip=clip)
 
 
