@@ -120,7 +120,7 @@ def test_a_reader_finds_the_way_from_the_targets_to_a_module_by_clicks(scene, vi
     # what a reader has closed stays closed when the page is renewed
     with page.expect_response(re.compile("fragment=1")):
         pass
-    page.wait_for_function("/live, /.test(document.getElementById('live').textContent)")
+    page.locator("#live", has_text="live, ").wait_for()
     assert not inner.is_visible()
 
     # and the views are links
@@ -285,6 +285,6 @@ def test_a_target_that_is_killed_is_shown_as_such_while_somebody_looks(scene, vi
     page = visit().go(path_of(scene.run))
     assert page.locator("#ranks td .good").inner_text() == "attached"
     scene.target.signal(signal.SIGKILL)
-    page.wait_for_function("document.getElementById('ranks').textContent.includes('lost: signal SIGKILL')")
+    page.locator("#ranks td", has_text="lost: signal SIGKILL").wait_for()
     assert page.get_by_role("alert").count() == 0, "nothing changes a training that is over"
     assert page.locator("figure svg").count() == 2, "its last minutes stay"
