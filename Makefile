@@ -15,11 +15,11 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bounds long soak churn faults compat docs docs-serve clean
+.PHONY: help demo test lint format bench bounds long soak churn faults screenshots compat docs docs-serve clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
-		printf 'make %-10s %s\n' "$$name" "$$text"; done
+		printf 'make %-11s %s\n' "$$name" "$$text"; done
 
 demo: .venv/.runtime ## attach to a live training process, watch a NaN being born, detach (under a minute)
 	@$(BIN)/hookd demo
@@ -54,6 +54,9 @@ churn: .venv/.dev ## a day of a busy node: 5,000 targets come, live and die, the
 
 faults: .venv/.dev ## make every fault for real and write what hookd said of it into docs/reliability.md (7 minutes, as root for all)
 	$(BIN)/python -m tests.faults $(ARGS)
+
+screenshots: .venv/.dev ## make the pictures of docs/screenshots from real runs (needs Debian's chromium; 4 minutes)
+	$(BIN)/python -m tests.screenshots $(ARGS)
 
 compat: .venv/.dev ## tool and target on every CPython found here (see HOOKD_COMPAT_PYTHONS, HOOKD_COMPAT_ROOTS)
 	$(BIN)/python -m pytest -m "not load" tests/compat $(ARGS)

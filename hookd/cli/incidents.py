@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, stored, targets
+from hookd.daemon.wording import moment
 from hookd.errors import DaemonNotRunning
 
 if TYPE_CHECKING:
@@ -133,11 +134,3 @@ def line(row: dict[str, Any]) -> str:
     number = "-" if row["id"] is None else f"#{row['id']}"
     who = f"{plain(row['run'])}/{plain(row['rank'])} ({row['pid']})"
     return f"{number:>5}  {moment(row['time'])}  {plain(row['kind']):<10}  {who}  {plain(row['message'])}"
-
-
-def moment(unix_s: float) -> str:
-    """Write a time for people, as local as they are."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
-    except (OverflowError, ValueError, OSError):  # the clock of a target may say anything
-        return "-"

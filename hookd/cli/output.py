@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -12,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hookd.daemon.wording import finite, number, percent, seconds, span
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.table import Table
 
     from hookd.errors import HookdError
+
+__all__ = [
+    "columns", "complain", "emit", "fail", "fill", "finite", "number", "percent", "plain", "say", "seconds", "shorten", "show",
+    "span", "table", "wrap",
+]  # fmt: skip
 
 WIDTH = 160
 """The most columns of a table that goes into a file or a pipe; the tables of `status` and `report` keep to 80."""
@@ -28,17 +34,6 @@ def emit(data: Any) -> None:
     """Print data as JSON (NaN and infinities as strings, for JSON has none) and flush: a script may be waiting."""
     click.echo(json.dumps(finite(data), indent=2, ensure_ascii=False))
     sys.stdout.flush()
-
-
-def finite(data: Any) -> Any:
-    """Write NaN and infinities as strings, and keys as text: what JSON has."""
-    if isinstance(data, float) and not math.isfinite(data):
-        return str(data)
-    if isinstance(data, dict):
-        return {str(key): finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [finite(value) for value in data]
-    return data
 
 
 def say(message: str) -> None:
@@ -104,42 +99,6 @@ def wrap(text: str, indent: str = "  ") -> str:
     """Break a line for people, of text that may be a target's; what follows the first part is indented."""
     text = plain(text, lines=True)
     return textwrap.fill(text, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def seconds(value: float | None) -> str:
-    """Write a duration for people: 0.00021 is `210 µs`; None is `-`."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(value) >= unit:
-            return f"{value / unit:.3g} {name}"
-    return f"{value * 1e9:.0f} ns"
-
-
-def number(value: float | None) -> str:
-    """Write a number for people with three significant digits; None is `-`."""
-    if value is None:
-        return "-"
-    return f"{value:.3g}"
-
-
-def percent(value: float | None) -> str:
-    """Write a ratio for people: 0.012 is `1.2 %`; None is `-`."""
-    if value is None:
-        return "-"
-    return f"{value * 100:.1f} %" if 0 < value < 0.1 else f"{value * 100:.0f} %"
-
-
-def span(value: float) -> str:
-    """Write an age for people: 4000 s is `1h06m`."""
-    whole = int(value)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
 def plain(text: str, *, lines: bool = False) -> str:

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, targets
-from hookd.cli.incidents import moment
-from hookd.cli.status import hang, ongoing, paused, state, step_seconds
+from hookd.cli.status import hang, ongoing
+from hookd.daemon.reading import (
+    finding,
+    looks_at,
+    module_seconds,
+    paused,
+    phases,
+    state,
+    step_seconds,
+    whole_seconds,
+)
+from hookd.daemon.wording import moment
 from hookd.errors import PageError
 
 if TYPE_CHECKING:
@@ -130,13 +140,6 @@ def clock(unix_s: object) -> str:
     return moment(unix_s).rpartition(" ")[2] if isinstance(unix_s, (int, float)) else "-"
 
 
-def phases(found: dict[str, Any]) -> list[tuple[str, float]]:
-    """Give the share of each phase in the time of a step."""
-    rows = found["metrics"].get("timing", {}).get("phase_seconds", [])
-    total = sum(row["value"] or 0 for row in rows)
-    return [(row["phase"], (row["value"] or 0) / total) for row in rows] if total else []
-
-
 def modules(found: dict[str, Any], limit: int | None) -> Iterator[Table | str]:
     """Tabulate the modules: time of one call, share of the model's time, and what their outputs are like.
 
@@ -231,38 +234,6 @@ def _statistics(row: dict[str, Any]) -> tuple[str, ...]:
     return (*(output.number(statistics.get(name)) for name in STATISTICS), output.percent(zeros))
 
 
-def _depth(name: str) -> int:
-    """Give the depth of a module in the tree from its name: 0 for a root."""
-    path = name.partition(".")[2] if name.startswith("#") else name
-    return 0 if path in ("(root)", "") else path.count(".") + 1
-
-
-def module_seconds(row: dict[str, Any]) -> float:
-    """Give the seconds that a module's calls have taken, forward and backward."""
-    timing = row["metrics"].get("timing", {})
-    return float((timing.get("forward_seconds") or 0) + (timing.get("backward_seconds") or 0))
-
-
-def whole_seconds(rows: Sequence[dict[str, Any]]) -> float:
-    """Give the seconds of all outermost calls: what the share of a module is of."""
-    return sum(module_seconds(row) for row in rows if _depth(row["name"]) == 0)
-
-
-def finding(row: dict[str, Any]) -> str:
-    """Say in a word or two what is wrong with a module."""
-    found = row["metrics"].get("nan", {})
-    born = [one for one in found.get("origin", []) if one["value"]]
-    if born:
-        what = "first" if born[0]["value"] == 1 else "perhaps the first"
-        return f"{what} {_kind(born[0])} ({born[0]['where']})"
-    seen = [one for one in found.get("nonfinite", []) if one["value"]]
-    return ", ".join(f"{_kind(one)} ({one['where']}) {one['value']:.0f}x" for one in seen)
-
-
-def _kind(labels: dict[str, Any]) -> str:
-    return {"nan": "NaN", "inf": "Inf"}.get(labels["kind"], str(labels["kind"]))
-
-
 def _state(plugin: dict[str, Any]) -> str:
     if plugin["state"] != "active" or plugin.get("changes_training") is None:
         return plugin["state"] or "-"
@@ -291,9 +262,3 @@ def plugins(found: dict[str, Any]) -> Table:
         spent = output.seconds(one["overhead_seconds"])
         rows.append((one["name"], _state(one), looks_at(one), f"{one['errors'] or 0:.0f}", spent))
     return output.fill(table, rows)
-
-
-def looks_at(plugin: dict[str, Any]) -> str:
-    """Say at how many steps a plugin looks."""
-    every = plugin["interval_steps"]
-    return "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"

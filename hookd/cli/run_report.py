@@ -7,9 +7,9 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
-from hookd.cli.incidents import line, moment
-from hookd.cli.report import phases
-from hookd.cli.status import state, step_seconds
+from hookd.cli.incidents import line
+from hookd.daemon.reading import SHOWN, phases, short, state, step_seconds
+from hookd.daemon.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 SLOW = 1.1
 """So many times the median is called slow."""
-MAX_LINE = 100
-SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place")
-"""Of an incident's detail what stands elsewhere; `place` is what the daemon knows a silence by, and nothing to read."""
 
 
 def ranks(reports: Sequence[dict[str, Any]]) -> Table:
@@ -87,16 +84,6 @@ def incident(row: dict[str, Any]) -> Iterator[str]:
     for name, value in row["detail"].items():
         if name not in SHOWN and value is not None:
             yield from _field(plain(name), value)
-
-
-def short(value: object) -> str:
-    """Write what has room in a line; nothing where it has not."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list) and not any(isinstance(part, (list, dict)) for part in value):
-        told = ", ".join(map(str, value))
-        return told if len(told) <= MAX_LINE else ""
-    return "" if isinstance(value, (list, dict)) else str(value)
 
 
 def _field(name: str, value: Any) -> Iterator[str]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, targets
+from hookd.daemon.reading import paused, state, step_seconds
+from hookd.daemon.wording import moment
 from hookd.errors import HookdError, PageError
 
 if TYPE_CHECKING:
@@ -131,26 +133,6 @@ def _foremost(incidents: list[dict[str, Any]]) -> str | None:
     return one.get("message")
 
 
-def state(report: dict[str, Any]) -> str:
-    """Give the state of a target: as who serves it sees it where that says more than the page, else the page's.
-
-    While a thread of it waits for a person it is "paused", while it hangs "hangs".
-    """
-    seen = report.get("target", {}).get("state")
-    if report.get("target", {}).get("hang"):
-        return "hangs"
-    is_paused = report["state"] == "running" and any(one["phase"] == "paused" for one in report["threads"])
-    return str(seen if seen not in (None, "attached") else "paused" if is_paused else report["state"])
-
-
-def paused(report: dict[str, Any]) -> str | None:
-    """Say of a paused target why it is, and how it goes on, as the plugin has told it; None if it is not paused."""
-    if state(report) != "paused":
-        return None
-    why: dict[str, Any] = next((one for one in reversed(report["incidents"]) if one.get("kind") == "paused"), {})
-    return str(why.get("message", "a plugin has paused it")).replace(" PID ", f" {report['pid']} ")
-
-
 def hang(told: dict[str, Any]) -> str:
     """Say where a target hangs, since when, and for whom it waits."""
     whom = f", waits for rank {', '.join(told['waits_for'])}" if told["waits_for"] else ""
@@ -160,17 +142,9 @@ def hang(told: dict[str, Any]) -> str:
 
 def ongoing(told: dict[str, Any]) -> Iterator[str]:
     """Say what the daemon has told of a target and is not over, but for a hang, which has words of its own."""
-    from hookd.cli.incidents import moment
-
     for kind, one in told.items():
         if kind != "hang":
             yield f"{kind} since {moment(one['time'])}: {one['message']}"
-
-
-def step_seconds(report: dict[str, Any]) -> float | None:
-    """Give the mean time of a step, in seconds; None before the second one."""
-    histogram = report["metrics"].get("step", {}).get("seconds")
-    return histogram["mean"] if isinstance(histogram, dict) else None
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -60,6 +60,11 @@ class Tally:
                 self._pauses[bucket] += 1
                 self._pause_sum_s += pause_s
 
+    def sums(self) -> tuple[int, int]:
+        """Give how many attaches were done, and how many were not."""
+        with self._lock:
+            return self._results["ok"], sum(self._results.values()) - self._results["ok"]
+
     def families(self) -> Iterator[Metric]:
         """Give hookd_attach_total and hookd_attach_pause_seconds."""
         attaches = CounterMetricFamily("hookd_attach", "Attaches by their result.", labels=["result"])
@@ -125,6 +130,11 @@ class FleetCollector:
             own = list(self._own_families())
             self._last_scrape_s = self._clock() - started
         return [*own, *merged.own.values(), *(family for family in merged.of_pages.values() if family.parts)]
+
+    def told(self) -> dict[str, float | None]:
+        """Say for a person what the last scrape took, and how many attaches were done and refused."""
+        attached, refused = self._tally.sums()
+        return {"scrape_s": self._last_scrape_s or None, "attached": attached, "refused": refused}
 
     def _series_of(self, target: Target) -> TargetSeries:
         known = self._series.get(target)

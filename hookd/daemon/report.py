@@ -18,7 +18,7 @@ MAX_LOGS = 50
 """Lines of the agent's log in a report, the last ones."""
 
 
-def build_report(snapshot: Snapshot) -> dict[str, Any]:
+def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> dict[str, Any]:
     """Merge the families of a page by module, plugin and incident.
 
     A metric `hookd_<plugin>_<thing>` of a module stands at `modules[n]["metrics"][plugin][thing]`: a number, a
@@ -28,13 +28,14 @@ def build_report(snapshot: Snapshot) -> dict[str, Any]:
 
     Args:
         snapshot: of a page; may be the last one of a process that is gone.
+        has_modules: whether to tell of each module, which takes most of the time; else `modules` is empty.
     """
     values = _values(snapshot)
     return {
         "identity": snapshot.identity,
         "state": snapshot.state,
         "step": describe_steps(snapshot),
-        "modules": _modules(snapshot),
+        "modules": _modules(snapshot) if has_modules else [],
         "metrics": _metrics(family for family in snapshot.families if "module" not in family.labels),
         "observed": {labels["state"]: value for labels, value in values.get("hookd_modules", []) if "state" in labels},
         "plugins": _plugins(values, snapshot.identity),

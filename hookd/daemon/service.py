@@ -19,6 +19,7 @@ from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.evaluate import evaluate, require_allowed
 from hookd.daemon.fleet import Fleet
+from hookd.daemon.history import History
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.receivers import Caller
 from hookd.daemon.selection import Limits
@@ -63,6 +64,7 @@ class Service:
         url: where it listens on TCP, with the port that the kernel chose.
         control: its control socket.
         is_ready: whether it has looked for targets once.
+        history: the last minutes of its targets.
     """
 
     def __init__(
@@ -91,7 +93,9 @@ class Service:
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
-        self._watchers = watchers(self.fleet, config, None if self.is_embedded else state_dir)
+        self.history = History()
+        noted = None if self.is_embedded else state_dir
+        self._watchers = watchers(self.fleet, config, noted, self.history)
         self._collector = FleetCollector(
             self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
         )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hookd.config import ServeConfig
     from hookd.daemon.fleet import Fleet
+    from hookd.daemon.history import History
     from hookd.daemon.targets import Target
     from hookd.daemon.watch import Declared, Sample, Watcher
 
@@ -58,9 +59,17 @@ class Guarded:
             )
 
 
-def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None) -> tuple[Watcher, ...]:
-    """Make them, in the order in which they look. `state_dir`: where it is noted who is there; None: nowhere."""
+def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None, history: History) -> tuple[Watcher, ...]:
+    """Make them, in the order in which they look.
+
+    Args:
+        fleet: whom they tell of what they find.
+        config: says what a hang is.
+        state_dir: where it is noted who is there; None: nowhere.
+        history: keeps what the pages show, and is asked for it.
+    """
     patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
     noted = None if state_dir is None else state_dir / roster.NAME
     hangs = Hangs(fleet, patience, poll_s=config.poll_s)
-    return tuple(Guarded(one) for one in (roster.Roster(noted, fleet), hangs, Stragglers(fleet), Drift(fleet)))
+    every = (roster.Roster(noted, fleet), hangs, Stragglers(fleet), Drift(fleet), history)
+    return tuple(Guarded(one) for one in every)

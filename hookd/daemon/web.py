@@ -1,4 +1,4 @@
-"""What everybody who can connect may read over TCP: metrics, health, the status page. Nothing here changes anything."""
+"""What everybody who can connect may read over TCP: metrics, health, the pages. Nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from aiohttp import web
 from prometheus_client import exposition
 from prometheus_client.core import Metric
 
-from hookd.daemon import page_html
 from hookd.daemon.api import incident_filter
 from hookd.daemon.families import encode
+from hookd.daemon.pages import frame
+from hookd.daemon.pages.routes import Pages
 from hookd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ FIRST_LOOK_S = 5.0
 _PORTION = 1 << 20
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _HEADERS = {
-    "Content-Security-Policy": page_html.POLICY,
+    "Content-Security-Policy": frame.POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -66,7 +67,7 @@ class Web:
         app = web.Application(middlewares=[_answer_errors], client_max_size=0)
         app.on_response_prepare.append(_add_headers)
         app.on_cleanup.append(self._close)
-        app.router.add_get("/", self._home)
+        Pages(self._service, self._collector).add_to(app)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/-/healthy", self._healthy)
         app.router.add_get("/-/ready", self._ready)
@@ -118,11 +119,6 @@ class Web:
 
     async def _close(self, _: web.Application) -> None:
         self._renderer.shutdown(wait=False, cancel_futures=True)
-
-    async def _home(self, _: web.Request) -> web.Response:
-        incidents = await asyncio.to_thread(self._service.fleet.incidents, limit=20)
-        text = page_html.status_page(self._service.status(), incidents)
-        return web.Response(text=text, content_type="text/html")
 
     async def _healthy(self, _: web.Request) -> web.Response:
         return web.Response(text="hookd is healthy\n")

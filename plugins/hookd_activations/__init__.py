@@ -24,6 +24,10 @@ Of the parameters that a module itself owns, at the optimizer step (gradients re
     hookd_activations_param_grad_{mean,std,absmax,norm,zero_ratio}{module,param}   only with `parameters=true`
     hookd_activations_param_{norm,update_ratio}{module,param}                      the same
 
+Of what `torch.autograd.backward` was called on, where that is one number:
+
+    hookd_activations_loss{backward}             of the first four backwards since the optimizer's step, counted from 0
+
     hookd_activations_finding{module,kind}       1 while a module shows something that it should not
 
 Findings are incidents, once per module and kind, after `patience` looks in a row that show them:
@@ -63,6 +67,7 @@ from torch.optim import Optimizer
 
 from hookd import Context, Module, Plugin, Summary, hookimpl, tensors
 from hookd_activations import findings, outputs
+from hookd_activations.loss import Loss
 from hookd_activations.parameters import Parameters, Row, by_module
 from hookd_activations.selector import Selector
 
@@ -110,6 +115,7 @@ class Activations(Plugin):
         self.selector = Selector(context)
         self.findings = findings.Findings(context)
         self.losses = findings.Losses(self.findings.spike)
+        self.shown = Loss(context)
         self.growth: dict[str, findings.Course] = {}
         self.ratios: dict[str, findings.Course] = {}
         self.wants_gradients = context.option("gradients", default=True)
@@ -253,12 +259,13 @@ class Activations(Plugin):
 
     @hookimpl
     def loss(self, tensors: tuple[Any, ...]) -> None:
-        """Look for a spike; of one number only: what else a backward starts from is no loss."""
+        """Show the loss, and look for a spike; of one number only: what else a backward starts from is no loss."""
         place, self.place = self.place, self.place + 1
         if len(tensors) == 1 and tensors[0].numel() == 1 and is_real(tensors[0]):
             self._read([tensors[0].detach().reshape(1)], lambda got: self._lost(place, *got))
 
     def _lost(self, place: int, value: float) -> None:
+        self.shown.show(place, value)
         is_spike = self.losses.is_spike(place, value)
         if is_spike:
             self.alert = ALERT_STEPS
@@ -276,6 +283,7 @@ class Activations(Plugin):
     def step_post(self, optimizer: Optimizer) -> None:
         """See what the step did."""
         self.parameters.after(optimizer)
+        self.shown.end_step(self.place)
         self.place = 0
         if self.is_sampled and self.norms:
             self._judge_modes(optimizer)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from hookd_activations.loss import PATIENCE
 from hookd_activations.parameters import NOISE_SLICE, Noise
 from torch import nn
 
@@ -227,3 +228,41 @@ def test_the_largest_magnitude_of_zeros_has_no_sign(hook):
     hook.start("activations", every=1)
     nn.ReLU()(-torch.ones(64))
     assert math.copysign(1.0, hook.value("activations_absmax", "(root)")) == 1.0
+
+
+def test_the_loss_of_each_backward_is_shown_at_every_step(hook):
+    hook.start("activations", every=100)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        losses = [(model(torch.randn(8, 4)).square().mean() + place) for place in range(6)]
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+        assert hook.metric("activations_loss") == {(str(n),): losses[n].item() for n in range(4)}, step
+    optimizer.zero_grad()
+    (model(torch.randn(8, 4)) * float("nan")).mean().backward()
+    assert math.isnan(hook.value("activations_loss", "0"))
+
+
+def test_a_step_that_was_skipped_leaves_no_second_loss_behind_for_ever(hook):
+    hook.start("activations", gradients="false")
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for is_skipped in [True, *[False] * PATIENCE]:
+        model(torch.randn(8, 4)).square().mean().backward()
+        if not is_skipped:
+            optimizer.step()
+    assert set(hook.metric("activations_loss")) == {("0",), ("1",)}
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    assert set(hook.metric("activations_loss")) == {("0",)}
+
+
+def test_a_backward_of_several_numbers_has_no_loss(hook):
+    hook.start("activations")
+    model = nn.Linear(4, 2)
+    out = model(torch.randn(8, 4))
+    out.backward(torch.ones_like(out))
+    with pytest.raises(KeyError):
+        hook.value("activations_loss", "0")

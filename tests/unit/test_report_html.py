@@ -7,9 +7,10 @@ import os
 
 import pytest
 
-from hookd.cli.html import document, plots
+from hookd.cli.html import document
 from hookd.cli.subject import Subject
 from hookd.daemon import curve
+from hookd.daemon.pages import plots
 from hookd.daemon.report import build_report
 from hookd.page import PageReader, PageWriter
 

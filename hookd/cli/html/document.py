@@ -8,13 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
-from hookd.cli.html import parts, plots
-from hookd.cli.html.style import COLOURS, STYLE
-from hookd.cli.html.text import text
-from hookd.cli.incidents import moment
 from hookd.cli.report import of_world
 from hookd.cli.run_report import SLOW, median_step, of_step, ratio
-from hookd.cli.status import paused, state, step_seconds
+from hookd.daemon.pages import parts, plots
+from hookd.daemon.pages.assets import STYLE, content
+from hookd.daemon.pages.plots import COLOURS
+from hookd.daemon.pages.text import text
+from hookd.daemon.reading import paused, state, step_seconds
+from hookd.daemon.wording import moment
 from hookd.errors import HookdError
 from hookd.version import __version__
 
@@ -53,7 +54,7 @@ def document(subject: Subject) -> str:
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
-<title>{text(title, 200)} · hookd</title><style>{STYLE}</style></head><body>
+<title>{text(title, 200)} · hookd</title><style>{content(STYLE)}</style></head><body>
 {"".join(body)}
 <footer>{text(made)}</footer>
 </body></html>
@@ -157,7 +158,7 @@ def _ranks(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from _section("Ranks", [parts.table(head, [_rank_cells(one, median, slowest) for one in reports])])
     drawn = sorted(sorted(reports, key=lambda one: step_seconds(one) or 0, reverse=True)[:MAX_CURVES], key=_rank_order)
     curves = [plots.Curve(f"rank {_run_and_rank(one)[1]}", n, one.get("curve") or []) for n, one in enumerate(drawn)]
-    legend = "".join(f'<li><i style="background:var(--c{one.colour})"></i>{text(one.label)}</li>' for one in curves)
+    legend = "".join(f'<li><i class="c{one.colour}"></i>{text(one.label)}</li>' for one in curves)
     left_out = f" The {MAX_CURVES} slowest of {len(reports)} are drawn." if len(reports) > len(drawn) else ""
     yield from _section(
         "Time of a step",

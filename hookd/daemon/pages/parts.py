@@ -6,13 +6,12 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from hookd.cli import output
-from hookd.cli.html import plots
-from hookd.cli.html.style import COLOURS
-from hookd.cli.html.text import text
-from hookd.cli.incidents import moment
-from hookd.cli.report import finding, looks_at, module_seconds, phases, whole_seconds
-from hookd.cli.run_report import SHOWN, short
+from hookd.daemon import wording
+from hookd.daemon.pages import plots
+from hookd.daemon.pages.plots import COLOURS
+from hookd.daemon.pages.text import text
+from hookd.daemon.reading import SHOWN, finding, looks_at, module_seconds, phases, short, whole_seconds
+from hookd.daemon.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -93,7 +92,7 @@ def _details(one: dict[str, Any]) -> Iterator[str]:
         elif isinstance(value, dict) and not any(isinstance(part, (dict, list)) for part in value.values()):
             yield facts(value.items())
         else:
-            yield "<pre>" + text(json.dumps(output.finite(value), indent=2)) + "</pre>"
+            yield "<pre>" + text(json.dumps(wording.finite(value), indent=2)) + "</pre>"
 
 
 def _records(rows: Sequence[dict[str, Any]]) -> str:
@@ -104,7 +103,7 @@ def _records(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _cell(value: object) -> str:
-    return output.number(value) if isinstance(value, float) else "" if value is None else text(value)
+    return wording.number(value) if isinstance(value, float) else "" if value is None else text(value)
 
 
 def _words(name: str) -> str:
@@ -133,7 +132,7 @@ def curve(report: dict[str, Any]) -> Iterator[str]:
     beyond, longest = plots.cut_off(points)
     told = ["the line is the median of the steps that a point stands for, a bar above it their longest"]
     if beyond:
-        told.append(f"at {beyond} points that is beyond the picture, {output.seconds(longest)} at most")
+        told.append(f"at {beyond} points that is beyond the picture, {wording.seconds(longest)} at most")
     if points:
         last, offset = points[-1], report["step"]["offset"]
         told.append("steps are counted from the attach" + (f", at step {offset} of the run" if offset else ""))
@@ -152,8 +151,8 @@ def phase_shares(report: dict[str, Any], step_s: float | None) -> Iterator[str]:
     ]
     yield plots.shares(parts)
     legend = (
-        f'<li><i style="background:var(--c{colour})"></i>{text(name)} {output.percent(share)}'
-        + (f' <span class="soft">{output.seconds(share * step_s)}</span>' if step_s else "")
+        f'<li><i class="c{colour}"></i>{text(name)} {wording.percent(share)}'
+        + (f' <span class="soft">{wording.seconds(share * step_s)}</span>' if step_s else "")
         + "</li>"
         for name, share, colour in parts
     )
@@ -184,12 +183,12 @@ def _module(row: dict[str, Any], whole: float) -> list[str]:
         text(row["name"] or "(loss)"),
         text(row["type"]),
         f"{calls:.0f}" if calls else "-",
-        output.seconds((timing.get("forward_seconds") or 0) / calls) if calls else "-",
-        output.seconds((timing.get("backward_seconds") or 0) / back) if back else "-",
-        output.percent(share),
+        wording.seconds((timing.get("forward_seconds") or 0) / calls) if calls else "-",
+        wording.seconds((timing.get("backward_seconds") or 0) / back) if back else "-",
+        wording.percent(share),
         plots.bar(share) if share is not None else "",
-        *(output.number(seen.get(name)) for name in ("mean", "std", "min", "max")),
-        output.percent(seen.get("zero_ratio")),
+        *(wording.number(seen.get(name)) for name in ("mean", "std", "min", "max")),
+        wording.percent(seen.get("zero_ratio")),
         f'<span class="bad">{text(found)}</span>' if found else "",
     ]
 
@@ -202,7 +201,7 @@ def plugins(report: dict[str, Any]) -> str:
             text(one["state"] or "-"),
             text(looks_at(one)),
             f"{one['errors'] or 0:.0f}",
-            output.seconds(one["overhead_seconds"]),
+            wording.seconds(one["overhead_seconds"]),
             text(", ".join(f"{key}={value}" for key, value in (one.get("settings") or one["options"]).items())),
         ]
         for one in report["plugins"]

@@ -7,8 +7,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookd.cli import output
-from hookd.cli.html.text import text
+from hookd.daemon import wording
+from hookd.daemon.pages.text import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 960, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 14, 34
 TICKS = 5
+COLOURS = 7
+"""How many colours there are to tell things apart; the one after them is grey, for what is left."""
 FAR = 4.0
 """What is so many times longer than the long steps is cut off, or all others would lie on the floor."""
 
@@ -86,15 +88,15 @@ def _scale(points: Sequence[dict[str, Any]], *, has_longest: bool) -> _Scale:
     seconds = sorted(point["longest" if has_longest else "seconds"] for point in points)
     usual = max(seconds[int(0.95 * (len(seconds) - 1))], statistics.median(point["seconds"] for point in points))
     top = min(seconds[-1], FAR * usual)
-    return _Scale(min(steps), max(*steps, min(steps) + 1), _ceiling(top * 1.05 or 1e-9))
+    return _Scale(min(steps), max(*steps, min(steps) + 1), ceiling(top * 1.05 or 1e-9))
 
 
-def _ceiling(value: float) -> float:
+def ceiling(value: float) -> float:
     """Round up so that ticks are whole."""
-    return math.ceil(value / _tick(value) - 1e-9) * _tick(value)
+    return math.ceil(value / tick(value) - 1e-9) * tick(value)
 
 
-def _tick(value: float, ticks: int = TICKS) -> float:
+def tick(value: float, ticks: int = TICKS) -> float:
     """Give a round distance between at most so many ticks."""
     rough = value / ticks
     power = float(10 ** math.floor(math.log10(rough)))
@@ -102,15 +104,15 @@ def _tick(value: float, ticks: int = TICKS) -> float:
 
 
 def _axes(scale: _Scale) -> Iterator[str]:
-    tick, floor = _tick(scale.top), HEIGHT - BOTTOM
-    for n in range(round(scale.top / tick) + 1):
-        y = scale.y(n * tick)
+    each, floor = tick(scale.top), HEIGHT - BOTTOM
+    for n in range(round(scale.top / each) + 1):
+        y = scale.y(n * each)
         yield f'<line class="{"grid" if n else "axis"}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{output.seconds(n * tick) if n else 0}</text>'
-    tick = max(1.0, _tick(scale.last - scale.first, 2 * TICKS))
-    n = math.ceil(scale.first / tick)
-    while n * tick <= scale.last:
-        yield f'<text x="{scale.x(n * tick):.1f}" y="{floor + 17}" text-anchor="middle">{n * tick:.0f}</text>'
+        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{wording.seconds(n * each) if n else 0}</text>'
+    each = max(1.0, tick(scale.last - scale.first, 2 * TICKS))
+    n = math.ceil(scale.first / each)
+    while n * each <= scale.last:
+        yield f'<text x="{scale.x(n * each):.1f}" y="{floor + 17}" text-anchor="middle">{n * each:.0f}</text>'
         n += 1
     yield f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">step</text>'
 
@@ -128,7 +130,7 @@ def _longest(scale: _Scale, points: Sequence[dict[str, Any]]) -> Iterator[str]:
     for one in points:
         if one["longest"] > 1.05 * one["seconds"]:
             x, top = scale.x(one["step"]), scale.y(one["longest"])
-            said = f"<title>step {one['step']}: up to {output.seconds(one['longest'])}</title>"
+            said = f"<title>step {one['step']}: up to {wording.seconds(one['longest'])}</title>"
             yield (
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{scale.y(one["seconds"]):.1f}" y2="{top:.1f}" stroke="var(--c0)"'
                 f' stroke-opacity=".35" stroke-width="1.5">{said}</line>'
@@ -155,7 +157,7 @@ def shares(parts: Sequence[tuple[str, float, int]]) -> str:
         width = share * WIDTH
         drawn.append(
             f'<rect x="{x:.1f}" y="0" width="{max(0.0, width - 2):.1f}" height="26" rx="3" fill="var(--c{colour})">'
-            f"<title>{text(label)}: {output.percent(share)}</title></rect>"
+            f"<title>{text(label)}: {wording.percent(share)}</title></rect>"
         )
         x += width
     return f'<svg viewBox="0 0 {WIDTH} 26" role="img" aria-label="shares of a step">{"".join(drawn)}</svg>'
@@ -163,4 +165,5 @@ def shares(parts: Sequence[tuple[str, float, int]]) -> str:
 
 def bar(share: float) -> str:
     """Draw a share from 0 to 1 as a small bar in a table."""
-    return f'<span class="bar"><i style="width:{max(0.0, min(1.0, share)) * 100:.1f}%"></i></span>'
+    width = max(0.0, min(1.0, share)) * 100
+    return f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none"><rect width="{width:.1f}" height="10"/></svg>'

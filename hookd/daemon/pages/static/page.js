@@ -1,0 +1,69 @@
+// Renews the sections of a page while somebody looks at it: the same HTML, from the same server. Without this script
+// the browser loads the page anew.
+"use strict";
+
+const EVERY_MS = 3000;
+const said = document.getElementById("live");
+const button = document.createElement("button");
+let isPaused = false;
+let isAsking = false;
+
+function say(text, isBad) {
+  said.firstChild.data = text;
+  said.classList.toggle("bad", isBad);
+}
+
+// What a reader has opened or closed, scrolled and focused stays as it is.
+function renew(old, fresh) {
+  for (const one of fresh.querySelectorAll("details[id]")) {
+    const known = document.getElementById(one.id);
+    if (known && old.contains(known)) one.open = known.open;
+  }
+  if (fresh.outerHTML === old.outerHTML) return;
+  const at = document.activeElement;
+  const focused = old.contains(at) ? [...old.querySelectorAll("a, summary, [tabindex]")].indexOf(at) : -1;
+  const scrolled = [...old.querySelectorAll(".wide")].map((one) => one.scrollLeft);
+  old.replaceWith(fresh);
+  [...fresh.querySelectorAll(".wide")].forEach((one, n) => { one.scrollLeft = scrolled[n] || 0; });
+  const again = [...fresh.querySelectorAll("a, summary, [tabindex]")][focused];
+  if (again) again.focus({ preventScroll: true });
+}
+
+function isSelecting() {
+  const selection = document.getSelection();
+  return selection !== null && !selection.isCollapsed;
+}
+
+async function look() {
+  if (isPaused || isAsking || document.hidden || isSelecting()) return;
+  isAsking = true;
+  try {
+    const where = new URL(location.href);
+    where.searchParams.set("fragment", "1");
+    const answer = await fetch(where, { cache: "no-store" });
+    if (!answer.ok) throw new Error(answer.status);
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (!isPaused) for (const fresh of page.querySelectorAll("section[id]")) {
+      const old = document.getElementById(fresh.id);
+      if (old) renew(old, document.adoptNode(fresh)); else return location.reload();
+    }
+    say(`live, ${new Date().toLocaleTimeString()}`, false);
+  } catch (error) {
+    say(`no answer (${error.message}), what you see is old`, true);
+  } finally {
+    isAsking = false;
+  }
+}
+
+function pause() {
+  isPaused = !isPaused;
+  button.textContent = isPaused ? "Go on" : "Pause";
+  if (isPaused) say("paused", false); else look();
+}
+
+said.append("live", button);
+button.type = "button";
+button.textContent = "Pause";
+button.addEventListener("click", pause);
+document.addEventListener("visibilitychange", look);
+setInterval(look, EVERY_MS);

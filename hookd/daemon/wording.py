@@ -1,0 +1,67 @@
+"""How numbers and times are written for a person, by the commands and by the pages of the daemon."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+
+def finite(data: Any) -> Any:
+    """Write NaN and infinities as strings, and keys as text: what JSON has."""
+    if isinstance(data, float) and not math.isfinite(data):
+        return str(data)
+    if isinstance(data, dict):
+        return {str(key): finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return data
+
+
+def seconds(value: float | None) -> str:
+    """Write a duration for people: 0.00021 is `210 µs`; None is `-`."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value * 1e9:.0f} ns"
+
+
+def number(value: float | None) -> str:
+    """Write a number for people with three significant digits; None is `-`."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    """Write a ratio for people: 0.012 is `1.2 %`; None is `-`."""
+    if value is None:
+        return "-"
+    return f"{value * 100:.1f} %" if 0 < value < 0.1 else f"{value * 100:.0f} %"
+
+
+def span(value: float) -> str:
+    """Write an age for people: 4000 s is `1h06m`."""
+    whole = int(value)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def moment(unix_s: float) -> str:
+    """Write a time for people, as local as they are."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+    except (OverflowError, ValueError, OSError):  # the clock of a target may say anything
+        return "-"
+
+
+def count(number: int, what: str) -> str:
+    """Write how many there are of something: `1 module`, `2 modules`."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -1,0 +1,290 @@
+"""The web pages in Debian's Chromium, over a daemon with a real training process and a page of 10,000 modules."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support import training
+from tests.support.browser import Visit, chromium
+from tests.support.daemon import Daemon
+from tests.support.environment import tool_environment
+from tests.support.processes import Process, wait_until
+from tests.support.tool import hookd
+from tests.support.training import Job
+
+pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(180)]
+
+HOLDER = Path(__file__).parents[1] / "support" / "page_holder.py"
+JOB = Job("named_badly.py", "--steps 0 --pause 0.01")
+EVIL = '<script>document["title"]="run"</script>'
+MODULES = 5_000
+"""In each of two levels: 10,000 modules and their containers."""
+CLICK_S = 2.0
+"""What a click may take on a busy machine of two cores, from the click to the new page; usually a tenth of it."""
+
+
+class Scene(NamedTuple):
+    """A daemon with two targets, and a browser."""
+
+    daemon: Daemon
+    browser: Any
+    run: str
+    large: str
+    target: Process
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """Attach to one training process, with a plugin that changes it, and hold the page of a large model."""
+    mine = f"{EVIL}{os.getpid()}"
+    large = f"large-{os.getpid()}"
+    with contextlib.ExitStack() as stack:
+        browser = stack.enter_context(chromium())
+        target = stack.enter_context(training.start(JOB, HOOKD_RUN=mine))
+        command = [sys.executable, HOLDER, json.dumps({"run": large, "script": EVIL})]
+        environ = tool_environment(PYTHONPATH=os.pathsep.join(sys.path))
+        holder = stack.enter_context(Process(command, env=environ, stdin=True))
+        holder.expect("ready")
+        daemon = Daemon(tmp_path_factory.mktemp("web"))
+        stack.callback(daemon.process.close)
+        holder.ask(json.dumps({"modules": {"count": MODULES}}), "done")
+        target.expect("^step 3 ")
+        plugins = [word for name in ("timing", "activations:every=2", "gradclip:max_norm=0.5") for word in ("-p", name)]
+        hookd("attach", str(target.pid), *plugins, "--host", f"unix://{daemon.client.path}", "--timeout", "60")
+        run = wait_until(
+            lambda: next((row["run"] for row in daemon.client.targets() if row["pid"] == target.pid), None)
+        )
+        wait_until(lambda: daemon.rows(large), what="the large model")
+        wait_until(lambda: fetch(daemon, path_of(run)).count("<polyline") >= 2, what="curves of times and losses")
+        yield Scene(daemon, browser, run, large, target)
+
+
+@pytest.fixture
+def visit(scene):
+    """Open windows; at the end nothing went wrong in any, and none has asked another host."""
+    opened = []
+
+    def start(**options):
+        opened.append(Visit(scene.browser, scene.daemon.url, **options))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        assert not one.wrong
+        assert not one.strangers()
+        one.close()
+
+
+def path_of(run):
+    return "/run/" + urllib.parse.quote(run, safe="")
+
+
+def fetch(daemon, path):
+    with urllib.request.urlopen(daemon.url + path, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_a_reader_finds_the_way_from_the_targets_to_a_module_by_clicks(scene, visit):
+    page = visit().go("/")
+    row = page.locator("#targets tbody tr", has_text=str(scene.target.pid))
+    assert EVIL in row.inner_text()
+    assert page.title() == "Targets · hookd"
+    row.locator("a").first.click()
+    assert page.locator("h1").inner_text() == f"run {scene.run}"
+    assert "gradclip (max_norm=0.5)" in page.get_by_role("alert").inner_text()
+
+    # the two curves have an axis with units, and the tree has the names as they are
+    figures = page.locator("figure")
+    assert figures.count() == 2
+    assert re.search(r"\d (m|µ)?s", figures.first.locator("svg").text_content())
+    summary = page.locator("#modules summary", has_text="onerror")
+    assert EVIL[:8] in summary.inner_text()
+    inner = page.locator("#modules .leaf", has_text="ReLU")
+    assert inner.is_visible()
+    summary.click()
+    assert not inner.is_visible()
+
+    # what a reader has closed stays closed when the page is renewed
+    with page.expect_response(re.compile("fragment=1")):
+        pass
+    page.locator("#live", has_text="live, ").wait_for()
+    assert not inner.is_visible()
+
+    # and the views are links
+    page.get_by_role("link", name="Gradients").click()
+    assert "grad norm" in page.locator("#modules .head").inner_text()
+    assert page.locator('#modules [aria-current="true"]').inner_text() == "Gradients"
+    page.get_by_label("Find modules by name or type").fill("relu")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"[?&]q=relu"))
+    assert "view=gradients" in page.url
+    assert page.locator("#modules .tree .leaf").count() == 1
+
+
+def test_an_incident_is_told_on_a_page_of_its_own(scene, visit):
+    page = visit().go("/")
+    row = page.locator("#incidents tbody tr", has_text="training_changed").first
+    row.locator("a").first.click()
+    assert "/incident/" in page.url
+    assert "max_norm=0.5" in page.locator("main").inner_text()
+    page.get_by_role("link", name="Its process as it is now").click()
+    assert page.locator("h1").inner_text() == f"run {scene.run}"
+
+
+def test_everything_can_be_reached_by_keyboard(scene, visit):
+    page = visit().go(path_of(scene.run))
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    details = page.locator("#modules details").first
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.tagName") == "SUMMARY":
+            break
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    assert details.get_attribute("open") is not None
+    page.keyboard.press("Enter")
+    assert details.get_attribute("open") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_dark(scene, visit, scheme):
+    page = visit(color_scheme=scheme).go(path_of(scene.run))
+    paper, ink = page.evaluate(
+        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+    )
+    assert (sum(rgb(paper)) > 3 * 128) == (scheme == "light")
+    assert contrast(paper, ink) >= 7
+    for selector in (".soft", ".banner", ".tabs a:not([aria-current])", "th", "#modules .name b"):
+        colour = page.locator(selector).first.evaluate("one => getComputedStyle(one).color")
+        assert contrast(paper, colour) >= 4.5, selector
+
+
+def rgb(text):
+    return [int(float(one)) for one in re.findall(r"[\d.]+", text)[:3]]
+
+
+def contrast(one, other):
+    """Give the ratio of WCAG 2.2, 1.4.3."""
+    first, second = sorted((luminance(one), luminance(other)), reverse=True)
+    return (first + 0.05) / (second + 0.05)
+
+
+def luminance(text):
+    shares = [value / 255 for value in rgb(text)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_on_a_telephone_nothing_is_wider_than_the_screen(scene, visit):
+    one = visit(viewport={"width": 400, "height": 800})
+    for path in (path_of(scene.run), "/", path_of(scene.large)):
+        assert one.go(path).evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_without_javascript_the_page_works_and_is_loaded_anew(scene, visit):
+    page = visit(java_script_enabled=False).go(path_of(scene.run))
+    assert page.locator('meta[http-equiv="refresh"]').count() == 1
+    page.get_by_role("link", name="Activations").click()
+    assert "std" in page.locator("#modules .head").inner_text()
+    page.get_by_label("Find modules by name or type").fill("linear")
+    page.get_by_role("button", name="Find").click()
+    assert page.locator("#modules .tree .leaf").count() == 3
+    assert "3 modules found" in page.get_by_role("status").inner_text()
+
+
+def test_ten_thousand_modules_do_not_keep_a_reader_waiting(scene, visit):
+    page = visit().go(path_of(scene.large))
+    assert page.evaluate("document.querySelectorAll('*').length") < 5_000
+    took = clicked(page, page.locator("#modules .tree a", has_text="layers"))
+    assert f"1 to 100 of {MODULES}" in page.locator(".pages").inner_text()
+    took = max(took, clicked(page, page.get_by_role("link", name="next")))
+    assert f"101 to 200 of {MODULES}" in page.locator(".pages").inner_text()
+    begun = time.perf_counter()
+    page.locator("#modules summary").nth(5).click()
+    folded = time.perf_counter() - begun
+    assert max(took, folded) < CLICK_S
+    assert len(fetch(scene.daemon, path_of(scene.large))) < 300_000
+
+
+def clicked(page, link):
+    """Click, and give the seconds until the new page is there."""
+    begun = time.perf_counter()
+    with page.expect_navigation():
+        link.click()
+    return time.perf_counter() - begun
+
+
+def test_nothing_is_asked_of_a_page_that_is_paused_or_hidden(scene, visit):
+    one = visit()
+    page = one.go("/")
+    with page.expect_response(re.compile("fragment=1")):
+        pass
+    page.get_by_role("button", name="Pause").click()
+    assert page.locator("#live").inner_text().startswith("paused")
+    before = len(one.requests)
+    page.evaluate("look()")
+    assert len(one.requests) == before
+    with page.expect_response(re.compile("fragment=1")):
+        page.get_by_role("button", name="Go on").click()
+
+
+def test_what_is_not_there_is_a_page_with_links(scene, visit):
+    one = visit()
+    page = one.go("/run/nobody%2F..%3Cscript%3E")
+    assert page.locator("h1").inner_text() == "Not found"
+    page.get_by_role("link", name=scene.large).click()
+    assert page.locator("h1").inner_text() == f"run {scene.large}"
+    assert one.go("/incident/999999").locator("h1").inner_text() == "Not found"
+    one.wrong = [told for told in one.wrong if "404" not in told]  # Chromium's own word for it
+
+
+def test_only_get_is_answered_and_every_answer_is_hardened(scene):
+    for path in ("/", path_of(scene.run), "/incident/1"):
+        for method in ("POST", "PUT", "DELETE"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(urllib.request.Request(scene.daemon.url + path, method=method), timeout=10)
+            refused.value.close()
+            assert refused.value.code == 405
+    text = fetch(scene.daemon, "/")
+    for path in ["/", *re.findall(r'(?:href|src)="(/static/[^"]+)"', text)]:
+        with urllib.request.urlopen(scene.daemon.url + path, timeout=10) as answer:
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Referrer-Policy"] == "no-referrer"
+            assert "default-src 'none'; style-src 'self'" in answer.headers["Content-Security-Policy"]
+            kept = "immutable" if path.startswith("/static/") else "no-store"
+            assert kept in answer.headers["Cache-Control"]
+
+
+def test_names_of_modules_run_nothing(scene, visit):
+    one = visit()
+    for path in ("/", path_of(scene.run), path_of(scene.run) + "?q=script", path_of(scene.large)):
+        page = one.go(path)
+        assert page.title().endswith("· hookd")
+        assert page.locator("main script, main img").count() == 0
+
+
+def test_a_target_that_is_killed_is_shown_as_such_while_somebody_looks(scene, visit):
+    """The last one: nobody trains behind it."""
+    page = visit().go(path_of(scene.run))
+    assert page.locator("#ranks td .good").inner_text() == "attached"
+    scene.target.signal(signal.SIGKILL)
+    page.locator("#ranks td", has_text="lost: signal SIGKILL").wait_for()
+    assert page.get_by_role("alert").count() == 0, "nothing changes a training that is over"
+    assert page.locator("figure svg").count() == 2, "its last minutes stay"

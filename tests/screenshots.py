@@ -1,0 +1,166 @@
+"""Make the pictures of docs/screenshots from real runs: `make screenshots`, or `python -m tests.screenshots NAME…`.
+
+Two jobs train for a while: one of two ranks, and one that a plugin changes and that has met a NaN. A picture is a
+function below that takes the scene and gives the bytes of a file; PICTURES has their names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support import training
+from tests.support.browser import Visit, chromium
+from tests.support.daemon import Daemon
+from tests.support.environment import REPOSITORY, TARGETS, bare_python
+from tests.support.processes import Process, wait_until
+from tests.support.tool import hookd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, ColorScheme, Page
+
+PLACE = REPOSITORY / "docs" / "screenshots"
+EXAMPLE = REPOSITORY / "examples" / "train.py"
+WIDTH = 1200
+MOST_BYTES = 150_000
+JOB, LONE = "pretrain-bytes", "finetune-clipped"
+PLUGINS = ("nan", "activations", "timing", "gradclip:max_norm=1.0")
+"""Of the second job."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What pictures are taken of.
+
+    Attributes:
+        daemon: serves both jobs.
+        browser: to look with.
+        ranks: the processes of the job of two ranks.
+        lone: that of the other job.
+    """
+
+    daemon: Daemon
+    browser: Browser
+    ranks: list[Process]
+    lone: Process
+
+
+@contextlib.contextmanager
+def _page(scene: Scene, path: str, height: int = 800, scheme: ColorScheme = "light") -> Iterator[Page]:
+    visit = Visit(scene.browser, scene.daemon.url, viewport={"width": WIDTH, "height": height}, color_scheme=scheme)
+    try:
+        yield visit.go(path)
+        assert not visit.wrong, visit.wrong
+    finally:
+        visit.close()
+
+
+def page(scene: Scene) -> bytes:
+    with _page(scene, "/") as found:
+        return found.screenshot()
+
+
+def page_dark(scene: Scene) -> bytes:
+    with _page(scene, "/", scheme="dark") as found:
+        return found.screenshot()
+
+
+def run(scene: Scene) -> bytes:
+    with _page(scene, f"/run/{JOB}", 880) as found:
+        return found.screenshot()
+
+
+def modules(scene: Scene) -> bytes:
+    with _page(scene, f"/run/{JOB}") as found:
+        return _modules(found)
+
+
+def modules_dark(scene: Scene) -> bytes:
+    """Give the gradients of the run in which they are clipped."""
+    with _page(scene, f"/run/{LONE}?view=gradients", scheme="dark") as found:
+        return _modules(found)
+
+
+def _modules(found: Page) -> bytes:
+    """Give the heat map with two blocks open, and some paper around it."""
+    for block in (0, 2):
+        found.locator("#modules summary:has(small:text-is('Block'))").nth(block).click()
+    found.locator("#modules h2").hover()
+    top, height = found.locator("#modules").evaluate(
+        "one => [one.getBoundingClientRect().top + scrollY, one.offsetHeight]"
+    )
+    edge = 20
+    clip = {"x": 0, "y": top - edge, "width": WIDTH, "height": height + edge + 6}
+    return found.screenshot(full_page=True, clip=clip)
+
+
+def incident(scene: Scene) -> bytes:
+    rows = scene.daemon.client.request("GET", f"/v1/incidents?run={LONE}&kind=nan")["incidents"]
+    with _page(scene, f"/incident/{rows[0]['id']}", 1000) as found:
+        return found.screenshot()
+
+
+PICTURES = {
+    "page.png": page, "page-dark.png": page_dark, "run.png": run, "modules.png": modules,
+    "modules-dark.png": modules_dark, "incident.png": incident,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def scene(directory: Path, seconds: float) -> Iterator[Scene]:
+    """Start daemon and jobs, attach, and let them train for a while."""
+    with contextlib.ExitStack() as stack:
+        shutil.copy(EXAMPLE, directory / "train.py")  # a path of this machine has no place in a picture
+        shutil.copy(TARGETS / "pictured.py", directory / "train_ddp.py")
+        browser = stack.enter_context(chromium())  # its start would be a spike in the curves
+        daemon = Daemon(directory)
+        stack.callback(daemon.process.close)
+        ranks = [stack.enter_context(_rank(directory, rank)) for rank in range(2)]
+        command = [bare_python(), "train.py", "--seed", "3"]
+        lone = stack.enter_context(Process(command, env=training.environment(HOOKD_RUN=LONE), cwd=directory))
+        for rank, process in enumerate(ranks):
+            process.expect(f"^rank {rank} trains$")
+        lone.expect("^step 5 ")
+        host = ("--host", f"unix://{daemon.client.path}", "--timeout", "60")
+        hookd("attach", *(str(one.pid) for one in ranks), *host)
+        plugins = [word for one in PLUGINS for word in ("-p", one)]
+        hookd("attach", str(lone.pid), *plugins, *host)
+        time.sleep(seconds)
+        lone.signal(signal.SIGUSR1)
+        nan = f"/v1/incidents?run={LONE}&kind=nan"
+        wait_until(lambda: daemon.client.request("GET", nan)["incidents"], what="the NaN")
+        time.sleep(10)
+        yield Scene(daemon, browser, ranks, lone)
+
+
+def _rank(directory: Path, rank: int) -> Process:
+    environ = training.environment(HOOKD_RUN=JOB, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    return Process([bare_python(), "train_ddp.py", "train.py", directory / "store"], env=environ, cwd=directory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*PICTURES, []], help="which; all by default")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long the jobs train before")
+    asked = parser.parse_args()
+    PLACE.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory, scene(Path(directory), asked.seconds) as found:
+        for name in asked.names or PICTURES:
+            picture = PICTURES[name](found)
+            (PLACE / name).write_bytes(picture)
+            print(f"{name}: {len(picture) / 1e3:.0f} kB", file=sys.stderr)
+            assert len(picture) <= MOST_BYTES, f"{name} is larger than {MOST_BYTES} bytes"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""The web pages: made from real pages of this process; whatever a target says in them is text."""
+
+from __future__ import annotations
+
+import html.parser
+import math
+import re
+import time
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from hookd.daemon.history import EVERY_S, History
+from hookd.daemon.pages import assets, curves, frame, home, incident, run
+from hookd.daemon.pages.html import Markup, address, tag
+from hookd.daemon.pages.modules import MOST, PAGE
+from hookd.daemon.pages.run import Choice
+from hookd.daemon.pages.tree import Tree, parent
+from tests.support.pages import Ranks
+
+EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'</title></style>&amp;\x1b[31m\u202e"
+VOID = {"br", "input", "link", "meta"}
+
+
+class Checked(html.parser.HTMLParser):
+    """Reads a page as a browser does, and fails at what our policy forbids or what is not closed."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.words, self.links, self.classes, self.seen = [], "", [], [], []
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        assert tag not in {"img", "iframe", "object", "base", "style", "embed"}
+        assert not [name for name in found if name.startswith("on") or name == "style"]
+        if tag == "script":
+            assert found["src"] == assets.path(assets.SCRIPT)
+        if "href" in found:
+            assert found["href"][0] in "/#" or found["href"].startswith("data:image/svg+xml,"), found["href"]
+            self.links.append(found["href"])
+        self.seen.append(tag)
+        self.classes += (found.get("class") or "").split()
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def row(**more):
+    detail = {"calls_before": [{"module": EVIL, "min": 1.0}], EVIL: {EVIL: [EVIL]}}
+    return {"id": 3, "pid": 7, "start": 1, "run": EVIL, "rank": EVIL, "kind": EVIL, "module": EVIL, "step": 5,
+            "time": 5.0, "message": EVIL, "detail": detail, **more}  # fmt: skip
+
+
+class Scene:
+    """Ranks of one run with a history, on a clock of the test's own."""
+
+    def __init__(self, stack, ranks=1, name="job"):
+        self.now = 1000.0
+        self.ranks = Ranks(stack, ranks, run=name)
+        self.name = name
+        self.history = History(lambda: self.now, lambda: self.now)
+
+    @property
+    def targets(self):
+        return self.ranks.targets
+
+    def step(self, rank=0, seconds=0.1, loss=None):
+        """Take a step, and have the daemon look a while later."""
+        page = self.ranks.pages[rank]
+        self.ranks.add(rank, "hookd_steps", 1.0)
+        first = page.series(page.family("hookd_step_seconds", "histogram", "x", (), (1.0,)), ())
+        page.cells[first] += 1.0
+        page.cells[first + 2] += seconds
+        if loss is not None:
+            self.ranks.set(rank, "hookd_activations_loss", loss, backward="0")
+
+    def look(self):
+        self.now += EVERY_S
+        for target in self.targets:
+            target.read()
+        self.history.look(self.targets)
+
+    def run(self, incidents=(), **query):
+        parts = run.parts(self.name, self.targets, self.history, incidents, Choice.of(query))
+        return frame.page(run.title(self.name, self.targets), parts)
+
+    def home(self, incidents=()):
+        return frame.page("Targets", home.parts(self.targets, self.history, incidents, {EVIL: EVIL}))
+
+
+@pytest.fixture
+def scene(stack):
+    return Scene(stack)
+
+
+def named(page, count, pattern="layers.{}.mlp", kind="Linear"):
+    for n in range(count):
+        page.module(pattern.format(n), kind, 1)
+
+
+def test_elements_escape_what_is_put_into_them():
+    made = tag("a", EVIL, tag("b", 1), None, href=EVIL, disabled=True, hidden=False)
+    assert isinstance(made, Markup)
+    found = Checked(f"<p>{tag('p', EVIL, title=EVIL)}</p>")
+    assert "<script>alert(1)</script>" in found.words
+    assert re.fullmatch(r'<a href="[^"<>]*" disabled>[^<>]*<b>1</b></a>', made)
+
+
+def test_an_address_keeps_names_apart_from_its_own_parts():
+    where = urlsplit(address("run", "a/../b?c#d", at="modules", m="x&y=z", p=None))
+    assert where.path == "/run/a%2F..%2Fb%3Fc%23d"
+    assert parse_qs(where.query) == {"m": ["x&y=z"]}
+    assert where.fragment == "modules"
+
+
+def test_whatever_a_target_says_is_text_on_every_page(stack):
+    scene = Scene(stack, ranks=2, name=EVIL)
+    page = scene.ranks.pages[0]
+    page.update_identity(
+        script=EVIL, python=EVIL, torch=EVIL, method=EVIL, plugins={"p" + EVIL: {"options": {EVIL: EVIL}}}
+    )
+    for name in ("(root)", EVIL, f"{EVIL}.{EVIL}", f"#2.{EVIL}"):
+        page.module(name[:200], EVIL[:60], 1)
+        scene.ranks.set(0, "hookd_activations_std", 2.0, module=name)
+        scene.ranks.set(0, "hookd_activations_finding", 1.0, module=name, kind=EVIL)
+    scene.ranks.set(0, "hookd_plugin_state", 1.0, plugin="p" + EVIL, state="active")
+    scene.ranks.set(0, "hookd_plugin_changes_training", 1.0, plugin="p" + EVIL)
+    scene.ranks.set(0, "hookd_timing_phase_seconds", 1.0, phase=EVIL)
+    scene.ranks.set(0, "hookd_modules", 1.0, state=EVIL)
+    scene.targets[0].hang = {"where": EVIL, "message": EVIL, "waits_for": [EVIL], "at_least": False, "for_s": 3.0}
+    for _ in range(4):
+        scene.step(0, loss=1.0)
+        scene.look()
+    pages = [
+        scene.home([row()]),
+        *(scene.run([row()], view=view, q=q, m=m) for view in ("time", "activations", "gradients", EVIL)
+          for q, m in (("", ""), ("script", ""), (EVIL, ""), ("", EVIL))),
+        frame.page(EVIL, incident.parts(row(), is_watched=True)),
+        frame.page(EVIL, incident.missing(EVIL, [EVIL])),
+    ]  # fmt: skip
+    for page in pages:
+        found = Checked(page)
+        assert "<script>alert(1)</script>" in found.words
+        assert not {"\x1b", "\u202e"} & set(page)
+
+
+def test_the_policy_allows_our_own_files_and_nothing_else():
+    policy = dict(part.strip().partition(" ")[::2] for part in frame.POLICY.split(";"))
+    assert policy.pop("img-src") == "'self' data:"
+    assert policy == {
+        "default-src": "'none'", "style-src": "'self'", "script-src": "'self'", "connect-src": "'self'",
+        "base-uri": "'none'", "form-action": "'self'", "frame-ancestors": "'none'",
+    }  # fmt: skip
+
+
+def test_the_name_of_a_file_changes_with_its_content():
+    assert re.fullmatch(r"/static/page\.[0-9a-f]{16}\.css", assets.path(assets.STYLE))
+    assert assets.path(assets.STYLE) != assets.path(assets.SCRIPT)
+
+
+def test_the_home_page_has_each_target_with_what_is_wrong_with_it(stack):
+    scene = Scene(stack, ranks=3)
+    for _ in range(3):
+        for rank in range(3):
+            scene.step(rank, seconds=0.25)
+        scene.look()
+    scene.ranks.set(0, "hookd_overhead_ratio", 0.0123)
+    scene.targets[0].read()
+    scene.targets[1].hang = {
+        "where": "in forward of fc",
+        "message": "m",
+        "waits_for": [],
+        "at_least": False,
+        "for_s": 9.0,
+    }
+    scene.targets[2].spoil()
+    words = Checked(scene.home()).words
+    assert "3 targets of 1 run" in words
+    assert "250 ms" in words
+    assert "1.2 %" in words
+    assert "hangs in forward of fc" in words
+    assert "corrupt" in words
+    assert "None yet" in Checked(frame.page("x", home.parts([], scene.history, [], {}))).words
+
+
+def test_ranks_are_compared_and_the_slow_one_is_marked(stack):
+    scene = Scene(stack, ranks=4)
+    for _ in range(3):
+        for rank in range(4):
+            scene.step(rank, seconds=0.3 if rank == 2 else 0.1)
+        scene.look()
+    page = scene.run()
+    assert '<span class="bad">3.00x</span>' in page
+    assert page.count('<span class="bad">') == 1
+    assert {"rank 0", "rank 3"} <= set(re.findall(r"<title>(rank \d)</title>", page))
+
+
+def test_a_page_that_cannot_be_trusted_is_said_to_be_so_and_shows_nothing_of_it(scene):
+    named(scene.ranks.pages[0], 3)
+    scene.look()
+    assert "layers" in scene.run()
+    scene.targets[0].spoil()
+    page = scene.run()
+    assert "cannot be trusted" in page
+    assert "layers" not in page
+
+
+def test_of_a_run_that_is_gone_its_incidents_are_left(scene):
+    parts = run.parts("old", [], scene.history, [row(kind="lost")], Choice())
+    words = Checked(frame.page("x", parts)).words
+    assert "None of its ranks is watched any more" in words
+    assert "lost" in words
+
+
+def test_a_banner_tells_that_the_training_is_changed_only_while_it_is(scene):
+    scene.ranks.set(0, "hookd_plugin_changes_training", 1.0, plugin="gradclip")
+    scene.ranks.set(0, "hookd_plugin_state", 1.0, plugin="gradclip", state="active")
+    scene.ranks.pages[0].update_identity(plugins={"gradclip": {"options": {"max_norm": "1.0"}}})
+    scene.look()
+    assert "This training is being changed" in scene.run()
+    assert "gradclip (max_norm=1.0)" in Checked(scene.run()).words
+    assert "changes the training" in scene.home()
+    scene.ranks.set(0, "hookd_plugin_changes_training", 0.0, plugin="gradclip")
+    scene.look()
+    assert "being changed" not in scene.run()
+    scene.ranks.set(0, "hookd_plugin_changes_training", 1.0, plugin="gradclip")
+    scene.ranks.set(0, "hookd_plugin_state", 0.0, plugin="gradclip", state="active")
+    scene.look()
+    assert "being changed" not in scene.run(), "one that is quarantined changes nothing"
+
+
+# ---- the module tree
+
+
+@pytest.mark.parametrize(
+    ("name", "above", "label"),
+    [
+        ("(root)", None, "(root)"), ("#2.(root)", None, "#2.(root)"), ("fc", "(root)", "fc"), ("a.b.0", "a.b", "0"),
+        ("#2.fc", "#2.(root)", "fc"), ("#2.a.b", "#2.a", "b"), (".", "(root)", "."), ("#x", None, "#x"),
+    ],
+)  # fmt: skip
+def test_a_name_says_where_a_module_is(name, above, label):
+    assert parent(name) == (above, label)
+
+
+def test_containers_that_nobody_called_are_in_the_tree_too(scene):
+    named(scene.ranks.pages[0], 2, "blocks.{}.mlp.fc")
+    scene.ranks.set(0, "hookd_activations_std", 1.0, module="head")
+    tree = Tree(scene.targets[0].read())
+    (root,) = tree.roots
+    assert [one.name for one in root.children] == ["blocks", "head"]
+    assert [one.name for one in tree.path(tree.nodes["blocks.1.mlp.fc"])] == [
+        "(root)",
+        "blocks",
+        "blocks.1",
+        "blocks.1.mlp",
+    ]
+
+
+def test_a_view_shows_its_numbers_as_warm_as_they_are(scene):
+    page = scene.ranks.pages[0]
+    named(page, 3, "fc{}")
+    for n, value in enumerate((1e-4, 1e-2, 1.0)):
+        scene.ranks.set(0, "hookd_activations_grad_norm", value, module=f"fc{n}")
+        scene.ranks.set(0, "hookd_activations_mean", -value, module=f"fc{n}")
+    scene.ranks.set(0, "hookd_activations_grad_norm", math.nan, module="fc9")
+    scene.look()
+    gradients = scene.run(view="gradients")
+    cells = dict(re.findall(r'class="cell (h\d|bad)" title="grad norm">([^<]*)<', gradients))
+    assert cells == {"h1": "0.0001", "h5": "0.01", "h9": "1", "bad": "nan"}
+    assert 'aria-label="grad norm from the first module to the last"' in gradients
+    assert re.search(r'class="cell h9 below" title="mean">-1<', scene.run(view="activations"))
+
+
+def test_time_is_a_share_of_all_and_own_time_of_the_same_whole(scene):
+    for module, seconds, own in (("(root)", 4.0, 1.0), ("fc", 3.0, 3.0)):
+        scene.ranks.add(0, "hookd_timing_forward_seconds", seconds, module=module)
+        scene.ranks.add(0, "hookd_timing_forward_self_seconds", own, module=module)
+        scene.ranks.add(0, "hookd_timing_forward_calls", 10.0, module=module)
+    scene.look()
+    cells = re.findall(r'title="(share|own|forward)">([^<]*)<', scene.run())
+    assert cells == [("share", "100 %"), ("own", "25 %"), ("forward", "400 ms"),
+                     ("share", "75 %"), ("own", "75 %"), ("forward", "300 ms")]  # fmt: skip
+
+
+def shown(page):
+    return re.findall(r'<span class="name" title="([^"]*)">', page)
+
+
+def test_a_large_model_is_shown_a_part_at_a_time_and_every_module_can_be_reached(scene):
+    named(scene.ranks.pages[0], 2_000, "model.layers.{}.mlp.fc")
+    scene.look()
+    tree = Tree(scene.targets[0].read())
+    assert len(tree.nodes) == 1 + 2 + 3 * 2_000
+    begun = time.perf_counter()
+    page = scene.run()
+    assert time.perf_counter() - begun < 2.0, "who looks waits"
+    assert len(page) < 100_000
+    assert len(shown(page)) <= MOST
+    pages = [scene.run(m="model.layers", p=str(n + 1)) for n in range(2_000 // PAGE)]
+    every = [name for page in pages for name in shown(page)]
+    assert {f"model.layers.{n}.mlp.fc" for n in range(2_000)} | {f"model.layers.{n}" for n in range(2_000)} <= set(
+        every
+    )
+    assert len(every) == len(set(every))
+    assert "1901 to 2000 of 2000" in pages[-1]
+    assert 'rel="next"' not in pages[-1]
+    assert 'href="/run/job?m=model.layers#modules"' in scene.run(), "what is not shown is linked"
+
+
+def test_a_search_finds_names_and_types_and_is_paged(scene):
+    named(scene.ranks.pages[0], 250, "model.layers.{}.mlp", "Linear")
+    named(scene.ranks.pages[0], 1, "model.norm{}", "LayerNorm")
+    scene.look()
+    assert shown(scene.run(q="NORM0")) == ["model.norm0"]
+    assert shown(scene.run(q="layernorm")) == ["model.norm0"]
+    first, last = scene.run(q="linear"), scene.run(q="linear", p="3")
+    assert "250 modules found" in first
+    assert (len(shown(first)), len(shown(last))) == (100, 50)
+    assert not shown(scene.run(q="nothing of the kind"))
+    assert "no such module" in scene.run(m="gone")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"p": "0"},
+        {"p": "999999999999"},
+        {"p": "-1"},
+        {"p": "٣"},
+        {"pid": "x"},
+        {"pid": "1"},
+        {"view": "nothing"},
+        {"m": "\0"},
+    ],
+)
+def test_a_query_that_makes_no_sense_is_as_if_it_were_not_there(scene, query):
+    named(scene.ranks.pages[0], 3)
+    scene.look()
+    Checked(scene.run(**query))
+
+
+# ---- the last minutes
+
+
+def test_the_history_is_bounded_and_knows_how_fast_things_go(scene):
+    for n in range(500):
+        scene.step(seconds=0.5, loss=float(n))
+        scene.look()
+    samples = scene.history.of(scene.targets[0])
+    assert len(samples) == 450
+    assert samples[-1].losses[0] == 499.0
+    kept = scene.history._kept[scene.targets[0]]
+    assert len(kept) * kept.itemsize == 450 * 64
+    assert re.search(r'<td class="n">0\.5</td><td class="n">500 ms</td>', scene.run()), "steps a second, and their time"
+    scene.now += EVERY_S
+    scene.history.look([])
+    assert scene.history.of(scene.targets[0]) == []
+
+
+def test_a_loss_that_is_no_number_is_marked(scene):
+    for loss in (1.0, 2.0, math.nan, 3.0, math.inf, 1.0):
+        scene.step(loss=loss)
+        scene.look()
+    assert scene.run().count('class="notfinite"') == 2
+
+
+def test_what_does_not_change_and_what_jumps_can_be_drawn(scene):
+    for loss in (0.0, 0.0, -3.0, 1e30, 5e-324, 1e-12):
+        for _ in range(2):
+            scene.step(seconds=loss or 1.0, loss=loss)
+            scene.look()
+            assert "nan" not in re.sub(r"<title>.*?</title>", "", Checked(scene.run()) and scene.run())
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "top"),
+    [
+        ([1.0, 1.0], 0.95, 1.05), ([2.3, 2.2], 2.0, 2.5), ([0.1, 4.0], 0.0, 4.0), ([-3.0, -2.0], -3.0, -2.0),
+        ([-1.0, 1.0], -1.0, 1.0), ([0.0, 0.0], 0.0, 1.0), ([1.0] * 99 + [1000.0], 0.0, 4.0),
+    ],
+)  # fmt: skip
+def test_an_axis_has_room_for_what_matters(values, low, top):
+    frame = curves._Frame([curves.Line("x", 0, list(enumerate(values)))], is_from_zero=False)
+    assert (frame.low, frame.top) == pytest.approx((low, top))
