@@ -836,7 +836,7 @@ class TestPolicy:
 
     def test_by_default_it_is_no_mutator(self, hook):
         hook.start("nan")
-        assert bootstrap._agent._session.registry.named("nan").plugin.mutates is False
+        assert hook.plugin("nan").mutates is False
 
 
 class TestOnADevice:

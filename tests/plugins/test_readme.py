@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from hookd.agent import bootstrap
 from tests.support.environment import REPOSITORY
 
 DIRECTORY = REPOSITORY / "plugins"
@@ -25,7 +24,7 @@ def rows(plugin):
 
 def loaded(hook, plugin):
     hook.start(plugin, **EVERYTHING.get(plugin, {}))
-    return bootstrap._agent._session.registry.named(plugin).context
+    return hook.context(plugin)
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
