@@ -51,9 +51,15 @@ def problems(subject: Subject) -> Iterator[Problem]:
                 lines = file.read_text(errors="replace").splitlines()
                 for problem in _calls(str(file), hook.name, node):
                     key = problem.file, problem.line
-                    if key not in told and ALLOWED not in lines[problem.line - 1]:
+                    if key not in told and ALLOWED not in "".join(lines[problem.line - 1 : _end(node, problem.line)]):
                         told.add(key)
                         yield problem
+
+
+def _end(function: ast.FunctionDef, line: int) -> int:
+    """Give the last line of the statement that a line belongs to: its comment may stand there."""
+    simple = (one for one in walk_own(function) if isinstance(one, ast.stmt) and not hasattr(one, "body"))
+    return min((one.end_lineno or line for one in simple if one.lineno <= line <= (one.end_lineno or 0)), default=line)
 
 
 class _Reach:
@@ -87,6 +93,7 @@ class _Reach:
 
 
 def _calls(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
+    """Give what a function calls that blocks."""
     where = hook if node.name == hook else f"{node.name}, which {hook} calls,"
     for one in walk_own(node):
         if isinstance(one, ast.Call):

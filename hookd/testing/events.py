@@ -36,7 +36,8 @@ def hooks_of(plugin: type[Plugin]) -> dict[str, Callable[..., Any]]:
 
 def wrapped(plugin: type[Plugin], around: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> type[Plugin]:
     """Make a subclass of which each hook is what `around` makes of its name and function; it keeps its signature."""
-    hooks = {name: functools.wraps(one)(around(name, one)) for name, one in hooks_of(plugin).items()}
+    made = {name: (one, around(name, one)) for name, one in hooks_of(plugin).items()}
+    hooks = {name: functools.wraps(one)(call) for name, (one, call) in made.items() if call is not one}
     return type(plugin.__name__, (plugin,), {"__module__": plugin.__module__, "__doc__": plugin.__doc__, **hooks})
 
 

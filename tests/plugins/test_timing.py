@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
+from hookd.agent import bootstrap
 from hookd.agent.listeners import is_drawn
 
 SPENT: Counter[str] = Counter()
@@ -281,10 +282,14 @@ def test_own_time_goes_on_where_an_option_is_changed(hook):
     hook.start("timing")
     model = net()
     train(model, 2)
+    session = bootstrap._agent._session
+    old = session.registry.named("timing")
     hook.tick()
     before = hook.metric("timing_forward_self_seconds")
-    hook.configure("timing", every=5)
-    train(model, 1)
+    new = session.ready(type(old.plugin)(), {"every": "5"}, by_name=True, old=old)
+    session.switch(old, new)
+    train(model, 1)  # before the old one lets go, as where a change waits for a step
+    session.discard(old, new)
     hook.tick()
     after = hook.metric("timing_forward_self_seconds")
     assert set(after) == set(before)
