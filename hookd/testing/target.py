@@ -268,7 +268,7 @@ class FakeTarget:
 
     @property
     def errors(self) -> dict[tuple[str, ...], float]:
-        """How often plugins have raised, by plugin and hook."""
+        """How often hooks have raised, or returned something without the right to, by plugin."""
         return {labels: value for labels, value in self.metric("plugin_errors").items() if value}
 
     @property

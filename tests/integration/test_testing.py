@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -112,6 +113,19 @@ class TestAFakeTarget:
             target.start(Failing)
             target.run_steps(1)
             with pytest.raises(AssertionError, match=rf"test_testing\.py\", line {FAILS_AT}, in forward"):
+                target.stop_clean()
+
+    def test_what_an_observer_returns_is_an_error_with_the_authors_line(self):
+        class Returning(Widths):
+            @hookimpl
+            def forward(self, output):
+                return output
+
+        with FakeTarget() as target:
+            target.start(Returning)
+            target.run_steps(1)
+            at = f"{__file__}:{Returning.forward.__code__.co_firstlineno}"
+            with pytest.raises(AssertionError, match=re.escape(at)):
                 target.stop_clean()
 
     def test_options_are_those_of_the_first_plugin(self, fake_target):
