@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import re
 from typing import TYPE_CHECKING
 
 from hookd import api, hookspecs
 from hookd.check.problem import Problem
 from hookd.check.source import assigned, hooks
 from hookd.errors import PluginError
+
+_IN_PLACE = re.compile(r"[^_]_$")
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,6 +66,7 @@ def _hook(file: str, node: ast.FunctionDef, *, may_return: bool) -> Iterator[Pro
     yield from _arguments(file, hook, node)
     if hook not in ("select", "configure") and not may_return:
         yield from _returns(file, hook, node)
+        yield from _changes(file, hook, node)
 
 
 def _arguments(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
@@ -94,6 +98,30 @@ def _returns(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
                 continue
             yield Problem(file, one.lineno, "return", f"{hook} returns something, and an observer may not",
                           "return nothing; or say mutates = True, and be enabled by name")  # fmt: skip
+
+
+def _changes(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
+    """Find operations in place on what the hook was given: `output.mul_(2)`, `output += 1`, `output[0] = 1`."""
+    given = {one.arg for one in node.args.args[1:]} & hookspecs.TENSORS
+    for one in walk_own(node):
+        targets: list[ast.expr] = []
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and _IN_PLACE.search(one.func.attr):
+            targets = [one.func.value]
+        elif isinstance(one, ast.AugAssign):
+            targets = [one.target]
+        elif isinstance(one, ast.Assign):
+            targets = [target for target in one.targets if isinstance(target, ast.Subscript)]
+        for target in targets:
+            if _root(target) in given:
+                yield Problem(file, getattr(one, "lineno", node.lineno), "changed",
+                              f"{hook} changes {_root(target)!r} in place, and an observer may not",
+                              "work on a copy: what is passed is the training's own")  # fmt: skip
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, (ast.Subscript, ast.Attribute)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def walk_own(node: ast.AST) -> Iterator[ast.AST]:

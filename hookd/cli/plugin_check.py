@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -113,8 +112,10 @@ def _of_run(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
     ]
     if ran["errors"] and not found:
         found.append(Problem(file, line, "raised", ran["logs"][-1] if ran["logs"] else "a hook has failed"))
+    fix = "an observer must change nothing: no operation in place, no random numbers; see docs/plugins.md"
+    if ran["broken"]:
+        found.append(Problem(file, line, "changed", f"the training fails with it: {ran['broken']}", fix))
     if ran["difference"]:
-        fix = "an observer must change nothing: no operation in place, no random numbers; see docs/plugins.md"
         found.append(Problem(file, line, "changed", f"the training goes another way with it: {ran['difference']}", fix))
     for one in ran["metrics"]:
         name = one["name"].removeprefix(f"hookd_{subject.name}_")
@@ -131,7 +132,11 @@ def _run(subject: Subject, what: str, python: str, chosen: dict[str, str]) -> di
     from hookd.attach import payload
 
     with tempfile.TemporaryDirectory() as home:
-        payload.unpack_testing(Path(home, "hookd-sources"))
+        payload.unpack_testing(Path(home))
+        script = Path(
+            home, "trial.py"
+        )  # as a script: its folder comes first on the path, whatever lies in the current one
+        script.write_text(_MAIN)
         out = Path(home, "answer.json")
         request = {
             "entry": subject.entry,
@@ -140,12 +145,9 @@ def _run(subject: Subject, what: str, python: str, chosen: dict[str, str]) -> di
             "options": chosen,
             "out": str(out),
         }
-        environment = {**os.environ, "PYTHONPATH": str(Path(home, "hookd-sources")), "PYTHONDONTWRITEBYTECODE": "1"}
-        words = [python, "-c", _MAIN, json.dumps(request)]
+        words = [python, str(script), json.dumps(request)]
         try:
-            done = subprocess.run(
-                words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment
-            )
+            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HookdError(
                 f"{subject.name}: {error}", hint="--python takes the path of a Python with torch."

@@ -127,17 +127,28 @@ def check(plugin: type[Plugin], directory: str, options: dict[str, object]) -> d
     probe = Probe(directory)
     with FakeTarget(record=False) as target:
         target.start(wrapped(plugin, probe.around), **options)
-        target.run_steps(STEPS)
-        target.training.model.eval()
-        target.tick()
-        target.configure(plugin.name, **options)
-        target.run_steps(STEPS)
+        broken = _worked(target, plugin.name, options)
         state, mutates = target.state(plugin.name), target.plugin(plugin.name).mutates
         errors, logs = target.errors, target.logs
     told = {"hooks": probe.hooks(), "metrics": probe.metrics, "raised": list(probe.raised.values()), "state": state,
-            "errors": sum(errors.values()), "logs": logs, "mutates": mutates}  # fmt: skip
-    is_sound = not errors and not mutates
+            "errors": sum(errors.values()), "logs": logs, "mutates": mutates, "broken": broken}  # fmt: skip
+    is_sound = not errors and not mutates and not broken
     return {**told, "difference": first_difference((plugin,), make=small, options=options) if is_sound else ""}
+
+
+def _worked(target: FakeTarget, name: str, options: dict[str, object]) -> str:
+    """Train, evaluate, change the options and train on; give what the training has raised, "" if nothing."""
+    try:
+        target.run_steps(STEPS)
+        target.training.model.eval()
+        target.tick()
+        target.configure(name, **options)
+        target.run_steps(STEPS)
+    except PluginError:
+        raise
+    except Exception as error:  # noqa: BLE001  (torch's, of what the plugin did to its tensors)
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def bench(plugin: type[Plugin], directory: str, options: dict[str, object]) -> dict[str, Any]:

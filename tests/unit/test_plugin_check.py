@@ -63,6 +63,12 @@ class TestSignatures:
         ((line, rule, *_),) = found(signatures.problems, tmp_path, body)
         assert (line, rule) == (6, "return")
 
+    @pytest.mark.parametrize("change", ["output.mul_(2)", "output += 1", "output[0] = 1", "output.data.zero_()"])
+    def test_what_an_observer_changes_in_place_is_found_on_its_line(self, tmp_path, change):
+        body = f"\n@hookimpl\ndef forward(self, output):\n    self.mine.add_(output)\n    {change}\n"
+        ((line, rule, *_),) = found(signatures.problems, tmp_path, body)
+        assert (line, rule) == (5, "changed")
+
     def test_a_mutator_may_return(self, tmp_path):
         body = "mutates = True\n@hookimpl\ndef forward(self, output):\n    return output\n"
         assert not found(signatures.problems, tmp_path, body)
