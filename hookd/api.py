@@ -1,4 +1,4 @@
-"""The version of what plugins are written against, and what has been renamed in it. Runs on both sides.
+"""The version of what plugins are written against, what has been renamed in it, and names. Runs on both sides.
 
 The policy (docs/plugins.md): `API_VERSION` is `MAJOR.MINOR` of its own, not hookd's. A minor version adds, and may rename; a
 name that it has renamed works for that one minor version, with a warning that has the author's file and line, and is
@@ -7,11 +7,18 @@ refused from the next one on, with the new name in the error. What is taken away
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hookd.errors import PluginError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 API_VERSION = "1.0"
+CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compiling", "hang", "straggler", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
+"""Words that begin the names of core metrics, so no plugin can have them as a name."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,17 @@ def parsed(version: str) -> tuple[int, int]:
     """
     major, minor = version.split(".")
     return int(major), int(minor)
+
+
+def is_name(name: str) -> bool:
+    """Whether a plugin may be called so."""
+    return name.isidentifier() and name.islower() and name.split("_", maxsplit=1)[0] not in CORE
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Give the hint for a name that there is not."""
+    near = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known))}"
 
 
 def _next(version: str) -> str:

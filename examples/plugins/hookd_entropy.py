@@ -51,12 +51,13 @@ def entropy(attention: MultiheadAttention, query: Tensor, key: Tensor, mask: Ten
     """Give the mean entropy of each head, over log(keys); a query or key is [batch, length, width]."""
     if not attention.batch_first:
         query, key = query.transpose(0, 1), key.transpose(0, 1)
-    weights, bias = attention.in_proj_weight.chunk(3), attention.in_proj_bias
+    weights, bias = attention.in_proj_weight.chunk(3), getattr(attention, "in_proj_bias", None)
     biases = bias.chunk(3) if bias is not None else (None, None, None)
     q, k = (linear(x, w, b) for x, w, b in zip((query, key), weights, biases))
-    q, k = (x.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for x in (q, k))
+    q, k = (x.view(*x.shape[:2], attention.num_heads, -1).transpose(1, 2) for x in (q, k))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None and mask.dim() == 2:
         scores = scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     shares = scores.softmax(-1)
-    return torch.special.entr(shares).sum(-1).mean((0, 2)) / math.log(max(2, key.shape[1]))
+    found: Tensor = torch.special.entr(shares).sum(-1).mean((0, 2)) / math.log(max(2, key.shape[1]))
+    return found

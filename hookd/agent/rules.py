@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from hookd import api, hookspecs
+from hookd.api import is_name, nearest
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hookd.plugin import Plugin
-
-CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compiling", "hang", "straggler", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
-"""Words that begin the names of core metrics, so no plugin can have them as a name."""
 
 
 def check(plugin: Plugin, *, by_name: bool) -> None:
@@ -35,11 +32,6 @@ def check(plugin: Plugin, *, by_name: bool) -> None:
         raise PluginError(f"{name} changes training, so it must be enabled by name: -p {name}")
     for hook, function in marked(type(plugin)):
         check_hook(name, hook, function)
-
-
-def is_name(name: str) -> bool:
-    """Whether a plugin may be called so."""
-    return name.isidentifier() and name.islower() and name.split("_", maxsplit=1)[0] not in CORE
 
 
 def marked(kind: type[Plugin]) -> Iterable[tuple[str, Callable[..., Any]]]:
@@ -90,12 +82,6 @@ def _current(plugin: str, old: str, at: str, *, hook: str = "") -> str:
     if not found.is_served:
         raise PluginError(f"{plugin}: {found.told(at)}", reason="api")
     return found.new
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Give the hint for a name that there is not."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known))}"
 
 
 def where(function: Any) -> str:

@@ -6,8 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any
 
+from hookd.api import nearest
 from hookd.check.problem import Problem
-from hookd.check.signatures import nearest
 from hookd.check.source import parsed
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from hookd.api import is_name
 from hookd.check.problem import Problem
 from hookd.check.source import parsed
 
@@ -13,14 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hookd.check.source import Subject
-
-CORE = frozenset("target agent build attach collectives compiling hang straggler steps step modules heartbeat incidents overhead sampling plugin series process scrape daemon run rank hookd".split())  # fmt: skip
-"""As in `hookd.agent.rules`, which belongs to the target; a test compares them."""
-
-
-def is_name(name: str) -> bool:
-    """Whether a plugin may be called so: a lower-case word that no core metric begins with."""
-    return name.isidentifier() and name.islower() and name.split("_", maxsplit=1)[0] not in CORE
 
 
 def problems(subject: Subject) -> Iterator[Problem]:

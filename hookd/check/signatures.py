@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import re
 from typing import TYPE_CHECKING
 
 from hookd import api, hookspecs
+from hookd.api import nearest
 from hookd.check.problem import Problem
 from hookd.check.source import assigned, hooks
 from hookd.errors import PluginError
@@ -16,7 +16,7 @@ from hookd.errors import PluginError
 _IN_PLACE = re.compile(r"[^_]_$")
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from hookd.check.source import Subject
 
@@ -130,9 +130,3 @@ def walk_own(node: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             yield child
             yield from walk_own(child)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Say what was perhaps meant."""
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known))}"

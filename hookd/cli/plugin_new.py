@@ -45,8 +45,8 @@ def _require_free(name: str) -> None:
     Raises:
         PluginError: says why.
     """
+    from hookd.api import CORE, is_name
     from hookd.attach import payload
-    from hookd.check.packaging import CORE, is_name
 
     if not is_name(name) or not name.isascii() or keyword.iskeyword(name):
         hint = f"It begins with none of {', '.join(sorted(CORE))}, which are hookd's own."

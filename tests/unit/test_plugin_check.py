@@ -9,7 +9,6 @@ import textwrap
 import pytest
 
 from hookd import api, hookspecs
-from hookd.agent import rules
 from hookd.api import Renamed
 from hookd.check import blocking, names, packaging, signatures, source, types
 from hookd.cli import main
@@ -82,10 +81,6 @@ class TestSignatures:
         ((_, rule, message, _),) = found(signatures.problems, tmp_path, 'requires_api = "9.0"\n')
         assert rule == "api"
         assert "needs API 9.0" in message
-
-    def test_the_names_that_are_refused_are_those_of_the_agent(self):
-        assert packaging.CORE == rules.CORE
-        assert [packaging.is_name(name) == rules.is_name(name) for name in ("run_x", "a", "A", "1", "")] == [True] * 5
 
 
 class TestBlocking:
