@@ -7,6 +7,7 @@ nor anything of the daemon.
 from __future__ import annotations
 
 from hookd._pluggy import HookimplMarker
+from hookd.api import API_VERSION
 from hookd.context import Context
 from hookd.errors import HookdError, PluginError, TrainingError
 from hookd.events import Call, Module, Returned
@@ -22,6 +23,7 @@ from hookd.version import __version__
 hookimpl = HookimplMarker("hookd")
 
 __all__ = [
+    "API_VERSION",
     "Call",
     "Context",
     "Counter",

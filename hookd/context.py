@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from typing import TYPE_CHECKING, Any, Callable, Protocol, TypeVar
 
 from hookd.errors import PluginError
@@ -26,6 +27,12 @@ T = TypeVar("T")
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def _author_line() -> str:
+    """Give `file:line` of who has called a method of the context that has called one that calls this."""
+    frame = sys._getframe(3)  # noqa: SLF001
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class Numeric(Protocol):
@@ -167,7 +174,10 @@ class Context:
 
     def _full(self, name: str) -> str:
         if name.endswith("_total"):
-            raise PluginError(f"{self.plugin}: name the metric {name[:-6]!r}: counters get '_total' by themselves")
+            at = _author_line()
+            raise PluginError(
+                f"{self.plugin}: name the metric {name[:-6]!r}: counters get '_total' by themselves ({at})"
+            )
         return f"hookd_{self.plugin}_{name}"
 
     # -- what to tell

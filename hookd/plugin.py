@@ -23,6 +23,7 @@ class Plugin:
             others begin with that interval, and the governor stretches it.
         remembers: whether `Context.returned` is kept for it, for the modules at which it listens to `forward`.
         max_errors: how many errors quarantine the plugin.
+        requires_api: the version of hookd's API that it needs, as in `hookd.API_VERSION`; "" for any.
     """
 
     name: str = ""
@@ -36,6 +37,7 @@ class Plugin:
     fixed_by_every: tuple[str, ...] = ()
     remembers: bool = False
     max_errors: int = 10
+    requires_api: str = ""
 
     @classmethod
     def changed(cls, options: dict[str, str], given: dict[str, str]) -> dict[str, str]:

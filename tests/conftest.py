@@ -12,6 +12,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytest_plugins = ["hookd.testing.fixtures"]
+"""Named here too: an environment may have been made before there was such an entry point."""
+
 E2E = Path(__file__).parent / "e2e"
 NODE = (
     "test_ask", "test_cli", "test_cli_run", "test_compared", "test_containers", "test_daemon", "test_daemon_leases",

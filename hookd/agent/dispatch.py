@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.agent import quiet
 from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.agent.rules import where
 from hookd.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -223,7 +224,9 @@ class Dispatch:
     def _stray(self, number: int, hook: str) -> None:
         entry = self._session.registry.entries.get(number)
         if entry is not None:
-            self._count(entry, hook, f"{hook} returned something, which only a mutating plugin may", None)
+            call = next((one.call for one in entry.listeners if one.hook == hook), None)
+            text = f"{hook} returned something, which only a mutating plugin may ({where(call)})"
+            self._count(entry, hook, text, None)
 
     def _count(self, entry: Entry, hook: str, text: str, error: BaseException | None) -> None:
         session = self._session

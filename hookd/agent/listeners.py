@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookd import hookspecs
 from hookd._pluggy import PluginManager, PluginValidationError
+from hookd.agent import rules
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from hookd.agreement import Agreement
     from hookd.context import Context
     from hookd.plugin import Plugin
-
-CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compiling", "hang", "straggler", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
-"""Words that begin the names of core metrics, so no plugin can have them as a name."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,9 @@ class Registry:
         Raises:
             PluginError: it does not follow the rules of `hookd.hookspecs`; the message names hook and line.
         """
-        check(plugin, by_name=by_name)
+        rules.check(plugin, by_name=by_name)
+        for message in rules.modernized(plugin):
+            context.log(f"deprecated: {message}")
         try:
             # Not by its name: while its options are changed there are two of it.
             self._manager.register(plugin, name=f"{plugin.name} {self._next}")
@@ -208,9 +206,6 @@ class Registry:
         for hook in sorted(hookspecs.HOT | {"tick"}):
             for impl in getattr(self._manager.hook, hook).get_hookimpls():
                 if impl.plugin is entry.plugin:
-                    if impl.wrapper or impl.hookwrapper:
-                        self._manager.unregister(entry.plugin)
-                        raise PluginError(f"{entry.name}: {hook} is a hook wrapper, which hot hooks do not allow")
                     names = tuple(impl.argnames)
                     rights = _mutates(entry.plugin, hook), entry.plugin.remembers
                     listeners.append(Listener(entry.number, hook, names, *rights, impl.function))
@@ -231,38 +226,3 @@ def wanted_interval(plugin: Plugin, context: Context) -> int:
     if every < 1:
         raise PluginError(f"{plugin.name}: every must be at least 1, not {every}")
     return every
-
-
-def check(plugin: Plugin, *, by_name: bool) -> None:
-    """Refuse a plugin that breaks a rule, with the author's line.
-
-    Raises:
-        PluginError: no proper name, not enabled by name though it mutates, unknown hook, defaults in a hook.
-    """
-    name = plugin.name
-    if not name.isidentifier() or not name.islower() or name.split("_")[0] in CORE:
-        raise PluginError(f"{type(plugin).__name__}: {name!r} cannot be a plugin's name: a lower-case word is needed"
-                          " that no core metric begins with")  # fmt: skip
-    if plugin.mutates and not by_name:
-        raise PluginError(f"{name} changes training, so it must be enabled by name: -p {name}")
-    for attribute in dir(plugin):
-        function = getattr(type(plugin), attribute, None)
-        if callable(function) and hasattr(function, "hookd_impl"):
-            _check_hook(name, attribute, function)
-
-
-def _check_hook(name: str, hook: str, function: Callable[..., Any]) -> None:
-    code = getattr(function, "__code__", None)
-    where = f"{code.co_filename}:{code.co_firstlineno}" if code else name
-    if not hasattr(getattr(hookspecs, hook, None), "hookd_spec"):
-        known = [k for k, v in vars(hookspecs).items() if hasattr(v, "hookd_spec")]
-        near = difflib.get_close_matches(hook, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the hooks are: {', '.join(known)}"
-        raise PluginError(f"{name}: there is no hook {hook!r} ({where})", hint=hint)
-    allowed = inspect.signature(getattr(hookspecs, hook)).parameters
-    for parameter in list(inspect.signature(function).parameters.values())[1:]:
-        if parameter.default is not inspect.Parameter.empty:
-            raise PluginError(f"{name}: {hook} gives {parameter.name!r} a default, which hides the value ({where})")
-        if parameter.name not in allowed:
-            raise PluginError(f"{name}: {hook} has no argument {parameter.name!r} ({where})",
-                              hint=f"it has: {', '.join(allowed)}")  # fmt: skip

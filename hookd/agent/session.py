@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hookd import page as pages
-from hookd.agent import quiet
+from hookd.agent import quiet, rules
 from hookd.agent.aside import Aside
 from hookd.agent.calls import Calls
 from hookd.agent.changes import Changes
@@ -19,7 +19,7 @@ from hookd.agent.data import Data
 from hookd.agent.dispatch import Dispatch
 from hookd.agent.faults import Failure
 from hookd.agent.governor import Governor
-from hookd.agent.listeners import Registry, check, wanted_interval
+from hookd.agent.listeners import Registry, wanted_interval
 from hookd.agent.models import Models
 from hookd.agent.numeric import Numeric
 from hookd.agent.patch import no_frame
@@ -149,7 +149,7 @@ class Session:
         Raises:
             PluginError: it breaks a rule, or refuses its options.
         """
-        check(plugin, by_name=by_name)
+        rules.check(plugin, by_name=by_name)
         if old is None and self.registry.has(plugin.name):
             raise PluginError(f"{plugin.name} is loaded already", reason="already-loaded")
         context = Context(plugin.name, options, self)
@@ -163,7 +163,9 @@ class Session:
             self._retire(context, old)
             if isinstance(exc, PluginError) or not isinstance(exc, Exception):
                 raise
-            raise PluginError(f"{plugin.name}: configure raised {type(exc).__name__}: {exc}") from exc
+            raise PluginError(
+                f"{plugin.name}: configure raised {type(exc).__name__}: {exc}{rules.raised_at(exc)}"
+            ) from exc
         for one in entry.listeners:
             self.namespace[one.function] = one.call
         if old is None:

@@ -24,12 +24,23 @@ from hookd.attach.trusted import ANYBODY, Trust
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hookd.config import PluginSpec
 
 GROUP = "hookd.plugins"
-_TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config", "daemon", "examples", "native", "testing.py"}
+_TOOL_SIDE = {
+    "__main__.py",
+    "_pluggy.py",
+    "attach",
+    "cli",
+    "config",
+    "daemon",
+    "examples",
+    "native",
+    "testing",
+    "check",
+}
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCE_ROOT = "/hookd-payload/"
 """Where `hookd/agent/loader.py` says that its modules are; `arrival.py` compiles them under it."""
@@ -96,10 +107,21 @@ def unpack(name: str, directory: Path) -> None:
     Raises:
         PluginError: there is no such plugin.
     """
-    for path, content in {**dict(_agent_files()), **find(name).files}.items():
+    _write({**dict(_agent_files()), **find(name).files}, directory)
+
+
+def _write(files: Mapping[str, bytes], directory: Path) -> None:
+    for path, content in files.items():
         file = directory / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
+
+
+def unpack_testing(directory: Path) -> None:
+    """Write the agent's half of hookd and `hookd.testing` into a directory, as files: a Python with torch needs no more."""
+    root = Path(hookd.__file__).parent
+    testing = ((f"hookd/{path.relative_to(root).as_posix()}", path.read_bytes()) for path in root.glob("testing/*.py"))
+    _write({**dict(_agent_files()), **dict(testing)}, directory)
 
 
 def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hookd.cli import options, output, targets
+from hookd.cli import options, output, plugin_check, plugin_new, targets
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 @click.group()
 def plugin() -> None:
     """Look at plugins, and change those of a target."""
+
+
+plugin.add_command(plugin_new.new)
+plugin.add_command(plugin_check.check)
+plugin.add_command(plugin_check.bench)
 
 
 @plugin.command("list")

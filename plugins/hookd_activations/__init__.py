@@ -185,7 +185,7 @@ class Activations(Plugin):
     def _read(self, values: list[Tensor], then: Callable[[list[float]], None]) -> None:
         """Read small tensors: at once in the host's memory, else when they have arrived."""
         if values[0].is_cpu:
-            then([number for value in values for number in value.reshape(-1).tolist()])
+            then([number for value in values for number in value.reshape(-1).tolist()])  # hookd: may block
         else:
             self.context.later(values, then)
 

@@ -223,7 +223,7 @@ class GradClip(Plugin):
         self._measured(norm)
         if self.dry_run:
             return
-        if self.nonfinite_policy == "skip" and scale is None and norm.isnan().item():
+        if self.nonfinite_policy == "skip" and scale is None and norm.isnan().item():  # hookd: may block
             self._take_out(optimizer)
         else:  # what is not finite counts as zero, for which nothing is clipped; and no device is waited for
             self.rule.clip(held, torch.where(norm.isnan(), 0.0, norm), scale)
@@ -249,7 +249,7 @@ class GradClip(Plugin):
 
     def _measured(self, norm: Tensor) -> None:
         if rules.on_host(norm):
-            self._record(norm.item())
+            self._record(norm.item())  # hookd: may block
         else:
             self.context.later([norm], lambda numbers: self._record(numbers[0]))
 

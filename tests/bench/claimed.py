@@ -3,7 +3,7 @@
     python -m tests.bench.claimed [--pairs N] [--workload NAME]...
 
 The default observers with a budget of 10 %, of which they make use once their intervals have settled. Then blocks of steps in
-turn, with and without them, A B B A (`tests/bench/pairs.py`), CPU time of the training thread: what the steps take longer is
+turn, with and without them, A B B A (`hookd/testing/pairs.py`), CPU time of the training thread: what the steps take longer is
 what hookd really costs. What it claims for the same steps is the growth of `hookd_overhead_seconds_total` over all plugins,
 read from the page before and after each block. Both are shares of a plain step. Prints one JSON object.
 """
@@ -19,9 +19,9 @@ from functools import partial
 import hookd.inprocess
 from hookd.agent import bootstrap
 from hookd.page import PageReader
+from hookd.testing.pairs import PAIRS, QUICK_PAIRS, Estimate, Pairs, alternate, enough
 from tests.bench import fresh, workloads
 from tests.bench.attached import Attached
-from tests.bench.pairs import PAIRS, QUICK_PAIRS, Estimate, Pairs, alternate, enough
 from tests.bench.tables import Bound, Report, Table
 from tests.bench.tools import SAMPLED_STEPS, SETTLED_STEPS
 

@@ -2,7 +2,7 @@
 
     python -m tests.bench.hot_path [--pairs N] [--calls N] [--piece NAME]...
 
-One process, one thread, blocks of calls in turn without and with the piece (A B B A, `tests/bench/pairs.py`), CPU time of
+One process, one thread, blocks of calls in turn without and with the piece (A B B A, `hookd/testing/pairs.py`), CPU time of
 the thread. A call is of an `nn.Identity` inside of another module; where a backward is part of it, of an `nn.Linear(8, 8)`
 with its backward; at a compiled model, of the model. `between` is a step that is not sampled, nine in ten or more.
 Prints one JSON object: ns per call.
@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from hookd import Plugin, hookimpl
+from hookd.testing.pairs import PAIRS, Pairs, alternate, enough
 from tests.bench import tools, workloads
 from tests.bench.attached import Attached
-from tests.bench.pairs import PAIRS, Pairs, alternate, enough
 from tests.bench.tables import Bound, Report, Table
 
 if TYPE_CHECKING:

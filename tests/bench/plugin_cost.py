@@ -16,9 +16,9 @@ from dataclasses import asdict
 
 import torch
 
+from hookd.testing.pairs import PAIRS, alternate, enough
 from tests.bench import workloads
 from tests.bench.attached import Attached
-from tests.bench.pairs import PAIRS, alternate, enough
 
 
 def measure(workload: str, plugins: list[object], args: argparse.Namespace) -> dict[str, object]:

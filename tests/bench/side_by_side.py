@@ -2,7 +2,7 @@
 
     python -m tests.bench.side_by_side [--pairs N] [--workload NAME]... [--tool NAME]...
 
-Blocks of steps in turn inside one process for each workload, A B B A A B B A (`tests/bench/pairs.py`), CPU time of the
+Blocks of steps in turn inside one process for each workload, A B B A A B B A (`hookd/testing/pairs.py`), CPU time of the
 training thread. One thread, a step after each switch to settle, which is not counted; the garbage collector is on, with
 all that was there before frozen. Where a tool samples, a block is as many steps as lie between two sampled ones. What a
 tool's own threads took meanwhile stands beside the ratios. Prints one JSON object.
@@ -20,8 +20,8 @@ import warnings
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from hookd.testing.pairs import PAIRS, QUICK_PAIRS, Estimate, Pairs, alternate, enough
 from tests.bench import fresh, workloads
-from tests.bench.pairs import PAIRS, QUICK_PAIRS, Estimate, Pairs, alternate, enough
 from tests.bench.tables import Bound, Report, Table
 from tests.bench.tools import ALL, HOOKD, NAN, NOTHING, OBSERVERS, TOOLS, Tool
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hookd.testing.pairs import PAIRS
 from tests.bench import fresh
 from tests.bench.claimed import WITHIN, WORKLOADS, measure
-from tests.bench.pairs import PAIRS
 
 pytestmark = [pytest.mark.bench, pytest.mark.load, pytest.mark.timeout(900)]
 

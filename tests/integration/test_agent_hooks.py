@@ -47,16 +47,9 @@ def seen_by(plugin: type[Recorder], steps: int = 1, net: nn.Module | None = None
 
 
 def test_every_hook_has_a_test_of_its_name() -> None:
-    hooks = {name for name, value in vars(hookspecs).items() if hasattr(value, "hookd_spec")}
+    hooks = set(hookspecs.HOOKS)
     tests = {name[len("test_hook_") :] for name in globals() if name.startswith("test_hook_")}
     assert hooks == tests
-
-
-def test_every_hook_is_documented_with_an_example() -> None:
-    for name, value in vars(hookspecs).items():
-        if hasattr(value, "hookd_spec"):
-            assert "@hookimpl" in value.__doc__, name
-            assert f"def {name}(self" in value.__doc__, name
 
 
 def test_hook_configure() -> None:

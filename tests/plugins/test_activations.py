@@ -97,7 +97,6 @@ def test_modules_are_selected_by_name_and_depth(hook):
     model()(torch.ones(2))
     assert set(hook.metric("activations_mean")) == {("0.0",), ("0.1",), ("1",)}
     hook.stop()
-    hook.reader.close()
     hook.start("activations", depth=1)
     model()(torch.ones(2))
     assert set(hook.metric("activations_mean")) == {("(root)",), ("0",), ("1",)}
@@ -207,7 +206,6 @@ def test_the_distribution_comes_on_demand_only(hook):
     with pytest.raises(KeyError):
         hook.metric("activations_below_ratio")
     hook.stop()
-    hook.reader.close()
     hook.start("activations", histogram="true")
     Form(lambda _: x)(x)
     shares = {float(le): share for (_, le), share in hook.metric("activations_below_ratio").items()}

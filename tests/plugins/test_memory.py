@@ -16,8 +16,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hookd.agent import bootstrap
-
 MIB = 1 << 20
 FLOAT = 4
 
@@ -37,10 +35,6 @@ def train(model, steps, after=lambda _output, _loss: None):
         after(output, loss)
 
 
-def plugin():
-    return bootstrap._agent._session.registry.named("memory").plugin
-
-
 # -- what is measured
 
 
@@ -54,7 +48,7 @@ def test_output_bytes_are_those_of_the_tensors(hook):
 
 def test_resident_bytes_are_the_kernels(hook):
     hook.start("memory")
-    plugin().tick(0.0)
+    hook.plugin("memory").tick(0.0)
     seen = hook.metric("memory_resident_bytes")
     info = psutil.Process().memory_info()
     assert seen["anonymous",] + seen["shared",] == pytest.approx(info.rss, rel=0.05)
@@ -77,9 +71,7 @@ def test_nothing_stays_open_after_a_detach(hook):
     before = set(os.listdir("/proc/self/fd"))
     hook.start("memory")
     train(net(), 1)
-    hook.stop()
-    hook.reader.close()
-    hook.reader = None
+    hook.close()
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
@@ -161,7 +153,7 @@ def test_memory_that_is_taken_and_never_given_back_is_a_leak(hook):
     for _ in range(2 * LEAST * SPAN):
         taken.append(fresh(MIB // 4))
         train(net(), 1)
-        plugin().tick(0.0)
+        hook.plugin("memory").tick(0.0)
         if hook.incidents:
             break
     assert hook.incident["place"] == "anonymous"
@@ -241,5 +233,5 @@ def test_growth_of_cudas_memory_is_a_leak(hook):
     hook.start("memory", growth=32 * MIB)
     for _ in range(2 * LEAST * SPAN):
         train(net(), 10, lambda _output, _loss: kept.append(torch.empty(MIB // 4, device="cuda")))
-        plugin().tick(0.0)
+        hook.plugin("memory").tick(0.0)
     assert any(incident["place"] == "cuda:0" for incident in hook.incidents)

@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import hookd
 from hookd import PluginError
-from hookd.agent import bootstrap, portions
+from hookd.agent import portions
 from hookd.attach.change import change
 from hookd.config import PluginSpec
 from tests.support.processes import wait_until
@@ -826,7 +827,7 @@ class TestPolicy:
         hook.start("nan", policy="pause")
         thread.start()
         wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
-        bootstrap.stop(0.5)
+        hookd.stop(0.5)
         thread.join(60)
         assert not thread.is_alive()
 
@@ -836,7 +837,7 @@ class TestPolicy:
 
     def test_by_default_it_is_no_mutator(self, hook):
         hook.start("nan")
-        assert bootstrap._agent._session.registry.named("nan").plugin.mutates is False
+        assert hook.plugin("nan").mutates is False
 
 
 class TestOnADevice:

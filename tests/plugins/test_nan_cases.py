@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookd.agent import bootstrap, portions
+from hookd.agent import portions
 from hookd.attach.change import change
 from hookd.config import PluginSpec
 from tests.support.processes import wait_until
@@ -88,7 +88,7 @@ class TestOneAfterTheOther:
         run.steps(2)
         run.steps(1, bad="1.fc")
         assert hook.incidents[-1]["is_exact"] is False
-        looked_at = bootstrap._agent._session.registry.named("nan").context
+        looked_at = hook.context("nan")
         assert looked_at.fixed("forwards") == 1
         run.steps(102)
         assert looked_at.fixed("forwards") == 50

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hookd import Plugin, hookimpl
-from hookd.agent import bootstrap
 from tests.support.agent import running
 
 SHAPES = {
@@ -103,7 +102,7 @@ def test_an_origin_is_named_all_the_same(hook, at):
 def test_less_than_half_of_a_chain_is_read(hook, monkeypatch):
     net, read = chain(), []
     hook.start("nan", every=1)
-    plugin = bootstrap._agent._session.registry.named("nan").plugin
+    plugin = hook.plugin("nan")
     train(net, 3)
     largest = plugin.context.largest
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from hookd.agent import bootstrap
 from tests.support.documents import generator
 from tests.support.environment import REPOSITORY
 
@@ -15,7 +14,7 @@ PLUGINS = sorted(package.name[len("hookd_") :] for package in DIRECTORY.glob("ho
 
 def loaded(hook, plugin):
     hook.start(plugin, **GENERATOR.EVERYTHING.get(plugin, {}))
-    return bootstrap._agent._session.registry.named(plugin).context
+    return hook.context(plugin)
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)

@@ -212,6 +212,7 @@ def test_backward_of_a_computed_weight_belongs_to_its_module(hook):
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
     parametrize.register_parametrization(model[1], "weight", Computed())
+    SPENT.clear()  # which calls it once
     hook.start("timing", every=1)
     wall_s = train(model, 2)
     assert_holds(hook.value("timing_backward_seconds", "1"), "weight backward", wall_s)
@@ -263,18 +264,17 @@ def test_evaluation_in_another_thread_is_no_phase_of_the_training(hook):
 def test_model_that_is_gone_writes_into_no_other_series(hook):
     hook.start("timing", every=1)
     train(net(), 2)
-    session = bootstrap._agent._session
     gc.collect()
     now_s = time.time()
-    session.tick(now_s)
-    session.tick(now_s + 100)  # after a while its series end, and their cells are free
+    hook.tick(now_s)
+    hook.tick(now_s + 100)  # after a while its series end, and their cells are free
     assert not hook.metric("timing_forward_calls")
-    session.core.incidents.labels("test")  # takes one of them, so that none becomes again what it was
+    hook.context("timing").incident("test", "a new series")  # takes one of them, so that none becomes again what it was
     model = net()
     train(model, 3)
     names = [f"timing_{direction}_{kind}" for direction in ("forward", "backward") for kind in ("seconds", "calls")]
     before = [hook.metric(name) for name in names]
-    session.tick(now_s + 101)
+    hook.tick(now_s + 101)
     assert [hook.metric(name) for name in names] == before
     assert set(before[1].values()) == {3}
 
@@ -285,13 +285,13 @@ def test_own_time_goes_on_where_an_option_is_changed(hook):
     train(model, 2)
     session = bootstrap._agent._session
     old = session.registry.named("timing")
-    session.tick(time.time())
+    hook.tick()
     before = hook.metric("timing_forward_self_seconds")
     new = session.ready(type(old.plugin)(), {"every": "5"}, by_name=True, old=old)
     session.switch(old, new)
-    train(model, 1)
+    train(model, 1)  # before the old one lets go, as where a change waits for a step
     session.discard(old, new)
-    session.tick(time.time())
+    hook.tick()
     after = hook.metric("timing_forward_self_seconds")
     assert set(after) == set(before)
     assert all(after[name] > before[name] for name in before), (before, after)

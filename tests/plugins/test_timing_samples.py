@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from hookd.agent import bootstrap
-
 
 def net():
     return nn.Sequential(nn.Linear(4, 2), nn.ReLU())
@@ -36,7 +34,7 @@ def test_a_longer_interval_loses_no_samples(hook):
     hook.start("timing", every=3)
     model = net()
     train(model, 7)
-    bootstrap._agent._session.registry.named("timing").stretch = 64  # as the governor does
+    hook.sample_every("timing", 64)
     train(model, 30)
     assert hook.value("timing_samples") == 37 * 6
 

@@ -311,7 +311,7 @@ def test_without_a_peak_there_is_no_mfu(hook):
 
 
 def names(hook):
-    return {f.name.removeprefix("hookd_") for f in hook.reader.read().families if f.series}
+    return {f.name.removeprefix("hookd_") for f in hook.read().families if f.series}
 
 
 PEAKS = {

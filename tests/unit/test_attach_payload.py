@@ -28,8 +28,17 @@ class Widths(hookd.Plugin):
 def test_the_payload_holds_the_agents_half_and_a_private_pluggy_only():
     with zipfile.ZipFile(io.BytesIO(payload.build(()).archive)) as archive:
         names = set(archive.namelist())
-    assert {"hookd/__init__.py", "hookd/agent/bootstrap.py", "hookd/hookspecs.py", "hookd/_pluggy/__init__.py"} <= names
-    assert not {name for name in names if name.startswith(("hookd/attach", "hookd/cli", "hookd/daemon", "pluggy"))}
+    assert {
+        "hookd/__init__.py",
+        "hookd/agent/bootstrap.py",
+        "hookd/hookspecs/calls.py",
+        "hookd/_pluggy/__init__.py",
+    } <= names
+    assert not {
+        name
+        for name in names
+        if name.startswith(("hookd/attach", "hookd/check", "hookd/cli", "hookd/daemon", "hookd/testing", "pluggy"))
+    }
     assert "hookd/_pluggy.py" not in names
     assert "hookd/config.py" not in names
 

@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
+from hookd.testing.pairs import Estimate, Pairs, alternate
 from tests.bench.document import Document
-from tests.bench.pairs import Estimate, Pairs, alternate
 from tests.bench.tables import Bound, Report, Table
 
 

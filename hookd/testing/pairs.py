@@ -43,6 +43,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
+        """Make the median of these figures, at least five."""
         ordered = sorted(values)
         at = _bound(len(ordered))
         first, _, third = statistics.quantiles(ordered, n=4, method="inclusive")
@@ -73,10 +74,12 @@ class Pairs:
 
     @property
     def ratio(self) -> Estimate:
+        """The ratios of each block with it to the plain one of its pair."""
         return Estimate.of([one / plain for plain, one in zip(self.plain, self.observed, strict=True)])
 
     @property
     def added(self) -> Estimate:
+        """What each block with it took more than the plain one of its pair."""
         return Estimate.of([one - plain for plain, one in zip(self.plain, self.observed, strict=True)])
 
     @property
@@ -88,7 +91,7 @@ class Pairs:
     def mean(self) -> Estimate:
         """All blocks with it to all plain ones, with bounds from a bootstrap of the pairs."""
         both = list(zip(self.plain, self.observed, strict=True))
-        draw = random.Random(0)
+        draw = random.Random(0)  # noqa: S311
         drawn = sorted(_quotient(draw.choices(both, k=len(both))) for _ in range(DRAWS))
         at = round(CONFIDENCE * DRAWS)
         first, _, third = statistics.quantiles((one / plain for plain, one in both), n=4, method="inclusive")

@@ -1,0 +1,132 @@
+"""Whether the hooks of a class are hooks, and ask for what there is: what the agent would refuse, said beforehand."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from typing import TYPE_CHECKING
+
+from hookd import api, hookspecs
+from hookd.api import nearest
+from hookd.check.problem import Problem
+from hookd.check.source import assigned, hooks
+from hookd.errors import PluginError
+
+_IN_PLACE = re.compile(r"[^_]_$")
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hookd.check.source import Subject
+
+
+def problems(subject: Subject) -> Iterator[Problem]:
+    """Give what is wrong with the names, arguments and results of a plugin's hooks."""
+    node, file = subject.tree, str(subject.file)
+    if not subject.name:
+        fix = f'write name = "{subject.class_name.lower()}" in the class: the middle of all its metrics\' names'
+        yield Problem(file, node.lineno, "name", f"{subject.class_name} has no name", fix)
+    yield from _api(subject, node)
+    may_return = any(_mutates(part) for _, part in subject.parts)
+    for path, part in subject.parts:
+        for hook in hooks(part):
+            yield from _hook(str(path), hook, may_return=may_return)
+
+
+def _api(subject: Subject, node: ast.ClassDef) -> Iterator[Problem]:
+    required = assigned(node, "requires_api")
+    try:
+        api.check(subject.name, required if isinstance(required, str) else "")
+    except PluginError as error:
+        yield Problem(str(subject.file), node.lineno, "api", error.message, error.hint)
+
+
+def _mutates(node: ast.ClassDef) -> bool:
+    return assigned(node, "mutates") is True or any(
+        isinstance(one, (ast.Assign, ast.AnnAssign)) and "mutating" in ast.dump(one) for one in node.body
+    )
+
+
+def _hook(file: str, node: ast.FunctionDef, *, may_return: bool) -> Iterator[Problem]:
+    renamed = api.renamed(node.name)
+    hook = renamed.new if renamed is not None else node.name
+    if renamed is not None:
+        yield Problem(
+            file, node.lineno, "api", renamed.told(f"{file}:{node.lineno}"), f"call it {hook}", renamed.is_served
+        )
+    if hook not in hookspecs.HOOKS:
+        yield Problem(file, node.lineno, "hook", f"there is no hook {hook!r}", nearest(hook, hookspecs.HOOKS))
+        return
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call) and {"wrapper", "hookwrapper"} & {one.arg for one in decorator.keywords}:
+            yield Problem(
+                file, node.lineno, "wrapper", f"{hook} is a hook wrapper, which is refused", "write @hookimpl alone"
+            )
+    yield from _arguments(file, hook, node)
+    if hook not in ("select", "configure") and not may_return:
+        yield from _returns(file, hook, node)
+        yield from _changes(file, hook, node)
+
+
+def _arguments(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
+    allowed = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+    given = node.args
+    names = [*given.posonlyargs, *given.args]
+    for star in (given.vararg, given.kwarg, *given.kwonlyargs):
+        if star is not None:
+            yield Problem(file, star.lineno, "argument", f"{hook} takes {star.arg!r} by other means than a plain name",
+                          f"ask for what you need by name: {', '.join(allowed)}")  # fmt: skip
+    for one in names[-len(given.defaults) :] if given.defaults else []:
+        yield Problem(file, one.lineno, "default", f"{hook} gives {one.arg!r} a default, which hides the value",
+                      f"write {one.arg} without a default")  # fmt: skip
+    for one in names[1:]:
+        renamed = api.renamed(one.arg, hook)
+        if renamed is not None:
+            told = renamed.told(f"{file}:{one.lineno}")
+            yield Problem(file, one.lineno, "api", told, f"call it {renamed.new}", renamed.is_served)
+        elif one.arg not in allowed:
+            yield Problem(
+                file, one.lineno, "argument", f"{hook} has no argument {one.arg!r}", nearest(one.arg, allowed)
+            )
+
+
+def _returns(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
+    for one in walk_own(node):
+        if isinstance(one, ast.Return) and one.value is not None:
+            if isinstance(one.value, ast.Constant) and one.value.value is None:
+                continue
+            yield Problem(file, one.lineno, "return", f"{hook} returns something, and an observer may not",
+                          "return nothing; or say mutates = True, and be enabled by name")  # fmt: skip
+
+
+def _changes(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
+    """Find operations in place on what the hook was given: `output.mul_(2)`, `output += 1`, `output[0] = 1`."""
+    given = {one.arg for one in node.args.args[1:]} & hookspecs.TENSORS
+    for one in walk_own(node):
+        targets: list[ast.expr] = []
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and _IN_PLACE.search(one.func.attr):
+            targets = [one.func.value]
+        elif isinstance(one, ast.AugAssign):
+            targets = [one.target]
+        elif isinstance(one, ast.Assign):
+            targets = [target for target in one.targets if isinstance(target, ast.Subscript)]
+        for target in targets:
+            if _root(target) in given:
+                yield Problem(file, getattr(one, "lineno", node.lineno), "changed",
+                              f"{hook} changes {_root(target)!r} in place, and an observer may not",
+                              "work on a copy: what is passed is the training's own")  # fmt: skip
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, (ast.Subscript, ast.Attribute)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def walk_own(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk through a function without the functions defined in it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            yield child
+            yield from walk_own(child)

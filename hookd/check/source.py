@@ -1,0 +1,200 @@
+"""Find the plugins of a file, a folder or an installed name, and their classes. Nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.metadata
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hookd.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GROUP = "hookd.plugins"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A plugin to look at.
+
+    Attributes:
+        name: as it calls itself, "" where it does not.
+        module: that holds the class, as it is imported.
+        class_name: of the plugin.
+        directory: from which `module` can be imported.
+        file: that holds the class.
+        files: all files of its package; of a single file that one.
+    """
+
+    name: str
+    module: str
+    class_name: str
+    directory: Path
+    file: Path
+    files: tuple[Path, ...]
+
+    @property
+    def entry(self) -> str:
+        """`module:Class`."""
+        return f"{self.module}:{self.class_name}"
+
+    @property
+    def tree(self) -> ast.ClassDef:
+        """The class."""
+        return self.parts[0][1]
+
+    @functools.cached_property
+    def parts(self) -> list[tuple[Path, ast.ClassDef]]:
+        """The class, and the classes of its own package that it derives from, each with its file."""
+        classes = {node.name: (file, node) for file in self.files for node in _classes(file)}
+        classes[self.class_name] = self.file, next(one for one in _classes(self.file) if one.name == self.class_name)
+        found, open_ = {}, [self.class_name]
+        while open_:
+            name = open_.pop(0)
+            if name in classes and name not in found:
+                found[name] = classes[name]
+                open_ += [last_name(base) for base in classes[name][1].bases]
+        return list(found.values())
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Parse a file.
+
+    Raises:
+        PluginError: it is no Python; with the line.
+    """
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as exc:
+        line, why = getattr(exc, "lineno", None) or 1, getattr(exc, "msg", None) or exc
+        raise PluginError(f"{path}:{line}: not valid Python: {why}") from exc
+
+
+def subjects(path: str) -> list[Subject]:
+    """Find the plugins of a file, of a package or project folder, or that an installed name stands for.
+
+    Raises:
+        PluginError: there is none, or a file is no Python.
+    """
+    found = list(_of_path(Path(path)) if Path(path).exists() else _installed(path))
+    if not found:
+        hint = "A plugin is a class that derives from hookd.Plugin; `hookd plugin new NAME` writes one."
+        raise PluginError(f"there is no plugin in {path}", reason="unknown-plugin", hint=hint)
+    return found
+
+
+def _of_path(path: Path) -> Iterator[Subject]:
+    path = path.resolve()
+    if path.is_file():
+        return (
+            _of_package(path.parent) if path.name == "__init__.py" else _of_file(path, path.stem, path.parent, (path,))
+        )
+    if (path / "__init__.py").exists():
+        return _of_package(path)
+    return _of_project(path)
+
+
+def _of_project(path: Path) -> Iterator[Subject]:
+    for folder in (path, path / "src"):
+        for inner in sorted(folder.glob("*/__init__.py")):
+            if inner.parent.name not in ("tests", "test"):
+                yield from _of_package(inner.parent)
+        for file in sorted(folder.glob("*.py")):
+            if file.name not in ("setup.py", "conftest.py"):
+                yield from _of_file(file, file.stem, folder, (file,))
+
+
+def _classes(file: Path) -> Iterator[ast.ClassDef]:
+    return (node for node in parsed(file).body if isinstance(node, ast.ClassDef))
+
+
+def _derived(files: tuple[Path, ...]) -> set[str]:
+    """Name the classes of some files that derive from Plugin, in whatever number of steps."""
+    derived, before = {"Plugin"}, 0
+    while before != len(derived):
+        before = len(derived)
+        for node in (one for file in files for one in _classes(file)):
+            if any(last_name(base) in derived for base in node.bases):
+                derived.add(node.name)
+    return derived
+
+
+def _of_package(package: Path) -> Iterator[Subject]:
+    files = tuple(sorted(package.rglob("*.py")))
+    for file in files:
+        inner = file.relative_to(package.parent).with_suffix("")
+        parts = inner.parts[:-1] if inner.name == "__init__" else inner.parts
+        yield from _of_file(file, ".".join(parts), package.parent, files)
+
+
+def _of_file(file: Path, module: str, directory: Path, files: tuple[Path, ...]) -> Iterator[Subject]:
+    derived = _derived(files)
+    bases = {last_name(base) for one in files for node in _classes(one) for base in node.bases}
+    for node in _classes(file):
+        if any(last_name(base) in derived for base in node.bases):
+            name = next(filter(None, map(_name_of, node.body)), "")
+            if name or (hooks(node) and node.name not in bases):  # a base of others needs no name
+                yield Subject(name, module, node.name, directory, file, files)
+
+
+def _installed(name: str) -> Iterator[Subject]:
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        if entry.name == name:
+            module = entry.value.partition(":")[0].partition(".")[0]
+            spec = importlib.util.find_spec(module)
+            if spec is not None and spec.origin is not None:
+                found = subjects(str(Path(spec.origin).parent if spec.submodule_search_locations else spec.origin))
+                return iter([one for one in found if one.entry == entry.value])
+    known = ", ".join(sorted({entry.name for entry in importlib.metadata.entry_points(group=GROUP)}))
+    raise PluginError(
+        f"there is no file, folder or installed plugin {name!r}",
+        reason="unknown-plugin",
+        hint=f"Installed are {known}.",
+    )
+
+
+def last_name(node: ast.expr) -> str:
+    """Give `b` of `a.b`, and of `b`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def dotted(node: ast.expr) -> str:
+    """Give `a.b.c` of an attribute as text; what is no plain name begins with nothing: `.item`."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _name_of(node: ast.stmt) -> str:
+    value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    is_name = any(isinstance(one, ast.Name) and one.id == "name" for one in targets)
+    return value.value if is_name and isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+
+
+def is_hook(node: ast.stmt) -> bool:
+    """Whether a statement of a class is a method marked with `hookimpl`."""
+    return isinstance(node, ast.FunctionDef) and any(
+        last_name(one.func if isinstance(one, ast.Call) else one) == "hookimpl" for one in node.decorator_list
+    )
+
+
+def hooks(node: ast.ClassDef) -> list[ast.FunctionDef]:
+    """Give the hook methods of a class."""
+    return [one for one in node.body if isinstance(one, ast.FunctionDef) and is_hook(one)]
+
+
+def assigned(node: ast.ClassDef, name: str) -> object:
+    """Give the constant that a class assigns to a name, else None."""
+    for one in node.body:
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            value = one.value  # type: ignore[attr-defined]
+            return value.value if isinstance(value, ast.Constant) else None
+    return None

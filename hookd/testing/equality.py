@@ -1,0 +1,94 @@
+"""Whether a training goes the same way, bit for bit, with a plugin and without it."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from typing import TYPE_CHECKING, Any
+
+from hookd.testing.target import FakeTarget
+from hookd.testing.training import Training, small
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from hookd.plugin import Plugin
+
+
+def assert_bit_identical(
+    *plugins: type[Plugin] | str, make: Callable[[], Training] = small, steps: int = 5, **options: object
+) -> None:
+    """Train with and without these plugins, and compare losses, weights, buffers, gradients and random numbers.
+
+    Args:
+        plugins: classes, or names of installed plugins.
+        make: makes the training anew; it is called three times, with the same seed.
+        steps: how many steps each is trained.
+        options: of the first plugin.
+
+    Raises:
+        AssertionError: what differs first, and at which step. Also if the training differs from itself.
+    """
+    difference = first_difference(plugins, make=make, steps=steps, options=options)
+    assert not difference, difference
+
+
+def first_difference(
+    plugins: tuple[type[Plugin] | str, ...],
+    *,
+    make: Callable[[], Training] = small,
+    steps: int = 5,
+    options: dict[str, object] | None = None,
+) -> str:
+    """Say what differs first with these plugins; "" if nothing does."""
+    plain, again = _trained(make, steps), _trained(make, steps)
+    own = _compared(plain, again)
+    if own:
+        return f"without any plugin this training differs from itself: {own}"
+    with FakeTarget(record=False) as target:
+        target.start(*plugins, **(options or {}))
+        observed = _trained(make, steps)
+        assert not target.errors, f"a hook raised: {target.logs}"
+    return _compared(plain, observed)
+
+
+def _compared(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
+    for step, (before, after) in enumerate(zip(one, other, strict=True), 1):
+        for name in {**before, **after}:
+            if before.get(name) != after.get(name):
+                return f"step {step}: {name} differs"
+    return ""
+
+
+def _trained(make: Callable[[], Training], steps: int) -> list[dict[str, Any]]:
+    import torch
+
+    states = torch.get_rng_state(), random.getstate()
+    try:
+        torch.manual_seed(0)
+        random.seed(0)
+        training = make()
+        return [{"the loss": training.step().hex(), **dict(_state(training))} for _ in range(steps)]
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+
+
+def _state(training: Training) -> Iterator[tuple[str, object]]:
+    import torch
+
+    yield "the state of torch's random numbers", _bytes(torch.get_rng_state())
+    yield "the state of Python's random numbers", random.getstate()
+    for name, tensor in training.model.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            yield f"the weight {name}", _bytes(tensor)
+    for name, parameter in training.model.named_parameters():
+        if parameter.grad is not None:
+            yield f"the gradient of {name}", _bytes(parameter.grad)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())

@@ -1,0 +1,290 @@
+"""A target in the test's own process: the real agent, real torch, a page that is read as the daemon reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import sys
+import time
+import types
+from typing import TYPE_CHECKING, Any
+
+from hookd.testing import training, values
+from hookd.testing.events import Event, recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from typing_extensions import Self
+
+    from hookd.context import Context
+    from hookd.page import PageReader, Snapshot
+    from hookd.plugin import Plugin
+
+HOME = "hookd_testing_plugins"
+"""The module under which the agent finds the plugin classes of a test."""
+
+
+class FakeTarget:
+    """hookd in this process, with plugins that are classes or names of installed ones.
+
+    Nothing is slowed down or stretched (`budget=100`): tests are about what a plugin finds. Only one can run at a time.
+
+    Args:
+        record: whether `events` are written down; a plugin is then replaced by a subclass of it.
+        make: makes the training that `run_steps` trains, when it is first asked for.
+
+    Attributes:
+        events: what the hooks were called with, in the order of the calls.
+    """
+
+    def __init__(self, *, record: bool = True, make: Callable[[], training.Training] = training.small) -> None:
+        self.events: list[Event] = []
+        self._record, self._make = record, make
+        self._training: training.Training | None = None
+        self._reader: PageReader | None = None
+        self._runs = False
+
+    # -- life
+
+    def start(self, *plugins: type[Plugin] | str, **options: object) -> Self:
+        """Start with these plugins; the options are those of the first.
+
+        Raises:
+            PluginError: one breaks a rule or refuses its options; the message has the author's file and line.
+        """
+        return self.begin(plugins, options)
+
+    def begin(self, plugins: tuple[type[Plugin] | str, ...], options: Mapping[str, object], **config: object) -> Self:
+        """Start as `start` does; `config` goes to the agent as it is: budget, method, run, rank..."""
+        import torch.nn
+
+        from hookd.agent import bootstrap
+
+        self._call = torch.nn.Module.__call__
+        home = types.ModuleType(HOME)
+        specs = [self._spec(plugin, home) for plugin in plugins]
+        if specs:
+            specs[0]["options"] = {name: str(value) for name, value in options.items()}
+        sys.modules[HOME] = home
+        try:
+            bootstrap.start(
+                {"method": "start", "plugins": specs, "lease_s": None, "run": "test", "budget": 100.0, **config}
+            )
+        finally:
+            del sys.modules[HOME]
+        self._runs = True
+        self._open()
+        return self
+
+    def _spec(self, plugin: type[Plugin] | str, home: types.ModuleType) -> dict[str, Any]:
+        if isinstance(plugin, str):
+            if not self._record:
+                return {"name": plugin, "options": {}, "by_name": True}
+            plugin = installed(plugin)
+        setattr(home, plugin.__name__, recorded(plugin, self.events) if self._record else plugin)
+        return {"name": plugin.name, "entry": f"{HOME}:{plugin.__name__}", "options": {}, "by_name": True}
+
+    def _open(self) -> None:
+        from hookd.page import PageReader
+
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = PageReader(os.dup(self._agent._page.fd))  # noqa: SLF001
+
+    def stop(self) -> None:
+        """Detach; what the page holds can still be read.
+
+        Raises:
+            AssertionError: torch is not as it was before.
+        """
+        import torch.nn
+
+        from hookd.agent import bootstrap
+
+        self._runs = False
+        if bootstrap._agent is None:  # noqa: SLF001  (the test has ended it)
+            return
+        result = bootstrap.stop()
+        left = torch.nn.Module.__call__ is not self._call or result["residue"]
+        assert not (result["restored"] == "identity" and left), f"not as it was before: {result}"
+
+    def stop_clean(self) -> None:
+        """Stop if it runs, and check that no hook has raised.
+
+        Raises:
+            AssertionError: with the tracebacks, which have the author's lines.
+        """
+        if self._reader is None:
+            return
+        errors, logs = self.errors, self.logs
+        if self._runs:
+            self.stop()
+        assert not errors, f"hooks raised: {errors}\n" + "\n".join(logs)
+
+    def close(self) -> None:
+        """Stop if it runs, and let go of the page."""
+        try:
+            if self._runs:
+                self.stop()
+        finally:
+            if self._reader is not None:
+                self._reader.close()
+            self._reader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _agent(self) -> Any:
+        from hookd.agent import bootstrap
+
+        assert bootstrap._agent is not None, "no agent runs: call start() first"  # noqa: SLF001
+        return bootstrap._agent  # noqa: SLF001
+
+    @property
+    def _session(self) -> Any:
+        return self._agent._session  # noqa: SLF001
+
+    # -- training
+
+    @property
+    def training(self) -> training.Training:
+        """What `run_steps` trains."""
+        if self._training is None:
+            self._training = self._make()
+        return self._training
+
+    def run_steps(self, count: int = 1) -> list[float]:
+        """Train so many steps, and give their losses."""
+        return [self.training.step() for _ in range(count)]
+
+    def tick(self, now_s: float | None = None) -> None:
+        """Let the hooks `tick` come, as about once a second; after a minute of such time models that are gone are forgotten."""
+        self._session.tick(now_s if now_s is not None else time.time())
+
+    def configure(self, name: str, **options: object) -> None:
+        """Give a plugin these options instead of those that it has, as `hookd plugin config` does: by a new object.
+
+        Raises:
+            PluginError: it refuses them; the old one goes on.
+        """
+        session = self._session
+        old = session.registry.named(name)
+        texts = {key: str(value) for key, value in options.items()}
+        new = session.ready(type(old.plugin)(), texts, by_name=True, old=old)
+        session.switch(old, new)
+        session.discard(old, new)
+
+    def sample_every(self, name: str, steps: int) -> None:
+        """Stretch the interval of a plugin's sampled hooks, as the governor does where the budget is exceeded."""
+        self._session.registry.named(name).stretch = steps
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
+        """Put everything that hookd has replaced back for a while; the function that it gives observes meanwhile."""
+        session = self._session
+
+        @contextlib.contextmanager
+        def observing() -> Iterator[None]:
+            # What lay between is no step of the training: to the governor all that it spends would look half as dear.
+            session.governor._boundary_ns = 0  # noqa: SLF001
+            session.namespace["accounting"] = False
+            session.arm()
+            session.models.replan()
+            try:
+                yield
+            finally:
+                assert session.disarm() == "identity"
+
+        assert session.disarm() == "identity"
+        try:
+            yield observing
+        finally:
+            session.arm()
+
+    # -- what is seen
+
+    def plugin(self, name: str) -> Plugin:
+        """Give the plugin object that is loaded under a name."""
+        found: Plugin = self._session.registry.named(name).plugin
+        return found
+
+    def context(self, name: str) -> Context:
+        """Give the context of the plugin that is loaded under a name."""
+        found: Context = self._session.registry.named(name).context
+        return found
+
+    def state(self, name: str) -> str:
+        """Give the state of a plugin: active, quarantined, disabled or waiting."""
+        return str(self._session.registry.named(name).state)
+
+    def calls(self, hook: str) -> list[Event]:
+        """Give the events of one hook."""
+        return [event for event in self.events if event.hook == hook]
+
+    def read(self) -> Snapshot:
+        """Read the page, as the daemon does."""
+        assert self._reader is not None, "nothing was started"
+        return self._reader.read()
+
+    def assert_metrics(self, expected: Mapping[str, object]) -> None:
+        """Check values: `{'hookd_widths_calls_total{module="0"}': 3}`; see `hookd.testing.assert_metrics`."""
+        values.assert_metrics(values.samples(self.read()), expected)
+
+    def metric(self, name: str) -> dict[tuple[str, ...], float]:
+        """Give the first cell of all series of a metric by their label values.
+
+        Args:
+            name: with or without `hookd_`, without `_total`.
+
+        Raises:
+            KeyError: there is none.
+        """
+        full = name if name.startswith("hookd_") else f"hookd_{name}"
+        for family in self.read().families:
+            if family.name == full:
+                return {series.values: series.cells[0] for series in family.series}
+        raise KeyError(name)
+
+    def value(self, name: str, *labels: str) -> float:
+        """Give the value of one series by its label values."""
+        return self.metric(name)[labels]
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:
+        """What was worth telling a person."""
+        return self.read().incidents
+
+    @property
+    def incident(self) -> dict[str, Any]:
+        """The only one there is."""
+        (one,) = self.incidents
+        return one
+
+    @property
+    def errors(self) -> dict[tuple[str, ...], float]:
+        """How often hooks have raised, or returned something without the right to, by plugin."""
+        return {labels: value for labels, value in self.metric("plugin_errors").items() if value}
+
+    @property
+    def logs(self) -> list[str]:
+        """The lines of the agent's log."""
+        return [entry["message"] for entry in self.read().logs]
+
+
+def installed(name: str) -> type[Plugin]:
+    """Import the class of a plugin that is installed here.
+
+    Raises:
+        LookupError: there is none of this name.
+    """
+    for entry in importlib.metadata.entry_points(group="hookd.plugins"):
+        if entry.name == name:
+            found: type[Plugin] = entry.load()
+            return found
+    raise LookupError(f"no plugin {name!r} is installed here")

@@ -1,0 +1,82 @@
+"""Small trainings that are the same each time: what the tests of a plugin are run on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+
+class Training:
+    """A model, its optimizer and one step of an ordinary training loop.
+
+    Args:
+        model: any module.
+        batch: gives the positional inputs of a step by its number, from 0.
+        loss: makes a number of what the model returns; by default the mean of its squares.
+        optimizer: by default SGD with a learning rate of 0.01.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Callable[[int], tuple[Any, ...]],
+        loss: Callable[[Any], Tensor] | None = None,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        import torch
+
+        self.model = model
+        self.batch = batch
+        self.loss = loss if loss is not None else _mean_square
+        self.optimizer = optimizer if optimizer is not None else torch.optim.SGD(model.parameters(), lr=0.01)
+        self.steps = 0
+
+    def step(self) -> float:
+        """Train one step and give its loss."""
+        loss = self.loss(self.model(*self.batch(self.steps)))
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.steps += 1
+        return float(loss.detach())
+
+
+def _mean_square(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def small() -> Training:
+    """Make one of five layers, `0` to `4`: Linear, ReLU, LayerNorm, Dropout and Linear, on batches of 4 x 8."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Dropout(0.1), nn.Linear(16, 4)]
+    inputs = torch.randn(16, 4, 8)
+    return Training(nn.Sequential(*layers), lambda step: (inputs[step % len(inputs)],))
+
+
+def many_modules(count: int = 200) -> Training:
+    """Make one of so many layers of 64 x 64: little work in each, so hooks weigh most here."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layers = [nn.ReLU() if at % 2 else nn.Linear(64, 64) for at in range(count)]
+    batch = torch.randn(32, 64)
+    return Training(nn.Sequential(*layers), lambda _step: (batch,))
+
+
+def transformer_block() -> Training:
+    """Make one of torch's encoder layers: width 256, 8 heads, batches of 8 sequences of 64."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    batch = torch.randn(8, 64, 256)
+    return Training(nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True), lambda _step: (batch,))

@@ -1,0 +1,368 @@
+"""hookd.testing: what it says of plugins that are right, and of those that are wrong."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hookd import Plugin, PluginError, api, hookimpl
+from hookd.api import Renamed
+from hookd.cli import main
+from hookd.testing import (
+    FakeTarget,
+    Training,
+    assert_bit_identical,
+    assert_overhead_below,
+    measure,
+    small,
+)
+
+HERE = str(Path(__file__).parent)
+
+
+class Widths(Plugin):
+    """Counts the calls of each linear layer."""
+
+    name = "widths"
+
+    @hookimpl
+    def configure(self, context):
+        self.calls = context.counter("calls", "Calls of each linear layer.", ["module"])
+        self.batches = context.histogram("batch", "Rows of a batch.", (1, 4, 16))
+
+    @hookimpl
+    def select(self, module):
+        return module.type == "Linear"
+
+    @hookimpl
+    def forward(self, module, output):
+        self.calls.labels(module.name).inc()
+        self.batches.observe(len(output))
+
+
+class Failing(Widths):
+    @hookimpl
+    def forward(self, module):
+        raise KeyError(module.name)
+
+
+FAILS_AT = Failing.forward.__code__.co_firstlineno + 2
+
+
+class TestAFakeTarget:
+    def test_metrics_are_those_that_prometheus_would_see(self, fake_target):
+        fake_target.start(Widths)
+        losses = fake_target.run_steps(3)
+        assert len(set(losses)) == 3
+        fake_target.assert_metrics(
+            {
+                'hookd_widths_calls_total{module="0"}': 3,
+                'hookd_widths_calls_total{module="1"}': None,
+                'hookd_widths_batch_bucket{le="4"}': 6,
+                'hookd_widths_batch_bucket{le="1"}': 0,
+                "hookd_widths_batch_count": 6,
+                "hookd_widths_batch_sum": pytest.approx(24),
+            }
+        )
+
+    @pytest.mark.parametrize(
+        ("key", "value", "words"),
+        [
+            ('hookd_widths_calls_total{module="0"}', 2, "it is 1.0, not 2"),
+            ('hookd_widths_calls_total{module="9"}', 1, 'there are hookd_widths_calls_total{module="0"} 1'),
+            ("hookd_width_calls_total", 1, "the nearest names are hookd_widths_calls_total"),
+            ("hookd_widths_calls_total", 1, "several series fit"),
+            ('hookd_widths_calls_total{module="0"}', None, "there should be none"),
+        ],
+    )
+    def test_what_is_not_as_expected_is_said_with_what_there_is(self, fake_target, key, value, words):
+        fake_target.start(Widths)
+        fake_target.run_steps(1)
+        with pytest.raises(AssertionError) as caught:
+            fake_target.assert_metrics({key: value})
+        assert words in str(caught.value)
+
+    def test_events_have_what_the_hooks_were_given(self, fake_target):
+        fake_target.start(Widths)
+        fake_target.run_steps(2)
+        calls = fake_target.calls("forward")
+        assert [event.module for event in calls] == ["0", "4"] * 2
+        assert calls[0].arguments["output"].shape == (4, 16)
+        assert {event.hook for event in fake_target.events} == {"configure", "select", "forward"}
+        assert len(fake_target.calls("configure")) == 1
+
+    def test_torch_is_as_before_when_it_stops(self):
+        call = nn.Module.__call__
+        with FakeTarget() as target:
+            target.start(Widths)
+            assert nn.Module.__call__ is not call
+            target.stop()
+            assert nn.Module.__call__ is call
+
+    def test_an_error_fails_the_test_with_the_authors_line(self):
+        with FakeTarget() as target:
+            target.start(Failing)
+            target.run_steps(1)
+            with pytest.raises(AssertionError, match=rf"test_testing\.py\", line {FAILS_AT}, in forward"):
+                target.stop_clean()
+
+    def test_what_an_observer_returns_is_an_error_with_the_authors_line(self):
+        class Returning(Widths):
+            @hookimpl
+            def forward(self, output):
+                return output
+
+        with FakeTarget() as target:
+            target.start(Returning)
+            target.run_steps(1)
+            at = f"{__file__}:{Returning.forward.__code__.co_firstlineno}"
+            with pytest.raises(AssertionError, match=re.escape(at)):
+                target.stop_clean()
+
+    def test_options_are_those_of_the_first_plugin(self, fake_target):
+        class Optional(Widths):
+            name = "optional"
+
+            @hookimpl
+            def configure(self, context):
+                self.width = context.option("width", 1)
+                super().configure(context)
+
+        fake_target.start(Optional, "timing", width=3)
+        assert fake_target.plugin("optional").width == 3
+        fake_target.configure("optional", width=4)
+        assert fake_target.plugin("optional").width == 4
+        assert fake_target.state("timing") == "active"
+
+
+class TestWhatIsRefused:
+    """By the agent, with the author's file and line."""
+
+    @pytest.mark.parametrize(
+        ("body", "words", "hint"),
+        [
+            ({"foward": lambda self: None}, "there is no hook 'foward'", "did you mean 'forward'?"),
+            ({"forward": lambda self, modul: None}, "forward has no argument 'modul'", "did you mean 'module'?"),
+            ({"forward": lambda self, module=None: None}, "gives 'module' a default", "without"),
+            ({"forward": lambda self, *modules: None}, "plain names", ""),
+        ],
+    )
+    def test_a_wrong_hook(self, body, words, hint):
+        wrong = type("Wrong", (Plugin,), {"name": "wrong", **{name: hookimpl(one) for name, one in body.items()}})
+        line = next(iter(body.values())).__code__.co_firstlineno
+        with FakeTarget() as target, pytest.raises(PluginError) as caught:
+            target.start(wrong)
+        assert words in caught.value.message
+        assert f"{__file__}:{line}" in caught.value.message
+        assert hint in caught.value.hint
+
+    def test_a_class_without_a_name(self):
+        class Nameless(Plugin):
+            pass
+
+        with FakeTarget(record=False) as target, pytest.raises(PluginError, match=rf"it has no name.*{__file__}:\d+"):
+            target.start(Nameless)
+
+    def test_a_metric_whose_name_has_total(self):
+        class Totals(Plugin):
+            name = "totals"
+
+            @hookimpl
+            def configure(self, context):
+                context.counter("calls_total", "Calls.")
+
+        line = Totals.configure.__code__.co_firstlineno + 2
+        with FakeTarget() as target, pytest.raises(PluginError, match=rf"{__file__}:{line}"):
+            target.start(Totals)
+
+    def test_a_metric_that_prometheus_would_refuse(self):
+        class Dashed(Plugin):
+            name = "dashed"
+
+            @hookimpl
+            def configure(self, context):
+                context.counter("my-calls", "Calls.")
+
+        line = Dashed.configure.__code__.co_firstlineno + 2
+        with (
+            FakeTarget() as target,
+            pytest.raises(PluginError, match=rf"configure raised ValueError.*{__file__}:{line}"),
+        ):
+            target.start(Dashed)
+
+    def test_another_api(self):
+        class Future(Plugin):
+            name = "future"
+            requires_api = "99.0"
+
+        with FakeTarget() as target, pytest.raises(PluginError, match=r"future needs API 99\.0"):
+            target.start(Future)
+
+
+class TestWhatWasRenamed:
+    @pytest.fixture(autouse=True)
+    def _renamed(self, monkeypatch):
+        monkeypatch.setattr(api, "API_VERSION", "1.1")
+        monkeypatch.setattr(
+            api, "RENAMED", (Renamed("after_forward", "forward", "1.1"), Renamed("layer", "module", "1.1", "forward"))
+        )
+
+    class Old(Widths):
+        name = "old"
+
+        @hookimpl
+        def forward(self, layer, output):
+            self.calls.labels(layer.name).inc()
+
+    class Older(Plugin):
+        name = "older"
+
+        @hookimpl
+        def configure(self, context):
+            self.calls = context.counter("calls", "Calls.", ["module"])
+
+        @hookimpl
+        def after_forward(self, layer):
+            self.calls.labels(layer.name).inc()
+
+    @pytest.mark.parametrize(("plugin", "hook"), [(Old, "forward"), (Older, "after_forward")])
+    def test_it_works_and_the_log_names_the_authors_line(self, plugin, hook):
+        with FakeTarget(record=False) as target:
+            target.start(plugin)
+            target.run_steps(2)
+            target.assert_metrics({f'hookd_{plugin.name}_calls_total{{module="0"}}': 2})
+            at = f"{__file__}:{getattr(plugin, hook).__code__.co_firstlineno}"
+            told = [line for line in target.logs if "deprecated" in line]
+            assert all(at in line and "since API 1.1; it works until API 1.2" in line for line in told)
+            assert len(told) == (2 if hook == "after_forward" else 1)
+            target.stop_clean()
+
+    @pytest.mark.parametrize("plugin", [Old, Older])
+    def test_it_is_refused_from_the_next_minor_version_on(self, plugin, monkeypatch):
+        monkeypatch.setattr(api, "API_VERSION", "1.2")
+        with (
+            FakeTarget(record=False) as target,
+            pytest.raises(PluginError, match=r"is 'module' since|is 'forward' since"),
+        ):
+            target.start(plugin)
+
+
+class TestBitIdentity:
+    def test_an_observer_passes(self):
+        assert_bit_identical(Widths)
+
+    def test_an_operation_in_place_is_found(self):
+        class Scaling(Widths):
+            @hookimpl
+            def forward(self, output):
+                output.mul_(1.0001)
+
+        with pytest.raises(AssertionError, match="step 1: the loss differs"):
+            assert_bit_identical(Scaling)
+
+    def test_a_random_number_is_found(self):
+        class Drawing(Widths):
+            @hookimpl
+            def forward(self, module):
+                random.random()
+
+        with pytest.raises(AssertionError, match="the state of Python's random numbers differs"):
+            assert_bit_identical(Drawing)
+
+    def test_a_training_that_differs_from_itself_is_told(self):
+        number = itertools.count()
+
+        def make():
+            training = small()
+            return Training(training.model, training.batch, lambda output: output.square().mean() + next(number))
+
+        with pytest.raises(AssertionError, match="differs from itself"):
+            assert_bit_identical(Widths, make=make)
+
+    def test_the_random_numbers_of_the_test_go_on_as_they_were(self):
+        torch.manual_seed(1)
+        expected = torch.rand(1)
+        torch.manual_seed(1)
+        assert_bit_identical(Widths, steps=1)
+        assert torch.equal(torch.rand(1), expected)
+
+
+class TestOverhead:
+    def test_what_costs_little_passes_and_what_costs_much_does_not(self):
+        class Busy(Widths):
+            @hookimpl
+            def step_post(self):
+                end = time.thread_time_ns() + 20_000_000
+                while time.thread_time_ns() < end:
+                    pass
+
+        assert_overhead_below(20.0, Widths, make=small, pairs=12, steps=4)
+        with pytest.raises(AssertionError, match=r"a step takes .* times .* and may take 2.0"):
+            assert_overhead_below(2.0, Busy, make=small, pairs=12, steps=1)
+
+
+class TestMeasure:
+    """What `hookd plugin check` and `bench` run."""
+
+    def test_it_tells_costs_metrics_and_that_nothing_changes(self):
+        told = measure.check(Widths, HERE, {})
+        assert told["difference"] == ""
+        assert told["raised"] == []
+        assert told["hooks"]["forward"]["calls"] >= 4 * measure.STEPS - 2
+        assert (
+            told["hooks"]["forward"]["low_ns"] <= told["hooks"]["forward"]["ns"] <= told["hooks"]["forward"]["high_ns"]
+        )
+        assert [(one["name"], one["labels"]) for one in told["metrics"][:2]] == [
+            ("hookd_widths_calls", ["module"]),
+            ("hookd_widths_batch", []),
+        ]
+        assert told["metrics"][0]["line"] == Widths.configure.__code__.co_firstlineno + 2
+
+    def test_it_tells_what_the_training_raises_with_it(self):
+        class Scaling(Widths):
+            name = "scaling"
+
+            @hookimpl
+            def select(self, module):
+                return True
+
+            @hookimpl
+            def forward(self, output):
+                output.mul_(1.1)
+
+        assert "modified by an inplace operation" in measure.check(Scaling, HERE, {})["broken"]
+
+    def test_it_tells_where_a_hook_raises(self):
+        (raised,) = measure.check(Failing, HERE, {})["raised"]
+        assert (raised["file"], raised["line"], raised["hook"]) == (__file__, FAILS_AT, "forward")
+        assert raised["error"] == "KeyError: '0'"
+
+    def test_bench_has_figures_for_each_hook_and_a_control(self, monkeypatch):
+        monkeypatch.setattr(measure, "MODELS", {"small": small})
+        monkeypatch.setattr(measure, "BENCH_PAIRS", 12)
+        told = measure.bench(Widths, HERE, {})["models"]["small"]
+        assert told["hooks"]["forward"]["peak_bytes"] >= 0
+        for one in (told["ratio"], told["control"]):
+            assert 0 < one["low"] <= one["median"] <= one["high"]
+
+
+def test_the_package_that_new_writes_passes_its_own_tests(tmp_path):
+    assert main(["plugin", "new", "spread", "--dir", str(tmp_path)]) == 0  # test_stopwatch.py checks another
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "hookd.testing.fixtures"]
+    home = tmp_path / "hookd-spread"
+    done = subprocess.run(words, cwd=home, capture_output=True, text=True, timeout=100, check=False)
+    assert "5 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_loading_the_fixtures_loads_no_torch():
+    code = "import sys, hookd.testing, hookd.testing.fixtures, hookd.testing.measure; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

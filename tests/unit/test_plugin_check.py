@@ -1,0 +1,322 @@
+"""`hookd plugin check` and `new`: each mistake is named with the author's file and line, and what to do about it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import textwrap
+
+import pytest
+
+from hookd import api, hookspecs
+from hookd.api import Renamed
+from hookd.check import blocking, names, packaging, signatures, source, types
+from hookd.cli import main
+from hookd.errors import PluginError
+
+HEAD = """
+from hookd import Plugin, hookimpl, Context, Module, TrainingError
+from typing import Any
+import logging, random, time, torch
+
+class Widths(Plugin):
+    name = "widths"
+
+    @hookimpl
+    def configure(self, context: Context) -> None:
+        self.calls = context.counter("calls", "Calls.", ["module"])
+"""
+
+
+def subject(tmp_path, body, head=HEAD):
+    """Give a plugin whose source is `head` and these methods, and the number of their first line."""
+    file = tmp_path / "hookd_widths.py"
+    file.write_text(head + textwrap.indent(textwrap.dedent(body), "    "))
+    (one,) = source.subjects(str(file))
+    return one, head.count("\n")
+
+
+def found(check, tmp_path, body, head=HEAD):
+    one, offset = subject(tmp_path, body, head)
+    return [(problem.line - offset, problem.rule, problem.message, problem.fix) for problem in check(one)]
+
+
+class TestSignatures:
+    @pytest.mark.parametrize(
+        ("body", "rule", "words"),
+        [
+            ("\n@hookimpl\ndef foward(self): ...", "hook", "did you mean 'forward'?"),
+            ("\n@hookimpl\ndef forward(self, modul): ...", "argument", "did you mean 'module'?"),
+            ("\n@hookimpl\ndef forward(self, module=None): ...", "default", "write module without a default"),
+            ("\n@hookimpl(wrapper=True)\ndef forward(self): ...", "wrapper", "write @hookimpl alone"),
+            ("\n@hookimpl\ndef forward(self, *modules): ...", "argument", "ask for what you need by name"),
+        ],
+    )
+    def test_a_wrong_hook_is_named_with_its_line(self, tmp_path, body, rule, words):
+        ((line, said, _, fix),) = found(signatures.problems, tmp_path, body)
+        assert (line, said) == (3, rule)
+        assert words in fix
+
+    def test_what_an_observer_returns_is_found_on_its_line(self, tmp_path):
+        body = "\n@hookimpl\ndef forward(self, output):\n    def inner():\n        return 1\n    return output\n"
+        ((line, rule, *_),) = found(signatures.problems, tmp_path, body)
+        assert (line, rule) == (6, "return")
+
+    @pytest.mark.parametrize("change", ["output.mul_(2)", "output += 1", "output[0] = 1", "output.data.zero_()"])
+    def test_what_an_observer_changes_in_place_is_found_on_its_line(self, tmp_path, change):
+        body = f"\n@hookimpl\ndef forward(self, output):\n    self.mine.add_(output)\n    {change}\n"
+        ((line, rule, *_),) = found(signatures.problems, tmp_path, body)
+        assert (line, rule) == (5, "changed")
+
+    def test_a_mutator_may_return(self, tmp_path):
+        body = "mutates = True\n@hookimpl\ndef forward(self, output):\n    return output\n"
+        assert not found(signatures.problems, tmp_path, body)
+
+    def test_a_missing_name_is_told_at_the_class(self, tmp_path):
+        ((line, rule, *_),) = found(signatures.problems, tmp_path, "", HEAD.replace('name = "widths"', "other = 1"))
+        assert rule == "name"
+        assert HEAD.splitlines()[HEAD.count("\n") + line - 1].startswith("class Widths")
+
+    def test_another_api_is_told(self, tmp_path):
+        ((_, rule, message, _),) = found(signatures.problems, tmp_path, 'requires_api = "9.0"\n')
+        assert rule == "api"
+        assert "needs API 9.0" in message
+
+
+class TestBlocking:
+    @pytest.mark.parametrize(
+        "call",
+        ["x.item()", "x.norm().cpu()", "x.tolist()", "time.sleep(1)", "open('f')", "print(1)", "logging.info('x')",
+         "self.lock.acquire()", "requests.get('x')", "random.random()", "torch.randn(3)", "torch.cuda.synchronize()"],
+    )  # fmt: skip
+    def test_it_is_found_in_a_hot_hook_on_its_line(self, tmp_path, call):
+        body = f"\n@hookimpl\ndef forward(self, module, output):\n    x = output\n    {call}\n"
+        ((line, rule, _, fix),) = found(blocking.problems, tmp_path, body)
+        assert line == 5
+        assert rule in ("blocking", "random")
+        assert fix
+
+    def test_it_is_found_in_what_the_hook_calls(self, tmp_path):
+        body = "\n@hookimpl\ndef forward(self, output):\n    self.look(output)\n\ndef look(self, x):\n    x.item()\n"
+        ((line, _, message, _),) = found(blocking.problems, tmp_path, body)
+        assert line == 7
+        assert message.startswith("look, which forward calls,")
+
+    def test_a_lock_that_is_entered_is_found(self, tmp_path):
+        body = "\n@hookimpl\ndef forward(self):\n    with self.lock:\n        pass\n"
+        assert [line for line, *_ in found(blocking.problems, tmp_path, body)] == [4]
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "\n@hookimpl\ndef tick(self):\n    open('f')\n",  # not hot
+            "\n@hookimpl\ndef step_post(self):\n    self.context.aside(lambda: open('f'))\n",  # in another thread
+            "\n@hookimpl\ndef forward(self, output):\n    output.item()  # hookd: may block\n",
+            "\n@hookimpl\ndef forward(self):\n    self.random = random.Random(0)\n",
+        ],
+    )
+    def test_what_is_done_elsewhere_or_knowingly_is_not(self, tmp_path, body):
+        assert not found(blocking.problems, tmp_path, body)
+
+
+class TestMetrics:
+    @pytest.mark.parametrize(
+        ("declaration", "words"),
+        [
+            ('counter("calls_total", "x", [])', "_total"),
+            ('gauge("load_ms", "x", [])', "base units"),
+            ('gauge("size_mb", "x", [])', "bytes"),
+            ('gauge("hookd_widths_x", "x", [])', "hookd_"),
+            ('gauge("Loss", "x", [])', "no name"),
+            ('gauge("loss", "", [])', "no help"),
+            ('gauge("loss_gauge", "x", [])', "type in its name"),
+            ('gauge("loss", "x", ["step"])', "new value ever again"),
+            ('gauge("loss", "x", ["rank"])', "hookd's own"),
+        ],
+    )
+    def test_a_wrong_name_or_label_is_found_on_its_line(self, tmp_path, declaration, words):
+        body = f"\ndef more(self, context):\n    self.more_ = context.{declaration}\n"
+        one, offset = subject(tmp_path, body)
+        (problem,) = names.declared(one.file)
+        assert problem.line - offset == 3
+        assert words in problem.message + problem.fix
+
+    def test_the_wrong_number_of_label_values_is_found(self, tmp_path):
+        one, offset = subject(tmp_path, "\n@hookimpl\ndef forward(self, module):\n    self.calls.labels().inc()\n")
+        (problem,) = names.declared(one.file)
+        assert (problem.line - offset, problem.rule) == (4, "label")
+
+    def test_a_metric_that_was_never_declared_is_found_with_the_nearest(self, tmp_path):
+        one, _ = subject(tmp_path, "\n@hookimpl\ndef forward(self, module):\n    self.call.labels(module.name).inc()\n")
+        (problem,) = names.declared(one.file)
+        assert problem.fix == "did you mean 'calls'?"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """mypy's cache, which these tests share."""
+    home = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(home))
+        yield home
+
+
+class TestTypes:
+    def test_annotations_that_are_not_the_hooks_are_found(self, tmp_path, cache):
+        body = """
+        @hookimpl
+        def forward(self, module: str, elapsed_ns: int) -> None:
+            self.calls.labels(module).inc()
+
+        @hookimpl
+        def backward(self, module: Module, elapsed_ns: list[int]) -> None:
+            self.calls.labels(module.nme).inc()
+
+        @hookimpl
+        def select(self, module: Module) -> int:
+            return 1
+
+        @hookimpl
+        def step_post(self, elapsed_ns: int) -> int:
+            return 1
+        """
+        told = {(line, message) for line, _, message, _ in found(types.problems, tmp_path, body)}
+        assert {line for line, _ in told} == {3, 7, 8, 11, 15}
+        text = "\n".join(message for _, message in sorted(told)).replace('"', "")
+        assert "Argument module to forward of Widths has incompatible type Module; expected str" in text
+        assert "Argument elapsed_ns to backward of Widths has incompatible type int; expected list[int]" in text
+        assert "Module has no attribute nme" in text
+
+    def test_any_subset_of_the_arguments_in_any_order_is_right(self, tmp_path, cache):
+        body = """
+        @hookimpl
+        def forward(self, output: Any, module: Module) -> None:
+            self.calls.labels(module.name).inc()
+
+        @hookimpl
+        def step_post(self) -> None: ...
+
+        @hookimpl
+        def succeed(self, predecessor: "Widths") -> None: ...
+
+        @hookimpl
+        def select(self, module: Module) -> bool:
+            return True
+        """
+        assert not found(types.problems, tmp_path, body)
+
+
+class TestRenamed:
+    """What the agent and the check do of a name that has been changed, shown with a made-up one."""
+
+    @pytest.fixture
+    def now(self, monkeypatch):
+        monkeypatch.setattr(api, "API_VERSION", "1.1")
+        monkeypatch.setattr(
+            api, "RENAMED", (Renamed("after_forward", "forward", "1.1"), Renamed("layer", "module", "1.1", "forward"))
+        )
+
+    BODY = "\n@hookimpl\ndef after_forward(self, layer):\n    self.calls.labels(layer.name).inc()\n"
+
+    def test_it_is_a_warning_for_one_minor_version(self, tmp_path, now):
+        one, offset = subject(tmp_path, self.BODY)
+        problems = list(signatures.problems(one))
+        assert [problem.is_warning for problem in problems] == [True, True]
+        assert problems[0].message == (
+            "the hook 'after_forward' is 'forward' since API 1.1; it works until API 1.2 "
+            f"({one.file}:{offset + 3})"
+        )  # fmt: skip
+
+    def test_it_is_an_error_from_the_next_one_on(self, tmp_path, now, monkeypatch):
+        monkeypatch.setattr(api, "API_VERSION", "1.2")
+        one, _ = subject(tmp_path, self.BODY)
+        assert [problem.is_warning for problem in signatures.problems(one)] == [False, False]
+
+    @pytest.mark.parametrize(("required", "is_served"), [("", True), ("1.0", True), ("1.1", True), ("1.2", False), ("2.0", False), ("0.9", False)])  # fmt: skip
+    def test_the_same_major_and_no_greater_minor_version_is_served(self, now, required, is_served):
+        if is_served:
+            api.check("widths", required)
+        else:
+            with pytest.raises(PluginError, match="needs API"):
+                api.check("widths", required)
+
+    def test_what_is_no_version_is_refused(self):
+        with pytest.raises(PluginError, match="must be like"):
+            api.check("widths", "one")
+
+
+class TestSources:
+    def test_hooks_of_base_classes_in_other_files_count(self, tmp_path):
+        package = tmp_path / "hookd_two"
+        package.mkdir()
+        (package / "base.py").write_text(
+            "from hookd import Plugin, hookimpl\n\nclass Base(Plugin):\n    @hookimpl\n    def foward(self): ...\n"
+        )
+        (package / "__init__.py").write_text('from hookd_two.base import Base\n\nclass Two(Base):\n    name = "two"\n')
+        (one,) = source.subjects(str(package))
+        (problem,) = signatures.problems(one)
+        assert (problem.file, problem.line) == (str(package / "base.py"), 5)
+
+    def test_what_is_no_python_is_told_with_its_line(self, tmp_path):
+        (tmp_path / "broken.py").write_text("x = 1\ndef (:\n")
+        with pytest.raises(PluginError, match=r"broken\.py:2: not valid Python"):
+            source.subjects(str(tmp_path / "broken.py"))
+
+    def test_where_there_is_none_it_says_so(self, tmp_path):
+        with pytest.raises(PluginError, match="there is no plugin in"):
+            source.subjects(str(tmp_path))
+        with pytest.raises(PluginError, match="no file, folder or installed plugin 'nonsense'"):
+            source.subjects("nonsense")
+
+    @pytest.mark.parametrize(
+        "name", ["activations", "coverage", "drift", "gradclip", "memory", "nan", "optimizer", "timing"]
+    )
+    def test_those_that_come_with_hookd_have_nothing_to_mend(self, name):
+        (one,) = source.subjects(name)
+        problems = [*signatures.problems(one), *blocking.problems(one), *packaging.problems(one)]
+        problems += [problem for file in one.files for problem in names.declared(file)]
+        assert not [problem for problem in problems if not problem.is_warning]
+
+
+class TestCommands:
+    def test_new_writes_a_package_and_overwrites_nothing(self, tmp_path, capsys):
+        assert main(["plugin", "new", "spread", "--dir", str(tmp_path), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        home = tmp_path / "hookd-spread"
+        assert {str(path) for path in home.rglob("*") if path.is_file()} == set(told["files"])
+        assert "$" not in "".join(path.read_text() for path in home.rglob("*.py"))
+        ast.parse((home / "hookd_spread" / "__init__.py").read_text())
+        assert (home / "hookd_spread" / "py.typed").exists()
+        assert main(["plugin", "new", "spread", "--dir", str(tmp_path)]) == 2
+        assert "is there already" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("name", ["run", "step_norm", "Spread", "1st", "class", "nan", "größe", "../x"])
+    def test_new_refuses_names_that_cannot_be(self, tmp_path, capsys, name):
+        assert main(["plugin", "new", name, "--dir", str(tmp_path)]) == 2
+        assert "error" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+
+    def test_check_prints_findings_as_a_compiler_does(self, tmp_path, capsys, monkeypatch):
+        one, _ = subject(tmp_path, "\n@hookimpl\ndef foward(self): ...\n")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(types, "is_possible", lambda: False)
+        assert main(["plugin", "check", str(one.file), "--static"]) == 1
+        out = capsys.readouterr().out.splitlines()
+        assert out[0] == "hookd_widths.py:14: error: there is no hook 'foward' [hook]"
+        assert out[1].strip() == "did you mean 'forward'?"
+
+    def test_check_says_where_there_is_no_torch(self, tmp_path, capsys, monkeypatch):
+        one, _ = subject(tmp_path, "")
+        python = tmp_path / "python"
+        python.write_text("#!/bin/sh\nexit 79\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(types, "is_possible", lambda: False)
+        assert main(["plugin", "check", str(one.file), "--python", str(python)]) == 1
+        assert "has no torch" in capsys.readouterr().err
+
+
+def test_every_hook_has_annotations_that_mypy_can_read():
+    for hook in hookspecs.HOOKS:
+        annotations = getattr(hookspecs, hook).__annotations__
+        assert "return" in annotations
+        assert all(isinstance(one, str) for one in annotations.values())
