@@ -58,6 +58,9 @@ class Entry:
         cost_ns: what it took in the last accounted step of each kind, `{kind of the step: ns}`.
         spent_ns: estimated time spent in it.
         agreement: of all ranks, for a plugin that changes the training in a job of several.
+        last_trouble: the last error for a person: `text`, `where` (the author's line) and `traceback`; empty if none.
+        source: of what it was made, as far as the tool has said: `version`, `sha256`, `origin`.
+        calls: in metered steps, and `call_ns` what they took.
     """
 
     number: int
@@ -76,6 +79,10 @@ class Entry:
     spent_ns: int = 0
     agreement: Agreement | None = None
     logged: set[str] = field(default_factory=set)
+    last_trouble: dict[str, str] = field(default_factory=dict)
+    source: dict[str, str] = field(default_factory=dict)
+    calls: int = 0
+    call_ns: int = 0
 
     @property
     def changes_training(self) -> bool:

@@ -41,11 +41,27 @@ _PIECE, _PIECE_LINES = b"\f\f\f", 30
 
 @dataclass(frozen=True)
 class Source:
-    """Where a plugin is: its entry `module:Class` and the sources of its top-level module, by path in a zip."""
+    """Where a plugin is: its entry `module:Class` and the sources of its top-level module, by path in a zip.
+
+    Attributes:
+        version: of the distribution that it is installed with, else its module's `__version__`, else "".
+        origin: where it was found, in words: a distribution's name, or a path.
+    """
 
     name: str
     entry: str
     files: dict[str, bytes]
+    version: str = ""
+    origin: str = ""
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """What is carried, as one hash in hex: of the paths and the contents, each with its length."""
+        digest = hashlib.sha256(self.entry.encode())
+        for path, content in sorted(self.files.items()):
+            digest.update(f"\n{len(path)} {path} {len(content)}\n".encode())
+            digest.update(content)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -98,7 +114,15 @@ def unpack(name: str, directory: Path) -> None:
 
 def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:
     """Give a plugin in the form of the agent's configuration."""
-    return {"name": spec.name, "entry": source.entry, "options": dict(spec.options), "by_name": spec.by_name}
+    return {
+        "name": spec.name,
+        "entry": source.entry,
+        "options": dict(spec.options),
+        "by_name": spec.by_name,
+        "version": source.version,
+        "sha256": source.sha256,
+        "origin": source.origin,
+    }
 
 
 def find(name: str, plugin_dirs: Sequence[Path] = ()) -> Source:
@@ -113,7 +137,9 @@ def find(name: str, plugin_dirs: Sequence[Path] = ()) -> Source:
                 return source
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.name == name:
-            return Source(name, entry.value, _module_files(name, entry.value.partition(":")[0].partition(".")[0]))
+            files = _module_files(name, entry.value.partition(":")[0].partition(".")[0])
+            origin = entry.dist.name if entry.dist is not None else ""
+            return Source(name, entry.value, files, entry.dist.version if entry.dist is not None else "", origin)
     raise PluginError(
         "; ".join([f"there is no plugin '{name}'", *(broken.message for broken in _broken(plugin_dirs))]),
         reason="unknown-plugin",
@@ -222,25 +248,23 @@ def in_directory(directory: Path) -> Iterator[Source | PluginError]:
     for path in sorted([*directory.glob("*.py"), *directory.glob("*/__init__.py")]):
         module = path.parent.name if path.name == "__init__.py" else path.stem
         try:
-            classes = list(_plugin_classes(path))
+            classes = list(plugin_classes(path))
         except PluginError as broken:
             yield broken
             continue
         for class_name, plugin in classes:
             files = _package(path.parent) if path.name == "__init__.py" else {path.name: path.read_bytes()}
-            yield Source(plugin, f"{module}:{class_name}", files)
+            yield Source(plugin, f"{module}:{class_name}", files, _version(path), str(path))
 
 
-def _plugin_classes(path: Path) -> Iterator[tuple[str, str]]:
-    """Give class and plugin name for each plugin that a file defines, by reading it."""
-    try:
-        with _PARSING:
-            tree = ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as exc:
-        where, why = f"{path}:{getattr(exc, 'lineno', None) or 1}", getattr(exc, "msg", None) or exc
-        raise PluginError(f"{where}: not valid Python: {why}") from exc
-    derived = {"Plugin"}  # and what derives from it in this file, in whatever number of steps
-    for node in tree.body:
+def plugin_classes(path: Path, base: str = "Plugin") -> Iterator[tuple[str, str]]:
+    """Give class and plugin name for each plugin that a file defines, by reading it.
+
+    Raises:
+        PluginError: it is no Python.
+    """
+    derived = {base}  # and what derives from it in this file, in whatever number of steps
+    for node in _tree(path).body:
         if isinstance(node, ast.ClassDef) and any(_last_name(base) in derived for base in node.bases):
             derived.add(node.name)
             for statement in node.body:
@@ -248,11 +272,26 @@ def _plugin_classes(path: Path) -> Iterator[tuple[str, str]]:
                     yield node.name, plugin
 
 
+def _tree(path: Path) -> ast.Module:
+    try:
+        with _PARSING:
+            return ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as exc:
+        where, why = f"{path}:{getattr(exc, 'lineno', None) or 1}", getattr(exc, "msg", None) or exc
+        raise PluginError(f"{where}: not valid Python: {why}") from exc
+
+
+def _version(path: Path) -> str:
+    """Give what a module says of its version: `__version__ = "1.2"`."""
+    values = (_assigned_name(statement, "__version__") for statement in _tree(path).body)
+    return next((value for value in values if value is not None), "")
+
+
 def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _assigned_name(node: ast.stmt) -> str | None:
+def _assigned_name(node: ast.stmt, name: str = "name") -> str | None:
     """Give "x" for the statement `name = "x"`, with or without an annotation."""
     if isinstance(node, ast.Assign):
         targets, value = node.targets, node.value
@@ -260,7 +299,7 @@ def _assigned_name(node: ast.stmt) -> str | None:
         targets, value = [node.target], node.value
     else:
         return None
-    is_name = any(isinstance(target, ast.Name) and target.id == "name" for target in targets)
+    is_name = any(isinstance(target, ast.Name) and target.id == name for target in targets)
     is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
     return str(value.value) if is_name and is_text and isinstance(value, ast.Constant) else None
 

@@ -24,6 +24,9 @@
     [[webhook]]                  # who is told of incidents
     url = "https://alerts.example.org/hookd"
 
+    [plugins]
+    allow = ["nan", "acme_*"]    # which plugins may be used at all; all of them where there is no such list
+
     [plugins.activations]        # options of a plugin, wherever it is enabled without naming them
     every = 50
 
@@ -37,6 +40,7 @@ import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +55,7 @@ from hookd.config.values import (
     read_number,
     read_path,
     read_paths,
+    read_patterns,
     read_plugins,
     read_switch,
     read_whole,
@@ -101,6 +106,7 @@ class ServeConfig:
         receivers: functions that are called with each incident, each as `module:function`; see docs/incidents.md.
         plugins: what is enabled where an attach names none.
         plugin_dirs: where plugins are sought beside those installed.
+        plugins_allow: patterns of names; a plugin that none of them matches is refused. None: all may be used.
         timeout_s: how long an attach may take, in seconds.
         lease_s: how long an agent stays when nobody holds it any more, in seconds.
         budget: the share of a step's time that observers may take, 0 to 1.
@@ -131,6 +137,7 @@ class ServeConfig:
     receivers: tuple[str, ...] = _setting("serve", (), read_functions)
     plugins: tuple[PluginSpec, ...] = _setting("attach", DEFAULT_PLUGINS, read_plugins)
     plugin_dirs: tuple[Path, ...] = _setting("attach", (), read_paths)
+    plugins_allow: tuple[str, ...] | None = _setting("plugins", None, read_patterns)  # noqa: RUF009  gives a field
     timeout_s: float = _setting("attach", 10.0, read_number(0.1, 3600))
     lease_s: float = _setting("attach", 900.0, read_number(1))
     budget: float = _setting("attach", 0.01, read_number(0, 1))
@@ -145,6 +152,10 @@ class ServeConfig:
     plugin_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     webhooks: tuple[Webhook, ...] = ()
+
+    def allows(self, plugin: str) -> bool:
+        """Whether a plugin may be used."""
+        return self.plugins_allow is None or any(fnmatchcase(plugin, one) for one in self.plugins_allow)
 
     def with_options(self, spec: PluginSpec) -> PluginSpec:
         """Give `spec` the options that the configuration holds for it and that it does not give itself."""
@@ -176,9 +187,23 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | N
             _read(name, flags[name], "--" + name.replace("_", "-"), values, problems)
     if unknown := set(flags) - set(SETTINGS):
         raise ValueError(f"no such settings: {sorted(unknown)}")
+    config = ServeConfig(**values)
+    problems += _forbidden(config)
     if problems:
         raise ConfigError("\n".join(problems))
-    return ServeConfig(**values)
+    return config
+
+
+def _forbidden(config: ServeConfig) -> list[str]:
+    """Say which plugins are to be enabled and may not be used."""
+    wanted = {"[attach] plugins": config.plugins}
+    wanted |= {f"[[rule]] {n}": rule.plugins for n, rule in enumerate(config.rules, 1)}
+    return [
+        f"{where}: plugin {spec.name} is not allowed by [plugins] allow."
+        for where, specs in wanted.items()
+        for spec in specs
+        if not config.allows(spec.name)
+    ]
 
 
 def check(path: Path) -> ServeConfig:
@@ -208,7 +233,10 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         elif not isinstance(content, Mapping):
             problems.append(f"{path}: {table} is no table; write [{table}]")
         elif table == "plugins":
-            values["plugin_options"] = _plugin_options(content, path, problems)
+            rest = dict(content)
+            if isinstance(rest.get("allow"), (list, str)):
+                _read("plugins_allow", rest.pop("allow"), f"{path}: [plugins] allow", values, problems)
+            values["plugin_options"] = _plugin_options(rest, path, problems)
         else:
             for key, value in content.items():
                 if key in known[table]:

@@ -7,7 +7,7 @@
                                         "only_trainers"?}
     POST /v1/detach                    {"pid"} or {"all": true}, "timeout_s"?
     GET  /v1/targets/PID/report        ?curve=1   see `describe.target_report`
-    POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "configure", "plugin": "NAME:key=value,…" or object,
+    POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "reload" | "configure", "plugin": "NAME:key=value,…" or object,
                                         "timeout_s"?, "plugin_dirs"?}; what changes the training, in all ranks of the job
     POST /v1/targets/PID/eval          {"expression", "timeout_s"?}; where [eval] allow = true, see `evaluate.evaluate`
     GET  /v1/incidents                 ?run= &pid= &kind= &since= &limit= &id= &after= &order=   {"incidents": [row…]}, see
@@ -102,7 +102,8 @@ class Api:
 
     async def _attach(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        return web.json_response(await self._service.attach(_pid(body.get("pid")), Order.from_json(body)))
+        answer = await self._service.attach(_pid(body.get("pid")), Order.from_json(body), _asking(request))
+        return web.json_response(answer)
 
     async def _detach(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -115,15 +116,11 @@ class Api:
 
     async def _plugins(self, request: web.Request) -> web.Response:
         pid, body = _pid(request.match_info["pid"]), await _body(request)
-        return web.json_response(await self._service.change_plugins(pid, body))
+        return web.json_response(await self._service.change_plugins(pid, body, _asking(request)))
 
     async def _eval(self, request: web.Request) -> web.Response:
         pid, body = _pid(request.match_info["pid"]), await _body(request)
-        asking = request.transport.get_extra_info("socket") if request.transport is not None else None
-        if asking is None:
-            raise PermissionDenied("who asks has gone", reason="other-user")
-        who = dict(zip(("pid", "uid"), peer_credentials(asking), strict=False))
-        return web.json_response(await self._service.evaluate(pid, body, who))
+        return web.json_response(await self._service.evaluate(pid, body, _asking(request)))
 
 
 def incident_filter(request: web.Request) -> dict[str, Any]:
@@ -167,6 +164,18 @@ async def _only_friends(request: web.Request, handler: Handler) -> web.StreamRes
     if connection is None or peer_credentials(connection)[1] not in (0, os.geteuid()):
         raise PermissionDenied("this daemon belongs to another user", reason="other-user")
     return await handler(request)
+
+
+def _asking(request: web.Request) -> dict[str, int]:
+    """Say who asks, as the kernel knows them: `{"pid", "uid"}`.
+
+    Raises:
+        PermissionDenied: they have gone.
+    """
+    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if connection is None:
+        raise PermissionDenied("who asks has gone", reason="other-user")
+    return dict(zip(("pid", "uid"), peer_credentials(connection), strict=False))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, describe, receivers
+from hookd.daemon import api, audit, describe, receivers
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
@@ -225,7 +225,7 @@ class Service:
             self._wanted.failed(want, HookdError(f"{type(exc).__name__}: {exc}", reason="internal"))
         else:
             self._wanted.done(want)
-            _log_attached(answer, "by rule")
+            audit.attached(answer, "by rule")
         self._watch()
 
     async def _adopt(self) -> None:
@@ -307,11 +307,11 @@ class Service:
             "targets": self.rows(),
         }
 
-    async def attach(self, pid: int, order: Order) -> dict[str, Any]:
+    async def attach(self, pid: int, order: Order, by: Mapping[str, int]) -> dict[str, Any]:
         """Attach to a process because a person asks for it; see `Actions.attach`."""
         self._wanted.reset(pid)
-        answer: dict[str, Any] = await self._run(self._actions.attach, pid, order)
-        _log_attached(answer, "as asked")
+        answer: dict[str, Any] = await self._run(self._actions.attach, pid, order, by)
+        audit.attached(answer, "as asked", by)
         await asyncio.to_thread(self.fleet.store.recall, pid)
         return answer
 
@@ -347,9 +347,9 @@ class Service:
             return {"pid": target.pid, "restored": None, "residue": [], "left": "another daemon holds it"}
         return self._actions.detach(target.pid, timeout_s)
 
-    async def change_plugins(self, pid: int, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Load, unload or configure a plugin; see `Actions.change_plugins`."""
-        answer: dict[str, Any] = await self._run(self._actions.change_plugins, pid, body)
+    async def change_plugins(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
+        """Load, unload, reload or configure a plugin; see `Actions.change_plugins`."""
+        answer: dict[str, Any] = await self._run(self._actions.change_plugins, pid, body, by)
         return answer
 
     async def evaluate(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
@@ -371,11 +371,6 @@ class Service:
         except HookdError as exc:
             return {"pid": pid, **exc.as_json()}
         return answer
-
-
-def _log_attached(answer: Mapping[str, Any], why: str) -> None:
-    did = "joined the agent in" if answer["method"] == "existing" else "attached to"
-    _log.info("%s process %d %s: run %s, rank %s", did, answer["pid"], why, answer["run"], answer["rank"])
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import io
 import sys
@@ -44,7 +45,9 @@ def test_a_plugin_in_a_directory_is_found_by_the_name_that_its_class_sets(tmp_pa
     file.parent.mkdir(exist_ok=True)
     file.write_text(PLUGIN)
     built = payload.build((PluginSpec("widths", {"every": "3"}),), (tmp_path,))
-    assert built.plugins == ({"name": "widths", "entry": "mine:Widths", "options": {"every": "3"}, "by_name": True},)
+    (told,) = built.plugins
+    carried = {"version": "", "sha256": built.sources[0].sha256, "origin": str(file)}
+    assert told == {"name": "widths", "entry": "mine:Widths", "options": {"every": "3"}, "by_name": True, **carried}
     assert built.sources[0].files == {path: PLUGIN.encode()}
     assert "mine" not in sys.modules
 
@@ -104,3 +107,24 @@ def test_a_plugin_that_is_no_python_is_refused(tmp_path):
     (tmp_path / "broken.py").write_text("class :")
     with pytest.raises(PluginError, match=r"broken\.py"):
         payload.find("widths", (tmp_path,))
+
+
+def test_a_file_says_its_version_and_an_installed_plugin_has_its_distributions(tmp_path):
+    (tmp_path / "mine.py").write_text('__version__ = "1.4"\n' + PLUGIN)
+    assert payload.find("widths", (tmp_path,)).version == "1.4"
+    installed = payload.find("nan")
+    assert (installed.version, installed.origin) == (importlib.metadata.version("hookd"), "hookd")
+
+
+def test_the_hash_of_a_source_is_that_of_all_its_files(tmp_path):
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text(PLUGIN)
+    (package / "part.py").write_text("value = 1\n")
+    hashes = [payload.find("widths", (tmp_path,)).sha256]
+    assert payload.find("widths", (tmp_path,)).sha256 == hashes[0]
+    (package / "part.py").write_text("value = 2\n")
+    hashes.append(payload.find("widths", (tmp_path,)).sha256)
+    (package / "part.py").rename(package / "other.py")
+    hashes.append(payload.find("widths", (tmp_path,)).sha256)
+    assert len(set(hashes)) == 3
