@@ -270,7 +270,9 @@ class Agent:
         self._session.changes.loaded(entry, by)
 
     def _made(self, spec: dict[str, Any]) -> Plugin:
-        module, _, name = str(spec["entry"] if "entry" in spec else environment.entry_point(spec["name"])).partition(":")
+        module, _, name = str(spec["entry"] if "entry" in spec else environment.entry_point(spec["name"])).partition(
+            ":"
+        )
         importing = self._loader.importing() if self._loader is not None else contextlib.nullcontext()
         try:
             with importing:

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from hookd.config import PluginSpec
 
 GROUP = "hookd.plugins"
-_TOOL_SIDE = {"__main__.py", "_pluggy.py", "attach", "cli", "config", "daemon", "examples", "native", "testing.py"}
+_TOOL_SIDE = {
+    "__main__.py", "_pluggy.py", "attach", "cli", "config", "daemon", "daemonspecs.py", "examples", "native",
+    "serving.py", "testing.py",
+}  # fmt: skip
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCE_ROOT = "/hookd-payload/"
 """Where `hookd/agent/loader.py` says that its modules are; `arrival.py` compiles them under it."""
@@ -137,14 +140,23 @@ def find(name: str, plugin_dirs: Sequence[Path] = ()) -> Source:
                 return source
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.name == name:
-            files = _module_files(name, entry.value.partition(":")[0].partition(".")[0])
-            origin = entry.dist.name if entry.dist is not None else ""
-            return Source(name, entry.value, files, entry.dist.version if entry.dist is not None else "", origin)
+            return installed_source(entry)
     raise PluginError(
         "; ".join([f"there is no plugin '{name}'", *(broken.message for broken in _broken(plugin_dirs))]),
         reason="unknown-plugin",
         hint=f"There are {', '.join(names(plugin_dirs))}.",
     )
+
+
+def installed_source(entry: importlib.metadata.EntryPoint) -> Source:
+    """Read the source of a plugin that is installed, without importing it.
+
+    Raises:
+        PluginError: it cannot be found.
+    """
+    files = _module_files(entry.name, entry.value.partition(":")[0].partition(".")[0])
+    version, origin = (entry.dist.version, entry.dist.name) if entry.dist is not None else ("", "")
+    return Source(entry.name, entry.value, files, version, origin)
 
 
 def names(plugin_dirs: Sequence[Path] = ()) -> list[str]:
@@ -231,10 +243,11 @@ def _module_files(plugin: str, module: str) -> dict[str, bytes]:
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise PluginError(f"the source of plugin '{plugin}' (module {module}) cannot be found")
     origin = Path(spec.origin)
-    return _package(origin.parent) if spec.submodule_search_locations else {origin.name: origin.read_bytes()}
+    return package(origin.parent) if spec.submodule_search_locations else {origin.name: origin.read_bytes()}
 
 
-def _package(root: Path) -> dict[str, bytes]:
+def package(root: Path) -> dict[str, bytes]:
+    """Read the sources of a package, by path beside it."""
     return {path.relative_to(root.parent).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.py"))}
 
 
@@ -253,8 +266,8 @@ def in_directory(directory: Path) -> Iterator[Source | PluginError]:
             yield broken
             continue
         for class_name, plugin in classes:
-            files = _package(path.parent) if path.name == "__init__.py" else {path.name: path.read_bytes()}
-            yield Source(plugin, f"{module}:{class_name}", files, _version(path), str(path))
+            files = package(path.parent) if path.name == "__init__.py" else {path.name: path.read_bytes()}
+            yield Source(plugin, f"{module}:{class_name}", files, version_of(path), str(path))
 
 
 def plugin_classes(path: Path, base: str = "Plugin") -> Iterator[tuple[str, str]]:
@@ -281,7 +294,7 @@ def _tree(path: Path) -> ast.Module:
         raise PluginError(f"{where}: not valid Python: {why}") from exc
 
 
-def _version(path: Path) -> str:
+def version_of(path: Path) -> str:
     """Give what a module says of its version: `__version__ = "1.2"`."""
     values = (_assigned_name(statement, "__version__") for statement in _tree(path).body)
     return next((value for value in values if value is not None), "")

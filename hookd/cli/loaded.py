@@ -25,7 +25,7 @@ def loaded(report: dict[str, Any], plugin_dirs: Sequence[Path], *, as_json: bool
     table = output.table("PLUGIN", "VERSION", "STATE", "ERRORS", "PER CALL", "SERIES", "GIVEN", "BY DEFAULT")
     output.show(output.fill(table, map(_row, found)))
     for one in found:
-        for text in _trouble(one):
+        for text in trouble(one):
             output.say(text)
     for one in there:
         output.say(_told_installed(one, report["pid"]))
@@ -79,7 +79,7 @@ def _options(one: Mapping[str, Any]) -> Iterator[str]:
         yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
 
 
-def _trouble(one: Mapping[str, Any]) -> Iterator[str]:
+def trouble(one: Mapping[str, Any]) -> Iterator[str]:
     """Tell of a plugin's last error: the author's line before the traceback, which is the target's word as well."""
     error = one["error"]
     if not error.get("text"):

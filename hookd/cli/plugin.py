@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, targets
+from hookd.cli.hosted import in_daemon, show_in_daemon
 from hookd.cli.loaded import loaded
 from hookd.errors import PluginError
 
@@ -33,11 +34,13 @@ def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, a
     if pid is not None:
         return loaded(targets.report(pid, targets.daemon(host)), plugin_dirs, as_json=as_json)
     found, broken = installed(plugin_dirs), unreadable(plugin_dirs)
+    hosted = in_daemon(plugin_dirs, host)
     if as_json:
-        output.emit({"plugins": found, "unreadable": [error.as_json() for error in broken]})
+        output.emit({"plugins": found, "daemon": hosted, "unreadable": [error.as_json() for error in broken]})
     else:
         rows = [(one["name"], one["version"] or "-", _habit(one), one["summary"], one["entry"]) for one in found]
         output.show(output.fill(output.table("PLUGIN", "VERSION", "", "WHAT IT DOES", "FROM"), rows))
+        show_in_daemon(hosted)
     for error in broken:
         output.complain(error)
     return max((error.exit_code for error in broken), default=0)

@@ -122,6 +122,7 @@ class ServeConfig:
         eval_allow: whether `hookd eval` is answered: `allow` in the table `eval`.
         retention_mb: how large their file may become, in MB (10^6 bytes); then the oldest go.
         plugin_options: by plugin, options that hold wherever an attach does not give them.
+        daemon_plugin_options: by plugin, the options of its half in the daemon: the tables `daemon_plugins.NAME`.
         rules: which processes it attaches to by itself, the first that fits decides; see `rules`.
         webhooks: who is told of incidents; see `webhooks`.
     """
@@ -150,6 +151,7 @@ class ServeConfig:
     hang_start_s: float = _setting("hang", 600.0, read_number(0.1))
     eval_allow: bool = _setting("eval", False, read_switch)
     plugin_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    daemon_plugin_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     webhooks: tuple[Webhook, ...] = ()
 
@@ -220,7 +222,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     tables = _toml(path)
     values: dict[str, Any] = {}
     problems: list[str] = []
-    known: dict[str, list[str]] = {"plugins": [], "rule": [], "webhook": []}
+    known: dict[str, list[str]] = {"plugins": [], "daemon_plugins": [], "rule": [], "webhook": []}
     for name, setting in SETTINGS.items():
         known.setdefault(setting.metadata["table"], []).append(_key(name))
     for table, content in tables.items():
@@ -232,6 +234,8 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
             values["webhooks"] = read_webhooks(content, str(path), problems)
         elif not isinstance(content, Mapping):
             problems.append(f"{path}: {table} is no table; write [{table}]")
+        elif table == "daemon_plugins":
+            values["daemon_plugin_options"] = _plugin_options(content, path, problems, table)
         elif table == "plugins":
             rest = dict(content)
             if isinstance(rest.get("allow"), (list, str)):
@@ -261,13 +265,15 @@ def _toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is no TOML: {exc}") from exc
 
 
-def _plugin_options(content: Mapping[str, Any], path: Path, problems: list[str]) -> dict[str, dict[str, str]]:
+def _plugin_options(
+    content: Mapping[str, Any], path: Path, problems: list[str], above: str = "plugins"
+) -> dict[str, dict[str, str]]:
     options: dict[str, dict[str, str]] = {}
     for name, table in content.items():
         if isinstance(table, Mapping) and not any(isinstance(value, (Mapping, list)) for value in table.values()):
             options[name] = {key: as_text(value) for key, value in table.items()}
         else:
-            problems.append(f"{path}: [plugins.{name}] is no table of plain options")
+            problems.append(f"{path}: [{above}.{name}] is no table of plain options")
     return options
 
 

@@ -265,7 +265,6 @@ class Actions:
 
     def enable_together(self, results: Sequence[dict[str, Any]], spec: PluginSpec, order: Order) -> None:
         """Load what changes the training into processes that were attached to; see `hookd.attach.change`."""
-
         ourselves = {"uid": os.getuid(), "pid": os.getpid()}
 
         def enable(op: str, pid: int) -> dict[str, Any]:

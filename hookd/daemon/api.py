@@ -2,6 +2,7 @@
 
     GET  /v1/version                   {"version", "pid", "protocol"}
     GET  /v1/status                    {"version", "pid", "url", "control", "started", "is_embedded", "targets": [row…]}
+    GET  /v1/plugins                   {"plugins": [row…]}: what runs in the daemon itself, see `hosted.Hosted.row`
     GET  /v1/targets                   {"targets": [row…]}
     POST /v1/attach                    {"pid", "plugins"?, "timeout_s"?, "keep"?, "force"?, "run"?, "plugin_dirs"?,
                                         "only_trainers"?}
@@ -75,6 +76,7 @@ class Api:
         app.router.add_get("/v1/version", self._version)
         app.router.add_get("/v1/status", self._status)
         app.router.add_get("/v1/targets", self._targets)
+        app.router.add_get("/v1/plugins", self._hosted)
         app.router.add_get(r"/v1/targets/{pid:\d+}/report", self._report)
         app.router.add_get("/v1/incidents", self._incidents)
         app.router.add_post("/v1/attach", self._attach)
@@ -91,6 +93,9 @@ class Api:
 
     async def _targets(self, _: web.Request) -> web.Response:
         return web.json_response({"targets": self._service.rows()})
+
+    async def _hosted(self, _: web.Request) -> web.Response:
+        return web.json_response({"plugins": self._service.plugins.rows()})
 
     async def _report(self, request: web.Request) -> web.Response:
         pid, has_curve = _pid(request.match_info["pid"]), request.query.get("curve") == "1"

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, audit, describe, receivers
+from hookd.daemon import api, audit, describe, host, receivers
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.evaluate import evaluate, require_allowed
 from hookd.daemon.fleet import Fleet
+from hookd.daemon.halves import without_torch
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.receivers import Caller
 from hookd.daemon.selection import Limits
@@ -82,7 +83,9 @@ class Service:
         )
         self.fleet = Fleet(store, linger_s=config.linger_s, only=only)
         self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
+        self.plugins = host.load(config)
         self._callers = [Caller(word, function, store) for word, function in functions.items()]
+        self._callers += self.plugins.receivers(store)
         told: list[receivers.Receiver] = [*self._senders, *self._callers]
         for receiver in told:
             store.listen(receiver)
@@ -93,8 +96,9 @@ class Service:
         self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
         self._watchers = watchers(self.fleet, config, None if self.is_embedded else state_dir)
         self._collector = FleetCollector(
-            self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
-        )
+            self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers,
+            more=self.plugins.families,
+        )  # fmt: skip
         self._started = time.time()
         self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
         # Threads of their own: a person does not wait for processes that are still importing torch.
@@ -122,6 +126,8 @@ class Service:
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.fleet.store.close)
+            stack.push_async_callback(asyncio.to_thread, self.plugins.close)
+            stack.enter_context(without_torch())
             for caller in self._callers:
                 stack.callback(caller.close)
                 await asyncio.to_thread(caller.catch_up)
@@ -242,6 +248,7 @@ class Service:
         targets = self.fleet.targets()
         for watcher in self._watchers:
             watcher.look(targets)
+        self.plugins.look(targets)
 
     async def _forget(self) -> None:
         await asyncio.to_thread(self._wanted.prune)

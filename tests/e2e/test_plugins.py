@@ -6,6 +6,7 @@ import json
 import os
 import re
 import textwrap
+import time
 
 import pytest
 
@@ -55,6 +56,70 @@ class Theirs(Plugin):
 """
 
 
+WATCHES = """
+import time
+import click
+from hookd.serving import DaemonPlugin, Panel, hookimpl
+
+@click.command()
+def watched():
+    click.echo("from a plugin")
+
+class Watches(DaemonPlugin):
+    name = "watches"
+
+    @hookimpl
+    def configure(self, options):
+        self.file = open(options["file"], "w", buffering=1)
+
+    @hookimpl
+    def target_attached(self, target):
+        print("attached", target.pid, file=self.file)
+
+    @hookimpl
+    def target_lost(self, target, reason):
+        print("lost", target.pid, reason, file=self.file)
+
+    @hookimpl
+    def incident(self, incident):
+        print("incident", incident["kind"], file=self.file)
+
+    @hookimpl
+    def collect(self, run, ranks, metrics):
+        metrics.gauge("steps", "Steps.", ranks[0].value("hookd_steps_total") or 0)
+
+    @hookimpl
+    def web_panel(self):
+        return Panel("Watched", ("what",), [("<script>",)])
+
+    @hookimpl
+    def register_commands(self):
+        return [watched]
+"""
+STUCK = """
+import time
+from hookd.serving import DaemonPlugin, hookimpl
+
+class Stuck(DaemonPlugin):
+    name = "stuck"
+
+    @hookimpl
+    def collect(self, run):
+        time.sleep(600)
+"""
+WRONG = """
+import torch
+from hookd.serving import DaemonPlugin, hookimpl
+
+class Wrong(DaemonPlugin):
+    name = "wrong"
+
+    @hookimpl
+    def register_commands(self):
+        return []
+"""
+
+
 def write(folder, path, text):
     file = folder / path
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -71,8 +136,12 @@ class Scene:
         write(folder, "site/theirs-2.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: theirs\nVersion: 2.5\n")
         write(folder, "site/theirs-2.5.dist-info/entry_points.txt", "[hookd.plugins]\ntheirs = hookd_theirs:Theirs\n")
         self.write(version="1.0", by=1)
-        (folder / "hookd.toml").write_text('[plugins]\nallow = ["counts", "theirs", "nan", "t*", "activations"]\n')
-        self.log = folder / "log"
+        for name, text in (("watches", WATCHES), ("stuck", STUCK), ("wrong", WRONG)):
+            write(self.plugins, f"hookd_{name}_daemon.py", text)
+        self.told = folder / "told"
+        allow = ["counts", "theirs", "nan", "t*", "activations", "watches", "stuck", "wrong"]
+        watches = f"[daemon_plugins.watches]\nfile = '{self.told}'\n"
+        (folder / "hookd.toml").write_text(f"[plugins]\nallow = {json.dumps(allow)}\n{watches}")
         self.daemon = Daemon(folder, "--config", folder / "hookd.toml", "--plugin-dir", self.plugins)
         stack.callback(self.daemon.process.close)
         command = [bare_python(), TARGETS / "clipping.py", "1", folder / "stop", "0.005"]
@@ -123,7 +192,9 @@ def test_a_plugin_is_loaded_reloaded_and_goes_on_where_the_old_one_was(scene):
     assert first["sha256"] != second["sha256"]
     log = "\n".join(scene.daemon.process.err)
     for version, did, row in (("1.0", "loaded", first), ("2.0", "reloaded", second)):
-        who = rf"plugin counts {version} \(sha256 {row['sha256']}\) {did} in process {scene.pid}, for user {os.getuid()} "
+        who = (
+            rf"plugin counts {version} \(sha256 {row['sha256']}\) {did} in process {scene.pid}, for user {os.getuid()} "
+        )
         assert re.search(who, log), log
     assert re.search(rf"attached to process {scene.pid} .*payload sha256 [0-9a-f]{{64}}; plugins nan", log), log
 
@@ -187,13 +258,51 @@ def test_the_list_shows_where_a_plugin_fails_what_it_costs_and_its_series(scene)
     assert row["error"]["where"].startswith("hookd_counts.py:20, in step_post: if optimizer is not None")
     assert row["error"]["text"] == "KeyError: 'no such thing'"
     assert row["series"] == 2, "steps, and one of kinds"
-    wait_until(lambda: scene.row("counts")["call_seconds"] or 0 > 0, what="its cost")
+    wait_until(lambda: scene.row("counts")["call_seconds"], what="its cost")
     said = scene.hookd("plugin", "list", scene.pid)
     assert said.index("at hookd_counts.py:20") < said.index("Traceback")
     assert re.search(r"counts +5\.0 +(active|quarantined) +\d+ +[\d.]+ [mµ]?s +2", said), said
 
 
+def test_plugins_in_the_daemon_are_told_and_heard_and_a_bad_one_stalls_nobody(scene):
+    wait_until(lambda: scene.total("hookd_watches_steps") > 0, what="what the daemon's half collects")
+    (panel,) = json.loads(scene.daemon.get("/api/v1/panels"))["panels"]
+    assert panel == {"plugin": "watches", "title": "Watched", "columns": ["what"], "rows": [["<script>"]]}
+    wait_until(lambda: scene.total("hookd_daemon_plugin_state", plugin="stuck", state="quarantined") == 1, timeout_s=30)
+    assert scene.total("hookd_daemon_plugin_errors_total", plugin="stuck", hook="collect") == 1
+    began = time.monotonic()
+    scene.daemon.metrics()
+    assert time.monotonic() - began < 2, "a scrape does not wait for it"
+    rows = {one["name"]: one for one in scene.hookd("plugin", "list", json_too=True)["daemon"]}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "watches": "active", "stuck": "quarantined", "wrong": "refused"
+    }  # fmt: skip
+    assert "the daemon never imports torch" in rows["wrong"]["error"]["text"]
+    assert "hookd_wrong_daemon.py:2" in rows["wrong"]["error"]["text"]
+    assert "time.sleep(600)" in rows["stuck"]["error"]["where"]
+    assert rows["watches"]["sha256"] in "\n".join(scene.daemon.process.err)
+
+
+def test_commands_of_plugins_come_after_hookds_own_and_a_broken_one_breaks_nothing(scene):
+    extra = {"HOOKD_PLUGIN_DIRS": str(scene.plugins)}
+    with Process([*HOOKD, "--help"], env=tool_environment(**extra)) as process:
+        assert process.wait() == 0
+        shown, said = "\n".join(process.out), "\n".join(process.err)
+    assert shown.index("  version") < shown.index("  watched")
+    assert "hookd_wrong_daemon.py" in said
+    with Process([*HOOKD, "watched"], env=tool_environment(**extra)) as process:
+        assert process.wait() == 0
+        assert process.out == ["from a plugin"]
+    with Process([*HOOKD, "version"], env=tool_environment(**extra)) as process:
+        assert process.wait() == 0
+        assert not process.err, "nothing of a plugin's is imported for hookd's own commands"
+
+
 def test_nothing_of_the_plugins_stays_after_a_detach(scene):
     scene.daemon.client.detach(scene.process.pid, timeout_s=30)
-    before = len(scene.process.out)
-    scene.process.expect("rank 0 step", after=before)
+    scene.process.expect("rank 0 step", after=len(scene.process.out))
+    lines = wait_until(lambda: [one for one in scene.told.read_text().splitlines() if "lost" in one], what="the end")
+    assert lines == [f"lost {scene.pid} detached"]
+    told = scene.told.read_text().splitlines()
+    assert told.count(f"attached {scene.pid}") == 1
+    assert told.count("incident quarantine") == 1, "counts fails at every step"

@@ -148,11 +148,15 @@ def test_the_daemons_host_is_a_unix_socket_with_an_absolute_path(host):
 def test_an_allow_list_stands_beside_the_options_of_plugins(tmp_path):
     file = tmp_path / "hookd.toml"
     file.write_text('[plugins]\nallow = ["nan", "t*", "activations"]\n[plugins.activations]\nevery = 50\n')
-    config = load({}, {}, file)
-    assert [name for name in ("nan", "timing", "gradclip") if config.allows(name)] == ["nan", "timing"]
-    assert config.plugin_options == {"activations": {"every": "50"}}
-    assert load({}, {"HOOKD_PLUGINS_ALLOW": "nan timing activations"}, file).plugins_allow == ("nan", "timing", "activations")
-    assert load({}, {}).allows("whatever"), "without a list all are allowed"
+    loaded = config.load({}, {}, file)
+    assert [name for name in ("nan", "timing", "gradclip") if loaded.allows(name)] == ["nan", "timing"]
+    assert loaded.plugin_options == {"activations": {"every": "50"}}
+    assert config.load({}, {"HOOKD_PLUGINS_ALLOW": "nan timing activations"}, file).plugins_allow == (
+        "nan",
+        "timing",
+        "activations",
+    )
+    assert config.load({}, {}).allows("whatever"), "without a list all are allowed"
 
 
 @pytest.mark.parametrize(
@@ -169,5 +173,5 @@ def test_what_is_configured_must_be_allowed(tmp_path, text, environ, said):
     file = tmp_path / "hookd.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load({}, environ, file)
+        config.load({}, environ, file)
     assert said in caught.value.message
