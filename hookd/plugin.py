@@ -23,6 +23,8 @@ class Plugin:
             others begin with that interval, and the governor stretches it.
         remembers: whether `Context.returned` is kept for it, for the modules at which it listens to `forward`.
         max_errors: how many errors quarantine the plugin.
+        readmit: whether it comes back by itself after a quarantine, on probation; the option `readmit` overrides it. What
+            changes the training never does.
     """
 
     name: str = ""
@@ -36,6 +38,7 @@ class Plugin:
     fixed_by_every: tuple[str, ...] = ()
     remembers: bool = False
     max_errors: int = 10
+    readmit: bool = True
 
     @classmethod
     def changed(cls, options: dict[str, str], given: dict[str, str]) -> dict[str, str]:

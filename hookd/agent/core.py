@@ -41,6 +41,9 @@ class CoreMetrics:
         self.call_seconds = Gauge(
             page, "hookd_plugin_call_seconds", "Mean time of one call of a plugin's hooks, measured.", ("plugin",)
         )
+        self.plugin_series_refused = Counter(
+            page, "hookd_plugin_series_refused", "Series of a plugin that are over its limits.", ("plugin",)
+        )
         self.plugin_state = Gauge(
             page, "hookd_plugin_state", "1 for the state that a plugin is in.", ("plugin", "state")
         )
@@ -79,5 +82,6 @@ class CoreMetrics:
             self.plugin_state.remove(entry.name, state)
         for metric in (
             self.plugin_errors, self.overhead, self.sampling_interval, self.changes_training, self.call_seconds,
+            self.plugin_series_refused,
         ):  # fmt: skip
             metric.remove(entry.name)

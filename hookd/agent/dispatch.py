@@ -240,6 +240,6 @@ class Dispatch:
             told = entry.last_trouble
             where = f" ({told['where']})" if told["where"] else ""
             session.write_log("error", f"plugin {entry.name}: {hook}: {text}{where}\n{told['traceback']}".rstrip())
-        limit = 1 if entry.plugin.mutates else entry.plugin.max_errors
-        if entry.errors >= limit and entry.state == "active":
+        entry.strikes += 1
+        if entry.strikes >= entry.max_strikes and entry.state == "active":
             session.quarantine(entry, f"{entry.errors} errors, the last in {hook}: {text}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookd import hookspecs
 from hookd._pluggy import PluginManager, PluginValidationError
 from hookd.errors import PluginError
+from hookd.probation import Probation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compiling", "hang", "straggler", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
 """Words that begin the names of core metrics, so no plugin can have them as a name."""
+
+
+BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
+"""How long the first quarantine of a plugin lasts, and each later one at most; each is twice as long as the last."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,9 @@ class Entry:
         agreement: of all ranks, for a plugin that changes the training in a job of several.
         last_trouble: the last error for a person: `text`, `where` (the author's line) and `traceback`; empty if none.
         source: of what it was made, as far as the tool has said: `version`, `sha256`, `origin`.
+        strikes: errors since it was last switched on.
+        probation: when it comes back from a quarantine.
+        readmits: whether it does.
         calls: in metered steps, and `call_ns` what they took.
     """
 
@@ -81,8 +90,17 @@ class Entry:
     logged: set[str] = field(default_factory=set)
     last_trouble: dict[str, str] = field(default_factory=dict)
     source: dict[str, str] = field(default_factory=dict)
+    strikes: int = 0
+    probation: Probation = field(default_factory=lambda: Probation(BACK_OFF_S, LONGEST_BACK_OFF_S))
+    readmits: bool = True
     calls: int = 0
     call_ns: int = 0
+
+    @property
+    def max_strikes(self) -> int:
+        """How many errors put it aside: one is enough of what may change the training, and on probation."""
+        is_strict = self.plugin.mutates or self.probation.is_on(time.monotonic())
+        return 1 if is_strict else self.plugin.max_errors
 
     @property
     def changes_training(self) -> bool:
@@ -183,6 +201,7 @@ class Registry:
         entry.listeners = tuple(self._frozen(entry))
         entry.stretch = wanted_interval(plugin, context)
         entry.longest = max(plugin.longest, entry.stretch)
+        entry.readmits = wanted_readmission(plugin, context)
         if "every" in context.options:
             context.fix(plugin.fixed_by_every, entry.interval)
         self.entries[entry.number] = entry
@@ -238,6 +257,16 @@ def wanted_interval(plugin: Plugin, context: Context) -> int:
     if every < 1:
         raise PluginError(f"{plugin.name}: every must be at least 1, not {every}")
     return every
+
+
+def wanted_readmission(plugin: Plugin, context: Context) -> bool:
+    """Say whether a plugin comes back by itself after a quarantine; what may change the training never does.
+
+    Raises:
+        PluginError: the option `readmit` is neither true nor false.
+    """
+    wanted = context.option("readmit", plugin.readmit) if "readmit" in context.options else plugin.readmit
+    return wanted and not (plugin.mutates or type(plugin).mutates)
 
 
 def check(plugin: Plugin, *, by_name: bool) -> None:

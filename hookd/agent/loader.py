@@ -184,8 +184,11 @@ class Loader:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
         """Serve as a meta path finder."""
-        if name.partition(".")[0] not in self._claimed:  # asked by all threads that import something
+        top = name.partition(".")[0]
+        if top not in self._claimed:  # asked by all threads that import something
             return None
+        if not _is_hookds(top) and sys.modules.get(top) not in (None, self._loaded.get(top)):
+            return None  # the training has one of its own, and uses it: never parts of two
         found = self._find(name)
         if found is None:  # never the rest of another hookd that is installed here
             raise ModuleNotFoundError(f"No module named {name!r} in hookd's payload", name=name)

@@ -15,11 +15,12 @@ import io
 import marshal
 import threading
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hookd
+from hookd.attach import requirements
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
@@ -140,7 +141,9 @@ def find(name: str, plugin_dirs: Sequence[Path] = ()) -> Source:
                 return source
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.name == name:
-            return installed_source(entry)
+            source = installed_source(entry)
+            required = requirements.sources(name, entry.dist) if entry.dist is not None else {}
+            return replace(source, files={**required, **source.files})
     raise PluginError(
         "; ".join([f"there is no plugin '{name}'", *(broken.message for broken in _broken(plugin_dirs))]),
         reason="unknown-plugin",
@@ -247,7 +250,14 @@ def _module_files(plugin: str, module: str) -> dict[str, bytes]:
 
 
 def package(root: Path) -> dict[str, bytes]:
-    """Read the sources of a package, by path beside it."""
+    """Read the sources of a package, by path beside it.
+
+    Raises:
+        PluginError: compiled code is among them.
+    """
+    for path in root.rglob("*"):
+        if path.suffix in requirements.COMPILED:
+            raise PluginError(f"{path} is compiled code, and cannot be carried into a target", hint="Only Python can.")
     return {path.relative_to(root.parent).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.py"))}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import training
 from tests.support.daemon import Daemon
-from tests.support.environment import TARGETS, bare_python, tool_environment
+from tests.support.environment import REPOSITORY, TARGETS, bare_python, tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD
 
@@ -135,14 +135,24 @@ class Scene:
         write(folder, "site/hookd_theirs/part.py", "one = 1.0\n")
         write(folder, "site/theirs-2.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: theirs\nVersion: 2.5\n")
         write(folder, "site/theirs-2.5.dist-info/entry_points.txt", "[hookd.plugins]\ntheirs = hookd_theirs:Theirs\n")
+        here = folder / "here"
+        write(here, "hookd_needs.py", INSTALLED.replace("hookd_theirs.part", "small.part").replace("heirs", "needs")
+              .replace("Tneeds", "Needs").replace('"tneeds"', '"needs"'))  # fmt: skip
+        write(here, "hookd_needs-3.0.dist-info/METADATA", "Name: hookd-needs\nVersion: 3.0\nRequires-Dist: small\n")
+        write(here, "hookd_needs-3.0.dist-info/entry_points.txt", "[hookd.plugins]\nneeds = hookd_needs:Needs\n")
+        write(here, "small/__init__.py", "")
+        write(here, "small/part.py", "one = 100\n")
+        write(here, "small-1.0.dist-info/METADATA", "Name: small\nVersion: 1.0\n")
+        write(here, "small-1.0.dist-info/RECORD", "small/__init__.py,,\nsmall/part.py,,\n")
         self.write(version="1.0", by=1)
         for name, text in (("watches", WATCHES), ("stuck", STUCK), ("wrong", WRONG)):
             write(self.plugins, f"hookd_{name}_daemon.py", text)
         self.told = folder / "told"
-        allow = ["counts", "theirs", "nan", "t*", "activations", "watches", "stuck", "wrong"]
+        allow = ["counts", "theirs", "needs", "nan", "t*", "activations", "watches", "stuck", "wrong"]
         watches = f"[daemon_plugins.watches]\nfile = '{self.told}'\n"
         (folder / "hookd.toml").write_text(f"[plugins]\nallow = {json.dumps(allow)}\n{watches}")
-        self.daemon = Daemon(folder, "--config", folder / "hookd.toml", "--plugin-dir", self.plugins)
+        self.daemon = Daemon(folder, "--config", folder / "hookd.toml", "--plugin-dir", self.plugins,
+                             PYTHONPATH=os.pathsep.join(map(str, (here, REPOSITORY, REPOSITORY / "plugins"))))  # fmt: skip
         stack.callback(self.daemon.process.close)
         command = [bare_python(), TARGETS / "clipping.py", "1", folder / "stop", "0.005"]
         extra = {"PYTHONPATH": str(folder / "site"), "HOOKD_RUN": f"plugins-{os.getpid()}"}
@@ -239,6 +249,12 @@ def test_the_targets_own_environment_has_plugins_too(scene):
     scene.hookd("plugin", "disable", scene.pid, "theirs")
     assert "theirs 9.0 was loaded" in scene.hookd("plugin", "enable", scene.pid, "theirs")
     scene.hookd("plugin", "disable", scene.pid, "theirs")
+
+
+def test_what_a_plugin_requires_comes_along(scene):
+    assert "needs 3.0 was loaded" in scene.hookd("plugin", "enable", scene.pid, "needs")
+    wait_until(lambda: scene.total("hookd_needs_steps_total") >= 100, what="its steps")
+    scene.hookd("plugin", "disable", scene.pid, "needs")
 
 
 def test_what_the_list_does_not_allow_is_refused_and_logged(scene):

@@ -306,3 +306,15 @@ def test_tracebacks_show_the_new_source(loader):
         part.fail()
     except ValueError:
         assert "new words" in traceback.format_exc()
+
+
+def test_where_the_training_has_a_module_of_its_own_all_of_it_is_the_trainings(loader, monkeypatch):
+    theirs = types.ModuleType("carried")
+    theirs.__path__ = []
+    monkeypatch.setitem(sys.modules, "carried", theirs)
+    with loader.importing():
+        import carried
+
+        assert carried is theirs
+        with pytest.raises(ModuleNotFoundError, match=r"No module named 'carried\.part'$"):
+            __import__("carried.part")

@@ -128,3 +128,66 @@ def test_the_hash_of_a_source_is_that_of_all_its_files(tmp_path):
     (package / "part.py").rename(package / "other.py")
     hashes.append(payload.find("widths", (tmp_path,)).sha256)
     assert len(set(hashes)) == 3
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install distributions of a few files each, as pip records them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(name, files, requires=(), entry=""):
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            if text is not None:
+                (tmp_path / path).write_text(text)
+        info = tmp_path / f"{name.replace('-', '_')}-1.5.dist-info"
+        info.mkdir()
+        lines = [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            "Version: 1.5",
+            *(f"Requires-Dist: {one}" for one in requires),
+        ]
+        (info / "METADATA").write_text("\n".join(lines) + "\n")
+        (info / "RECORD").write_text("".join(f"{path},,\n" for path in files))
+        (info / "entry_points.txt").write_text(f"[hookd.plugins]\n{entry}\n" if entry else "")
+
+    install(
+        "hookd-widths", {"hookd_widths.py": PLUGIN}, entry="widths = hookd_widths:Widths",
+        requires=["hookd>=0.1", "torch", "Small.Part>=1", "absent; extra == 'more'", "absent; python_version < '3'"],
+    )  # fmt: skip
+    return install
+
+
+def test_what_a_plugin_requires_is_carried_with_what_that_requires(installed):
+    installed("small_part", {"small/__init__.py": "one = 1\n", "small/data.txt": "x"}, requires=["deeper"])
+    installed("deeper", {"deeper.py": "two = 2\n", "../../../bin/deeper.py": None})
+    source = payload.find("widths")
+    assert set(source.files) == {"hookd_widths.py", "small/__init__.py", "deeper.py"}
+    assert (source.version, source.origin) == ("1.5", "hookd-widths")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"small.py": "", "small.cpython-311.so": ""}, "small.cpython-311.so is compiled code"),
+        ({"small.py": "", "gone.py": None}, "gone.py is missing"),
+        ({"small.pth": ""}, "no Python file"),
+        (None, "requires small-part, which is not installed"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_by_name(installed, files, said):
+    if files is not None:
+        installed("small-part", files)
+    with pytest.raises(PluginError) as caught:
+        payload.find("widths")
+    assert said in caught.value.message
+    assert "'widths'" in caught.value.message
+
+
+def test_compiled_code_in_a_plugins_own_package_is_refused(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/__init__.py").write_text(PLUGIN)
+    (tmp_path / "mine/fast.so").write_text("")
+    with pytest.raises(PluginError, match=r"mine/fast\.so is compiled code"):
+        payload.find("widths", (tmp_path,))
