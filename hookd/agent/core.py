@@ -41,6 +41,12 @@ class CoreMetrics:
         self.call_seconds = Gauge(
             page, "hookd_plugin_call_seconds", "Mean time of one call of a plugin's hooks, measured.", ("plugin",)
         )
+        self.plugin_held = Gauge(
+            page,
+            "hookd_plugin_held_bytes",
+            "Memory behind the tensors that a plugin's attributes lead to.",
+            ("plugin",),
+        )
         self.plugin_series_refused = Counter(
             page, "hookd_plugin_series_refused", "Series of a plugin that are over its limits.", ("plugin",)
         )
@@ -83,5 +89,6 @@ class CoreMetrics:
         for metric in (
             self.plugin_errors, self.overhead, self.sampling_interval, self.changes_training, self.call_seconds,
             self.plugin_series_refused,
+            self.plugin_held,
         ):  # fmt: skip
             metric.remove(entry.name)

@@ -19,6 +19,7 @@ from hookd.agent.data import Data
 from hookd.agent.dispatch import Dispatch
 from hookd.agent.faults import Failure
 from hookd.agent.governor import Governor
+from hookd.agent.holding import Watch
 from hookd.agent.listeners import Registry, check, wanted_interval, wanted_readmission
 from hookd.agent.models import Models
 from hookd.agent.numeric import Numeric
@@ -79,6 +80,7 @@ class Session:
         self.registry = Registry()
         self.core = CoreMetrics(page, budget=budget)
         self._stall = Stall(page)
+        self._holding = Watch(self)
         self.governor = Governor(self, budget)
         self.changes = Changes(self)
         self.steps = Steps(self, from_beginning=identity["method"] == "run")
@@ -290,6 +292,7 @@ class Session:
         self.models.tick(now_s)
         self._stall.tick()
         isolation.readmit(self)
+        self._holding.tick()
         with contextlib.suppress(FileNotFoundError):  # in a container without /proc they stay
             alive = {int(task) for task in os.listdir("/proc/self/task")}
             for ident in [ident for ident in self._heartbeats if ident not in alive]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hookd import Plugin, PluginError, hookimpl
+from hookd.agent.holding import held
 from tests.support.agent import running
 from tests.support.processes import wait_until
 
@@ -311,3 +312,57 @@ def test_labels_that_are_new_for_ever_are_bounded_and_counted() -> None:
         for _ in range(20):
             module(torch.ones(1))
         assert len(agent.values("hookd_talkative_texts")) == 500, "those that end make room"
+
+
+class Part:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+class Hoards(Plugin):
+    name = "hoards"
+
+    @hookimpl
+    def configure(self, context):
+        self.kept = {"parts": []}
+
+    @hookimpl
+    def forward(self, module):
+        self.kept["parts"].append(Part(torch.zeros(1000)))
+
+
+class HoardsAndChanges(Hoards):
+    name = "changing"
+    mutates = True
+
+
+def test_what_keeps_more_and_more_is_put_aside(monkeypatch) -> None:
+    monkeypatch.setattr("hookd.agent.holding.EVERY_TICKS", 1)
+    monkeypatch.setattr("hookd.agent.holding.LOOKS", 2)
+    monkeypatch.setattr("hookd.agent.holding.LIMIT_BYTES", 9000)
+    module = nn.Identity()
+    with running(Hoards, HoardsAndChanges, Steady) as agent:
+
+        def is_noticed():
+            module(torch.ones(1))
+            kinds = [one["kind"] for one in agent.read().incidents]
+            return agent.state("hoards") == "quarantined" and "plugin_memory" in kinds
+
+        wait_until(is_noticed, what="the growth")
+        assert agent.state("changing") == agent.state("steady") == "active"
+        (told,) = [one for one in agent.read().incidents if one["kind"] == "quarantine"]
+        assert "MB in tensors and" in told["message"]
+        assert told["plugin"] == "hoards"
+        kept = len(agent.plugin("hoards").kept["parts"])
+        assert held(agent.plugin("hoards")) == (4000 * kept, kept + 1)
+
+
+def test_one_that_keeps_much_and_no_more_is_left_alone(monkeypatch) -> None:
+    monkeypatch.setattr("hookd.agent.holding.LIMIT_BYTES", 100)
+    with running(Hoards) as agent:
+        nn.Identity()(torch.ones(1))
+        watch = agent.session._holding
+        for _ in range(10):
+            watch._look(agent.session.registry.named("hoards"))
+        assert agent.state("hoards") == "active"
+        assert agent.values("hookd_plugin_held_bytes")["hoards",] == 4000
