@@ -29,6 +29,7 @@ LIMIT_BYTES, LIMIT_ITEMS = 256 << 20, 1_000_000
 """What a plugin may keep even then: of tensors, and of items in containers."""
 MOST = 5000
 """Objects that one look visits in one plugin."""
+_PLAIN = (bool, int, float, str, bytes, type(None))
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
@@ -64,7 +65,7 @@ def held(plugin: Plugin) -> Held:
 def _first(contents: Iterable[Any]) -> list[Any]:
     """Take the first of what is in a container, which another thread may be filling."""
     try:
-        return list(islice(contents, MOST))
+        return [one for one in islice(contents, MOST) if not isinstance(one, _PLAIN)]
     except RuntimeError:  # it was changed meanwhile: another time
         return []
 
@@ -72,7 +73,7 @@ def _first(contents: Iterable[Any]) -> list[Any]:
 def _memory(tensor: Tensor) -> tuple[int, int]:
     """Give where a tensor's memory is, and how much; (0, 0) for one without."""
     try:
-        storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()
+        storage: Any = getattr(tensor, "untyped_storage", tensor.storage)()  # before 2.0 it has the other alone
         return storage.data_ptr(), storage.nbytes()
     except Failure:  # fake, sparse, a subclass that refuses
         return 0, 0
