@@ -176,7 +176,7 @@ class Host:
         seconds = CounterMetricFamily(*_SECONDS, labels=["plugin"])
         drops = CounterMetricFamily(*_DROPPED, labels=["plugin"])
         for one in self.hosted:
-            for hook in one.hooks:
+            for hook in sorted({*one.hooks, *one.errors}):
                 errors.add_metric([one.name, hook], one.errors[hook])
             for state in STATES:
                 states.add_metric([one.name, state], float(one.state == state))

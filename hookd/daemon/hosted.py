@@ -84,7 +84,7 @@ class Hosted:
     @property
     def is_idle(self) -> bool:
         """Whether it does nothing now, and nothing waits for it."""
-        return self._under_way is None and self._waiting.empty()
+        return self.state != "starting" and self._waiting.unfinished_tasks == 0
 
     def ask(
         self, hook: str, then: Callable[[], None] | None = None, *, rounds: Sequence[Mapping[str, Any]]
@@ -155,6 +155,7 @@ class Hosted:
                 self.seconds += self._clock() - began
                 self._under_way = None
                 job.done.set()
+                self._waiting.task_done()
 
     def _start(self) -> None:
         """Import and configure it; what fails or takes too long here is refused for good."""
@@ -166,15 +167,14 @@ class Hosted:
             if job.hook in self.hooks:
                 function, names = self.hooks[job.hook]
                 function(**{name: job.rounds[0][name] for name in names})
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it is, the daemon goes on
+        except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
             text = error.message if isinstance(error, HookdError) else f"configure: {type(error).__name__}: {error}"
             self._refuse(text, _author_line(error), "".join(traceback.format_exception(error)))
         else:
-            with self._lock:
-                if self.state == "starting":
-                    self.state = "active"
             source = self.half.source
-            _log.info("plugin %s %s (sha256 %s) runs in this daemon", self.name, plain(source.version), source.sha256)
+            if self.state == "starting":
+                _log.info("plugin %s %s (sha256 %s) runs here", self.name, plain(source.version), source.sha256)
+                self.state = "active"
         finally:
             self._under_way = None
 
@@ -195,7 +195,7 @@ class Hosted:
                     one["result"] = result
             if job.then is not None and job is not self._late:
                 job.then()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it is, the daemon goes on
+        except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
             where, trace = _author_line(error), "".join(traceback.format_exception(error))
             self._failed(job.hook, f"{type(error).__name__}: {error}", where, trace)
 
