@@ -28,7 +28,8 @@ def loaded(report: dict[str, Any], plugin_dirs: Sequence[Path], *, as_json: bool
         for text in trouble(one):
             output.say(text)
     for one in there:
-        output.say(_told_installed(one, report["pid"]))
+        if one["shadowed_by"] is None or one["shadowed_by"]["version"] != one.get("version"):
+            output.say(_told_installed(one, report["pid"]))
     output.say(f"`hookd plugin config {report['pid']} NAME key=value` changes their options")
     return 0
 

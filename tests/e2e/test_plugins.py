@@ -246,6 +246,8 @@ def test_the_targets_own_environment_has_plugins_too(scene):
         "plugin", "list", scene.pid, "--plugin-dir", str(scene.plugins), json_too=True
     )["in_target"]  # fmt: skip
     assert seen["shadowed_by"]["version"] == "9.0"
+    said = scene.hookd("plugin", "list", scene.pid, "--plugin-dir", str(scene.plugins))
+    assert f"theirs 2.5 is installed in the target, but is loaded from here: 9.0 of {scene.plugins}" in said
     scene.hookd("plugin", "disable", scene.pid, "theirs")
     assert "theirs 9.0 was loaded" in scene.hookd("plugin", "enable", scene.pid, "theirs")
     scene.hookd("plugin", "disable", scene.pid, "theirs")
