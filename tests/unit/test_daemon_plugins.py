@@ -39,6 +39,23 @@ def made(tmp_path, monkeypatch):
             del sys.modules[module]
 
 
+@pytest.fixture(autouse=True)
+def _no_thread_stays(monkeypatch):
+    """An agent of a later test would wait for them: their frames are hookd's."""
+    hosted, begin = [], Hosted.__init__
+
+    def begin_noted(self, *arguments, **named):
+        begin(self, *arguments, **named)
+        hosted.append(self)
+
+    monkeypatch.setattr(Hosted, "__init__", begin_noted)
+    yield
+    for one in hosted:
+        one._waiting.put(None)
+        one._thread.join(10)
+        assert not one._thread.is_alive()
+
+
 @pytest.fixture
 def clock():
     class Clock:
