@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol, TypeVar
 from hookd.errors import PluginError
 from hookd.globs import Globs
 from hookd.metrics import Counter, Gauge, Histogram
+from hookd.page.series import Bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -78,12 +79,14 @@ class Context:
     Attributes:
         options: what the person gave as `-p NAME:key=value,...`, unparsed; use `option` to read them.
         settings: every option that the plugin has asked for, with the value that is in force.
+        bound: how many series it may have.
     """
 
     def __init__(self, plugin: str, options: Mapping[str, str], host: Host) -> None:
         self.plugin = plugin
         self.options = dict(options)
         self.metrics: list[Counter | Gauge | Histogram] = []
+        self.bound = Bound()
         self._per_module: list[dict[int, Any]] = []
         self._host = host
         self.settings: dict[str, object] = {}
@@ -133,7 +136,7 @@ class Context:
         Raises:
             PluginError: with the nearest known name.
         """
-        known = {"every", *self.settings}
+        known = {"every", "readmit", *self.settings}
         for name in self.options:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
@@ -158,15 +161,17 @@ class Context:
 
     def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:
         """Declare the counter `hookd_<plugin>_<name>` (exposed with `_total`, which `name` does not carry)."""
-        return self._declare(Counter(self._host.page, self._full(name), help, tuple(labels)))
+        return self._declare(Counter(self._host.page, self._full(name), help, tuple(labels), bound=self.bound))
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
         """Declare the gauge `hookd_<plugin>_<name>`."""
-        return self._declare(Gauge(self._host.page, self._full(name), help, tuple(labels)))
+        return self._declare(Gauge(self._host.page, self._full(name), help, tuple(labels), bound=self.bound))
 
     def histogram(self, name: str, help: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
         """Declare the histogram `hookd_<plugin>_<name>` with these upper bounds, ascending, without +Inf."""
-        return self._declare(Histogram(self._host.page, self._full(name), help, tuple(labels), tuple(buckets)))
+        return self._declare(
+            Histogram(self._host.page, self._full(name), help, tuple(labels), tuple(buckets), bound=self.bound)
+        )
 
     def _declare(self, metric: M) -> M:
         self.metrics.append(metric)

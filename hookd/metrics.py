@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from hookd.page import PageWriter
+    from hookd.page.series import Bound
 
 
 class _Child:
@@ -87,13 +88,20 @@ class _Metric:
     child: type[Any]
 
     def __init__(
-        self, page: PageWriter, name: str, help: str, labels: tuple[str, ...] = (), buckets: tuple[float, ...] = ()
+        self,
+        page: PageWriter,
+        name: str,
+        help: str,
+        labels: tuple[str, ...] = (),
+        buckets: tuple[float, ...] = (),
+        *,
+        bound: Bound | None = None,
     ) -> None:
         self.name = name
         self.label_names = tuple(labels)
         self.buckets = tuple(buckets)
         self._page = page
-        self._family = page.family(name, self.kind, help, self.label_names, self.buckets)
+        self._family = page.family(name, self.kind, help, self.label_names, self.buckets, bound=bound)
         self.asked: set[tuple[str, ...]] | None = None
         self._join()
 

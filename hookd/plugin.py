@@ -24,6 +24,8 @@ class Plugin:
         remembers: whether `Context.returned` is kept for it, for the modules at which it listens to `forward`.
         max_errors: how many errors quarantine the plugin.
         requires_api: the version of hookd's API that it needs, as in `hookd.API_VERSION`; "" for any.
+        readmit: whether it comes back by itself after a quarantine, on probation; the option `readmit` overrides it. What
+            changes the training never does.
     """
 
     name: str = ""
@@ -38,6 +40,7 @@ class Plugin:
     remembers: bool = False
     max_errors: int = 10
     requires_api: str = ""
+    readmit: bool = True
 
     @classmethod
     def changed(cls, options: dict[str, str], given: dict[str, str]) -> dict[str, str]:

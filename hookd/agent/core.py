@@ -38,6 +38,18 @@ class CoreMetrics:
             page, "hookd_sampling_interval_steps", "Steps of which one is sampled; 0: none.", ("plugin",)
         )
         self.plugin_errors = Counter(page, "hookd_plugin_errors", "Errors raised by each plugin.", ("plugin",))
+        self.call_seconds = Gauge(
+            page, "hookd_plugin_call_seconds", "Mean time of one call of a plugin's hooks, measured.", ("plugin",)
+        )
+        self.plugin_held = Gauge(
+            page,
+            "hookd_plugin_held_bytes",
+            "Memory behind the tensors that a plugin's attributes lead to.",
+            ("plugin",),
+        )
+        self.plugin_series_refused = Counter(
+            page, "hookd_plugin_series_refused", "Series of a plugin that are over its limits.", ("plugin",)
+        )
         self.plugin_state = Gauge(
             page, "hookd_plugin_state", "1 for the state that a plugin is in.", ("plugin", "state")
         )
@@ -65,9 +77,18 @@ class CoreMetrics:
         never = not self._has_budget and entry.is_governed
         self.sampling_interval.labels(entry.name).set(asked or (0 if never else entry.interval))
 
+    def show_cost(self, entry: Entry) -> None:
+        """Publish what one call of a plugin costs, once some were measured."""
+        if entry.calls:
+            self.call_seconds.labels(entry.name).set(entry.call_ns / entry.calls / 1e9)
+
     def hide(self, entry: Entry) -> None:
         """End the series of a plugin that was unloaded."""
         for state in PLUGIN_STATES:
             self.plugin_state.remove(entry.name, state)
-        for metric in (self.plugin_errors, self.overhead, self.sampling_interval, self.changes_training):
+        for metric in (
+            self.plugin_errors, self.overhead, self.sampling_interval, self.changes_training, self.call_seconds,
+            self.plugin_series_refused,
+            self.plugin_held,
+        ):  # fmt: skip
             metric.remove(entry.name)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.agent import quiet
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.agent.rules import where
+from hookd.agent.trouble import trouble
 from hookd.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -36,12 +37,14 @@ class Dispatch:
     Attributes:
         spent: ns spent in each plugin during a metered step, by the plugin's number, and in hookd itself as `OWN`.
         charged: ns of all that so far.
+        calls: of each plugin's hooks during a metered step, by the plugin's number.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.spent: dict[int, int] = {}
         self.charged = 0
+        self.calls: dict[int, int] = {}
         self._failures: Counter[str] = Counter()
 
     def names(self) -> dict[str, Any]:
@@ -178,6 +181,7 @@ class Dispatch:
         now = time.perf_counter_ns()
         self.spent[number] = self.spent.get(number, 0) + now - mark
         self.charged += now - mark
+        self.calls[number] = self.calls.get(number, 0) + 1
         return now
 
     def settle(self, begun: int, before: int) -> None:
@@ -232,11 +236,13 @@ class Dispatch:
         session = self._session
         entry.errors += 1
         entry.last_error = text
+        entry.last_trouble = trouble(entry.plugin, hook, text, error)
         session.core.plugin_errors.labels(entry.name).inc()
         if hook not in entry.logged:
             entry.logged.add(hook)
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)) if error else ""
-            session.write_log("error", f"plugin {entry.name}: {hook}: {text}\n{trace}".rstrip())
-        limit = 1 if entry.plugin.mutates else entry.plugin.max_errors
-        if entry.errors >= limit and entry.state == "active":
+            told = entry.last_trouble
+            line = f" ({told['where']})" if told["where"] else ""
+            session.write_log("error", f"plugin {entry.name}: {hook}: {text}{line}\n{told['traceback']}".rstrip())
+        entry.strikes += 1
+        if entry.strikes >= entry.max_strikes and entry.state == "active":
             session.quarantine(entry, f"{entry.errors} errors, the last in {hook}: {text}")

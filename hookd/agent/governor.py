@@ -165,6 +165,8 @@ class Governor:
             self._pay()
             for entry in self._entries():
                 ns = spent.get(entry.number, 0)
+                entry.calls += self._session.dispatch.calls.get(entry.number, 0)
+                entry.call_ns += ns
                 entry.cost_ns[entry.kind] = self._typical((entry.number, entry.kind), ns)
                 self._watch(entry, ns, elapsed)
             self._learn_own(spent.get(OWN, 0))
@@ -176,6 +178,7 @@ class Governor:
             self._calm_windows = 0
         if was_metered:
             spent.clear()
+            self._session.dispatch.calls.clear()
         if self._window_steps >= WINDOW_STEPS or (is_alarming and self._window_steps >= METERED_EVERY):
             self._pay()
             self._decide()
@@ -233,6 +236,8 @@ class Governor:
         """
         self.ratio = sum(self._window_spent.values()) / self._window_ns
         self._session.core.overhead_ratio.labels().set(self.ratio)
+        for entry in self._entries():
+            self._session.core.show_cost(entry)
         self._calm_windows += 1
         if self.budget > 0:
             self._adapt()

@@ -9,10 +9,9 @@ import importlib
 import os
 import threading
 import time
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from hookd.agent import spawn
+from hookd.agent import environment, spawn
 from hookd.agent.aside import DETACH_S, EXIT_S
 from hookd.agent.control import Control
 from hookd.agent.faults import Failure
@@ -88,6 +87,8 @@ class Agent:
             entry.name: {
                 "options": dict(entry.context.options),
                 "settings": {k: _text(v) for k, v in list(entry.context.settings.items()) if v is not None},
+                "source": entry.source,
+                "error": entry.last_trouble,
             }
             for entry in entries
         }
@@ -109,7 +110,7 @@ class Agent:
         op = request.get("op")
         operations: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
-            "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
+            "reload": self._reload, "environment": self._environment, "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
             "detach": self._detach_on_request, **self._questions.operations,
             **self._session.tracing.operations(lambda: self._control.asking),
         }  # fmt: skip
@@ -125,7 +126,7 @@ class Agent:
             {
                 "name": e.name, "state": e.state, "mutates": e.plugin.mutates, "errors": e.errors,
                 "last_error": e.last_error, "interval": e.interval, "options": e.context.options, "by_name": e.by_name,
-                "spent_s": e.spent_ns / 1e9,
+                "spent_s": e.spent_ns / 1e9, **e.source,
             }
             for e in list(session.registry.entries.values())
         ]  # fmt: skip
@@ -148,12 +149,47 @@ class Agent:
 
     def _load_live(self, request: dict[str, Any]) -> dict[str, Any]:
         self._session.changes.require_idle()
-        if self._loader is not None and request.get("sources"):
-            self._loader.add(request["sources"])
-        spec = request["plugin"]
-        plugin, options = self._made(spec), dict(spec.get("options") or {})
-        self._session.forget_stopped(plugin.name)
-        return self._change("load", None, self._session.ready(plugin, options, by_name=bool(spec.get("by_name"))))
+        spec = request["plugin"] = self._found_here(request)
+        with self._renewing(request):
+            plugin, options = self._made(spec), dict(spec.get("options") or {})
+            self._session.forget_stopped(plugin.name)
+            entry = self._session.ready(plugin, options, by_name=bool(spec.get("by_name")))
+        entry.source = source_of(spec)
+        return {**self._change("load", None, entry), **entry.source}
+
+    def _reload(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make a plugin anew from new source, with its options; if that is refused, the old one goes on."""
+        self._session.changes.require_idle()
+        spec = request["plugin"] = self._found_here(request)
+        old = self._session.registry.named(str(spec["name"]))
+        if self._loader is None:
+            raise PluginError(f"{old.name} is imported by the program itself, not carried", reason="in-process",
+                              hint="Start the program anew.")  # fmt: skip
+        with self._renewing(request):
+            plugin = self._made(spec)
+            if plugin.name != old.name:
+                raise PluginError(f"the new source of {old.name} calls itself {plugin.name!r}")
+            entry = self._session.ready(plugin, dict(old.context.options), by_name=old.by_name, old=old)
+        entry.source = source_of(spec)
+        return {**self._change("reload", old, entry), **entry.source}
+
+    def _found_here(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Give the plugin that is asked for, and the request its sources: of one without, those in this environment."""
+        spec: dict[str, Any] = request["plugin"]
+        if "entry" in spec or self._loader is None:
+            return spec
+        found, request["sources"] = environment.find(str(spec["name"]))
+        return {**spec, **found}
+
+    @staticmethod
+    def _environment(_request: dict[str, Any]) -> dict[str, Any]:
+        return {"plugins": environment.installed()}
+
+    def _renewing(self, request: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+        sources: dict[str, str] = request.get("sources") or {}
+        renewing: contextlib.AbstractContextManager[None]
+        renewing = self._loader.renewing(sources) if self._loader is not None else contextlib.nullcontext()
+        return renewing
 
     def _unload(self, request: dict[str, Any]) -> dict[str, Any]:
         self._session.changes.require_idle()
@@ -168,6 +204,7 @@ class Agent:
         if after == entry.context.options:
             return {"options": after, "state": "done"}
         new = self._session.ready(type(entry.plugin)(), after, by_name=entry.by_name, old=entry)
+        new.source = entry.source
         return {"options": after, **self._change("configure", entry, new)}
 
     def _change(self, kind: str, old: Entry | None, new: Entry | None) -> dict[str, Any]:
@@ -228,11 +265,14 @@ class Agent:
 
     def _load(self, spec: dict[str, Any]) -> None:
         entry = self._session.load(self._made(spec), dict(spec.get("options") or {}), by_name=bool(spec.get("by_name")))
+        entry.source = source_of(spec)
         by = self._config.get("by") or {"uid": os.getuid(), "pid": self._pid}
         self._session.changes.loaded(entry, by)
 
     def _made(self, spec: dict[str, Any]) -> Plugin:
-        module, _, name = str(spec["entry"] if "entry" in spec else _entry_point(spec["name"])).partition(":")
+        module, _, name = str(spec["entry"] if "entry" in spec else environment.entry_point(spec["name"])).partition(
+            ":"
+        )
         importing = self._loader.importing() if self._loader is not None else contextlib.nullcontext()
         try:
             with importing:
@@ -333,17 +373,10 @@ class Agent:
             Standby(functools.partial(self._loader.again, self._config), self._config["directory"])
 
 
+def source_of(spec: dict[str, Any]) -> dict[str, str]:
+    """Give what the tool says of a plugin's source."""
+    return {key: str(spec[key]) for key in ("version", "sha256", "origin") if spec.get(key)}
+
+
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _entry_point(name: str) -> str:
-    """Find a plugin that is installed in this process's own environment.
-
-    Raises:
-        PluginError: there is none of this name.
-    """
-    found = [e for e in entry_points(group="hookd.plugins") if e.name == name]
-    if not found:
-        raise PluginError(f"no plugin {name!r} is installed here", reason="no-such-plugin")
-    return found[0].value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from hookd import hookspecs
 from hookd._pluggy import PluginManager, PluginValidationError
 from hookd.agent import rules
 from hookd.errors import PluginError
+from hookd.probation import Probation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from hookd.agreement import Agreement
     from hookd.context import Context
     from hookd.plugin import Plugin
+
+
+BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
+"""How long the first quarantine of a plugin lasts, and each later one at most; each is twice as long as the last."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,12 @@ class Entry:
         cost_ns: what it took in the last accounted step of each kind, `{kind of the step: ns}`.
         spent_ns: estimated time spent in it.
         agreement: of all ranks, for a plugin that changes the training in a job of several.
+        last_trouble: the last error for a person: `text`, `where` (the author's line) and `traceback`; empty if none.
+        source: of what it was made, as far as the tool has said: `version`, `sha256`, `origin`.
+        strikes: errors since it was last switched on.
+        probation: when it comes back from a quarantine.
+        readmits: whether it does.
+        calls: in metered steps, and `call_ns` what they took.
     """
 
     number: int
@@ -72,6 +84,19 @@ class Entry:
     spent_ns: int = 0
     agreement: Agreement | None = None
     logged: set[str] = field(default_factory=set)
+    last_trouble: dict[str, str] = field(default_factory=dict)
+    source: dict[str, str] = field(default_factory=dict)
+    strikes: int = 0
+    probation: Probation = field(default_factory=lambda: Probation(BACK_OFF_S, LONGEST_BACK_OFF_S))
+    readmits: bool = True
+    calls: int = 0
+    call_ns: int = 0
+
+    @property
+    def max_strikes(self) -> int:
+        """How many errors put it aside: one is enough of what may change the training, and on probation."""
+        is_strict = self.plugin.mutates or self.probation.is_on(time.monotonic())
+        return 1 if is_strict else self.plugin.max_errors
 
     @property
     def changes_training(self) -> bool:
@@ -174,6 +199,7 @@ class Registry:
         entry.listeners = tuple(self._frozen(entry))
         entry.stretch = wanted_interval(plugin, context)
         entry.longest = max(plugin.longest, entry.stretch)
+        entry.readmits = wanted_readmission(plugin, context)
         if "every" in context.options:
             context.fix(plugin.fixed_by_every, entry.interval)
         self.entries[entry.number] = entry
@@ -226,3 +252,13 @@ def wanted_interval(plugin: Plugin, context: Context) -> int:
     if every < 1:
         raise PluginError(f"{plugin.name}: every must be at least 1, not {every}")
     return every
+
+
+def wanted_readmission(plugin: Plugin, context: Context) -> bool:
+    """Say whether a plugin comes back by itself after a quarantine; what may change the training never does.
+
+    Raises:
+        PluginError: the option `readmit` is neither true nor false.
+    """
+    wanted = context.option("readmit", plugin.readmit) if "readmit" in context.options else plugin.readmit
+    return wanted and not (plugin.mutates or type(plugin).mutates)

@@ -103,7 +103,52 @@ class Loader:
             self._files[path] = source.encode() if isinstance(source, str) else bytes(source)
             if path.endswith(".py") and path + "c" not in files:
                 self._files.pop(path + "c", None)  # of the old source
-        self._claimed = frozenset(path.partition("/")[0].partition(".")[0] for path in self._files)
+        self._claimed = frozenset(map(_top, self._files))
+
+    @contextlib.contextmanager
+    def renewing(self, files: Mapping[str, str | bytes]) -> Iterator[None]:
+        """Add sources; of a top-level module with another source than before, import all anew inside of this.
+
+        What was made of the old source goes on with it. Whatever leaves this puts everything back as it was.
+        """
+        before, tops = dict(self._files), self._renewed(files)
+        old = self._taken_out(tops)
+        for path in [path for path in before if _top(path) in tops]:
+            del self._files[path]
+        self.add(files)
+        try:
+            yield
+        except BaseException:
+            old, back = self._taken_out(tops), old
+            self._files, self._claimed = before, frozenset(map(_top, before))
+            self._loaded.update(back)
+            self._private = {name: module for name, module in self._loaded.items() if not _is_hookds(name)}
+            sys.modules.update({name: module for name, module in back.items() if _is_hookds(name)})
+            raise
+        finally:
+            for name, module in old.items():
+                self._let_go(name, module)
+
+    def _renewed(self, files: Mapping[str, str | bytes]) -> set[str]:
+        """Give the top-level modules that are held with another source, or with files that they have no more."""
+        new: dict[str, dict[str, bytes]] = {}
+        held: dict[str, dict[str, bytes]] = {}
+        for sources, by_top in ((files, new), (self._files, held)):
+            for path, source in sources.items():
+                if path.endswith(".py"):  # the marks where it may be cut say nothing
+                    text = source.encode() if isinstance(source, str) else bytes(source)
+                    by_top.setdefault(_top(path), {})[path] = text.replace(b"\f", b"")
+        return {top for top in new if top in held and held[top] != new[top]} - {"hookd"}
+
+    def _taken_out(self, tops: set[str]) -> dict[str, ModuleType]:
+        """Forget the modules below some top-level ones, and give them."""
+        out = {name: self._loaded.pop(name) for name in list(self._loaded) if name.partition(".")[0] in tops}
+        for name, module in out.items():
+            self._private.pop(name, None)
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+        _forget_lines(tops)
+        return out
 
     def again(self, config: dict[str, Any]) -> None:
         """Start another agent from the same sources, imported anew: in a child that has been forked.
@@ -115,14 +160,10 @@ class Loader:
 
     def purge(self) -> None:
         """Remove from sys.modules exactly what was loaded, and put back what had been displaced."""
-        overloads = getattr(sys.modules.get("typing"), "_overload_registry", {})
         for name, module in list(self._loaded.items()):
             if sys.modules.get(name) is module:
                 del sys.modules[name]
-            # Caches of typing's keep some of our functions; what those can reach must not be the whole payload.
-            overloads.pop(name, None)
-            for attribute in ("__loader__", "__spec__"):
-                module.__dict__.pop(attribute, None)
+            self._let_go(name, module)
         # As CPython's own leak tests do (Lib/test/libregrtest/utils.py `clear_caches`): a generic class is kept by them.
         for clear in getattr(sys.modules.get("typing"), "_cleanups", ()):
             clear()
@@ -132,15 +173,22 @@ class Loader:
         for name, module in self._displaced.items():
             sys.modules.setdefault(name, module)
         self._displaced.clear()
-        linecache = sys.modules.get("linecache")
-        for path in list(getattr(linecache, "cache", ())):
-            if path.startswith(_SOURCE_ROOT):
-                linecache.cache.pop(path, None)  # type: ignore[union-attr]
+        _forget_lines()
+
+    @staticmethod
+    def _let_go(name: str, module: ModuleType) -> None:
+        """Take away what ties a module to us: typing's caches keep some functions, which must not reach the payload."""
+        getattr(sys.modules.get("typing"), "_overload_registry", {}).pop(name, None)
+        for attribute in ("__loader__", "__spec__"):
+            module.__dict__.pop(attribute, None)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
         """Serve as a meta path finder."""
-        if name.partition(".")[0] not in self._claimed:  # asked by all threads that import something
+        top = name.partition(".")[0]
+        if top not in self._claimed:  # asked by all threads that import something
             return None
+        if not _is_hookds(top) and sys.modules.get(top) not in (None, self._loaded.get(top)):
+            return None  # the training has one of its own, and uses it: never parts of two
         found = self._find(name)
         if found is None:  # never the rest of another hookd that is installed here
             raise ModuleNotFoundError(f"No module named {name!r} in hookd's payload", name=name)
@@ -216,6 +264,19 @@ def _collect_young() -> None:
     threshold = gc.get_threshold()[0]
     if gc.isenabled() and 0 < threshold < 2 * gc.get_count()[0]:
         gc.collect(0)
+
+
+def _top(path: str) -> str:
+    """Give the top-level module that a path of the payload belongs to."""
+    return path.partition("/")[0].partition(".")[0]
+
+
+def _forget_lines(tops: Iterable[str] | None = None) -> None:
+    """Take our sources, or those of some top-level modules, out of what tracebacks have read."""
+    linecache = sys.modules.get("linecache")
+    for path in list(getattr(linecache, "cache", ())):
+        if path.startswith(_SOURCE_ROOT) and (tops is None or _top(path[len(_SOURCE_ROOT) :]) in tops):
+            linecache.cache.pop(path, None)  # type: ignore[union-attr]
 
 
 def _is_hookds(name: str) -> bool:

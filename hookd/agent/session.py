@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hookd import page as pages
-from hookd.agent import quiet, rules
+from hookd.agent import isolation, quiet, rules
 from hookd.agent.aside import Aside
 from hookd.agent.calls import Calls
 from hookd.agent.changes import Changes
@@ -19,7 +19,8 @@ from hookd.agent.data import Data
 from hookd.agent.dispatch import Dispatch
 from hookd.agent.faults import Failure
 from hookd.agent.governor import Governor
-from hookd.agent.listeners import Registry, wanted_interval
+from hookd.agent.holding import Watch
+from hookd.agent.listeners import Registry, wanted_interval, wanted_readmission
 from hookd.agent.models import Models
 from hookd.agent.numeric import Numeric
 from hookd.agent.patch import no_frame
@@ -79,6 +80,7 @@ class Session:
         self.registry = Registry()
         self.core = CoreMetrics(page, budget=budget)
         self._stall = Stall(page)
+        self._holding = Watch(self)
         self.governor = Governor(self, budget)
         self.changes = Changes(self)
         self.steps = Steps(self, from_beginning=identity["method"] == "run")
@@ -157,6 +159,7 @@ class Session:
             if hasattr(plugin, "configure"):
                 plugin.configure(context)
             wanted_interval(plugin, context)
+            wanted_readmission(plugin, context)
             context.check_options()
             entry = self.registry.add(plugin, context, by_name=by_name)
         except BaseException as exc:
@@ -240,7 +243,10 @@ class Session:
         self.switch_off(entry, "quarantined")
         self.core.show(entry)
         self.changes.failed(entry)
-        self.report_incident(entry.name, "quarantine", f"plugin {entry.name} is quarantined: {why}", {"error": why})
+        again_s = entry.probation.put_aside(time.monotonic()) if entry.readmits else 0.0
+        message = f"plugin {entry.name} is quarantined: {why}"
+        message += f"; it is tried again in {again_s:g} s" if again_s else ""
+        self.report_incident(entry.name, "quarantine", message, {"error": why, "again_s": again_s})
 
     def switch_off(self, entry: Entry, state: str) -> None:
         """Stop calling a plugin at once."""
@@ -287,6 +293,8 @@ class Session:
         """Do what is to be done about once a second, in hookd's own thread."""
         self.models.tick(now_s)
         self._stall.tick()
+        isolation.readmit(self)
+        self._holding.tick()
         with contextlib.suppress(FileNotFoundError):  # in a container without /proc they stay
             alive = {int(task) for task in os.listdir("/proc/self/task")}
             for ident in [ident for ident in self._heartbeats if ident not in alive]:
@@ -294,6 +302,7 @@ class Session:
         for one in self.registry.ordered("tick"):
             if self.namespace.get(one.switch):
                 self.dispatch.call(one, [now_s] if one.arguments else [])
+        isolation.tell_refused(self)
         dropped = float(self.page.dropped)
         self.core.series_dropped.inc(dropped - self.cells[self.core.series_dropped.at])
 

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hookd.agreement import Agreement, boundary_ahead, disagreement
-from hookd.attach import discover, payload, proc, trusted
+from hookd.attach import discover, payload, proc, sources, trusted
 from hookd.attach.control import Control
 from hookd.errors import ControlError, HookdError, PluginError, UsageError, several_ranks
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MARGINS_S = (1.0, 4.0, 16.0)
 """How far ahead of all ranks the boundary is laid: further where they were quicker than we."""
+CARRIED = ("version", "sha256", "origin")
+"""What is told of a source."""
 _POLL_S = 0.02
 Held = dict[int, Control]
 """A connection to each rank's agent."""
@@ -31,11 +33,11 @@ Held = dict[int, Control]
 def change(
     pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path] = (), timeout_s: float = 10.0
 ) -> dict[str, Any]:
-    """Load, unload or configure a plugin of the agent in process `pid`; one that changes the training, in all ranks.
+    """Load, unload, reload or configure a plugin of the agent in process `pid`; one that changes the training, in all ranks.
 
     Args:
         pid: the target, or any rank of it.
-        op: load, unload or configure.
+        op: load, unload, reload (new source of the same name) or configure.
         spec: the plugin, and for load and configure its options.
         plugin_dirs: where else to look for it.
         timeout_s: how long it may take until the step at which it takes place.
@@ -43,20 +45,28 @@ def change(
     Returns:
         state: done; pending: the step has not come within the time, and it will take place there. ranks: the pid of
         each rank that is changed. step: in the words of each rank, where it took place. options: after a configure.
+        version, sha256: of what was carried, where something was; origin: where that was found.
 
     Raises:
         HookdError: the agent refuses, reason "several-ranks": not all ranks are here and attached; "cannot-agree": they
             have no step in common. Nothing is changed then.
     """
     request = {"op": op, **_arguments(pid, op, spec, plugin_dirs)}
+    source = carried(request.get("plugin", {}))
     deadline = time.monotonic() + timeout_s
     for margin_s in MARGINS_S:
         with contextlib.suppress(_TooLateError), contextlib.ExitStack() as stack:
-            return _attempt(stack, pid, request, margin_s, deadline, name=spec.name)
+            stack.enter_context(_explaining(pid, op, spec.name, plugin_dirs))
+            return {**source, **_attempt(stack, pid, request, margin_s, deadline, name=spec.name)}
     raise ControlError(
         "the ranks were past the boundary before all of them knew of it; nothing is changed", reason="cannot-agree",
         hint="The machine may be busy: try again.",
     )  # fmt: skip
+
+
+def carried(told: Mapping[str, Any]) -> dict[str, str]:
+    """Take out of what is told of a plugin what is told of its source."""
+    return {key: str(told[key]) for key in CARRIED if told.get(key)}
 
 
 def enable_together(entries: Sequence[dict[str, Any]], name: str, enable: Callable[[str, int], dict[str, Any]]) -> None:
@@ -83,15 +93,20 @@ def enable_together(entries: Sequence[dict[str, Any]], name: str, enable: Callab
 
 
 def _arguments(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path]) -> dict[str, Any]:
-    if op == "load":
-        source = payload.find(spec.name, plugin_dirs, trusted.of_target(proc.status(pid).uid))
+    if op in ("load", "reload"):
+        try:
+            source = sources.find(spec.name, plugin_dirs, trusted.of_target(proc.status(pid).uid))
+        except PluginError as error:
+            if error.reason != "unknown-plugin":
+                raise
+            return {"plugin": spec.as_json()}  # the target's own environment may have it
         texts = {path: text.decode() for path, text in source.files.items()}
         return {"plugin": payload.describe(spec, source), "sources": texts}
     if op == "unload":
         return {"name": spec.name}
     if op == "configure":
         return {"name": spec.name, "options": dict(spec.options)}
-    raise UsageError("the request's 'op' is none of load, unload, configure", reason="bad-request")
+    raise UsageError("the request's 'op' is none of load, unload, reload, configure", reason="bad-request")
 
 
 class _TooLateError(ControlError):
@@ -104,7 +119,7 @@ def _attempt(
     """Prepare everywhere, choose the step, arm everywhere, commit, see it done. Closing a connection takes all back."""
     first = stack.enter_context(Control.connect(pid))
     answer = first.request(**request)
-    told = {key: answer[key] for key in ("options",) if key in answer}
+    told = {**carried(answer), **{key: answer[key] for key in ("options",) if key in answer}}
     if answer.get("state") != "prepared":
         return {"state": "done", "ranks": {str(answer.get("rank", 0)): pid}, **told}
     held = {int(answer["rank"]): first}
@@ -119,6 +134,34 @@ def _attempt(
                     raise PluginError("it does not have the options that the other ranks have", reason="ranks-differ")
         _commit(held, margin_s, deadline)
     return {**_await_done(held, deadline), **told}
+
+
+@contextlib.contextmanager
+def _explaining(pid: int, op: str, name: str, plugin_dirs: Sequence[Path]) -> Iterator[None]:
+    """Where neither we nor the target's environment have a plugin, say what is wrong here: a file may be no Python."""
+    try:
+        yield
+    except PluginError as error:
+        if error.reason != "no-such-plugin" or op not in ("load", "reload"):
+            raise
+        try:
+            sources.find(name, plugin_dirs)
+        except PluginError as ours:
+            ours.message += f"; the environment of process {pid} has none either"
+            ours.hint = f"--plugin-dir says where else to look. {ours.hint}"
+            raise PluginError(ours.message, reason="unknown-plugin", hint=ours.hint) from error
+        raise
+
+
+def environment(pid: int) -> list[dict[str, Any]]:
+    """Give the plugins that are installed in the environment of a target: name, entry, version, origin.
+
+    Raises:
+        HookdError: the agent does not answer.
+    """
+    with Control.connect(pid) as control:
+        found = control.request("environment").get("plugins")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 @contextlib.contextmanager

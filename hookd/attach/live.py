@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd import errors
 from hookd.attach import control, discover, mailbox, payload, permission, proc, remote_debug, target, trusted, upgrade
-from hookd.attach.change import change
+from hookd.attach.change import carried, change
 from hookd.attach.delivery import Delivery, ScriptDelivery, StopDelivery
 from hookd.attach.request import AttachRequest, AttachResult
 from hookd.errors import AttachError, HookdError, PermissionDenied
@@ -66,6 +66,7 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
     return AttachResult(
         pid, delivery.method, delivery.pause_s, time.monotonic() - started, control.path(pid, str(here["control"])), here,
         loaded=tuple(spec.name for spec in request.plugins), replaced=str(there["agent_version"]) if there else "",
+        payload=built.sha256, carried={str(one["name"]): carried(one) for one in built.plugins},
     )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def _await_rival(pid: int, deadline: float) -> dict[str, Any] | None:
 
 def _join(pid: int, request: AttachRequest, there: dict[str, Any], started: float) -> AttachResult:
     """Use the agent that is there: enable the plugins that it has not."""
-    added = []
+    added, brought = [], {}
     with control.Control.connect(pid, request.timeout_s) as connection:
         had = [str(plugin["name"]) for plugin in connection.request("status").get("plugins", ())]
         for spec in request.plugins:
@@ -86,13 +87,13 @@ def _join(pid: int, request: AttachRequest, there: dict[str, Any], started: floa
                 if spec.options:
                     change(pid, "configure", spec, request.plugin_dirs, request.timeout_s)
                 continue
-            change(pid, "load", spec, request.plugin_dirs, request.timeout_s)
+            brought[spec.name] = carried(change(pid, "load", spec, request.plugin_dirs, request.timeout_s))
             added.append(spec.name)
         if request.lease_s is None:
             connection.request("keep")
     return AttachResult(
         pid, "existing", 0.0, time.monotonic() - started, control.path(pid, str(there["control"])), there,
-        loaded=(*had, *added), added=tuple(added),
+        loaded=(*had, *added), added=tuple(added), carried=brought,
     )  # fmt: skip
 
 

@@ -13,51 +13,29 @@ import importlib.metadata
 import importlib.util
 import io
 import marshal
-import threading
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hookd
+from hookd.attach.sources import PARSING, Source, find, read
 from hookd.attach.trusted import ANYBODY, Trust
-from hookd.errors import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hookd.config import PluginSpec
 
-GROUP = "hookd.plugins"
 _TOOL_SIDE = {
-    "__main__.py",
-    "_pluggy.py",
-    "attach",
-    "cli",
-    "config",
-    "daemon",
-    "examples",
-    "native",
-    "testing",
-    "check",
-}
+    "__main__.py", "_pluggy.py", "attach", "check", "cli", "config", "daemon", "daemonspecs.py", "examples", "native",
+    "serving.py", "testing",
+}  # fmt: skip
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCE_ROOT = "/hookd-payload/"
 """Where `hookd/agent/loader.py` says that its modules are; `arrival.py` compiles them under it."""
-_PARSING = threading.Lock()
-"""Held while sources are parsed: two threads that make syntax trees at a time count their depth in one place, and one
-of them gets a SystemError ("recursion depth mismatch", python/cpython#106905; met on 3.11.7)."""
 _PIECE, _PIECE_LINES = b"\f\f\f", 30
 """What marks a piece for it, and from how many lines on one ends: about 1 ms of compiling."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a plugin is: its entry `module:Class` and the sources of its top-level module, by path in a zip."""
-
-    name: str
-    entry: str
-    files: dict[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -126,63 +104,15 @@ def unpack_testing(directory: Path) -> None:
 
 def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:
     """Give a plugin in the form of the agent's configuration."""
-    return {"name": spec.name, "entry": source.entry, "options": dict(spec.options), "by_name": spec.by_name}
-
-
-def find(name: str, plugin_dirs: Sequence[Path] = (), trust: Trust = ANYBODY) -> Source:
-    """Find a plugin: in the directories given, then among those installed.
-
-    Raises:
-        PluginError: there is none of this name, its source cannot be read, or is not to be trusted.
-    """
-    for directory in plugin_dirs:
-        for source in in_directory(directory, trust):
-            if isinstance(source, Source) and source.name == name:
-                return source
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        if entry.name == name:
-            return Source(name, entry.value, _module_files(name, entry.value.partition(":")[0].partition(".")[0]))
-    raise PluginError(
-        "; ".join([f"there is no plugin '{name}'", *(broken.message for broken in _broken(plugin_dirs, trust))]),
-        reason="unknown-plugin",
-        hint=f"There are {', '.join(names(plugin_dirs))}.",
-    )
-
-
-def names(plugin_dirs: Sequence[Path] = ()) -> list[str]:
-    """Name every plugin that `find` finds."""
-    found = {entry.name for entry in importlib.metadata.entry_points(group=GROUP)}
-    for directory in plugin_dirs:
-        found.update(source.name for source in in_directory(directory) if isinstance(source, Source))
-    return sorted(found)
-
-
-def _broken(plugin_dirs: Sequence[Path], trust: Trust) -> list[PluginError]:
-    return [one for directory in plugin_dirs for one in in_directory(directory, trust) if isinstance(one, PluginError)]
-
-
-def read(source: Source) -> tuple[str, bool, bool]:
-    """Give the first line of the class' docstring, and whether it says that it changes training: always, or by option."""
-    module, _, class_name = source.entry.partition(":")
-    path = module.replace(".", "/")
-    text = source.files.get(f"{path}/__init__.py") or source.files.get(f"{path}.py") or b""
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
-            said = dict(filter(None, map(_assigned, node.body)))
-            mutates = said.get("mutates")
-            is_always = isinstance(mutates, ast.Constant) and mutates.value is True
-            return summary, is_always, is_always or "mutating" in said
-    return "", False, False
-
-
-def _assigned(node: ast.stmt) -> tuple[str, ast.expr | None] | None:
-    """Give the name that a statement assigns to, and the value."""
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return node.target.id, node.value
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-        return node.targets[0].id, node.value
-    return None
+    return {
+        "name": spec.name,
+        "entry": source.entry,
+        "options": dict(spec.options),
+        "by_name": spec.by_name,
+        "version": source.version,
+        "sha256": source.sha256,
+        "origin": source.origin,
+    }
 
 
 def apart(
@@ -224,93 +154,9 @@ def _agent_files() -> Iterator[tuple[str, bytes]]:
         yield f"hookd/_pluggy/{path.name}", path.read_bytes()
 
 
-def _module_files(plugin: str, module: str) -> dict[str, bytes]:
-    """Read the sources of an installed top-level module without importing it."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        raise PluginError(f"the source of plugin '{plugin}' (module {module}) cannot be found")
-    origin = Path(spec.origin)
-    return _package(origin.parent) if spec.submodule_search_locations else {origin.name: origin.read_bytes()}
-
-
-def _package(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root.parent).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.py"))}
-
-
-def in_directory(directory: Path, trust: Trust = ANYBODY) -> Iterator[Source | PluginError]:
-    """Find the plugins of a directory: modules and packages with a class that sets `name` and derives from Plugin.
-
-    For a file that is no Python, or is not to be trusted, the error comes in its place: it must not hide the others.
-
-    Raises:
-        PluginError: the directory is none, or is not to be trusted.
-    """
-    if not directory.is_dir():
-        raise PluginError(f"there is no plugin directory {directory}")
-    trust = trust.directory(directory)
-    for path in sorted([*directory.glob("*.py"), *directory.glob("*/__init__.py")]):
-        module = path.parent.name if path.name == "__init__.py" else path.stem
-        try:
-            text = trust.read(path)
-            classes = list(_plugin_classes(path, text))
-            files = {path.name: text}
-            if classes and path.name == "__init__.py":
-                files = _trusted_package(path.parent, trust)
-        except PluginError as broken:
-            yield broken
-            continue
-        for class_name, plugin in classes:
-            yield Source(plugin, f"{module}:{class_name}", files)
-
-
-def _trusted_package(root: Path, trust: Trust) -> dict[str, bytes]:
-    files = {}
-    for path in sorted(root.rglob("*.py")):
-        trust.directory(path.parent)
-        files[path.relative_to(root.parent).as_posix()] = trust.read(path)
-    return files
-
-
-def _plugin_classes(path: Path, text: bytes) -> Iterator[tuple[str, str]]:
-    """Give class and plugin name for each plugin that a file defines, by its text."""
-    try:
-        with _PARSING:
-            tree = ast.parse(text, str(path))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # the last two: it is nested too deep
-        where, why = f"{path}:{getattr(exc, 'lineno', None) or 1}", getattr(exc, "msg", None) or exc
-        raise PluginError(f"{where}: not valid Python: {why}") from exc
-    derived = {"Plugin"}  # and what derives from it in this file, in whatever number of steps
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any(_last_name(base) in derived for base in node.bases):
-            derived.add(node.name)
-            for statement in node.body:
-                if (plugin := _assigned_name(statement)) is not None:
-                    yield node.name, plugin
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _assigned_name(node: ast.stmt) -> str | None:
-    """Give "x" for the statement `name = "x"`, with or without an annotation."""
-    if isinstance(node, ast.Assign):
-        targets, value = node.targets, node.value
-    elif isinstance(node, ast.AnnAssign) and node.value is not None:
-        targets, value = [node.target], node.value
-    else:
-        return None
-    is_name = any(isinstance(target, ast.Name) and target.id == "name" for target in targets)
-    is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
-    return str(value.value) if is_name and is_text and isinstance(value, ast.Constant) else None
-
-
 def _pack(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive, _PARSING:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive, PARSING:
         for path in sorted(files):
             source, compiled = _prepared(files[path], path) if path.endswith(".py") else (files[path], b"")
             archive.writestr(zipfile.ZipInfo(path, _EPOCH), source)

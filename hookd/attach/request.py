@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from hookd.config import PluginSpec
@@ -52,6 +53,8 @@ class AttachResult:
         loaded: the plugins that are there now.
         added: those that an agent had not that was there.
         replaced: the version of the older agent that had to go, else "".
+        payload: the sha256 of what was brought in, "" where an agent was there.
+        carried: by plugin that was brought in, the `version`, `sha256` and `origin` of its source.
     """
 
     pid: int
@@ -63,3 +66,5 @@ class AttachResult:
     loaded: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     replaced: str = ""
+    payload: str = ""
+    carried: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

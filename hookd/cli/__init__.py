@@ -6,6 +6,7 @@ returns its exit code, or None for 0; only `main` prints errors.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import TYPE_CHECKING
@@ -47,16 +48,20 @@ INTERRUPTED = 130
 
 
 class Commands(click.Group):
-    """The commands of `COMMANDS`, each imported when it is asked for."""
+    """The commands of `COMMANDS`, each imported when it is asked for, and after them those of plugins."""
+
+    @functools.cached_property
+    def _added(self) -> dict[str, click.Command]:
+        return importlib.import_module("hookd.cli.extensions").commands(COMMANDS)  # type: ignore[no-any-return]
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
         """Give the names in the order of the help page."""
-        return list(COMMANDS)
+        return [*COMMANDS, *self._added]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import a command, or give None for a word that is none."""
         if cmd_name not in COMMANDS:
-            return None
+            return self._added.get(cmd_name)
         module, _, attribute = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, plugin_check, plugin_new, targets
+from hookd.cli.hosted import in_daemon, show_in_daemon
+from hookd.cli.loaded import loaded
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -32,37 +34,21 @@ plugin.add_command(plugin_check.bench)
 def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, as_json: bool) -> int:
     """List the plugins that `-p NAME` finds, and the files of --plugin-dir that cannot be read.
 
-    With a TARGET list those that are loaded there, with their options.
+    With a TARGET list those that are loaded there, with their options, and those that its own environment has.
     """
     if pid is not None:
-        return loaded(targets.report(pid, targets.daemon(host)), as_json=as_json)
+        return loaded(targets.report(pid, targets.daemon(host)), plugin_dirs, as_json=as_json)
     found, broken = installed(plugin_dirs), unreadable(plugin_dirs)
+    hosted = in_daemon(plugin_dirs, host)
     if as_json:
-        output.emit({"plugins": found, "unreadable": [error.as_json() for error in broken]})
+        output.emit({"plugins": found, "daemon": hosted, "unreadable": [error.as_json() for error in broken]})
     else:
-        rows = [(one["name"], _habit(one), one["summary"], one["entry"]) for one in found]
-        output.show(output.fill(output.table("PLUGIN", "", "WHAT IT DOES", "FROM"), rows))
+        rows = [(one["name"], one["version"] or "-", _habit(one), one["summary"], one["entry"]) for one in found]
+        output.show(output.fill(output.table("PLUGIN", "VERSION", "", "WHAT IT DOES", "FROM"), rows))
+        show_in_daemon(hosted)
     for error in broken:
         output.complain(error)
     return max((error.exit_code for error in broken), default=0)
-
-
-def loaded(report: dict[str, Any], *, as_json: bool) -> int:
-    """List the plugins of a target with the options that are in force: what was given, and the rest."""
-    found = [{key: one[key] for key in ("name", "state", "options", "settings")} for one in report.get("plugins", [])]
-    if as_json:
-        output.emit({"pid": report["pid"], "plugins": found})
-        return 0
-    rows = [(one["name"], one["state"] or "-", *_told_options(one)) for one in found]
-    output.show(output.fill(output.table("PLUGIN", "STATE", "GIVEN", "BY DEFAULT"), rows))
-    output.say(f"`hookd plugin config {report['pid']} NAME key=value` changes them")
-    return 0
-
-
-def _told_options(one: dict[str, Any]) -> Iterator[str]:
-    rest = {key: value for key, value in one["settings"].items() if key not in one["options"]}
-    for these in (one["options"], rest):
-        yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
 
 
 def _habit(one: dict[str, Any]) -> str:
@@ -73,26 +59,27 @@ def _habit(one: dict[str, Any]) -> str:
 
 def installed(plugin_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     """Describe every plugin that can be found, from its source: nothing is imported."""
-    from hookd.attach import payload
+    from hookd.attach import sources
     from hookd.config import DEFAULT_PLUGINS
 
     defaults = {spec.name for spec in DEFAULT_PLUGINS}
     found = []
-    for name in payload.names(plugin_dirs):
-        source = payload.find(name, plugin_dirs)
-        summary, mutates, _ = payload.read(source)
+    for name in sources.names(plugin_dirs):
+        source = sources.find(name, plugin_dirs)
+        summary, mutates, _ = sources.read(source)
         is_default = name in defaults
-        found.append(
-            {"name": name, "entry": source.entry, "summary": summary, "mutates": mutates, "is_default": is_default}
-        )
+        found.append({
+            "name": name, "version": source.version, "entry": source.entry, "origin": source.origin,
+            "sha256": source.sha256, "summary": summary, "mutates": mutates, "is_default": is_default,
+        })  # fmt: skip
     return found
 
 
 def unreadable(plugin_dirs: Sequence[Path]) -> list[PluginError]:
     """Give an error for each file that is no Python."""
-    from hookd.attach import payload
+    from hookd.attach import sources
 
-    found = [one for directory in plugin_dirs for one in payload.in_directory(directory)]
+    found = [one for directory in plugin_dirs for one in sources.in_directory(directory)]
     return [one for one in found if isinstance(one, PluginError)]
 
 
@@ -130,6 +117,21 @@ def disable(*, pid: int, name: str, **how: Any) -> int:
 @plugin.command()
 @TARGET
 @NAME
+@TIMEOUT
+@options.plugin_dirs
+@options.host
+@options.json
+def reload(*, pid: int, name: str, plugin_dirs: tuple[Path, ...], **how: Any) -> int:
+    """Put the present source of a loaded plugin in the place of the old one; options and counters go on.
+
+    What is refused changes nothing: the old one goes on.
+    """
+    return _change("reload", pid, name, plugin_dirs=plugin_dirs, **how)
+
+
+@plugin.command()
+@TARGET
+@NAME
 @SETTINGS
 @TIMEOUT
 @options.host
@@ -144,7 +146,7 @@ def config(*, pid: int, name: str, settings: tuple[str, ...], **how: Any) -> int
     return _change("configure", pid, name, settings, **how)
 
 
-def _change(  # noqa: PLR0913 - the options of three commands
+def _change(  # noqa: PLR0913 - the options of four commands
     op: str, pid: int, name: str, settings: tuple[str, ...] = (), *, plugin_dirs: tuple[Path, ...] = (),
     timeout_s: float, host: str | None, as_json: bool,
 ) -> int:  # fmt: skip
@@ -167,8 +169,9 @@ def _change(  # noqa: PLR0913 - the options of three commands
 def _told(op: str, name: str, answer: dict[str, Any]) -> str:
     ranks, steps = answer["ranks"], answer.get("step", {})
     where = f"process {answer['pid']}" if len(ranks) == 1 else f"all {len(ranks)} ranks"
-    what = {"load": "loaded into", "unload": "taken out of", "configure": "changed in"}[op]
+    what = {"load": "loaded into", "unload": "taken out of", "configure": "changed in", "reload": "reloaded in"}[op]
     if answer["state"] == "pending":
         return f"{name} will be {what} {where} at the next step, which has not come yet"
     words = [text for text in steps.values() if text]
-    return f"{name} was {what} {where}" + (f" at {words[0]}" if words else "")
+    of = f"{name} {answer['version']}" if answer.get("version") else name
+    return f"{of} was {what} {where}" + (f" at {words[0]}" if words else "")

@@ -46,12 +46,12 @@ def _require_free(name: str) -> None:
         PluginError: says why.
     """
     from hookd.api import CORE, is_name
-    from hookd.attach import payload
+    from hookd.attach import sources
 
     if not is_name(name) or not name.isascii() or keyword.iskeyword(name):
         hint = f"It begins with none of {', '.join(sorted(CORE))}, which are hookd's own."
         raise PluginError(f"{name!r} cannot be a plugin's name: it is a lower-case word, such as spread", hint=hint)
-    if name in payload.names():
+    if name in sources.names():
         raise PluginError(f"there is a plugin {name!r} already", hint="`hookd plugin list` shows all of them.")
 
 

@@ -24,6 +24,9 @@
     [[webhook]]                  # who is told of incidents
     url = "https://alerts.example.org/hookd"
 
+    [plugins]
+    allow = ["nan", "acme_*"]    # which plugins may be used at all; all of them where there is no such list
+
     [plugins.activations]        # options of a plugin, wherever it is enabled without naming them
     every = 50
 
@@ -37,6 +40,7 @@ import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +55,7 @@ from hookd.config.values import (
     read_number,
     read_path,
     read_paths,
+    read_patterns,
     read_plugins,
     read_switch,
     read_whole,
@@ -102,6 +107,7 @@ class ServeConfig:
         receivers: functions that are called with each incident, each as `module:function`; see docs/incidents.md.
         plugins: what is enabled where an attach names none.
         plugin_dirs: where plugins are sought beside those installed.
+        plugins_allow: patterns of names; a plugin that none of them matches is refused. None: all may be used.
         timeout_s: how long an attach may take, in seconds.
         lease_s: how long an agent stays when nobody holds it any more, in seconds.
         budget: the share of a step's time that observers may take, 0 to 1.
@@ -117,6 +123,7 @@ class ServeConfig:
         eval_allow: whether `hookd eval` is answered: `allow` in the table `eval`.
         retention_mb: how large their file may become, in MB (10^6 bytes); then the oldest go.
         plugin_options: by plugin, options that hold wherever an attach does not give them.
+        daemon_plugin_options: by plugin, the options of its half in the daemon: the tables `daemon_plugins.NAME`.
         rules: which processes it attaches to by itself, the first that fits decides; see `rules`.
         webhooks: who is told of incidents; see `webhooks`.
     """
@@ -133,6 +140,7 @@ class ServeConfig:
     receivers: tuple[str, ...] = _setting("serve", (), read_functions)
     plugins: tuple[PluginSpec, ...] = _setting("attach", DEFAULT_PLUGINS, read_plugins)
     plugin_dirs: tuple[Path, ...] = _setting("attach", (), read_paths)
+    plugins_allow: tuple[str, ...] | None = _setting("plugins", None, read_patterns)  # noqa: RUF009  gives a field
     timeout_s: float = _setting("attach", 10.0, read_number(0.1, 3600))
     lease_s: float = _setting("attach", 900.0, read_number(1))
     budget: float = _setting("attach", 0.01, read_number(0, 1))
@@ -145,8 +153,13 @@ class ServeConfig:
     hang_start_s: float = _setting("hang", 600.0, read_number(0.1))
     eval_allow: bool = _setting("eval", False, read_switch)
     plugin_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    daemon_plugin_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     webhooks: tuple[Webhook, ...] = ()
+
+    def allows(self, plugin: str) -> bool:
+        """Whether a plugin may be used."""
+        return self.plugins_allow is None or any(fnmatchcase(plugin, one) for one in self.plugins_allow)
 
     def with_options(self, spec: PluginSpec) -> PluginSpec:
         """Give `spec` the options that the configuration holds for it and that it does not give itself."""
@@ -178,9 +191,23 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | N
             _read(name, flags[name], "--" + name.replace("_", "-"), values, problems)
     if unknown := set(flags) - set(SETTINGS):
         raise ValueError(f"no such settings: {sorted(unknown)}")
+    config = ServeConfig(**values)
+    problems += _forbidden(config)
     if problems:
         raise ConfigError("\n".join(problems))
-    return ServeConfig(**values)
+    return config
+
+
+def _forbidden(config: ServeConfig) -> list[str]:
+    """Say which plugins are to be enabled and may not be used."""
+    wanted = {"[attach] plugins": config.plugins}
+    wanted |= {f"[[rule]] {n}": rule.plugins for n, rule in enumerate(config.rules, 1)}
+    return [
+        f"{where}: plugin {spec.name} is not allowed by [plugins] allow."
+        for where, specs in wanted.items()
+        for spec in specs
+        if not config.allows(spec.name)
+    ]
 
 
 def check(path: Path) -> ServeConfig:
@@ -197,7 +224,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     tables = _toml(path)
     values: dict[str, Any] = {}
     problems: list[str] = []
-    known: dict[str, list[str]] = {"plugins": [], "rule": [], "webhook": []}
+    known: dict[str, list[str]] = {"plugins": [], "daemon_plugins": [], "rule": [], "webhook": []}
     for name, setting in SETTINGS.items():
         known.setdefault(setting.metadata["table"], []).append(_key(name))
     for table, content in tables.items():
@@ -209,8 +236,13 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
             values["webhooks"] = read_webhooks(content, str(path), problems)
         elif not isinstance(content, Mapping):
             problems.append(f"{path}: {table} is no table; write [{table}]")
+        elif table == "daemon_plugins":
+            values["daemon_plugin_options"] = _plugin_options(content, path, problems, table)
         elif table == "plugins":
-            values["plugin_options"] = _plugin_options(content, path, problems)
+            rest = dict(content)
+            if isinstance(rest.get("allow"), (list, str)):
+                _read("plugins_allow", rest.pop("allow"), f"{path}: [plugins] allow", values, problems)
+            values["plugin_options"] = _plugin_options(rest, path, problems)
         else:
             for key, value in content.items():
                 if key in known[table]:
@@ -235,13 +267,15 @@ def _toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is no TOML: {exc}") from exc
 
 
-def _plugin_options(content: Mapping[str, Any], path: Path, problems: list[str]) -> dict[str, dict[str, str]]:
+def _plugin_options(
+    content: Mapping[str, Any], path: Path, problems: list[str], above: str = "plugins"
+) -> dict[str, dict[str, str]]:
     options: dict[str, dict[str, str]] = {}
     for name, table in content.items():
         if isinstance(table, Mapping) and not any(isinstance(value, (Mapping, list)) for value in table.values()):
             options[name] = {key: as_text(value) for key, value in table.items()}
         else:
-            problems.append(f"{path}: [plugins.{name}] is no table of plain options")
+            problems.append(f"{path}: [{above}.{name}] is no table of plain options")
     return options
 
 

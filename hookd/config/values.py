@@ -158,6 +158,14 @@ def read_paths(value: object) -> tuple[Path, ...]:
     return tuple(read_path(part) for part in parts)
 
 
+def read_patterns(value: object) -> tuple[str, ...]:
+    """Read a list of patterns of plugins' names, or a string of them; it may be empty."""
+    parts = re.split(r"[\s,;]+", value.strip()) if isinstance(value, str) else value
+    if not isinstance(parts, Sequence) or not all(isinstance(one, str) for one in parts):
+        raise ValueError("is no list of patterns of plugins' names")
+    return tuple(one for one in parts if one)
+
+
 def read_functions(value: object) -> tuple[str, ...]:
     """Read a list of functions, each as `module:function`, or a string of them."""
     parts = value.split() if isinstance(value, str) else value

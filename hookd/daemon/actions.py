@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.attach import AttachRequest, Control, attach, detach, payload
 from hookd.attach.change import change, enable_together
 from hookd.config import PluginSpec
+from hookd.daemon import audit
 from hookd.daemon.identity import Identity
 from hookd.errors import HookdError, NoSuchTarget, UsageError
 
@@ -102,12 +104,19 @@ class Actions:
         self._undecided: list[Target] = []
         self._idle = threading.Condition()
 
-    def attach(self, pid: int, order: Order) -> dict[str, Any]:
+    def attach(self, pid: int, order: Order, by: Mapping[str, int] | None = None) -> dict[str, Any]:
         """Attach to a process, hold its agent and serve it.
+
+        Args:
+            pid: of the process.
+            order: what is asked for.
+            by: who asks, as the kernel says: `{"uid", "pid"}`; None for a rule of the configuration.
 
         Raises:
             HookdError: why not; the process goes on as before.
         """
+        specs = self._config.plugins if order.plugins is None else order.plugins
+        audit.require_allowed(self._config, pid, [spec.name for spec in specs], order.plugin_dirs, by)
         with self._alone(pid):
             try:
                 result = attach(pid, self._request(pid, order))
@@ -131,6 +140,8 @@ class Actions:
             "plugins": list(result.loaded),
             "added": list(result.added),
             "replaced": result.replaced,
+            "payload": result.payload,
+            "carried": result.carried,
             "identity": result.identity,
         }
 
@@ -232,8 +243,8 @@ class Actions:
                 self._fleet.leave(target)
         return {"pid": pid, "restored": answer.get("restored"), "residue": answer.get("residue", [])}
 
-    def change_plugins(self, pid: int, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Load, unload or configure a plugin: `{"op", "plugin"}`, see `api.py` and `hookd.attach.change`.
+    def change_plugins(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Load, unload, reload or configure a plugin: `{"op", "plugin"}`, see `api.py` and `hookd.attach.change`.
 
         Raises:
             HookdError: the agent refuses, or there is no such plugin.
@@ -245,7 +256,11 @@ class Actions:
         if op == "load":
             spec = self._config.with_options(spec)
         more = tuple(Path(str(directory)) for directory in directories)
-        return {"pid": pid, **change(pid, op, spec, (*more, *self._config.plugin_dirs), timeout_s)}
+        if op != "unload":  # what is there may always go
+            audit.require_allowed(self._config, pid, [spec.name], more, by)
+        answer = {"pid": pid, **change(pid, op, spec, (*more, *self._config.plugin_dirs), timeout_s)}
+        audit.changed(answer, op, spec.name, by)
+        return answer
 
     def apart(self, order: Order) -> tuple[Order, tuple[PluginSpec, ...]]:
         """Take out of an order the plugins that may change the training."""
@@ -255,9 +270,11 @@ class Actions:
 
     def enable_together(self, results: Sequence[dict[str, Any]], spec: PluginSpec, order: Order) -> None:
         """Load what changes the training into processes that were attached to; see `hookd.attach.change`."""
+        ourselves = {"uid": os.getuid(), "pid": os.getpid()}
 
         def enable(op: str, pid: int) -> dict[str, Any]:
             try:
+                audit.require_allowed(self._config, pid, [spec.name], order.plugin_dirs, ourselves)
                 directories = (*order.plugin_dirs, *self._config.plugin_dirs)
                 return change(pid, op, self._config.with_options(spec), directories, order.timeout_s)
             except HookdError as exc:

@@ -2,12 +2,13 @@
 
     GET  /v1/version                   {"version", "pid", "protocol"}
     GET  /v1/status                    {"version", "pid", "url", "control", "started", "is_embedded", "targets": [row…]}
+    GET  /v1/plugins                   {"plugins": [row…]}: what runs in the daemon itself, see `hosted.Hosted.row`
     GET  /v1/targets                   {"targets": [row…]}
     POST /v1/attach                    {"pid", "plugins"?, "timeout_s"?, "keep"?, "force"?, "run"?, "plugin_dirs"?,
                                         "only_trainers"?}
     POST /v1/detach                    {"pid"} or {"all": true}, "timeout_s"?
     GET  /v1/targets/PID/report        ?curve=1   see `describe.target_report`
-    POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "configure", "plugin": "NAME:key=value,…" or object,
+    POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "reload" | "configure", "plugin": "NAME:key=value,…" or object,
                                         "timeout_s"?, "plugin_dirs"?}; what changes the training, in all ranks of the job
     POST /v1/targets/PID/eval          {"expression", "timeout_s"?}; where [eval] allow = true, see `evaluate.evaluate`
     GET  /v1/incidents                 ?run= &pid= &kind= &since= &limit= &id= &after= &order=   {"incidents": [row…]}, see
@@ -75,6 +76,7 @@ class Api:
         app.router.add_get("/v1/version", self._version)
         app.router.add_get("/v1/status", self._status)
         app.router.add_get("/v1/targets", self._targets)
+        app.router.add_get("/v1/plugins", self._hosted)
         app.router.add_get(r"/v1/targets/{pid:\d+}/report", self._report)
         app.router.add_get("/v1/incidents", self._incidents)
         app.router.add_post("/v1/attach", self._attach)
@@ -92,6 +94,9 @@ class Api:
     async def _targets(self, _: web.Request) -> web.Response:
         return web.json_response({"targets": self._service.rows()})
 
+    async def _hosted(self, _: web.Request) -> web.Response:
+        return web.json_response({"plugins": self._service.plugins.rows()})
+
     async def _report(self, request: web.Request) -> web.Response:
         pid, has_curve = _pid(request.match_info["pid"]), request.query.get("curve") == "1"
         return web.json_response(await asyncio.to_thread(self._service.report, pid, has_curve=has_curve))
@@ -102,7 +107,8 @@ class Api:
 
     async def _attach(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        return web.json_response(await self._service.attach(_pid(body.get("pid")), Order.from_json(body)))
+        answer = await self._service.attach(_pid(body.get("pid")), Order.from_json(body), _asking(request))
+        return web.json_response(answer)
 
     async def _detach(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -113,15 +119,11 @@ class Api:
 
     async def _plugins(self, request: web.Request) -> web.Response:
         pid, body = _pid(request.match_info["pid"]), await _body(request)
-        return web.json_response(await self._service.change_plugins(pid, body))
+        return web.json_response(await self._service.change_plugins(pid, body, _asking(request)))
 
     async def _eval(self, request: web.Request) -> web.Response:
         pid, body = _pid(request.match_info["pid"]), await _body(request)
-        asking = request.transport.get_extra_info("socket") if request.transport is not None else None
-        if asking is None:
-            raise PermissionDenied("who asks has gone", reason="other-user")
-        who = dict(zip(("pid", "uid"), peer_credentials(asking), strict=False))
-        return web.json_response(await self._service.evaluate(pid, body, who))
+        return web.json_response(await self._service.evaluate(pid, body, _asking(request)))
 
 
 def incident_filter(request: web.Request) -> dict[str, Any]:
@@ -165,6 +167,18 @@ async def _only_friends(request: web.Request, handler: Handler) -> web.StreamRes
     if connection is None or peer_credentials(connection)[1] not in (0, os.geteuid()):
         raise PermissionDenied("this daemon belongs to another user", reason="other-user")
     return await handler(request)
+
+
+def _asking(request: web.Request) -> dict[str, int]:
+    """Say who asks, as the kernel knows them: `{"pid", "uid"}`.
+
+    Raises:
+        PermissionDenied: they have gone.
+    """
+    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if connection is None:
+        raise PermissionDenied("who asks has gone", reason="other-user")
+    return dict(zip(("pid", "uid"), peer_credentials(connection), strict=False))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -141,6 +141,10 @@ class DaemonClient:
         body = {"op": op, "plugin": plugin, "timeout_s": timeout_s, **more}
         return self.request("POST", f"/v1/targets/{pid}/plugins", body, timeout_s=timeout_s + 60)
 
+    def plugins(self) -> list[dict[str, Any]]:
+        """Describe the plugins that run in the daemon itself."""
+        return list(self.request("GET", "/v1/plugins")["plugins"])
+
     def evaluate(self, pid: int, expression: str, timeout_s: float) -> dict[str, Any]:
         """Evaluate an expression in a target; see `hookd.daemon.evaluate`."""
         body = {"expression": expression, "timeout_s": timeout_s}

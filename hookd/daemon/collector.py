@@ -89,6 +89,7 @@ class FleetCollector:
         backing_off: gives the processes in which an attach by rule has failed.
         clock: monotonic seconds.
         watchers: who have more to say of each target.
+        more: gives the families of plugins, told which names of families, with their kinds, are free.
     """
 
     def __init__(
@@ -100,9 +101,11 @@ class FleetCollector:
         *,
         clock: Callable[[], float] = time.monotonic,
         watchers: Sequence[Watcher] = (),
+        more: Callable[[Callable[[str, str], bool]], Iterable[Metric]] = lambda _: (),
     ) -> None:
         self._fleet = fleet
         self._watchers = watchers
+        self._more = more
         self._backing_off = backing_off
         self._tally = tally
         self._limits = limits
@@ -129,7 +132,8 @@ class FleetCollector:
                     series.add_samples(merged, watcher)
             own = list(self._own_families())
             self._last_scrape_s = self._clock() - started
-        return [*own, *merged.own.values(), *(family for family in merged.of_pages.values() if family.parts)]
+        of_pages = [family for family in merged.of_pages.values() if family.parts]
+        return [*own, *merged.own.values(), *of_pages, *self._more(merged.is_free)]
 
     def told(self) -> dict[str, float | None]:
         """Say for a person what the last scrape took, and how many attaches were done and refused."""
@@ -169,6 +173,10 @@ class _Merged:
         if name not in self.own:
             self.own[name] = Metric(name, text, kind)
         return self.own[name]
+
+    def is_free(self, name: str, kind: str) -> bool:
+        """Whether neither the daemon nor a page has a family, or a sample, of such a name."""
+        return not any(one in self._owners for one in _names(name, kind))
 
     def of_page(self, family: Family) -> PageFamily | None:
         """Give the family to which a page's is added; None if its name or labels collide with another's."""

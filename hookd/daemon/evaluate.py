@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hookd.attach import Control, proc
+from hookd.daemon.audit import who
 from hookd.daemon.herald import plain
 from hookd.errors import ControlError, HookdError, PermissionDenied, UsageError
 
@@ -115,8 +116,3 @@ def _read(answer: Mapping[str, Any]) -> dict[str, Any]:
     if "value" in answer and (value is None or isinstance(value, (bool, int, float, str))):
         read["value"] = value
     return read
-
-
-def who(by: Mapping[str, int]) -> str:
-    """Name who asks, as the kernel knows them."""
-    return f"for user {by.get('uid')} (process {by.get('pid')})"

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from hookd.page import Family, Snapshot
 
@@ -38,7 +38,7 @@ def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> dict[str, A
         "modules": _modules(snapshot) if has_modules else [],
         "metrics": _metrics(family for family in snapshot.families if "module" not in family.labels),
         "observed": {labels["state"]: value for labels, value in values.get("hookd_modules", []) if "state" in labels},
-        "plugins": _plugins(values, snapshot.identity),
+        "plugins": _plugins(values, snapshot),
         "overhead": {
             "ratio": _single(values, "hookd_overhead_ratio"),
             "seconds": _sum(values, "hookd_overhead_seconds"),
@@ -139,22 +139,27 @@ def _values(snapshot: Snapshot) -> dict[str, list[tuple[dict[str, str], Any]]]:
 
 
 def plugin_options(identity: Mapping[str, Any], name: str, which: str = "options") -> dict[str, str]:
-    """Give the options that a plugin was given, or by "settings" all that are in force, as the page tells of them."""
+    """Give the options that a plugin was given, or by "settings" all that are in force, as the page tells of them.
+
+    By "source" of what it was made, by "error" its last one.
+    """
     found: Any = identity
     for key in ("plugins", name, which):
         found = found.get(key) if isinstance(found, dict) else None
     return {key: value for key, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
 
 
-def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], identity: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snapshot) -> list[dict[str, Any]]:
     """Give a row for each plugin that the agent has told about; of one that only looks `changes_training` is None."""
     rows: dict[str, dict[str, Any]] = {}
+    identity = snapshot.identity
 
     def row(labels: dict[str, str]) -> dict[str, Any]:
         name = labels.get("plugin", "")
         empty = {"name": name, "state": None, "changes_training": None, "errors": 0, "interval_steps": None,
                  "overhead_seconds": None, "options": plugin_options(identity, name),
-                 "settings": plugin_options(identity, name, "settings")}  # fmt: skip
+                 "settings": plugin_options(identity, name, "settings"), "call_seconds": None, "series": 0,
+                 "source": plugin_options(identity, name, "source"), "error": plugin_options(identity, name, "error")}  # fmt: skip
         return rows.setdefault(name, empty)
 
     for labels, value in values.get("hookd_plugin_state", []):
@@ -164,6 +169,7 @@ def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], identity: Mapp
         "errors": "hookd_plugin_errors",
         "interval_steps": "hookd_sampling_interval_steps",
         "overhead_seconds": "hookd_overhead_seconds",
+        "call_seconds": "hookd_plugin_call_seconds",
     }
     for column, name in columns.items():
         for labels, value in values.get(name, []):
@@ -171,7 +177,15 @@ def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], identity: Mapp
                 row(labels)[column] = value
     for labels, value in values.get("hookd_plugin_changes_training", []):
         row(labels)["changes_training"] = bool(value)
+    for family in snapshot.families:
+        if (owner := owner_of(family.name, rows)) is not None:
+            rows[owner]["series"] += len(family.first)
     return sorted(rows.values(), key=lambda one: str(one["name"]))
+
+
+def owner_of(family: str, plugins: Iterable[str]) -> str | None:
+    """Give the plugin whose family it is: of several that its name begins with, the longest."""
+    return max((name for name in plugins if family.startswith(f"hookd_{name}_")), key=len, default=None)
 
 
 def _threads(snapshot: Snapshot) -> list[dict[str, Any]]:

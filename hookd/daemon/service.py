@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, describe, receivers, tcp
+from hookd.daemon import api, audit, describe, host, receivers, tcp
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.evaluate import evaluate, require_allowed
 from hookd.daemon.fleet import Fleet
+from hookd.daemon.halves import without_torch
 from hookd.daemon.history import History
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.receivers import Caller
@@ -84,7 +85,9 @@ class Service:
         )
         self.fleet = Fleet(store, linger_s=config.linger_s, only=only)
         self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
+        self.plugins = host.load(config)
         self._callers = [Caller(word, function, store) for word, function in functions.items()]
+        self._callers += self.plugins.receivers(store)
         told: list[receivers.Receiver] = [*self._senders, *self._callers]
         for receiver in told:
             store.listen(receiver)
@@ -97,8 +100,9 @@ class Service:
         noted = None if self.is_embedded else state_dir
         self._watchers = watchers(self.fleet, config, noted, self.history)
         self._collector = FleetCollector(
-            self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers
-        )
+            self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers,
+            more=self.plugins.families,
+        )  # fmt: skip
         self._started = time.time()
         self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
         # Threads of their own: a person does not wait for processes that are still importing torch.
@@ -126,6 +130,8 @@ class Service:
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.fleet.store.close)
+            stack.push_async_callback(asyncio.to_thread, self.plugins.close)
+            stack.enter_context(without_torch())
             for caller in self._callers:
                 stack.callback(caller.close)
                 await asyncio.to_thread(caller.catch_up)
@@ -224,7 +230,7 @@ class Service:
             self._wanted.failed(want, HookdError(f"{type(exc).__name__}: {exc}", reason="internal"))
         else:
             self._wanted.done(want)
-            _log_attached(answer, "by rule")
+            audit.attached(answer, "by rule")
         self._watch()
 
     async def _adopt(self) -> None:
@@ -241,6 +247,7 @@ class Service:
         targets = self.fleet.targets()
         for watcher in self._watchers:
             watcher.look(targets)
+        self.plugins.look(targets)
 
     async def _forget(self) -> None:
         await asyncio.to_thread(self._wanted.prune)
@@ -306,11 +313,11 @@ class Service:
             "targets": self.rows(),
         }
 
-    async def attach(self, pid: int, order: Order) -> dict[str, Any]:
+    async def attach(self, pid: int, order: Order, by: Mapping[str, int]) -> dict[str, Any]:
         """Attach to a process because a person asks for it; see `Actions.attach`."""
         self._wanted.reset(pid)
-        answer: dict[str, Any] = await self._run(self._actions.attach, pid, order)
-        _log_attached(answer, "as asked")
+        answer: dict[str, Any] = await self._run(self._actions.attach, pid, order, by)
+        audit.attached(answer, "as asked", by)
         await asyncio.to_thread(self.fleet.store.recall, pid)
         return answer
 
@@ -346,9 +353,9 @@ class Service:
             return {"pid": target.pid, "restored": None, "residue": [], "left": "another daemon holds it"}
         return self._actions.detach(target.pid, timeout_s)
 
-    async def change_plugins(self, pid: int, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Load, unload or configure a plugin; see `Actions.change_plugins`."""
-        answer: dict[str, Any] = await self._run(self._actions.change_plugins, pid, body)
+    async def change_plugins(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
+        """Load, unload, reload or configure a plugin; see `Actions.change_plugins`."""
+        answer: dict[str, Any] = await self._run(self._actions.change_plugins, pid, body, by)
         return answer
 
     async def evaluate(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
@@ -370,13 +377,6 @@ class Service:
         except HookdError as exc:
             return {"pid": pid, **exc.as_json()}
         return answer
-
-
-def _log_attached(answer: Mapping[str, Any], why: str) -> None:
-    is_there = answer["method"] == "existing"
-    did = "holds the agent that is in process %d already, %s: run %s, rank %s"
-    done = did if is_there else "attached to process %d %s: run %s, rank %s"
-    _log.info(done, answer["pid"], why, answer["run"], answer["rank"])
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:

@@ -74,6 +74,7 @@ class Web:
         app.router.add_get("/sd", self._sd)
         app.router.add_get("/api/v1/targets", self._targets)
         app.router.add_get("/api/v1/incidents", self._incidents)
+        app.router.add_get("/api/v1/panels", self._panels)
         return app
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
@@ -137,6 +138,9 @@ class Web:
 
     async def _targets(self, _: web.Request) -> web.Response:
         return web.json_response({"targets": self._service.rows()})
+
+    async def _panels(self, _: web.Request) -> web.Response:
+        return web.json_response({"panels": self._service.plugins.panels()})
 
     async def _incidents(self, request: web.Request) -> web.Response:
         wanted = incident_filter(request)

@@ -29,6 +29,30 @@ Values = tuple[str, ...]
 LOCK_WAIT_S = 10.0
 
 
+class Bound:
+    """How many series the families of one plugin may have: together, and each of them beside the label `module`.
+
+    Labels that have a new value for ever (text, a step, a fraction) end here, and not where nobody else has room.
+
+    Attributes:
+        refused: how often a series was not made, and `why`, in words.
+    """
+
+    def __init__(self, most: int = MAX_SERIES // 2, most_values: int = 500) -> None:
+        self.most, self.most_values = most, most_values
+        self.live = self.refused = 0
+        self.why = ""
+
+    def has_room(self, name: str, beside: int) -> bool:
+        """Whether a series may be made of a family that has so many with the same module; if not, it is counted."""
+        if self.live < self.most and beside < self.most_values:
+            return True
+        self.refused += 1
+        limit = f"{self.most_values} series" if beside >= self.most_values else f"{self.most} series in all"
+        self.why = f"{name} has {limit}" + (" beside the label module" if beside >= self.most_values else "")
+        return False
+
+
 class SeriesWriter:
     """The families, series and modules of a page, and the lock under which they change.
 
@@ -100,6 +124,8 @@ class SeriesWriter:
         help: str,  # noqa: A002  as in prometheus_client
         labels: Sequence[str] = (),
         buckets: Sequence[float] = (),
+        *,
+        bound: Bound | None = None,
     ) -> int:
         """Declare a family and return its id; the same declaration again returns the same id.
 
@@ -109,23 +135,25 @@ class SeriesWriter:
             help: a sentence.
             labels: names of the labels, without run and rank.
             buckets: upper bounds of a histogram, ascending, without +Inf.
+            bound: of the plugin whose it is.
 
         Raises:
             ValueError: Prometheus would refuse it, or the name is declared with another kind, labels or buckets.
         """
         declaration = Declaration(name, kind, clean(help), tuple(labels), tuple(map(float, buckets))).check()
-        family = self._by_name.get(name) or self._exclusive(self._add_family, declaration)
+        family = self._by_name.get(name) or self._exclusive(self._add_family, declaration, bound)
         if family is None:
             self._drop()
             return 0  # whose series are scratch
         if family.declaration._replace(help=declaration.help) != declaration:
             raise ValueError(f"{name} is declared already, and otherwise: {family.declaration}")
+        family.take(bound)
         return family.id
 
-    def _add_family(self, declaration: Declaration) -> _Family | None:
+    def _add_family(self, declaration: Declaration, bound: Bound | None) -> _Family | None:
         family = self._by_name.get(declaration.name)
         if family is None:
-            family = _Family(next(self._family_ids), declaration)
+            family = _Family(next(self._family_ids), declaration, bound)
             if len(self._families) >= MAX_FAMILIES or not self._append(family.record()):
                 return None
             self._families[family.id] = self._by_name[declaration.name] = family
@@ -147,6 +175,8 @@ class SeriesWriter:
         if index is None:
             if len(values) != len(known.declaration.labels) or not all(isinstance(value, str) for value in values):
                 raise ValueError(f"{values!r} are no label values for {known.declaration}")
+            if not known.has_room(values):
+                return self._scratch
             index = self._exclusive(self._add_series, known, self._shared(values))
         return self._drop() if index is None else index
 
@@ -171,6 +201,7 @@ class SeriesWriter:
             index = self._drop()
         else:
             self._series_count += 1
+            family.count(values, 1)
             if family.declaration.kind == "info":
                 self.cells[index] = 1.0
         family.cells[values] = index
@@ -203,6 +234,8 @@ class SeriesWriter:
         known = self._families.get(family)
         index = known.cells.pop(values, None) if known else None
         if known and index is not None:
+            if index != self._scratch:
+                known.count(values, -1)
             self._forget([index], known.width)
             self._append(array_of("-s", family, values))
 
@@ -215,6 +248,7 @@ class SeriesWriter:
         if known:
             del self._by_name[known.declaration.name]
             self.sharers.pop(family, None)
+            known.leave()
             self._forget(list(known.cells.values()), known.width)
             self._append(array_of("-f", family))
 
@@ -292,9 +326,37 @@ class SeriesWriter:
 class _Family:
     """A declaration and its live series: label values to index of the first cell."""
 
-    def __init__(self, number: int, declaration: Declaration) -> None:
+    def __init__(self, number: int, declaration: Declaration, bound: Bound | None = None) -> None:
         self.id, self.declaration, self.width = number, declaration, declaration.width
         self.cells: dict[Values, int] = {}
+        self._bound = bound
+        self._module = declaration.labels.index("module") if "module" in declaration.labels else -1
+        self._live: dict[str, int] = {}  # by module
+
+    def has_room(self, values: Values) -> bool:
+        module = values[self._module] if self._module >= 0 else ""
+        return self._bound is None or self._bound.has_room(self.declaration.name, self._live.get(module, 0))
+
+    def count(self, values: Values, change: int) -> None:
+        """Note that a series has come or gone."""
+        if self._bound is not None:
+            module = values[self._module] if self._module >= 0 else ""
+            self._bound.live += change
+            self._live[module] = self._live.get(module, 0) + change
+            if not self._live[module]:
+                del self._live[module]
+
+    def take(self, bound: Bound | None) -> None:
+        """Belong to another object of the same plugin, which has declared the family anew."""
+        if bound is not None and bound is not self._bound:
+            self.leave()
+            self._bound = bound
+            bound.live += sum(self._live.values())
+
+    def leave(self) -> None:
+        """Note that all series have gone."""
+        if self._bound is not None:
+            self._bound.live -= sum(self._live.values())
 
     def record(self) -> bytes:
         return array_of("f", self.id, *self.declaration)

@@ -199,3 +199,44 @@ def test_an_error_on_one_rank_ends_it_on_all_and_says_which_step_differs(start, 
         assert end["step"] - told[0][0]["step"] == (5 if end["differs"] else 4)
         _, got = job.end()
     assert (len(set(got.values())) == 2) is end["differs"]
+
+
+SCALES = """
+from hookd import Plugin, hookimpl
+
+class Scales(Plugin):
+    name = "scales"
+    mutates = True
+
+    @hookimpl
+    def configure(self, context):
+        self.steps = context.counter("steps", "Steps.", ["factor"])
+
+    @hookimpl
+    def step_pre(self, optimizer):
+        self.steps.labels("{factor}").inc()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_({factor})
+"""
+
+
+@pytest.mark.load
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_its_new_source_begins_at_one_step_on_all_ranks(start, tmp_path, ranks):
+    (tmp_path / "scales.py").write_text(SCALES.format(factor=0.5))
+    job = start(ranks)
+    some = str(job.pids[-1])
+    where = ("--plugin-dir", tmp_path)
+    with Attachment([job.process.pid], "--tree", "-p", "scales", *where, *PATIENT):
+        job.expect_more()
+        (tmp_path / "scales.py").write_text(SCALES.format(factor=0.25))
+        hookd("plugin", "reload", some, "scales", *where, *PATIENT)
+        job.expect_more()
+        told = changes(job)
+        steps = [hookd_json("report", str(pid))["metrics"]["scales"]["steps"] for pid in job.pids]
+        _, got = job.end()
+    assert [[one["change"] for one in own] for own in told] == [["load", "reload"]] * ranks
+    assert len({own[1]["step"] for own in told}) == 1, "all ranks at the same step"
+    assert all({one["factor"] for one in own} == {"0.25"} for own in steps), "the old object's series have ended"
+    assert len(set(got.values())) == 1, "the ranks have the same weights"

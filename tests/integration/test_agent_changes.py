@@ -287,3 +287,9 @@ def test_two_threads_that_train_carry_a_change_out_once(tool):
             for thread in threads:
                 thread.join()
         assert [one["options"].get("number") for one in told(agent)] == [None, "2", "3", "4", "5", "6", "7"]
+
+
+def test_what_the_program_imports_itself_is_not_reloaded():
+    with running(Adds), pytest.raises(PluginError, match="imported by the program itself") as caught:
+        change(os.getpid(), "reload", PluginSpec("adds"))
+    assert caught.value.reason == "in-process"

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from hookd import Plugin, PluginError, hookimpl
+from hookd.agent.holding import held
 from tests.support.agent import running
+from tests.support.processes import wait_until
 
 CALLS: list[str] = []
 
@@ -209,3 +211,158 @@ def test_a_plugin_can_be_unloaded_and_its_series_end() -> None:
         CALLS.clear()
         net(torch.ones(1))
         assert CALLS == []
+
+
+class Recovers(Plugin):
+    """Fails in its first calls, as far as `fails` says."""
+
+    name = "recovers"
+    max_errors = 2
+    fails = 0
+
+    @hookimpl
+    def configure(self, context):
+        self.calls = context.counter("calls", "Calls.").labels()
+
+    @hookimpl
+    def forward(self, module):
+        if type(self).fails > 0:
+            type(self).fails -= 1
+            raise ValueError("not yet")
+        self.calls.inc()
+
+
+class Steady(Recovers):
+    name = "steady"
+
+    @hookimpl
+    def forward(self, module):
+        self.calls.inc()
+
+
+def test_what_was_put_aside_comes_back_on_probation_each_time_later(monkeypatch) -> None:
+    monkeypatch.setattr("hookd.agent.listeners.BACK_OFF_S", 0.05)
+    monkeypatch.setattr(Recovers, "fails", 3)
+    module = nn.Identity()
+    with running(Recovers, Steady) as agent:
+        entry = agent.session.registry.named("recovers")
+        for _ in range(2):
+            module(torch.ones(1))
+        assert agent.state("recovers") == "quarantined"
+        module(torch.ones(1))
+        assert Recovers.fails == 1, "it is not called"
+        wait_until(lambda: agent.state("recovers") == "active", what="its readmission")
+        module(torch.ones(1))
+        assert agent.state("recovers") == "quarantined", "one error is enough on probation"
+        assert entry.probation._wait_s == pytest.approx(0.1)
+        wait_until(lambda: agent.state("recovers") == "active", what="its readmission")
+        module(torch.ones(1))
+        assert agent.values("hookd_recovers_calls")[()] == 1
+        assert agent.values("hookd_plugin_errors")["recovers",] == 3
+        told = [one["again_s"] for one in agent.read().incidents if one["kind"] == "quarantine"]
+        assert told == pytest.approx([0.05, 0.1])
+        assert agent.values("hookd_steady_calls")[()] == 5, "the other one is called each time"
+
+
+@pytest.mark.parametrize("how", ["class", "option", "mutates"])
+def test_some_stay_out(monkeypatch, how) -> None:
+    monkeypatch.setattr("hookd.agent.listeners.BACK_OFF_S", 0.001)
+    monkeypatch.setattr(Recovers, "fails", 9)
+    monkeypatch.setattr(Recovers, "readmit", how != "class")
+    monkeypatch.setattr(Recovers, "mutates", how == "mutates")
+    with running(Recovers, options={"readmit": "false"} if how == "option" else None) as agent:
+        for _ in range(2):
+            nn.Identity()(torch.ones(1))
+        ticks = agent.values("hookd_agent_ticks")
+        wait_until(lambda: agent.values("hookd_agent_ticks") != ticks, what="a tick")
+        agent.session.tick(0.0)
+        assert agent.state("recovers") == "quarantined"
+
+
+class Talkative(Plugin):
+    name = "talkative"
+
+    @hookimpl
+    def configure(self, context):
+        self.texts = context.counter("texts", "Texts.", ["text"])
+        self.kinds = context.gauge("kinds", "Kinds.", ["module", "kind"])
+        self.number = 0
+
+    @hookimpl
+    def forward(self, module):
+        self.number += 1
+        self.texts.labels(f"step {self.number}").inc()
+        self.kinds.labels(f"module {self.number}", "a").set(1.0)
+
+
+def test_labels_that_are_new_for_ever_are_bounded_and_counted() -> None:
+    module = nn.Identity()
+    with running(Talkative, Steady) as agent:
+        for _ in range(600):
+            module(torch.ones(1))
+        assert len(agent.values("hookd_talkative_texts")) == 500
+        assert len(agent.values("hookd_talkative_kinds")) == 600, "modules are as many as there are"
+        assert agent.values("hookd_steady_calls")[()] == 600
+        wait_until(lambda: agent.values("hookd_plugin_series_refused").get(("talkative",)) == 100, what="the count")
+        (line,) = [one for one in agent.read().logs if "talkative" in str(one)]
+        assert "hookd_talkative_texts has 500 series" in str(line)
+        plugin = agent.plugin("talkative")
+        for number in range(1, 11):
+            plugin.texts.remove(f"step {number}")
+        for _ in range(20):
+            module(torch.ones(1))
+        assert len(agent.values("hookd_talkative_texts")) == 500, "those that end make room"
+
+
+class Part:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+class Hoards(Plugin):
+    name = "hoards"
+
+    @hookimpl
+    def configure(self, context):
+        self.kept = {"parts": []}
+
+    @hookimpl
+    def forward(self, module):
+        self.kept["parts"].append(Part(torch.zeros(1000)))
+
+
+class HoardsAndChanges(Hoards):
+    name = "changing"
+    mutates = True
+
+
+def test_what_keeps_more_and_more_is_put_aside(monkeypatch) -> None:
+    monkeypatch.setattr("hookd.agent.holding.EVERY_TICKS", 1)
+    monkeypatch.setattr("hookd.agent.holding.LOOKS", 2)
+    monkeypatch.setattr("hookd.agent.holding.LIMIT_BYTES", 9000)
+    module = nn.Identity()
+    with running(Hoards, HoardsAndChanges, Steady) as agent:
+
+        def is_noticed():
+            module(torch.ones(1))
+            kinds = [one["kind"] for one in agent.read().incidents]
+            return agent.state("hoards") == "quarantined" and "plugin_memory" in kinds
+
+        wait_until(is_noticed, what="the growth")
+        assert agent.state("changing") == agent.state("steady") == "active"
+        (told,) = [one for one in agent.read().incidents if one["kind"] == "quarantine"]
+        assert "MB in tensors and" in told["message"]
+        assert told["plugin"] == "hoards"
+        kept = len(agent.plugin("hoards").kept["parts"])
+        assert held(agent.plugin("hoards")) == (4000 * kept, kept + 1)
+
+
+def test_one_that_keeps_much_and_no_more_is_left_alone(monkeypatch) -> None:
+    monkeypatch.setattr("hookd.agent.holding.LIMIT_BYTES", 100)
+    with running(Hoards) as agent:
+        nn.Identity()(torch.ones(1))
+        watch = agent.session._holding
+        for _ in range(10):
+            watch._look(agent.session.registry.named("hoards"))
+        assert agent.state("hoards") == "active"
+        assert agent.values("hookd_plugin_held_bytes")["hoards",] == 4000

@@ -225,3 +225,96 @@ def test_tracebacks_show_the_source_and_nothing_of_it_stays(loader):
     assert "raise ValueError" in inspect.getsource(fail)
     loader.purge()
     assert not [name for name in linecache.cache if "hookd-payload" in name]
+
+
+def test_a_changed_source_is_imported_anew_and_an_unchanged_one_is_not(loader):
+    with loader.importing():
+        import carried
+        import single
+    fail = carried.part.fail
+    with loader.renewing({"carried/__init__.py": FILES["carried/__init__.py"], "carried/part.py": "value = 8\n"}):
+        with loader.importing():
+            import carried as new
+        assert (new.value, hasattr(new.part, "fail")) == (8, False)
+    with loader.renewing({"single.py": FILES["single.py"]}), loader.importing():
+        assert sys.modules["single"] is single
+        assert sys.modules["carried"] is new
+    with pytest.raises(ValueError, match="carried"):
+        fail()
+
+
+def test_the_marks_of_a_payload_do_not_make_a_source_another():
+    loader = Loader({"single.py": b"value = 1\n\f\f\fother = 2\n"}, codes)
+    with loader.importing():
+        import single
+    with loader.renewing({"single.py": "value = 1\nother = 2\n"}), loader.importing():
+        assert sys.modules["single"] is single
+    loader.purge()
+
+
+def test_a_file_that_the_new_source_has_no_more_cannot_be_imported(loader):
+    with loader.renewing({"carried/__init__.py": "value = 9\n"}), loader.importing():
+        import carried
+
+        assert carried.value == 9
+        with pytest.raises(ModuleNotFoundError):
+            __import__("carried.part")
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["not-imported-yet", "imported"])
+def test_a_new_source_that_fails_leaves_the_old_one(loader, before):
+    if before:
+        with loader.importing():
+            import carried as old
+    broken = {"carried/__init__.py": "from carried.part import value\n1 / 0\n", "carried/part.py": "value = 8\n"}
+    with pytest.raises(ZeroDivisionError), loader.renewing(broken), loader.importing():
+        __import__("carried")
+    with loader.importing():
+        import carried
+
+        assert carried.value == 7
+        assert not before or carried is old
+        assert "carried.part" in sys.modules
+
+
+def test_a_failed_renewal_of_hookds_own_names_puts_them_back():
+    files = {"hookd_carried/__init__.py": b"value = 7\n"}
+    loader = Loader(files, codes)
+    with loader.importing():
+        import hookd_carried
+    with (
+        pytest.raises(ZeroDivisionError),
+        loader.renewing({"hookd_carried/__init__.py": "1 / 0\n"}),
+        loader.importing(),
+    ):
+        __import__("hookd_carried")
+    assert sys.modules["hookd_carried"] is hookd_carried
+    loader.purge()
+    assert "hookd_carried" not in sys.modules
+
+
+def test_tracebacks_show_the_new_source(loader):
+    with loader.importing():
+        import carried.part
+    with pytest.raises(ValueError):
+        carried.part.fail()
+    linecache.getline("/hookd-payload/carried/part.py", 3)
+    changed = {"carried/__init__.py": "", "carried/part.py": "def fail():\n    raise ValueError('new words')\n"}
+    with loader.renewing(changed), loader.importing():
+        from carried import part
+    try:
+        part.fail()
+    except ValueError:
+        assert "new words" in traceback.format_exc()
+
+
+def test_where_the_training_has_a_module_of_its_own_all_of_it_is_the_trainings(loader, monkeypatch):
+    theirs = types.ModuleType("carried")
+    theirs.__path__ = []
+    monkeypatch.setitem(sys.modules, "carried", theirs)
+    with loader.importing():
+        import carried
+
+        assert carried is theirs
+        with pytest.raises(ModuleNotFoundError, match=r"No module named 'carried\.part'$"):
+            __import__("carried.part")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import io
 import sys
@@ -11,7 +12,7 @@ import zipfile
 import pytest
 
 from hookd.agent import arrival
-from hookd.attach import payload
+from hookd.attach import payload, sources
 from hookd.config import PluginSpec
 from hookd.errors import PluginError
 from tests.support.environment import REPOSITORY
@@ -53,20 +54,22 @@ def test_a_plugin_in_a_directory_is_found_by_the_name_that_its_class_sets(tmp_pa
     file.parent.mkdir(exist_ok=True)
     file.write_text(PLUGIN)
     built = payload.build((PluginSpec("widths", {"every": "3"}),), (tmp_path,))
-    assert built.plugins == ({"name": "widths", "entry": "mine:Widths", "options": {"every": "3"}, "by_name": True},)
+    (told,) = built.plugins
+    carried = {"version": "", "sha256": built.sources[0].sha256, "origin": str(file)}
+    assert told == {"name": "widths", "entry": "mine:Widths", "options": {"every": "3"}, "by_name": True, **carried}
     assert built.sources[0].files == {path: PLUGIN.encode()}
     assert "mine" not in sys.modules
 
 
 def test_an_installed_plugin_is_found_without_importing_it():
-    source = payload.find("nan")
+    source = sources.find("nan")
     assert source.entry.startswith("hookd_nan:")
     assert any(path.startswith("hookd_nan") for path in source.files)
 
 
 def test_an_unknown_plugin_is_refused_with_the_names_that_there_are():
     with pytest.raises(PluginError) as caught:
-        payload.find("nun")
+        sources.find("nun")
     assert caught.value.reason == "unknown-plugin"
     assert "nan" in caught.value.hint
 
@@ -112,4 +115,88 @@ def _functions(codes):
 def test_a_plugin_that_is_no_python_is_refused(tmp_path):
     (tmp_path / "broken.py").write_text("class :")
     with pytest.raises(PluginError, match=r"broken\.py"):
-        payload.find("widths", (tmp_path,))
+        sources.find("widths", (tmp_path,))
+
+
+def test_a_file_says_its_version_and_an_installed_plugin_has_its_distributions(tmp_path):
+    (tmp_path / "mine.py").write_text('__version__ = "1.4"\n' + PLUGIN)
+    assert sources.find("widths", (tmp_path,)).version == "1.4"
+    installed = sources.find("nan")
+    assert (installed.version, installed.origin) == (importlib.metadata.version("hookd"), "hookd")
+
+
+def test_the_hash_of_a_source_is_that_of_all_its_files(tmp_path):
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text(PLUGIN)
+    (package / "part.py").write_text("value = 1\n")
+    hashes = [sources.find("widths", (tmp_path,)).sha256]
+    assert sources.find("widths", (tmp_path,)).sha256 == hashes[0]
+    (package / "part.py").write_text("value = 2\n")
+    hashes.append(sources.find("widths", (tmp_path,)).sha256)
+    (package / "part.py").rename(package / "other.py")
+    hashes.append(sources.find("widths", (tmp_path,)).sha256)
+    assert len(set(hashes)) == 3
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install distributions of a few files each, as pip records them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(name, files, requires=(), entry=""):
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            if text is not None:
+                (tmp_path / path).write_text(text)
+        info = tmp_path / f"{name.replace('-', '_')}-1.5.dist-info"
+        info.mkdir()
+        lines = [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            "Version: 1.5",
+            *(f"Requires-Dist: {one}" for one in requires),
+        ]
+        (info / "METADATA").write_text("\n".join(lines) + "\n")
+        (info / "RECORD").write_text("".join(f"{path},,\n" for path in files))
+        (info / "entry_points.txt").write_text(f"[hookd.plugins]\n{entry}\n" if entry else "")
+
+    install(
+        "hookd-widths", {"hookd_widths.py": PLUGIN}, entry="widths = hookd_widths:Widths",
+        requires=["hookd>=0.1", "torch", "Small.Part>=1", "absent; extra == 'more'", "absent; python_version < '3'"],
+    )  # fmt: skip
+    return install
+
+
+def test_what_a_plugin_requires_is_carried_with_what_that_requires(installed):
+    installed("small_part", {"small/__init__.py": "one = 1\n", "small/data.txt": "x"}, requires=["deeper"])
+    installed("deeper", {"deeper.py": "two = 2\n", "../../../bin/deeper.py": None})
+    source = sources.find("widths")
+    assert set(source.files) == {"hookd_widths.py", "small/__init__.py", "deeper.py"}
+    assert (source.version, source.origin) == ("1.5", "hookd-widths")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"small.py": "", "small.cpython-311.so": ""}, "small.cpython-311.so is compiled code"),
+        ({"small.py": "", "gone.py": None}, "gone.py is missing"),
+        ({"small.pth": ""}, "no Python file"),
+        (None, "requires small-part, which is not installed"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_by_name(installed, files, said):
+    if files is not None:
+        installed("small-part", files)
+    with pytest.raises(PluginError) as caught:
+        sources.find("widths")
+    assert said in caught.value.message
+    assert "'widths'" in caught.value.message
+
+
+def test_compiled_code_in_a_plugins_own_package_is_refused(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/__init__.py").write_text(PLUGIN)
+    (tmp_path / "mine/fast.so").write_text("")
+    with pytest.raises(PluginError, match=r"mine/fast\.so is compiled code"):
+        sources.find("widths", (tmp_path,))

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hookd.attach import payload, proc, trusted
+from hookd.attach import payload, proc, sources, trusted
 from hookd.attach.remote_debug import ScriptFolder, remove_stale
 from hookd.config import PluginSpec
 from hookd.errors import PluginError
@@ -30,7 +30,7 @@ def directory(tmp_path):
 
 
 def found(directory, trust=OURS):
-    return payload.find("mine", (directory,), trust).files
+    return sources.find("mine", (directory,), trust).files
 
 
 def refused(directory, *words, trust=OURS):
@@ -126,7 +126,7 @@ def test_a_pipe_a_device_and_a_huge_file_are_passed_over_and_hold_up_nothing(dir
     (directory / "d_deep.py").write_text("(" * 100_000)
     begun = time.monotonic()
     assert found(directory)
-    broken = [one for one in payload.in_directory(directory, OURS) if isinstance(one, PluginError)]
+    broken = [one for one in sources.in_directory(directory, OURS) if isinstance(one, PluginError)]
     assert len(broken) == 4
     assert time.monotonic() - begun < 10
 

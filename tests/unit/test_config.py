@@ -143,3 +143,35 @@ def test_the_daemons_host_is_a_unix_socket_with_an_absolute_path(host):
     with pytest.raises(ConfigError):
         config.host_path(host)
     assert config.host_path("unix:///run/x.sock") == Path("/run/x.sock")
+
+
+def test_an_allow_list_stands_beside_the_options_of_plugins(tmp_path):
+    file = tmp_path / "hookd.toml"
+    file.write_text('[plugins]\nallow = ["nan", "t*", "activations"]\n[plugins.activations]\nevery = 50\n')
+    loaded = config.load({}, {}, file)
+    assert [name for name in ("nan", "timing", "gradclip") if loaded.allows(name)] == ["nan", "timing"]
+    assert loaded.plugin_options == {"activations": {"every": "50"}}
+    assert config.load({}, {"HOOKD_PLUGINS_ALLOW": "nan timing activations"}, file).plugins_allow == (
+        "nan",
+        "timing",
+        "activations",
+    )
+    assert config.load({}, {}).allows("whatever"), "without a list all are allowed"
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "said"),
+    [
+        ('[plugins]\nallow = ["nan"]\n', {}, "plugin timing is not allowed"),
+        ('[plugins]\nallow = ["nan"]\n[attach]\nplugins = ["nan"]\n', {"HOOKD_PLUGINS": "mine"}, "plugin mine is not"),
+        ('[plugins]\nallow = []\n[attach]\nplugins = []\n[[rule]]\nmatch = "x"\nplugins = ["nan"]\n', {}, "[[rule]] 1: plugin nan"),
+        ("[plugins]\nallow = [1]\n", {}, "no list of patterns"),
+        ("[plugins]\nallow = 1\n", {}, "[plugins.allow] is no table"),
+    ],
+)  # fmt: skip
+def test_what_is_configured_must_be_allowed(tmp_path, text, environ, said):
+    file = tmp_path / "hookd.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        config.load({}, environ, file)
+    assert said in caught.value.message

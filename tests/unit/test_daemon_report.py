@@ -91,7 +91,10 @@ def test_plugins_overhead_and_what_is_observed(page):
     put(page, "hookd_overhead_seconds", "counter", [0.05], {"plugin": "hookd"})  # no plugin
     put(page, "hookd_overhead_ratio", "gauge", [0.004])
     put(page, "hookd_modules", "gauge", [12], {"state": "observed"})
-    given = {"options": {"every": "1"}, "settings": {"every": "1", "policy": "report", "no text": 5}}
+    given = {"options": {"every": "1"}, "settings": {"every": "1", "policy": "report", "no text": 5},
+             "source": {"version": "1.2", "sha256": "ab"}, "error": {"text": "KeyError: 'x'"}}  # fmt: skip
+    put(page, "hookd_plugin_call_seconds", "gauge", [2e-6], {"plugin": "nan"})
+    put(page, "hookd_nan_thing", "gauge", [1.0], {"kind": "a"})
     page.update_identity(plugins={"nan": given, "gradclip": "nonsense"})
     found = report(page)
     only_looks, clips = sorted(found["plugins"], key=lambda one: one["name"], reverse=True)
@@ -104,6 +107,10 @@ def test_plugins_overhead_and_what_is_observed(page):
         "overhead_seconds": 0.25,
         "options": {"every": "1"},
         "settings": {"every": "1", "policy": "report"},
+        "call_seconds": 2e-6,
+        "series": 1,
+        "source": {"version": "1.2", "sha256": "ab"},
+        "error": {"text": "KeyError: 'x'"},
     }
     assert (clips["name"], clips["changes_training"]) == ("gradclip", False)
     assert found["overhead"] == {"ratio": 0.004, "seconds": 0.3}

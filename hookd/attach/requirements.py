@@ -1,0 +1,84 @@
+"""What a plugin's distribution requires, as far as it can be carried: Python alone, read without importing it. Tool side.
+
+A target has torch, and the payload has hookd and pluggy. All else that is declared comes along, with what that requires.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from hookd.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from importlib.metadata import Distribution
+
+THERE = frozenset({"hookd", "pluggy", "torch"})
+"""Distributions that are not carried: they are there."""
+COMPILED = (".so", ".pyd", ".dylib")
+
+
+def sources(plugin: str, distribution: Distribution) -> dict[str, bytes]:
+    """Read the Python files of all that a plugin's distribution requires, by path in a zip.
+
+    Raises:
+        PluginError: one of them is not installed here, has compiled code, or a file of it is missing; the message names it.
+    """
+    files: dict[str, bytes] = {}
+    if distribution.name in THERE:  # hookd's own plugins require none of what its daemon does
+        return files
+    for name in sorted(_required(plugin, distribution)):
+        files.update(_files(plugin, importlib.metadata.distribution(name)))
+    return files
+
+
+def _required(plugin: str, distribution: Distribution) -> set[str]:
+    """Name what is required, and what that requires."""
+    found: set[str] = set()
+    todo = [distribution]
+    while todo:
+        for name in _named(plugin, todo.pop()):
+            if name not in found:
+                found.add(name)
+                try:
+                    todo.append(importlib.metadata.distribution(name))
+                except importlib.metadata.PackageNotFoundError:
+                    raise PluginError(
+                        f"plugin '{plugin}' requires {name}, which is not installed beside hookd"
+                    ) from None
+    return found
+
+
+def _named(plugin: str, distribution: Distribution) -> Iterator[str]:
+    for text in distribution.requires or ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as exc:
+            raise PluginError(f"plugin '{plugin}': {distribution.name} requires {text!r}, which says nothing") from exc
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if name not in THERE and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            yield name
+
+
+def _files(plugin: str, distribution: Distribution) -> dict[str, bytes]:
+    """Read the Python files of one distribution."""
+    who = f"{distribution.name} {distribution.version}, which plugin '{plugin}' requires,"
+    files: dict[str, bytes] = {}
+    for path in distribution.files or ():
+        if path.suffix in COMPILED:
+            raise PluginError(
+                f"{who} cannot be carried into a target: {path} is compiled code", hint="Only Python can."
+            )
+        if path.suffix == ".py" and ".." not in path.parts:
+            try:
+                files[path.as_posix()] = path.read_binary()
+            except OSError as exc:
+                raise PluginError(f"{who} cannot be carried into a target: {path} is missing") from exc
+    if not files:
+        raise PluginError(f"{who} cannot be carried into a target: no Python file of it is recorded as installed",
+                          hint="An editable installation records none.")  # fmt: skip
+    return files

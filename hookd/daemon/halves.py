@@ -1,0 +1,192 @@
+"""The daemon halves of plugins: found as metadata and source, imported only where they are needed, and never with torch."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.abc
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookd import daemonspecs
+from hookd._pluggy import PluginManager, PluginValidationError
+from hookd.attach import sources, trusted
+from hookd.errors import HookdError, PluginError
+from hookd.serving import DaemonPlugin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+
+    Hooks = dict[str, tuple[Callable[..., Any], tuple[str, ...]]]
+
+GROUP = "hookd.daemon_plugins"
+
+
+@dataclass(frozen=True)
+class Half:
+    """A daemon half that was found.
+
+    Attributes:
+        name: of the plugin.
+        source: where it is; `source.entry` is `module:Class`.
+        path: of its file, where it was found in a plugin directory.
+    """
+
+    name: str
+    source: sources.Source
+    path: Path | None = None
+
+    def has(self, hook: str) -> bool:
+        """Whether the source has the name of a hook in it."""
+        return any(hook.encode() in text for text in self.source.files.values())
+
+    def load(self) -> tuple[DaemonPlugin, Hooks]:
+        """Import it and make the plugin.
+
+        Returns:
+            It, and by hook the method with the arguments that it takes.
+
+        Raises:
+            PluginError: with the author's line where there is one.
+        """
+        module, _, name = self.source.entry.partition(":")
+        try:
+            with without_torch():
+                plugin = getattr(self._imported(module), name)()
+        except (Exception, SystemExit) as exc:
+            where = _author_line(exc)
+            raise PluginError(f"{self.name}: cannot be imported: {type(exc).__name__}: {exc}{where}") from exc
+        if not isinstance(plugin, DaemonPlugin) or plugin.name != self.name:
+            raise PluginError(f"{self.source.entry} is no hookd.serving.DaemonPlugin with the name {self.name!r}")
+        return plugin, hooks(plugin)
+
+    def _imported(self, module: str) -> Any:
+        if self.path is None:
+            return importlib.import_module(module)
+        known = sys.modules.get(module)
+        if known is not None and getattr(known, "__file__", None) == str(self.path):
+            return known
+        if known is not None or importlib.util.find_spec(module) is not None:
+            raise ImportError(f"there is a module {module!r} already: give {self.path} another name")
+        folder = [str(self.path.parent)] if self.path.name == "__init__.py" else None
+        spec = importlib.util.spec_from_file_location(module, self.path, submodule_search_locations=folder)
+        assert spec is not None
+        assert spec.loader is not None
+        made = sys.modules[module] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(made)
+        except BaseException:
+            del sys.modules[module]
+            raise
+        return made
+
+
+def found(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[list[Half], list[PluginError]]:
+    """Find all daemon halves that are allowed: in the directories given, then among those installed; no name twice.
+
+    Returns:
+        Them, and what is wrong with others: a file that is no Python.
+    """
+    halves: dict[str, Half] = {}
+    problems: list[PluginError] = []
+    for half in (*_in_directories(plugin_dirs), *_installed()):
+        if isinstance(half, PluginError):
+            problems.append(half)
+        elif allows(half.name):
+            halves.setdefault(half.name, half)
+    return [halves[name] for name in sorted(halves)], problems
+
+
+def _in_directories(plugin_dirs: Sequence[Path]) -> Iterator[Half | PluginError]:
+    ours = trusted.Trust(frozenset({0, os.geteuid()}))  # it runs here, whosever the targets are
+    for directory in plugin_dirs:
+        try:
+            for one in sources.in_directory(directory, ours, "DaemonPlugin"):
+                yield one if isinstance(one, PluginError) else Half(one.name, one, Path(one.origin))
+        except PluginError as error:
+            yield error
+
+
+def _installed() -> Iterator[Half | PluginError]:
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        try:
+            yield Half(entry.name, sources.installed_source(entry))
+        except HookdError as error:
+            yield PluginError(f"{entry.name}: {error.message}")
+
+
+def hooks(plugin: DaemonPlugin) -> Hooks:
+    """Give what a plugin implements: by hook the method, and the arguments that it takes.
+
+    Raises:
+        PluginError: it has no proper name, or a hook that is none, with the author's line.
+    """
+    if not plugin.name.isidentifier() or not plugin.name.islower():
+        raise PluginError(
+            f"{type(plugin).__name__}: {plugin.name!r} cannot be a plugin's name: a lower-case word is needed"
+        )
+    for attribute in dir(type(plugin)):
+        function = getattr(type(plugin), attribute, None)
+        if hasattr(function, "hookd_impl"):
+            raise _wrong(plugin, function, f"{attribute} is marked for the target: import hookimpl from hookd.serving")
+        if hasattr(function, "hookd_daemon_impl") and attribute not in _SPECS:
+            near = difflib.get_close_matches(attribute, _SPECS, 1)
+            meant = f"did you mean {near[0]!r}?" if near else f"the hooks are: {', '.join(_SPECS)}"
+            raise _wrong(plugin, function, f"there is no hook {attribute!r}; {meant}")
+    manager = PluginManager("hookd_daemon")
+    manager.add_hookspecs(daemonspecs)
+    try:
+        manager.register(plugin, name=plugin.name)
+    except PluginValidationError as exc:
+        raise PluginError(f"{plugin.name}: {exc}") from exc
+    implemented: Hooks = {}
+    for hook in _SPECS:
+        for impl in getattr(manager.hook, hook).get_hookimpls():
+            if impl.kwargnames or impl.wrapper or impl.hookwrapper:
+                raise _wrong(plugin, impl.function, f"{hook} has a default, or is a wrapper: neither is called")
+            implemented[hook] = (impl.function, tuple(impl.argnames))
+    return implemented
+
+
+_SPECS = tuple(name for name, value in vars(daemonspecs).items() if hasattr(value, "hookd_daemon_spec"))
+
+
+def _wrong(plugin: DaemonPlugin, function: Any, text: str) -> PluginError:
+    code = getattr(function, "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return PluginError(f"{plugin.name}: {text}{where}")
+
+
+class _NoTorch(importlib.abc.MetaPathFinder):
+    """Refuses torch in a process that must stay small and start quickly."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name.partition(".")[0] == "torch":
+            raise ImportError("the daemon never imports torch: keep the target half in a module of its own", name=name)
+        return None
+
+
+@contextlib.contextmanager
+def without_torch() -> Iterator[None]:
+    """Refuse to import torch while this is entered."""
+    finder = _NoTorch()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _author_line(error: BaseException) -> str:
+    """Give the innermost line that is not the import system's: the author's, who asked for the wrong module."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if "importlib" not in one.filename and one.filename != __file__]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""

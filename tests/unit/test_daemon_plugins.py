@@ -1,0 +1,309 @@
+"""The daemon halves of plugins: found, imported without torch, called in a thread of their own, put aside and let back."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from hookd import daemonspecs, serving
+from hookd.config import ServeConfig
+from hookd.daemon import halves, host
+from hookd.daemon.hosted import BACK_OFF_S, MAX_ERRORS, Hosted
+from hookd.errors import PluginError
+from hookd.serving import DaemonPlugin, Metrics, Panel, Reading, hookimpl
+from tests.support.pages import Ranks
+from tests.support.processes import wait_until
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Write a daemon half into a directory; its modules are forgotten afterwards."""
+    before = set(sys.modules)
+
+    def make(body, name="mine", head="", file=None):
+        text = f"{head}\nfrom hookd.serving import DaemonPlugin, Panel, hookimpl\n\nclass Mine(DaemonPlugin):\n    name = '{name}'\n"
+        path = tmp_path / (file or f"hookd_{name}_{len(list(tmp_path.iterdir()))}.py")
+        path.write_text(text + textwrap.indent(textwrap.dedent(body), "    "))
+        found, problems = halves.found((tmp_path,), lambda _: True)
+        assert not problems
+        return next(half for half in found if half.name == name)
+
+    yield make
+    for module in set(sys.modules) - before:
+        if module.startswith("hookd_mine"):
+            del sys.modules[module]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays(monkeypatch):
+    """An agent of a later test would wait for them: their frames are hookd's."""
+    hosted, begin = [], Hosted.__init__
+
+    def begin_noted(self, *arguments, **named):
+        begin(self, *arguments, **named)
+        hosted.append(self)
+
+    monkeypatch.setattr(Hosted, "__init__", begin_noted)
+    yield
+    for one in hosted:
+        one._waiting.put(None)
+        one._thread.join(10)
+        assert not one._thread.is_alive()
+
+
+@pytest.fixture
+def clock():
+    class Clock:
+        now = 0.0
+
+        def __call__(self):
+            return self.now
+
+    return Clock()
+
+
+def begun(half, clock, **options):
+    one = Hosted(half, options, clock)
+    wait_until(lambda: one.state != "starting", what="its import")
+    return one
+
+
+def settle(one):
+    wait_until(lambda: one.is_idle, what="its calls")
+
+
+def test_a_half_is_found_by_reading_and_imported_when_it_is_loaded(made):
+    half = made("@hookimpl\ndef incident(self, incident):\n    pass\n", head="__version__ = '1.5'")
+    module = half.source.entry.partition(":")[0]
+    assert module not in sys.modules
+    assert (half.source.version, half.has("incident"), half.has("web_panel")) == ("1.5", True, False)
+    plugin, hooks = half.load()
+    assert (plugin.name, set(hooks)) == ("mine", {"incident"})
+
+
+def test_torch_is_refused_with_the_authors_line(made):
+    half = made("pass\n", head="\nimport torch")
+    load = f"from pathlib import Path; from hookd.daemon import halves; halves.found((Path({str(half.path.parent)!r}),), bool)[0][0].load()"
+    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60, check=False)
+    said = done.stderr.splitlines()[-1]
+    assert "the daemon never imports torch" in said
+    assert said.endswith(f"({half.path}:2)")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("@hookimpl\ndef colect(self, run):\n    pass\n", r"no hook 'colect'; did you mean 'collect'\? \(.*\.py:6\)"),
+        ("@hookimpl\ndef collect(self, runs):\n    pass\n", "runs"),
+        ("@hookimpl\ndef collect(self, run=None):\n    pass\n", "default"),
+        ("from hookd import hookimpl as theirs\n@theirs\ndef forward(self):\n    pass\n", "import hookimpl from hookd.serving"),
+        ("1 / 0\n", "ZeroDivisionError"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_with_the_authors_line(made, body, said):
+    half = made(body)
+    with pytest.raises(PluginError, match=said):
+        half.load()
+
+
+def test_all_hooks_have_a_time_and_an_example_that_is_one():
+    documented = [name for name, value in vars(daemonspecs).items() if hasattr(value, "hookd_daemon_spec")]
+    assert set(daemonspecs.TIMES_S) == set(documented) - {"register_commands"}
+    assert documented
+    for name in documented:
+        lines = inspect.getdoc(getattr(daemonspecs, name)).splitlines()
+        start = next(number for number, line in enumerate(lines) if "@hookimpl" in line)
+        example = textwrap.indent(textwrap.dedent("\n".join(lines[start:])), "    ")
+        scope = {"hookimpl": hookimpl, "DaemonPlugin": DaemonPlugin, "Panel": Panel}
+        exec(f"class Example(DaemonPlugin):\n    name = 'example'\n\n{example}", scope)
+        assert set(halves.hooks(scope["Example"]())) == {name}
+
+
+def test_an_error_is_counted_and_ten_put_it_aside_until_it_comes_back_on_probation(made, clock):
+    one = begun(made("@hookimpl\ndef incident(self, incident):\n    1 / incident\n"), clock)
+    for _ in range(MAX_ERRORS):
+        assert one.state == "active"
+        one.call("incident", incident=0)
+    assert (one.state, one.errors["incident"]) == ("quarantined", MAX_ERRORS)
+    assert "1 / incident" in one.trouble["where"]
+    one.call("incident", incident=1)
+    assert one.skipped == 1
+    clock.now += BACK_OFF_S - 1
+    one.look()
+    assert one.state == "quarantined"
+    clock.now += 1
+    one.look()
+    assert one.state == "active"
+    one.call("incident", incident=0)
+    assert one.state == "quarantined", "one error is enough on probation"
+    clock.now += BACK_OFF_S
+    one.look()
+    assert one.state == "quarantined", "it stays out for twice as long"
+    clock.now += BACK_OFF_S
+    one.look()
+    assert one.state == "active"
+    clock.now += 2 * BACK_OFF_S
+    one.call("incident", incident=0)
+    assert one.state == "active", "it had proved itself"
+
+
+def test_one_that_says_so_stays_out(made, clock):
+    one = begun(made("readmit = False\n@hookimpl\ndef incident(self, incident):\n    1 / 0\n"), clock)
+    for _ in range(MAX_ERRORS):
+        one.call("incident", incident=0)
+    clock.now += 1e6
+    one.look()
+    assert one.state == "quarantined"
+
+
+def test_a_hook_that_never_returns_keeps_nobody(made, clock):
+    held = threading.Event()
+    one = begun(made("@hookimpl\ndef collect(self, metrics):\n    metrics.wait()\n    metrics.is_set()\n"), clock)
+    kept = []
+    one.ask("collect", lambda: kept.append(1), rounds=[{"metrics": held}])
+    wait_until(lambda: one._under_way, what="the call")
+    clock.now += daemonspecs.TIMES_S["collect"]
+    one.look()
+    one.look()
+    assert (one.state, one.errors["collect"]) == ("quarantined", 1)
+    assert "threading.py" in one.trouble["where"] or "metrics.wait()" in one.trouble["where"]
+    clock.now += 10 * BACK_OFF_S
+    one.look()
+    assert one.state == "quarantined", "it is still inside"
+    held.set()
+    settle(one)
+    one.look()
+    assert one.state == "active"
+    assert not kept, "what comes too late is not served"
+
+
+def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
+    one = begun(made("@hookimpl\ndef configure(self, options):\n    self.url = options['url']\n"), clock)
+    assert (one.state, one.trouble["text"]) == ("refused", "configure: KeyError: 'url'")
+    held = threading.Event()
+    sys.modules["hookd_mine_held"] = held
+    slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(30)"), {}, clock)
+    clock.now += daemonspecs.TIMES_S["configure"]
+    slow.look()
+    held.set()
+    settle(slow)
+    assert slow.state == "refused"
+    assert "take longer than 10 s" in slow.trouble["text"]
+
+
+def test_metrics_have_the_plugins_prefix_and_bounded_labels():
+    metrics = Metrics("mine", set(), [2])
+    metrics.gauge("spread_seconds", "Spread.", 1.5, {"phase": "forward\nstep" + "x" * 200})
+    ((values, value),) = metrics.told["hookd_mine_spread_seconds"].samples.items()
+    assert (values[0][:13], len(values[0]), value) == ("forward step" + "x", serving.MAX_LABEL, 1.5)
+    for labels in ({"step": "1"}, {"run": "a"}, {"Phase": "a"}, {"phase": 1.5}):
+        with pytest.raises(PluginError, match="label"):
+            metrics.gauge("other", "Other.", 1.0, labels)
+    for name in ("Spread", "x_total", "x-y", "x_bucket"):
+        with pytest.raises(PluginError, match="name of a metric"):
+            metrics.gauge(name, "Other.", 1.0)
+    with pytest.raises(PluginError, match="a counter cannot be"):
+        metrics.counter("falls", "Falls.", -1.0)
+    metrics.gauge("spread_seconds", "Spread.", 1.0, {"phase": "b"})
+    metrics.gauge("spread_seconds", "Spread.", 2.0, {"phase": "b"})
+    metrics.gauge("spread_seconds", "Spread.", 1.0, {"phase": "c"})
+    assert metrics.dropped == 1, "there was room for two"
+
+
+def test_labels_that_change_for_ever_are_cut_off(monkeypatch):
+    monkeypatch.setattr(serving, "MAX_EVER", 3)
+    ever, dropped = set(), 0
+    for number in range(5):
+        metrics = Metrics("mine", ever, [200])
+        metrics.gauge("x", "X.", 1.0, {"what": f"text {number}"})
+        dropped += metrics.dropped
+    assert dropped == 2
+    metrics.gauge("x", "X.", 1.0, {"what": "text 0"})
+    assert len(metrics.told["hookd_mine_x"].samples) == 1, "what was there goes on"
+
+
+TALLY = """
+def __init__(self):
+    self.seen = []
+
+@hookimpl
+def target_attached(self, target):
+    self.seen.append(("attached", target.pid))
+
+@hookimpl
+def target_lost(self, target, reason):
+    self.seen.append((reason, target.pid))
+
+@hookimpl
+def collect(self, run, ranks, metrics):
+    metrics.gauge("ranks", "Ranks.", len(ranks))
+    metrics.counter("seen", "Seen.", len(self.seen), {"what": "events"})
+
+@hookimpl
+def web_panel(self, runs):
+    return Panel("<b>Ranks</b>\\n", ("run", "ranks"), [(run, len(ranks)) for run, ranks in runs.items()])
+"""
+
+
+def served(one):
+    return {
+        sample.name: (sample.labels, sample.value)
+        for family in one.families(lambda *_: True)
+        for sample in family.samples
+    }
+
+
+def test_targets_metrics_and_panels(made, stack, tmp_path, clock):
+    made(TALLY)
+    all_of_them = host.load(ServeConfig(plugin_dirs=(tmp_path,)), clock)
+    (one,) = all_of_them.hosted
+    wait_until(lambda: one.state == "active", what="its import")
+    ranks = Ranks(stack, 2, run="a")
+    for _ in range(2):
+        all_of_them.look(ranks.targets)
+        settle(one)
+    ranks.targets[1].detach()
+    for _ in range(2):
+        all_of_them.look(ranks.targets)
+        settle(one)
+    assert served(all_of_them)["hookd_mine_ranks"] == ({"run": "a"}, 1.0)
+    assert served(all_of_them)["hookd_mine_seen_total"] == ({"run": "a", "what": "events"}, 3.0)
+    (panel,) = all_of_them.panels()
+    assert panel == {"plugin": "mine", "title": "<b>Ranks</b> ", "columns": ["run", "ranks"], "rows": [["a", 2]]}
+    assert "hookd_mine_ranks" not in {f.name for f in all_of_them.families(lambda name, _: name != "hookd_mine_ranks")}
+    clock.now += host.FRESH_S
+    assert "hookd_mine_ranks" not in served(all_of_them), "what nobody has told lately is not served"
+    assert not all_of_them.panels()
+    all_of_them.close()
+
+
+def test_what_is_not_allowed_is_not_imported(made, tmp_path):
+    half = made("pass")
+    assert not host.load(ServeConfig(plugin_dirs=(tmp_path,), plugins_allow=("other",))).hosted
+    assert half.source.entry.partition(":")[0] not in sys.modules
+
+
+def test_a_reading_gives_series_as_metrics_names_them(stack):
+    ranks = Ranks(stack, 1)
+    ranks.add(0, "hookd_steps", 7)
+    ranks.set(0, "hookd_mine_loss", 2.5, task="a")
+    page = ranks.pages[0]
+    first = page.series(page.family("hookd_step_seconds", "histogram", "Time.", (), (1.0, 2.0)))
+    page.cells[first], page.cells[first + 3] = 4.0, 3.5
+    ranks.targets[0].poll()
+    reading = host._reading(ranks.targets[0])
+    assert (reading.value("hookd_steps_total"), reading.value("hookd_steps"), reading.step) == (7, 7, 7)
+    assert list(reading.series("hookd_mine_loss")) == [({"task": "a"}, 2.5)]
+    assert reading.value("hookd_mine_loss") is None, "it has a label"
+    assert reading.value("hookd_mine_loss", task="a") == 2.5
+    assert (reading.value("hookd_step_seconds_sum"), reading.value("hookd_step_seconds_count")) == (3.5, 4)
+    assert reading.value("hookd_step_seconds") is None
+
+
+def test_a_reading_of_nothing_gives_nothing():
+    assert Reading("a", "0", 1, "running", None).value("hookd_steps_total") is None
