@@ -172,10 +172,11 @@ def _table(found: Iterable[Row]) -> str:
 
 def hooks() -> str:
     """Describe every hook as its docstring does, read from the source: an interpreter may indent docstrings anew."""
-    source = ast.parse(Path(hookspecs.__file__).read_text("utf-8"))
-    head, _, rest = (ast.get_docstring(source) or "").partition("\n\n")
+    package = Path(hookspecs.__file__).parent
+    head, _, rest = (ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or "").partition("\n\n")
     text = f"# Hooks\n\n{head}\n\n{rest}\n".replace(":\n- ", ":\n\n- ")
-    for one in source.body:
+    specs = [ast.parse((package / f"{part}.py").read_text("utf-8")) for part in ("life", "calls", "gradients", "steps")]
+    for one in (statement for source in specs for statement in source.body):
         if isinstance(one, ast.FunctionDef) and one.decorator_list:
             arguments = ", ".join(argument.arg for argument in one.args.args)
             told = re.sub(r"^ {4}", "", ast.get_docstring(one, clean=False) or "", flags=re.MULTILINE).strip()
