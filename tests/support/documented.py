@@ -70,6 +70,13 @@ _DASHBOARDS = "tests/unit/test_dashboards.py::test_the_dashboards_are_those_that
 _KUBERNETES = Cannot(
     "no cluster", "tests/unit/test_deploy_kubernetes.py::test_a_kustomization_names_files_that_are_there"
 )
+_STOPWATCH = "tests/e2e/test_stopwatch.py::test_an_idea_becomes_a_number_in_prometheus"
+_RELOADED = "tests/e2e/test_plugins.py::test_a_plugin_is_loaded_reloaded_and_goes_on_where_the_old_one_was"
+_HALVES = "tests/e2e/test_plugins.py::test_plugins_in_the_daemon_are_told_and_heard_and_a_bad_one_stalls_nobody"
+_ENTROPY = "tests/plugins/test_examples.py::test_entropy_is_that_of_the_weights_that_torch_gives"
+_EXPERTS = "tests/plugins/test_examples.py::test_experts_are_counted_as_they_are_chosen"
+_TOP = "tests/e2e/test_top.py::"
+_TLS = "tests/integration/test_daemon_tls.py::test_prometheus_scrapes_over_mtls_with_a_password_and_a_renewal_costs_no_scrape"
 _SLURM = Cannot("no Slurm", _DEPLOY + "test_a_script_is_clean")
 _QUICK = {"train.py": "train.py --steps 3"}
 _FOUR = {"4": "{pid}"}
@@ -128,6 +135,37 @@ COMMANDS: dict[str, Run | By | Cannot] = {
         stays=True,
         fill=_OWN_PORT,
         until="curl -s http://127.0.0.1:9465/metrics | grep widths",
+    ),
+    "hookd plugin new spread": By(_STOPWATCH),
+    "cd hookd-spread": By(_STOPWATCH),
+    "hookd plugin check .": By(_STOPWATCH),
+    "hookd attach --plugin-dir . -p spread:every=1 --listen 127.0.0.1:9465 $PID &": By(_STOPWATCH),
+    "promtool query instant http://127.0.0.1:9090 'hookd_spread_output'": By(_STOPWATCH),
+    # docs/plugins-shipping.md, docs/daemon-plugins.md
+    "hookd plugin enable PID widths --plugin-dir .": By(_RELOADED),
+    "hookd plugin config PID widths every=10": By(_RELOADED),
+    "hookd plugin reload PID widths --plugin-dir .": By(_RELOADED),
+    "hookd plugin disable PID widths": By(_RELOADED),
+    "hookd serve --plugin-dir .": By(_HALVES),
+    "curl -s http://127.0.0.1:9465/metrics | grep spread": By(_HALVES),
+    # docs/tutorials
+    "hookd attach --plugin-dir examples/plugins -p entropy --listen 127.0.0.1:9465 PID": By(_ENTROPY),
+    "curl -s http://127.0.0.1:9465/metrics | grep hookd_entropy_ratio": By(_ENTROPY),
+    "hookd attach --plugin-dir examples/plugins -p 'experts:modules=*.gate,top=2' --listen 127.0.0.1:9465 PID": By(
+        _EXPERTS
+    ),
+    "curl -s http://127.0.0.1:9465/metrics | grep hookd_experts": By(_EXPERTS),
+    # docs/top.md
+    "hookd top [PID|RUN]": By(_TOP + "test_targets_then_modules_at_80_columns"),
+    "hookd top [PID|RUN] -d 5": By(_TOP + "test_targets_then_modules_at_80_columns"),
+    "hookd top [PID|RUN] --once": By(_TOP + "test_without_a_terminal_there_is_one_table_or_json"),
+    "hookd top [PID|RUN] --json": By(_TOP + "test_without_a_terminal_there_is_one_table_or_json"),
+    # docs/security.md
+    "hookd serve --listen 0.0.0.0:9465 --web-config /etc/hookd/web-config.yml": By(_TLS),
+    "deploy/web/certificates.sh /etc/hookd node1 10.0.0.7": By(_TLS),
+    "htpasswd -nBC 10 prometheus": Cannot("it is Apache's, and asks for a password", _TLS),
+    "promtool check web-config /etc/hookd/web-config.yml": By(
+        "tests/unit/test_webconfig.py::test_the_example_is_one_and_promtool_accepts_it"
     ),
     # docs/incidents.md, docs/ranks.md
     "hookd attach --tree PID -p timing -p drift:every=100": Run("with timing, drift", given="detached"),
@@ -228,6 +266,13 @@ NO_COMMANDS = {
     ("docs/hangs.md", "max(after_s"): "a formula",
     ("docs/nan.md", "first Inf:"): "what an attach prints",
     ("docs/operations.md", "hookd_steps_total *"): "PromQL",
+    ("docs/operations.md", "count by (run) ("): "PromQL",
+    ("docs/plugins.md", "cat > prometheus.yml"): "tests/e2e/test_stopwatch.py runs it as it is",
+    ("docs/plugins-shipping.md", "attached to process 4711"): "lines of a log",
+    ("docs/plugins-shipping.md", "widths: AttributeError"): "what `hookd plugin list` prints",
+    ("docs/top.md", "hookd top: 2 targets"): "a screen",
+    ("docs/top.md", "charlm.py rank 0"): "a screen",
+    ("docs/tutorials/experts.md", "hookd_experts_imbalance_ratio"): "PromQL",
     ("docs/operations.md", "# slurm.conf"): "a configuration",
     ("docs/ranks.md", "lateness(r, stage)"): "a formula",
     ("docs/ranks.md", "score(r)"): "a formula",
