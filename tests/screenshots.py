@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import shlex
 import shutil
 import signal
 import sys
@@ -17,15 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
+
 from tests.support import training
 from tests.support.browser import Visit, chromium
 from tests.support.daemon import Daemon
 from tests.support.environment import REPOSITORY, TARGETS, bare_python
 from tests.support.processes import Process, wait_until
-from tests.support.tool import hookd
+from tests.support.terminal import Terminal
+from tests.support.tool import HOOKD, hookd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Browser, ColorScheme, Page
 
@@ -110,7 +117,37 @@ def incident(scene: Scene) -> bytes:
         return found.screenshot()
 
 
+def top(scene: Scene) -> bytes:
+    return _terminal(scene, lambda seen: sum("running" in line for line in seen) == 3)
+
+
+def top_modules(scene: Scene) -> bytes:
+    return _terminal(scene, lambda seen: "%" in seen[4] and "q quit" in seen[-1], str(scene.ranks[0].pid))
+
+
+def _terminal(scene: Scene, is_there: Callable[[list[str]], bool], *words: str) -> bytes:
+    """Give `hookd top` as a terminal of 100 columns shows it, in colour."""
+    with tempfile.TemporaryDirectory() as directory, Terminal(Path(directory), 100, 20) as terminal:
+        terminal.type(shlex.join([*HOOKD, "top", *words, "--host", f"unix://{scene.daemon.client.path}"]))
+        terminal.wait(is_there)
+        time.sleep(3)  # rates of some intervals
+        screen = terminal.tmux("capture-pane", "-p", "-e")
+    paper = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    paper.print(Text.from_ansi(screen), no_wrap=True, crop=False)
+    html = paper.export_html(theme=MONOKAI, inline_styles=True, code_format=_PAPER)
+    shown = scene.browser.new_page(viewport={"width": WIDTH, "height": 800})
+    try:
+        shown.set_content(html)
+        return shown.locator("pre").screenshot()
+    finally:
+        shown.close()
+
+
+_PAPER = """<body style="margin: 0"><pre style="margin: 0; padding: 14px; display: inline-block; font: 15px/1.35 DejaVu Sans
+Mono, monospace; color: {foreground}; background: {background}">{code}</pre></body>"""
+
 PICTURES = {
+    "top.png": top, "top-modules.png": top_modules,
     "page.png": page, "page-dark.png": page_dark, "run.png": run, "modules.png": modules,
     "modules-dark.png": modules_dark, "incident.png": incident,
 }  # fmt: skip
