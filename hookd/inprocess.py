@@ -160,7 +160,7 @@ class Observation:
             if is_mine:
                 _log.warning("hookd has nothing to report: %s", exc.message)
 
-    def __enter__(self) -> Observation:
+    def __enter__(self) -> Observation:  # noqa: PYI034 - Self is of 3.11
         self.begin()
         return self
 

@@ -89,7 +89,7 @@ def test_the_callback_leaves_bits_and_checkpoints_as_they_are(made, tmp_path):
     assert {one["name"]: one["errors"] for one in report["plugins"]} == {"nan": 0, "timing": 0, "activations": 0}
 
 
-@pytest.mark.parametrize("error", [RuntimeError("mine"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [RuntimeError("mine"), pytest.param(KeyboardInterrupt(), marks=pytest.mark.load)])
 def test_a_training_that_raises_is_let_go_and_can_be_observed_again(made, error):
     from hookd.integrations.transformers import HookdCallback
 
