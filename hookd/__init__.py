@@ -6,8 +6,6 @@ nor anything of the daemon.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hookd._pluggy import HookimplMarker
 from hookd.api import API_VERSION
 from hookd.context import Context
@@ -15,25 +13,14 @@ from hookd.errors import HookdError, PluginError, TrainingError
 from hookd.events import Call, Module, Returned
 from hookd.globs import Globs
 from hookd.held import hooks_on
-from hookd.inprocess import Observation, observe, read, start, stop
+from hookd.inprocess import Observation, load_ipython_extension, observe, read, start, stop
 from hookd.metrics import Counter, Gauge, Histogram
 from hookd.nested import is_whole, tensors, versions
 from hookd.plugin import Plugin
 from hookd.summary import Summary
 from hookd.version import __version__
 
-if TYPE_CHECKING:
-    from typing import Any
-
 hookimpl = HookimplMarker("hookd")
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """Give a notebook `%hookd` and `%%hookd`: IPython calls it at `%load_ext hookd`."""
-    from hookd.integrations.jupyter import HookdMagics  # noqa: PLC0415 - IPython is loaded for who asks for it
-
-    shell.register_magics(HookdMagics)
-
 
 __all__ = [
     "API_VERSION",

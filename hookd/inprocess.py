@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hookd.page import PageReader
 
 _log = logging.getLogger("hookd")
+_OUTSIDE = "hookd was brought into this process from outside"
 DEFAULT = ("nan", "timing", "activations")
 
 
@@ -93,7 +94,7 @@ def _report(reader: PageReader) -> dict[str, Any]:
         from hookd.report import build_report
     except ImportError:  # a payload has no more than an agent needs
         hint = f"`hookd report {os.getpid()}` in a terminal tells the same."
-        raise ControlError("hookd was brought into this process from outside", reason="attached", hint=hint) from None
+        raise ControlError(_OUTSIDE, reason="attached", hint=hint) from None
     return {"pid": os.getpid(), **build_report(reader.read())}
 
 
@@ -179,3 +180,19 @@ def observe(
 ) -> Observation:
     """Observe this process for the length of a `with`: `with hookd.observe(): train()`. Arguments as of `start`."""
     return Observation(plugins, run=run, rank=rank, budget=budget)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook `%hookd` and `%%hookd`: IPython calls it at `%load_ext hookd`.
+
+    Raises:
+        ControlError: this process has the hookd of somebody who attached, which can do nothing here.
+    """
+    try:
+        from hookd.integrations.jupyter import HookdMagics
+    except ModuleNotFoundError as exc:
+        if exc.name != "hookd.integrations":
+            raise
+        hint = f"`hookd report {os.getpid()}` in a terminal tells what it sees; `hookd detach {os.getpid()}` ends it."
+        raise ControlError(f"{_OUTSIDE}; {hint}", reason="attached", hint=hint) from None
+    shell.register_magics(HookdMagics)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import pickle
+import sys
 
 import pytest
 import torch
@@ -108,6 +110,16 @@ def test_words_that_are_wrong_are_an_error_of_the_callers():
         raise AssertionError("it must not come here")
     with pytest.raises(hookd.HookdError, match="no agent runs in this process"):
         hookd.read()
+
+
+def test_an_agent_that_came_from_outside_is_read_there(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "hookd.report", None)  # a payload has none
+    with running("timing"), hookd.observe() as seen:
+        with pytest.raises(hookd.HookdError, match="from outside") as caught:
+            hookd.read()
+        assert f"hookd report {os.getpid()}" in caught.value.hint
+    assert seen.report is None
+    assert "an agent runs in this process already" in caplog.text
 
 
 def test_it_can_be_copied_to_another_process_before_and_while_it_observes():
