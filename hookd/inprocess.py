@@ -94,7 +94,7 @@ def _report(reader: PageReader) -> dict[str, Any]:
         from hookd.report import build_report
     except ImportError:  # a payload has no more than an agent needs
         hint = f"`hookd report {os.getpid()}` in a terminal tells the same."
-        raise ControlError(_OUTSIDE, reason="attached", hint=hint) from None
+        raise ControlError(_OUTSIDE, reason="already-attached", hint=hint) from None
     return {"pid": os.getpid(), **build_report(reader.read())}
 
 
@@ -194,5 +194,5 @@ def load_ipython_extension(shell: Any) -> None:
         if exc.name != "hookd.integrations":
             raise
         hint = f"`hookd report {os.getpid()}` in a terminal tells what it sees; `hookd detach {os.getpid()}` ends it."
-        raise ControlError(f"{_OUTSIDE}; {hint}", reason="attached", hint=hint) from None
+        raise ControlError(f"{_OUTSIDE}; {hint}", reason="already-attached", hint=hint) from None
     shell.register_magics(HookdMagics)

@@ -20,7 +20,7 @@ EVERY_S = 1.0
 """Seconds between two tables while a cell runs."""
 
 
-@magics_class  # type: ignore[untyped-decorator]
+@magics_class
 class HookdMagics(Magics):  # type: ignore[misc]
     """The magics of one shell, and what they have started."""
 

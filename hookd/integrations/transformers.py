@@ -12,6 +12,7 @@ import hookd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 
 class HookdCallback(hookd.Observation, TrainerCallback):  # type: ignore[misc]
@@ -51,7 +52,7 @@ class HookdCallback(hookd.Observation, TrainerCallback):  # type: ignore[misc]
 
 def _trainer_above() -> Any:
     """Find the Trainer whose method has called us: callbacks are not told."""
-    frame = sys._getframe(1)  # noqa: SLF001
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None if frame is None else frame.f_locals["self"]
