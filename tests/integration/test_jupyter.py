@@ -63,17 +63,17 @@ def test_in_a_terminal_a_table_is_shown_and_the_kernel_is_left_as_it_was(run):
     assert run("%load_ext hookd")[0]
     ok, told = run("%hookd timing nan:every=1")
     assert ok
-    assert "running, step 0" in told
+    assert "running, 0 steps" in told
     ok, told = run("%%hookd\ntrain(3)\nprint('done')")
     assert ok
-    assert told.startswith("done\nhookd: running, step 3")
+    assert told.startswith("done\nhookd: running, 3 steps")
     (row,) = [line for line in told.splitlines() if "Linear" in line]
     assert row.startswith("a\\x1b[31m<script>")
     assert row.split()[2] == "3"
     assert run("%hookd")[1].count("\n") > 2
     ok, told = run("%hookd stop")
     assert ok
-    assert "detached, step 3" in told
+    assert "detached, 3 steps" in told
     assert nn.Module.__call__ is TORCHS_OWN
     assert bootstrap.came() is None
 
@@ -174,6 +174,6 @@ print("waited")
     assert len(renewed) >= 2  # by the thread, and at the end
     assert {one["transient"]["display_id"] for one in renewed} == {first["transient"]["display_id"]}
     assert any(">fc</td>" in one["data"]["text/html"] for one in renewed[:-1])
-    assert "running, step 5" in renewed[-1]["data"]["text/plain"]
+    assert "running, 5 steps" in renewed[-1]["data"]["text/plain"]
     (shown,) = [content for kind, content in told_by(kernel, "%hookd stop") if kind == "display_data"]
-    assert "detached, step 5" in shown["data"]["text/plain"]
+    assert "detached, 5 steps" in shown["data"]["text/plain"]

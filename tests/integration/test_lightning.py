@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hookd.agent import bootstrap
+from tests.support.examples import examples
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="not installed: lightning"),
@@ -102,3 +103,9 @@ def test_the_first_nan_is_named_in_the_report(fitted):
     fitted("nan", callback, bad=3)
     first = callback.report["incidents"][0]
     assert (first["kind"], first["module"]) == ("nan", "2")
+
+
+def test_the_example_of_the_documents_prints_what_stands_below_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for example in examples("integrations.md", "lightning"):
+        example.run(capsys)

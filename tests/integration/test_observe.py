@@ -17,6 +17,7 @@ import hookd
 from hookd.agent import bootstrap
 from hookd.page import PageWriter
 from tests.support.agent import running
+from tests.support.examples import examples
 
 TORCHS_OWN = nn.Module.__call__
 
@@ -129,3 +130,7 @@ def test_it_can_be_copied_to_another_process_before_and_while_it_observes():
         copied = pickle.loads(pickle.dumps(observed))
         copied.end()  # the same one, by another name
     assert bootstrap.came() is None
+
+
+def test_the_first_example_of_the_documents_prints_what_stands_below_it(capsys):
+    examples("integrations.md", "hookd")[0].run(capsys)

@@ -12,6 +12,7 @@ from torch import nn
 
 import hookd
 from hookd.agent import bootstrap
+from tests.support.examples import examples
 
 missing = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
 pytestmark = [
@@ -174,3 +175,10 @@ def test_a_loop_of_accelerate_leaves_the_same_bits_and_counts_its_own_steps():
     assert nn.Module.__call__ is TORCHS_OWN
     assert seen.report["step"]["counted"] == 4  # of eight batches, two at a time
     assert seen.report["modules"][0]["metrics"]["timing"]["forward_calls"] == 8
+
+
+@pytest.mark.parametrize("library", ["transformers", "accelerate"])
+def test_the_example_of_the_documents_prints_what_stands_below_it(library, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for example in examples("integrations.md", library):
+        example.run(capsys)
