@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -182,3 +185,18 @@ def test_the_example_of_the_documents_prints_what_stands_below_it(library, capsy
     monkeypatch.chdir(tmp_path)
     for example in examples("integrations.md", library):
         example.run(capsys)
+
+
+@pytest.mark.load
+def test_each_rank_of_a_trainer_tells_of_itself(tmp_path):
+    (example,) = examples("integrations.md", "transformers")
+    told = 'print("rank", *(callback.report["identity"][key] for key in ("rank", "world_size")))'
+    (tmp_path / "train.py").write_text(f"{example.code}\n{told}\n")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        launch, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert sorted(line for line in lines if line.startswith("rank")) == ["rank 0 2", "rank 1 2"]
