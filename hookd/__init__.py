@@ -13,7 +13,7 @@ from hookd.errors import HookdError, PluginError, TrainingError
 from hookd.events import Call, Module, Returned
 from hookd.globs import Globs
 from hookd.held import hooks_on
-from hookd.inprocess import start, stop
+from hookd.inprocess import Observation, load_ipython_extension, observe, read, start, stop
 from hookd.metrics import Counter, Gauge, Histogram
 from hookd.nested import is_whole, tensors, versions
 from hookd.plugin import Plugin
@@ -32,6 +32,7 @@ __all__ = [
     "Histogram",
     "HookdError",
     "Module",
+    "Observation",
     "Plugin",
     "PluginError",
     "Returned",
@@ -41,6 +42,9 @@ __all__ = [
     "hookimpl",
     "hooks_on",
     "is_whole",
+    "load_ipython_extension",
+    "observe",
+    "read",
     "start",
     "stop",
     "tensors",

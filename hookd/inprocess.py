@@ -1,12 +1,22 @@
-"""`hookd.start()` and `hookd.stop()`: hookd in code, for a process that wants to be observed. Runs in the target."""
+"""hookd in code, for a process that wants to be observed: `start` and `stop`, `observe`, `read`. Runs in the target."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from hookd.errors import AttachError, ControlError, HookdError, PageError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import TracebackType
+
+    from hookd.page import PageReader
+
+_log = logging.getLogger("hookd")
+_OUTSIDE = "hookd was brought into this process from outside"
 DEFAULT = ("nan", "timing", "activations")
 
 
@@ -51,3 +61,138 @@ def stop(timeout_s: float = 10.0) -> dict[str, Any]:
     from hookd.agent import bootstrap
 
     return bootstrap.stop(timeout_s)
+
+
+def read() -> dict[str, Any]:
+    """Give what hookd has seen of this process so far, as `hookd report PID --json` prints it.
+
+    Among it: `step`, `overhead`, `modules` with the metrics of each, `plugins`, `incidents`. Any thread may call it; it
+    copies the page, as a daemon does, and takes nothing from the training but that time.
+
+    Raises:
+        HookdError: nothing observes this process, or what does was brought in from outside.
+    """
+    with _page() as reader:
+        return _report(reader)
+
+
+@contextlib.contextmanager
+def _page() -> Iterator[PageReader]:
+    """Open the page of this process; it can be read to the end of the block, also when the agent has gone."""
+    from hookd.agent import bootstrap
+    from hookd.page import PageReader
+
+    reader = PageReader(bootstrap.page())
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _report(reader: PageReader) -> dict[str, Any]:
+    try:
+        from hookd.report import build_report
+    except ImportError:  # a payload has no more than an agent needs
+        hint = f"`hookd report {os.getpid()}` in a terminal tells the same."
+        raise ControlError(_OUTSIDE, reason="already-attached", hint=hint) from None
+    return {"pid": os.getpid(), **build_report(reader.read())}
+
+
+class Observation:
+    """The time for which this process is observed; `observe` makes one.
+
+    Where an agent is there already (of `hookd attach`, of `hookd run`), or the machine gives no memory for a page, it says
+    so on the logger `hookd` and leaves things as they are: the training does not fail for it. It can be pickled.
+
+    Attributes:
+        report: what was seen, as `read` gives it, from the end on; None before, and where nothing was there to be read.
+    """
+
+    def __init__(
+        self,
+        plugins: Iterable[str | tuple[str, Mapping[str, object]]] = DEFAULT,
+        *,
+        run: str | None = None,
+        rank: int | None = None,
+        budget: float = 0.01,
+    ) -> None:
+        self.report: dict[str, Any] | None = None
+        self._plugins = plugins if plugins is DEFAULT else tuple(plugins)
+        self._run, self._rank, self._budget = run, rank, budget
+        self._came: float | None = None
+
+    def begin(self) -> None:
+        """Start observing, unless this one does already.
+
+        Raises:
+            HookdError: torch is not imported, or a plugin is unknown or refuses its options.
+        """
+        from hookd.agent import bootstrap
+
+        if self.is_on:
+            return
+        self.report = None
+        try:
+            start(self._plugins, run=self._run, rank=self._rank, budget=self._budget)
+        except (AttachError, PageError) as exc:
+            _log.warning("hookd starts no agent here: %s", exc.message)
+        else:
+            self._came = bootstrap.came()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the agent is there that this one has started."""
+        from hookd.agent import bootstrap
+
+        return self._came is not None and self._came == bootstrap.came()
+
+    def end(self) -> None:
+        """Keep the report, and stop what this one has started. May be called twice, and never raises an error of hookd's."""
+        is_mine, self._came = self.is_on, None
+        try:
+            with _page() as reader:
+                report = _report(reader)
+                if is_mine:
+                    stop()
+                    last = reader.read()  # what was not yet looked at is at a detach
+                    report.update(state=last.state, incidents=last.incidents)
+                self.report = report
+        except HookdError as exc:
+            if is_mine:
+                _log.warning("hookd has nothing to report: %s", exc.message)
+
+    def __enter__(self) -> Observation:  # noqa: PYI034 - Self is of 3.11
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+def observe(
+    plugins: Iterable[str | tuple[str, Mapping[str, object]]] = DEFAULT,
+    *,
+    run: str | None = None,
+    rank: int | None = None,
+    budget: float = 0.01,
+) -> Observation:
+    """Observe this process for the length of a `with`: `with hookd.observe(): train()`. Arguments as of `start`."""
+    return Observation(plugins, run=run, rank=rank, budget=budget)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook `%hookd` and `%%hookd`: IPython calls it at `%load_ext hookd`.
+
+    Raises:
+        ControlError: this process has the hookd of somebody who attached, which can do nothing here.
+    """
+    try:
+        from hookd.integrations.jupyter import HookdMagics
+    except ModuleNotFoundError as exc:
+        if exc.name != "hookd.integrations":
+            raise
+        hint = f"`hookd report {os.getpid()}` in a terminal tells what it sees; `hookd detach {os.getpid()}` ends it."
+        raise ControlError(f"{_OUTSIDE}; {hint}", reason="already-attached", hint=hint) from None
+    shell.register_magics(HookdMagics)

@@ -63,6 +63,25 @@ def _left() -> None:
     _agent = None
 
 
+def came() -> float | None:
+    """Tell when the agent of this process came, in unix seconds: no two come at one time. None without one."""
+    agent = _agent
+    return None if agent is None else float(agent.came)
+
+
+def page() -> int:
+    """Open the page of this process once more, for its own code; who asks closes the descriptor.
+
+    Raises:
+        ControlError: reason "not-attached".
+    """
+    agent = _agent
+    try:
+        return int(agent.page())
+    except (AttributeError, OSError):  # none, or it has let go of its page just now
+        raise ControlError("no agent runs in this process", reason="not-attached") from None
+
+
 def orphan() -> None:
     """Who attached has died before it saw the agent: do not keep it for ever, even where that was asked for."""
     agent = _agent

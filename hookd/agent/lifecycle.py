@@ -47,6 +47,7 @@ class Agent:
         self._config, self._loader, self._on_left = config, loader, on_left
         self._pid = os.getpid()
         who = identity(config)
+        self.came = who["attached"]
         self._page = PageWriter.create(who)
         self._session = Session(self._page, who, budget=float(config.get("budget", 0.01)))
         self._control: Any = None
@@ -72,6 +73,14 @@ class Agent:
         self._session.arm()
         self._control.start()
         self._page.set_state("running")
+
+    def page(self) -> int:
+        """Open the page again, for a reader in this process.
+
+        Raises:
+            OSError: it is closed.
+        """
+        return os.dup(self._page.fd)
 
     def _tick(self, now_s: float) -> None:
         self._find_rank()

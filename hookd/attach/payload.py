@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from hookd.config import PluginSpec
 
 _TOOL_SIDE = {
-    "__main__.py", "_pluggy.py", "attach", "check", "cli", "config", "daemon", "daemonspecs.py", "examples", "native",
-    "serving.py", "testing",
+    "__main__.py", "_pluggy.py", "attach", "check", "cli", "config", "daemon", "daemonspecs.py", "examples", "integrations",
+    "native", "reading.py", "report.py", "serving.py", "testing", "wording.py",
 }  # fmt: skip
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCE_ROOT = "/hookd-payload/"

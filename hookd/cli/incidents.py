@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, stored, targets
-from hookd.daemon.wording import moment
 from hookd.errors import DaemonNotRunning
+from hookd.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hookd.daemon.wording import finite, number, percent, seconds, span
+from hookd.wording import finite, number, percent, plain, seconds, shorten, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,16 +99,3 @@ def wrap(text: str, indent: str = "  ") -> str:
     """Break a line for people, of text that may be a target's; what follows the first part is indented."""
     text = plain(text, lines=True)
     return textwrap.fill(text, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def plain(text: str, *, lines: bool = False) -> str:
-    """Take out of text of a target's what would do something to a terminal; `lines`: its line breaks and tabs stay."""
-    return "".join(one if one.isprintable() or (lines and one in "\n\t") else repr(one)[1:-1] for one in text)
-
-
-def shorten(text: str, width: int) -> str:
-    """Cut a long line; the end of a command line says more than its middle, so both ends stay."""
-    if len(text) <= width:
-        return text
-    head = width * 2 // 3
-    return f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"

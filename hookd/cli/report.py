@@ -9,7 +9,8 @@ import click
 
 from hookd.cli import options, output, targets
 from hookd.cli.status import hang, ongoing
-from hookd.daemon.reading import (
+from hookd.errors import PageError
+from hookd.reading import (
     finding,
     looks_at,
     module_seconds,
@@ -19,8 +20,7 @@ from hookd.daemon.reading import (
     step_seconds,
     whole_seconds,
 )
-from hookd.daemon.wording import moment
-from hookd.errors import PageError
+from hookd.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
 from hookd.cli.incidents import line
-from hookd.daemon.reading import SHOWN, phases, short, state, step_seconds
-from hookd.daemon.wording import moment
+from hookd.reading import SHOWN, phases, short, state, step_seconds
+from hookd.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, targets
-from hookd.daemon.reading import paused, state, step_seconds
-from hookd.daemon.wording import moment
 from hookd.errors import HookdError, PageError
+from hookd.reading import paused, state, step_seconds
+from hookd.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

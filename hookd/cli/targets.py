@@ -145,7 +145,7 @@ def _pids(server: dict[str, Any]) -> set[int]:
 def _report_of_page(pid: int, *, has_curve: bool) -> dict[str, Any]:
     from hookd.attach.discover import open_page
     from hookd.daemon import curve
-    from hookd.daemon.report import build_report
+    from hookd.report import build_report
 
     with contextlib.closing(open_page(pid)) as reader:
         drawn = {"curve": curve.of(reader.records())} if has_curve else {}

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.attach import exits, oom, proc
 from hookd.daemon.herald import plain as one_line
-from hookd.daemon.report import build_report, describe_steps
 from hookd.errors import HookdError
 from hookd.page import CALL_RECORD, PHASE_RECORD, PHASES, STEP_RECORD
 from hookd.page.layout import plain
+from hookd.report import build_report, describe_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from hookd.daemon.report import build_report, describe_steps
 from hookd.daemon.selection import Selection
+from hookd.report import build_report, describe_steps
 from hookd.version import __version__
 
 if TYPE_CHECKING:

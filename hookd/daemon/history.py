@@ -13,7 +13,7 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.daemon.ranks import family
-from hookd.daemon.report import steps
+from hookd.report import steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

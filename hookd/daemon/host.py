@@ -14,8 +14,8 @@ from hookd.daemon import halves
 from hookd.daemon.herald import plain
 from hookd.daemon.hosted import STATES, Hosted, Job
 from hookd.daemon.receivers import Caller
-from hookd.daemon.report import steps
 from hookd.errors import PluginError
+from hookd.report import steps
 from hookd.serving import MAX_SERIES, Metrics, Panel, Reading
 
 if TYPE_CHECKING:

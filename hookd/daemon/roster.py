@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from hookd.attach import proc
 from hookd.daemon.herald import Herald
 from hookd.daemon.incidents import END, boot_id
-from hookd.daemon.report import describe_steps
 from hookd.errors import HookdError
 from hookd.labels import Claim
+from hookd.report import describe_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookd.daemon.report import plugin_options
+from hookd.reading import depth
+from hookd.report import plugin_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -138,12 +139,6 @@ def told(dropped: int) -> str:
         f"{dropped} series are not on /metrics (`hookd report` has them): HOOKD_DETAIL=all where it is served, or"
         ' detail = "all" or a larger max_series or max_depth under [metrics] in the configuration, serves them'
     )
-
-
-def depth(module: str) -> int:
-    """Give how far below its root a module is named: 0 for `(root)` and `#2.(root)`, 1 for `fc`, 2 for `blocks.0`."""
-    name = module.partition(".")[2] if module.startswith("#") else module
-    return 0 if name in ("(root)", "") else name.count(".") + 1
 
 
 def _lines(family: Family) -> int:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.attach import proc
 from hookd.daemon.herald import plain
-from hookd.daemon.report import steps
 from hookd.daemon.verdict import Standing
 from hookd.errors import HookdError
+from hookd.report import steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,8 +7,8 @@ import pytest
 
 from hookd.cli.report import heading, incidents
 from hookd.cli.status import _cells, _row
-from hookd.daemon.report import build_report
 from hookd.page import DEPTH, EVENTS, MODULE, PHASE, STEP, PageReader, PageWriter
+from hookd.report import build_report
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from hookd.daemon.selection import Limits, Selection, depth
+from hookd.daemon.selection import Limits, Selection
 from hookd.page import PageReader, PageWriter
+from hookd.reading import depth
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hookd.cli.html import document
 from hookd.cli.subject import Subject
 from hookd.daemon import curve
 from hookd.daemon.pages import plots
-from hookd.daemon.report import build_report
 from hookd.page import PageReader, PageWriter
+from hookd.report import build_report
 
 EVIL = '</title></style><script>alert(1)</script><img src=x onerror="a">\'\x1b[31m\u202e&amp;'
 VOID = {"meta"}

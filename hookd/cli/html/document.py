@@ -14,10 +14,10 @@ from hookd.daemon.pages import parts, plots
 from hookd.daemon.pages.assets import STYLE, content
 from hookd.daemon.pages.plots import COLOURS
 from hookd.daemon.pages.text import text
-from hookd.daemon.reading import paused, state, step_seconds
-from hookd.daemon.wording import moment
 from hookd.errors import HookdError
+from hookd.reading import paused, state, step_seconds
 from hookd.version import __version__
+from hookd.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

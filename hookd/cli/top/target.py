@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.attach import proc
 from hookd.cli.top.growth import Growth
-from hookd.daemon.report import describe_steps
 from hookd.errors import HookdError
+from hookd.report import describe_steps
 
 if TYPE_CHECKING:
     from hookd.page import Family, PageReader, Snapshot
@@ -150,7 +150,7 @@ class Target:
 
     @property
     def step(self) -> dict[str, Any]:
-        """Where it stands, as `hookd.daemon.report.describe_steps` has it."""
+        """Where it stands, as `hookd.report.describe_steps` has it."""
         if self.snapshot is not None:
             return describe_steps(self.snapshot)
         told = self.told.get("step")

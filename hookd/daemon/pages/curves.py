@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookd.daemon import wording
+from hookd import wording
 from hookd.daemon.pages.html import Markup, tag
 from hookd.daemon.pages.plots import tick
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hookd.daemon.pages import assets
 from hookd.daemon.pages.html import Markup, link, tag
-from hookd.daemon.wording import moment
 from hookd.version import __version__
+from hookd.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookd.daemon import wording
+from hookd import wording
 from hookd.daemon.pages.tree import added, over, share
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from hookd.daemon import wording
+from hookd import wording
 from hookd.daemon.pages import ranks
 from hookd.daemon.pages.html import Markup, address, join, link, section, table, tag
 from hookd.daemon.pages.ranks import Rank
-from hookd.daemon.wording import count, moment
+from hookd.wording import count, moment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 from hookd.daemon.pages.curves import profile
 from hookd.daemon.pages.heat import CHARTED, VIEWS
 from hookd.daemon.pages.html import join, link, section, tag
-from hookd.daemon.wording import count
+from hookd.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

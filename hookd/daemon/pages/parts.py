@@ -6,12 +6,12 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from hookd.daemon import wording
+from hookd import wording
 from hookd.daemon.pages import plots
 from hookd.daemon.pages.plots import COLOURS
 from hookd.daemon.pages.text import text
-from hookd.daemon.reading import SHOWN, finding, looks_at, module_seconds, phases, short, whole_seconds
-from hookd.daemon.wording import moment
+from hookd.reading import SHOWN, finding, looks_at, module_seconds, phases, short, whole_seconds
+from hookd.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

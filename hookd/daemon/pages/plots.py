@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookd.daemon import wording
+from hookd import wording
 from hookd.daemon.pages.text import text
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookd.daemon import wording
+from hookd import wording
 from hookd.daemon.describe import target_row
 from hookd.daemon.history import Sample, step_now, steps_per_second
 from hookd.daemon.pages.html import Markup, address, join, link, tag

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hookd.daemon import wording
+from hookd import wording
 from hookd.daemon.history import LOSSES, step_times
 from hookd.daemon.pages import parts as shared
 from hookd.daemon.pages import plots, ranks
@@ -17,9 +17,9 @@ from hookd.daemon.pages.html import Markup, address, join, link, section, table,
 from hookd.daemon.pages.modules import Asked, Map
 from hookd.daemon.pages.ranks import Rank
 from hookd.daemon.pages.tree import Tree
-from hookd.daemon.reading import looks_at, paused
-from hookd.daemon.report import build_report, plugin_options
-from hookd.daemon.wording import count, moment
+from hookd.reading import looks_at, paused
+from hookd.report import build_report, plugin_options
+from hookd.wording import count, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

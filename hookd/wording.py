@@ -1,4 +1,4 @@
-"""How numbers and times are written for a person, by the commands and by the pages of the daemon."""
+"""How numbers, times and foreign text are written for a person. Runs on both sides, stdlib only."""
 
 from __future__ import annotations
 
@@ -65,3 +65,16 @@ def moment(unix_s: float) -> str:
 def count(number: int, what: str) -> str:
     """Write how many there are of something: `1 module`, `2 modules`."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def plain(text: str, *, lines: bool = False) -> str:
+    """Take out of text of a target's what would do something to a terminal; `lines`: its line breaks and tabs stay."""
+    return "".join(one if one.isprintable() or (lines and one in "\n\t") else repr(one)[1:-1] for one in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut a long line; the end of a command line says more than its middle, so both ends stay."""
+    if len(text) <= width:
+        return text
+    head = width * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"

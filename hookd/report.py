@@ -1,4 +1,4 @@
-"""What a page says, put together for a person or a script: one JSON-able object per target."""
+"""What a page says, put together for a person or a script: one JSON-able object per target. Both sides, stdlib only."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""What a person reads out of a report: where a target stands, what a module costs, what is wrong with it."""
+"""What a person reads out of a report: where a target stands, what a module costs, what is wrong with it.
+
+Runs on both sides, stdlib only.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-from hookd.daemon.selection import depth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +57,12 @@ def module_seconds(row: dict[str, Any]) -> float:
 def whole_seconds(rows: Sequence[dict[str, Any]]) -> float:
     """Give the seconds of all outermost calls: what the share of a module is of."""
     return sum(module_seconds(row) for row in rows if depth(row["name"]) == 0)
+
+
+def depth(module: str) -> int:
+    """Give how far below its root a module is named: 0 for `(root)` and `#2.(root)`, 1 for `fc`, 2 for `blocks.0`."""
+    name = module.partition(".")[2] if module.startswith("#") else module
+    return 0 if name in ("(root)", "") else name.count(".") + 1
 
 
 def finding(row: dict[str, Any]) -> str:

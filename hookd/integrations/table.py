@@ -1,0 +1,87 @@
+"""A report as a small table, for a notebook and for a terminal."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from hookd.reading import finding, module_seconds, step_seconds, whole_seconds
+from hookd.wording import percent, plain, seconds, shorten
+
+SHOWN = 10
+"""Modules that are shown: the costliest, and any with a finding."""
+INCIDENTS = 5
+"""Incidents that are shown, the last ones."""
+COLUMNS = ("MODULE", "TYPE", "CALLS", "FORWARD", "BACKWARD", "SHARE", "FINDING")
+NUMBERS = range(2, 6)
+NAME_WIDTH, TEXT_WIDTH = 40, 120
+STYLES = ("text-align:left", "text-align:right;font-variant-numeric:tabular-nums")
+
+
+class Table:
+    """What hookd has seen up to now; IPython shows it in the form that its front end has use for.
+
+    Args:
+        report: as `hookd.read` gives it. Its names and messages may be anything.
+    """
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        self._heading = _heading(report)
+        self._rows = _rows(report["modules"])
+        self._incidents = [
+            shorten(plain(str(one.get("message") or one.get("kind"))), TEXT_WIDTH)
+            for one in report["incidents"][-INCIDENTS:]
+        ]
+
+    def __repr__(self) -> str:
+        table = [COLUMNS, *self._rows] if self._rows else []
+        widths = [max(len(row[n]) for row in table) for n in range(len(COLUMNS))] if table else []
+        aligned = (
+            "  ".join(f"{cell:{'>' if n in NUMBERS else '<'}{widths[n]}}" for n, cell in enumerate(row))
+            for row in table
+        )
+        return "\n".join(
+            [self._heading, *(f"! {one}" for one in self._incidents), *(line.rstrip() for line in aligned)]
+        )
+
+    def _repr_html_(self) -> str:
+        told = "".join(f"<li>{escape(one)}</li>" for one in self._incidents)
+        rows = "".join(_html("td", row) for row in self._rows)
+        table = f"<table><thead>{_html('th', COLUMNS)}</thead><tbody>{rows}</tbody></table>" if rows else ""
+        return f"<div><p>{escape(self._heading)}</p>{f'<ul>{told}</ul>' if told else ''}{table}</div>"
+
+
+def _html(tag: str, cells: tuple[str, ...]) -> str:
+    styled = ((STYLES[n in NUMBERS], escape(cell)) for n, cell in enumerate(cells))
+    return "<tr>" + "".join(f'<{tag} style="{style}">{cell}</{tag}>' for style, cell in styled) + "</tr>"
+
+
+def _heading(report: dict[str, Any]) -> str:
+    ratio = report["overhead"]["ratio"]
+    cost = f"hookd takes {percent(ratio)}" if ratio is not None else "hookd's cost not yet known"
+    told = len(report["incidents"])
+    incidents = f"{told} incident{'' if told == 1 else 's'}"
+    each = seconds(step_seconds(report))
+    return f"hookd: {plain(str(report['state']))}, {report['step']['text']}, {each} a step, {cost}, {incidents}"
+
+
+def _rows(modules: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Give the rows in the order of the model."""
+    whole = whole_seconds(modules)
+    costliest = sorted(modules, key=module_seconds, reverse=True)[:SHOWN]
+    names = {row["name"] for row in costliest} | {row["name"] for row in modules if finding(row)}
+    return [_row(row, whole) for row in modules if row["name"] in names][: 2 * SHOWN]
+
+
+def _row(row: dict[str, Any], whole: float) -> tuple[str, ...]:
+    timing = row["metrics"].get("timing", {})
+    calls, backwards = timing.get("forward_calls"), timing.get("backward_calls")
+    return (
+        shorten(plain(row["name"]), NAME_WIDTH) or "(loss)",
+        shorten(plain(row["type"]), NAME_WIDTH),
+        f"{calls:.0f}" if calls else "-",
+        seconds(timing["forward_seconds"] / calls) if calls else "-",
+        seconds(timing["backward_seconds"] / backwards) if backwards else "-",
+        percent(module_seconds(row) / whole) if whole and calls else "-",
+        plain(finding(row)),
+    )

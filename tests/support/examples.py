@@ -1,0 +1,34 @@
+"""Programs in a page of the documents, each with what it printed below it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.support.environment import REPOSITORY
+
+if TYPE_CHECKING:
+    import pytest
+
+_EXAMPLE = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+class Example(NamedTuple):
+    """A program and what it printed at its end."""
+
+    code: str
+    printed: str
+
+    def run(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Run it here; check that it prints what the page says."""
+        capsys.readouterr()
+        exec(compile(self.code, "docs", "exec"), {"__name__": "__main__"})
+        assert capsys.readouterr().out.splitlines()[-1] == self.printed.strip()
+
+
+def examples(page: str, library: str) -> list[Example]:
+    """Give those of a page that import a library."""
+    found = [Example(*parts) for parts in _EXAMPLE.findall((REPOSITORY / "docs" / page).read_text("utf-8"))]
+    chosen = [one for one in found if re.search(rf"^(?:from|import) {library}\b", one.code, re.MULTILINE)]
+    assert chosen, f"docs/{page} has no example of {library}"
+    return chosen
