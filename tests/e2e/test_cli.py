@@ -407,7 +407,7 @@ def test_the_whole_way_through_a_daemon(training, daemon):
     assert f"held by hookd serve {process.pid}" in agent_check(training.pid)
     process.expect(
         rf"^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ hookd INFO: attached to process {training.pid} as asked: "
-        r"run train\.py, rank 0$"
+        r"run train\.py, rank 0, for user \d+ .*payload sha256 [0-9a-f]{64}; plugins nan "
     )
     assert [row["pid"] for row in status["targets"] if row["run"] == "train.py"] == [training.pid]
     assert "train.py" in hookd("status", HOOKD_HOST=host).stdout
@@ -446,8 +446,10 @@ def test_plugin_list_names_ours_and_those_of_a_directory(tmp_path):
     assert found["nan"]["is_default"]
     assert not found["nan"]["mutates"]
     assert found["gradclip"]["mutates"]
+    assert len(found["widths"].pop("sha256")) == 64
     assert found["widths"] == {
         "name": "widths", "entry": "widths:Widths", "summary": "Counts.", "mutates": True, "is_default": False,
+        "version": "", "origin": str(tmp_path / "widths.py"),
     }  # fmt: skip
     assert "gradclip" in hookd("plugin", "list").stdout
 

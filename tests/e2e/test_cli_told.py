@@ -77,7 +77,9 @@ def test_a_paused_training_is_called_so_and_goes_on_as_is_said(training):
         assert "first NaN" in hookd("status", COLUMNS="400")
 
         assert re.search(
-            r"^nan +active +every=1 policy=pause +.*recorder=20", hookd("plugin", "list", pid), re.MULTILINE
+            r"^nan +[\d.]+ +active +0 .* every=1 policy=pause +.*recorder=20",
+            hookd("plugin", "list", pid, COLUMNS="400"),
+            re.MULTILINE,
         )
         before = len(training.out)
         hookd("plugin", "config", pid, "nan", "policy=report")
