@@ -117,6 +117,19 @@ def incident(scene: Scene) -> bytes:
         return found.screenshot()
 
 
+def report(scene: Scene) -> bytes:
+    """Give the page that `hookd report --html` writes to be sent."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "report.html"
+        hookd("report", str(scene.lone.pid), "--html", file, "--host", f"unix://{scene.daemon.client.path}")
+        shown = scene.browser.new_page(viewport={"width": WIDTH, "height": 1000})
+        try:
+            shown.goto(file.as_uri())
+            return shown.screenshot()
+        finally:
+            shown.close()
+
+
 def top(scene: Scene) -> bytes:
     return _terminal(scene, lambda seen: sum("running" in line for line in seen) == 3)
 
@@ -127,7 +140,7 @@ def top_modules(scene: Scene) -> bytes:
 
 def _terminal(scene: Scene, is_there: Callable[[list[str]], bool], *words: str) -> bytes:
     """Give `hookd top` as a terminal of 100 columns shows it, in colour."""
-    with tempfile.TemporaryDirectory() as directory, Terminal(Path(directory), 100, 20) as terminal:
+    with tempfile.TemporaryDirectory() as directory, Terminal(Path(directory), 100, 20, NO_COLOR="") as terminal:
         terminal.type(shlex.join([*HOOKD, "top", *words, "--host", f"unix://{scene.daemon.client.path}"]))
         terminal.wait(is_there)
         time.sleep(3)  # rates of some intervals
@@ -149,7 +162,7 @@ Mono, monospace; color: {foreground}; background: {background}">{code}</pre></bo
 PICTURES = {
     "top.png": top, "top-modules.png": top_modules,
     "page.png": page, "page-dark.png": page_dark, "run.png": run, "modules.png": modules,
-    "modules-dark.png": modules_dark, "incident.png": incident,
+    "modules-dark.png": modules_dark, "incident.png": incident, "report.png": report,
 }  # fmt: skip
 
 
