@@ -19,7 +19,7 @@ E2E = Path(__file__).parent / "e2e"
 NODE = (
     "test_ask", "test_cli", "test_cli_run", "test_compared", "test_containers", "test_daemon", "test_daemon_leases",
     "test_daemon_restarts", "test_daemon_scrape", "test_daemon_tls", "test_deaths", "test_demo", "test_doctor",
-    "test_documented", "test_grafana", "test_hangs", "test_hosts", "test_incidents", "test_page_web", "test_plugins",
+    "test_documented", "test_examples_at_once", "test_grafana", "test_hangs", "test_hosts", "test_incidents", "test_page_web", "test_plugins",
     "test_prometheus", "test_ranks", "test_rules", "test_run", "test_top", "test_upgrade",
 )  # fmt: skip
 """What runs a daemon or lists processes: these see everything on this machine, so two of them never run at a time."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 from torch import nn
 
+from hookd import PluginError
 from hookd.check import blocking, names, packaging, signatures, source
 from hookd.testing import FakeTarget, Training, assert_bit_identical
 from tests.support.environment import REPOSITORY
@@ -94,20 +96,120 @@ def test_experts_are_counted_as_they_are_chosen():
         target.stop_clean()
 
 
+class Accumulated(Training):
+    """Gradients of `micro` micro-batches of 8 samples are accumulated, each divided by `over`; zeroed by the optimizer."""
+
+    def __init__(self, model, batches, loss=None, *, micro=4, over=4):
+        super().__init__(model, lambda step: (batches(step),), loss)
+        self.micro, self.over = micro, over
+
+    def step(self):
+        for at in range(self.micro):
+            (self.loss(self.model(*self.batch(self.steps * self.micro + at))) / self.over).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        return 0.0
+
+
+def expected_noise(training, keep, steps):
+    """The formulas of appendix A.1, from the gradients of the micro-batches themselves, in float64."""
+    model = copy.deepcopy(training.model).double()
+    square = trace = 0.0
+    small, big = 8, 8 * training.micro
+    for step in range(steps):
+        model.load_state_dict(training.weights[step])
+        grads = []
+        for at in range(training.micro):
+            (batch,) = training.batch(step * training.micro + at)
+            found = torch.autograd.grad(training.loss(model(batch.double())), tuple(model.parameters()))
+            grads.append(torch.cat([one.flatten() for one in found]))
+        whole, first = torch.stack(grads).mean(0).square().sum(), grads[0].square().sum()
+        if step:  # the first step is one that hookd has not seen from its beginning
+            square = keep * square + (1 - keep) * float((big * whole - small * first) / (big - small))
+            trace = keep * trace + (1 - keep) * float((first - whole) / (1 / small - 1 / big))
+    return trace / square
+
+
+@pytest.mark.parametrize("over", [1, 4])
+def test_noise_is_that_of_the_formulas_whether_losses_are_divided_or_not(over):
+    from hookd_noise import Noise
+
+    class Kept(Accumulated):
+        def __init__(self):
+            torch.manual_seed(0)
+            data = torch.randn(24, 8, 8) + 1.0
+            model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+            super().__init__(model, lambda step: data[step], over=over)
+            self.weights = []
+
+        def step(self):
+            self.weights.append(copy.deepcopy(self.model.state_dict()))
+            return super().step()
+
+    training = Kept()
+    with FakeTarget(make=lambda: training, record=False) as target:
+        target.start(Noise, every=1, batch=8, keep=0.5)
+        target.run_steps(6)
+        expected = expected_noise(training, 0.5, 6)
+        target.assert_metrics({"hookd_noise_scale_samples": pytest.approx(expected, rel=1e-4)})
+        target.stop_clean()
+
+
+def test_noise_finds_the_scale_of_a_gradient_whose_distribution_is_known():
+    from hookd_noise import Noise
+
+    torch.manual_seed(0)
+    mean = torch.full((64,), 0.25)  # of the gradient: |G|^2 = 4, and the trace of its covariance is 64
+    training = Accumulated(nn.Linear(64, 1, bias=False), lambda _: mean + torch.randn(8, 64), torch.mean)
+    with FakeTarget(make=lambda: training, record=False) as target:
+        target.start(Noise, every=1, batch=8, keep=0.998)
+        target.run_steps(800)
+        target.assert_metrics({"hookd_noise_scale_samples": pytest.approx(64 / 4, rel=0.1)})
+        target.stop_clean()
+
+
+def test_noise_says_nothing_where_nothing_is_accumulated_and_refuses_several_ranks(monkeypatch):
+    from hookd_noise import Noise
+
+    with FakeTarget(record=False) as target:
+        target.start(Noise, every=1)
+        target.run_steps(4)
+        target.assert_metrics({"hookd_noise_scale_samples": 0.0})
+        target.stop_clean()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with FakeTarget(record=False) as target, pytest.raises(PluginError, match="jobs of one rank"):
+        target.start(Noise)
+
+
 def test_all_together_change_nothing():
     from hookd_entropy import Entropy
     from hookd_experts import Experts
+    from hookd_noise import Noise
 
-    assert_bit_identical(Entropy, Experts, make=lambda: encoder()[0], every=1)
-    assert_bit_identical(Experts, Entropy, make=mixture, every=1)
+    assert_bit_identical(Entropy, Experts, Noise, make=lambda: encoder()[0], every=1)
+    assert_bit_identical(Experts, Entropy, Noise, make=mixture, every=1)
+    assert_bit_identical(Noise, make=lambda: Accumulated(nn.Linear(8, 4), lambda _: torch.ones(8, 8)), every=1)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_short_has_a_page_and_nothing_to_mend(example):
-    assert sum(bool(line.strip()) for line in example.read_text().splitlines()) <= LINES
-    (one,) = source.subjects(str(example))
-    found = [*signatures.problems(one), *blocking.problems(one), *packaging.problems(one), *names.declared(one.file)]
-    assert not found
-    page = (REPOSITORY / "docs" / "tutorials" / f"{one.name}.md").read_text()
+def test_an_example_is_short_and_has_a_page(example):
+    assert sum(bool(line.strip()) for line in example.read_text().splitlines()) < LINES
+    name = example.stem.removeprefix("hookd_")
+    page = (REPOSITORY / "docs" / "tutorials" / f"{name}.md").read_text()
     assert f"../../examples/plugins/{example.name}" in page
-    assert f"hookd_{one.name}_" in page
+    assert f"hookd_{name}_" in page
+
+
+def test_there_is_nothing_to_mend_in_those_for_targets():
+    checked = source.subjects(str(REPOSITORY / "examples" / "plugins"))
+    assert {one.name for one in checked} == {"entropy", "experts", "noise"}
+    for one in checked:
+        found = [
+            *signatures.problems(one),
+            *blocking.problems(one),
+            *packaging.problems(one),
+            *names.declared(one.file),
+        ]
+        assert not found

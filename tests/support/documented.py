@@ -75,6 +75,10 @@ _RELOADED = "tests/e2e/test_plugins.py::test_a_plugin_is_loaded_reloaded_and_goe
 _HALVES = "tests/e2e/test_plugins.py::test_plugins_in_the_daemon_are_told_and_heard_and_a_bad_one_stalls_nobody"
 _ENTROPY = "tests/plugins/test_examples.py::test_entropy_is_that_of_the_weights_that_torch_gives"
 _EXPERTS = "tests/plugins/test_examples.py::test_experts_are_counted_as_they_are_chosen"
+_NOISE = "tests/plugins/test_examples.py::test_noise_is_that_of_the_formulas_whether_losses_are_divided_or_not"
+_CURVES = "tests/unit/test_examples_daemon.py::test_tensorboard_reads_curves_of_gauges_and_counters_over_steps"
+_AT_ONCE = "tests/e2e/test_examples_at_once.py::test_all_at_once_leave_the_training_as_it_is_and_keep_to_the_budget"
+_INDEX = Cannot("it needs a package index")
 _TOP = "tests/e2e/test_top.py::"
 _TLS = "tests/integration/test_daemon_tls.py::test_prometheus_scrapes_over_mtls_with_a_password_and_a_renewal_costs_no_scrape"
 _SLURM = Cannot("no Slurm", _DEPLOY + "test_a_script_is_clean")
@@ -155,6 +159,14 @@ COMMANDS: dict[str, Run | By | Cannot] = {
         _EXPERTS
     ),
     "curl -s http://127.0.0.1:9465/metrics | grep hookd_experts": By(_EXPERTS),
+    "hookd attach --plugin-dir examples/plugins -p noise:batch=8 --listen 127.0.0.1:9465 PID": By(_AT_ONCE),
+    "curl -s http://127.0.0.1:9465/metrics | grep hookd_noise": By(_NOISE),
+    "pip install tensorboard": _INDEX,
+    "hookd serve --config tensorboard.toml --plugin-dir examples/plugins": By(_AT_ONCE),
+    "tensorboard --logdir curves": Cannot("it is too large for the test tools", _CURVES),
+    "pip install opentelemetry-exporter-otlp-proto-http": _INDEX,
+    "hookd serve --config otel.toml --plugin-dir examples/plugins": By(_AT_ONCE),
+    "hookd serve --config slack.toml --plugin-dir examples/plugins": By(_AT_ONCE),
     # docs/top.md
     "hookd top [PID|RUN]": By(_TOP + "test_targets_then_modules_at_80_columns"),
     "hookd top [PID|RUN] -d 5": By(_TOP + "test_targets_then_modules_at_80_columns"),

@@ -1,0 +1,65 @@
+"""What hookd measures, sent to an OpenTelemetry collector; runs in the daemon. See docs/tutorials/otel.md."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.metrics import Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+
+from hookd.serving import DaemonPlugin, Metrics, Reading, hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+class OTel(DaemonPlugin):
+    """Exports gauges and counters of all ranks by OTLP over HTTP."""
+
+    name = "otel"
+
+    @hookimpl
+    def configure(self, options: Mapping[str, str]) -> None:
+        """Read whom to send to, and how often; without `endpoint` OpenTelemetry's own variables decide."""
+        exporter = OTLPMetricExporter(endpoint=options.get("endpoint"), timeout=5)
+        period_ms = 1000 * float(options.get("every_s", "15"))
+        reader = PeriodicExportingMetricReader(exporter, export_interval_millis=period_ms)
+        resource = Resource.create({"service.name": "hookd"})
+        self.provider = MeterProvider([reader], resource, shutdown_on_exit=False)
+        self.meter = self.provider.get_meter("hookd")
+        self.latest: dict[int, Reading] = {}  # by pid; read in the exporter's thread, and only replaced
+        self.known: set[str] = set()
+
+    @hookimpl
+    def collect(self, ranks: Sequence[Reading], metrics: Metrics) -> None:
+        """Keep the newest of each rank, and make an instrument of each name that is new."""
+        self.latest.update((rank.pid, rank) for rank in ranks)
+        for family in (family for rank in ranks for family in rank.families if family.kind != "histogram"):
+            if family.name not in self.known:
+                self.known.add(family.name)
+                self._make(family)
+        metrics.gauge("instruments", "Metrics that are exported, of all runs.", len(self.known))
+
+    def _make(self, family: Any) -> None:
+        is_counter = family.kind == "counter"
+        make = self.meter.create_observable_counter if is_counter else self.meter.create_observable_gauge
+        make(family.name, [functools.partial(self._observe, family.name)], description=family.help)
+
+    def _observe(self, name: str, _options: object) -> Iterator[Observation]:
+        for rank in tuple(self.latest.values()):
+            for labels, value in rank.series(name):
+                yield Observation(value, {**labels, "run": rank.run, "rank": rank.rank})
+
+    @hookimpl
+    def target_lost(self, target: Reading) -> None:
+        """Export it no more."""
+        self.latest.pop(target.pid, None)
+
+    @hookimpl
+    def close(self) -> None:
+        """Send the last ones, within the daemon's two seconds."""
+        self.provider.shutdown(timeout_millis=1500)

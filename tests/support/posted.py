@@ -1,0 +1,43 @@
+"""A small HTTP server that keeps what is posted to it."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+
+
+class Server:
+    """Answers each POST with the next of `answers`, 200 after them; "hang" waits for the end. `posts` is what came."""
+
+    def __init__(self):
+        self.posts, self.answers, self.over = [], [], threading.Event()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):  # noqa: N802  http.server's own name
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.posts.append((self.path, self.headers, body))
+                answer = outer.answers.pop(0) if outer.answers else 200
+                if answer == "hang":
+                    outer.over.wait(30)
+                    return
+                self.send_response(answer)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.server.shutdown()
+        self.thread.join(10)
+        self.server.server_close()
