@@ -24,7 +24,7 @@ PROGRAMS = frozenset(
     """
     accelerate amtool apt-get cargo cat cd cp curl docker echo export grep hookd htpasswd install jq kill kubectl make mkdir
     mkdocs openssl pip podman promtool prometheus pytest python python3 sbatch scontrol sed sqlite3 srun sudo systemctl
-    systemd-analyze tmux torchrun
+    systemd-analyze tensorboard tmux torchrun
     """.split()
 )
 """What a command begins with; or a path, such as deploy/slurm/attach.sh."""

@@ -285,6 +285,7 @@ NO_COMMANDS = {
     ("docs/top.md", "hookd top: 2 targets"): "a screen",
     ("docs/top.md", "charlm.py rank 0"): "a screen",
     ("docs/tutorials/experts.md", "hookd_experts_imbalance_ratio"): "PromQL",
+    ("docs/tutorials/noise.md", "square = "): "formulas",
     ("docs/operations.md", "# slurm.conf"): "a configuration",
     ("docs/ranks.md", "lateness(r, stage)"): "a formula",
     ("docs/ranks.md", "score(r)"): "a formula",

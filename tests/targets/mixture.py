@@ -13,7 +13,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.gate, self.out = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 8)
         self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
@@ -29,8 +29,8 @@ net = Net()
 
 
 def micro_loss():
-    x = torch.randn(8, 16, WIDTH)
-    return functional.cross_entropy(net(x).flatten(0, 1), torch.randint(8, (128,))) / MICRO
+    x = torch.randn(8, 64, WIDTH)
+    return functional.cross_entropy(net(x).flatten(0, 1), torch.randint(8, (512,))) / MICRO
 
 
 def loss_of(_step):
