@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 CLAIM = "_hookd_claim"
 """The attribute of `sys` that the one agent of a process has from before its first import until it has left."""
 _SOURCE_ROOT = "/hookd-payload/"
+_PIECE = b"\n\f\f\f"
+"""What `hookd/attach/payload.py` has marked pieces with; the same as in `arrival.py`."""
 _REST = 3.0
 """How much longer we leave the interpreter alone than we have just held it."""
 
@@ -227,7 +229,7 @@ class Loader:
         path = self._find(name)
         if path is None:
             raise ImportError(f"no module {name!r} in hookd's payload", name=name)
-        return self._files[path].decode()
+        return self._files[path].replace(_PIECE, b"\n").decode()  # `str.splitlines` takes a form feed for a line's end
 
     def is_package(self, name: str) -> bool:
         """Say whether a module is a package."""

@@ -127,6 +127,8 @@ class Hangs:
 
     def _judge(self, members: Sequence[Target]) -> None:
         """Tell of a hang if a rank of the run is silent for too long, and not because it waits for one that is not."""
+        if any(map(_is_leaving, members)):
+            return  # its page says no more what it does, and without it the others would be blamed
         alive = self._judged(members)
         gone = [one for one in members if one.ended is not None and one.state == "lost"]
         overdue = [one for one in alive if self._is_overdue(one, is_deserted=bool(gone))]
@@ -227,15 +229,15 @@ class Hangs:
 
     def _recall(self, new: Iterable[Target], members: Sequence[Target]) -> _Told | None:
         """Find a hang of which a daemon before this one has told and that was not over when it looked last."""
+        standing = self._judged(members)
         for target in new:
-            if HANG in target.ongoing and target.ended is None:
+            if HANG in target.ongoing and target in standing:
                 found = self._fleet.store.query({(target.pid, target.start_ticks)}, kind=HANG, limit=1)
                 detail = found[0]["detail"] if found else {}
                 told = _Told(target, detail.get("for_s", 0.0), detail.get("for_s", 0.0), at_least=True)
                 place = self._silences[target].place
                 if place is not None and detail.get("place") == list(place):
                     self._told[target] = told
-                    standing = self._judged(members)
                     self._describe(self._verdict(standing), standing, found[0]["message"])
                 return told
         return None
@@ -244,3 +246,9 @@ class Hangs:
         """It is served no more."""
         del self._silences[target]
         self._told.pop(target, None)
+
+
+def _is_leaving(target: Target) -> bool:
+    """Whether its agent is on its way out: where a thread stands in a call, that waits for it."""
+    snapshot = target.last()
+    return target.ended is None and snapshot is not None and snapshot.state == "detaching"

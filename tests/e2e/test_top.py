@@ -72,7 +72,7 @@ def test_targets_then_modules_at_80_columns(training, open_terminal):
     lines = opened.wait(lambda seen: re.search(rf"{training} .*running +\d+ +\d", "\n".join(seen)))
     assert len(lines) == 24
     assert lines[0].startswith("hookd top: ")
-    assert re.match(r" +PID RUN +RANK STATE +STEP STEP/S +A STEP +COST +RSS INC$", lines[1])
+    assert re.match(r" +PID RUN +RANK STATE +STEP STEP/S +A STEP +COST +LOSS INC$", lines[1])
     opened.press("/")
     opened.tmux("send-keys", "-l", str(training))
     opened.press("Enter", "Enter")
@@ -207,6 +207,6 @@ def test_one_that_ends_stays_and_one_that_comes_appears(training, open_terminal,
     opened.wait(lambda seen: any("mlp.py" in line and "running" in line for line in seen))
     os.kill(training, signal.SIGKILL)
     lines = opened.wait(lambda seen: any(f" {training} " in line and "running" not in line for line in seen))
-    assert re.search(rf"{training} transformer.py +0 (ended|killed|SIGKILL|exited)", "\n".join(lines))
+    assert re.search(rf"{training} transf\S+ +0 (ended|killed|SIGKILL|exited)", "\n".join(lines))
     assert second.popen.poll() is None
     opened.press("q")

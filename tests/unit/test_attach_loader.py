@@ -245,6 +245,7 @@ def test_a_changed_source_is_imported_anew_and_an_unchanged_one_is_not(loader):
 
 def test_the_marks_of_a_payload_do_not_make_a_source_another():
     loader = Loader({"single.py": b"value = 1\n\f\f\fother = 2\n"}, codes)
+    assert loader.get_source("single").splitlines() == ["value = 1", "other = 2"], "as linecache takes it apart"
     with loader.importing():
         import single
     with loader.renewing({"single.py": "value = 1\nother = 2\n"}), loader.importing():

@@ -217,6 +217,23 @@ def test_numbers_of_collectives_decide_against_what_the_cpu_sides_seem_to_say(no
     assert node.last()["detail"]["basis"] == "collectives"
 
 
+def test_a_rank_that_is_being_detached_is_neither_waited_for_nor_takes_a_hang_with_it(node):
+    first, second = node.job(2)
+    first.at("backward", step=11)
+    second.at("forward", "blocks.1", step=11)
+    second.page.set_state("detaching")
+    node.watch(600)
+    assert node.told() == []
+    second.page.set_state("running")
+    node.watch(200)
+    assert node.told() == ["hang"]
+    for rank in (first, second):
+        rank.page.set_state("detaching")
+    node.restart()
+    node.watch(100)
+    assert node.told() == ["hang"]
+
+
 def test_a_restarted_daemon_finds_the_same_hang_again_and_tells_of_it_once(node):
     ranks = node.job(2)
     stall(node)
