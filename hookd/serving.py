@@ -154,6 +154,8 @@ class Metrics:
 
     def _tell(self, name: str, kind: str, text: str, value: float, labels: Mapping[str, str]) -> None:
         full = self._checked(name, labels)
+        if not isinstance(text, str) or not text.isprintable():
+            raise PluginError(f"{full}: its help must be a line of text, not {text!r}")
         number = float(value)
         if kind == "counter" and not (math.isfinite(number) and number >= 0):
             raise PluginError(f"{full}: a counter cannot be {value!r}")

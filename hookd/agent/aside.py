@@ -9,7 +9,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from hookd.agent import spawn
-from hookd.agent.faults import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,5 +54,5 @@ class Aside:
                 plugin, work = self._due.popleft()
             try:
                 work()
-            except Failure as failure:
+            except BaseException as failure:  # noqa: BLE001  it is nobody's thread but ours: what comes next must be done
                 self._failed(plugin, failure)

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import quiet
-from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.agent.faults import Failure, is_from_signal_handler, worded
 from hookd.agent.rules import where
 from hookd.agent.trouble import trouble
 from hookd.errors import TrainingError
@@ -205,7 +205,7 @@ class Dispatch:
         if entry is not None and entry.plugin.mutates and isinstance(error, TrainingError):
             raise error
         if entry is not None:
-            self._count(entry, hook, f"{type(error).__name__}: {error}", error)
+            self._count(entry, hook, worded(error), error)
 
     def own_failure(self, where: str, error: BaseException) -> None:
         """Log an error of hookd itself, which must not reach the training code; the first ones at each place.
@@ -223,7 +223,7 @@ class Dispatch:
         """Count what left a plugin in hookd's own thread."""
         registry = self._session.registry
         if registry.has(plugin):
-            self._count(registry.named(plugin), "aside", f"{type(error).__name__}: {error}", error)
+            self._count(registry.named(plugin), "aside", worded(error), error)
 
     def _stray(self, number: int, hook: str) -> None:
         entry = self._session.registry.entries.get(number)

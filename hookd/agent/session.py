@@ -17,7 +17,7 @@ from hookd.agent.changes import Changes
 from hookd.agent.core import CoreMetrics
 from hookd.agent.data import Data
 from hookd.agent.dispatch import Dispatch
-from hookd.agent.faults import Failure
+from hookd.agent.faults import Failure, worded
 from hookd.agent.governor import Governor
 from hookd.agent.holding import Watch
 from hookd.agent.listeners import Registry, wanted_interval, wanted_readmission
@@ -164,11 +164,9 @@ class Session:
             entry = self.registry.add(plugin, context, by_name=by_name)
         except BaseException as exc:
             self._retire(context, old)
-            if isinstance(exc, PluginError) or not isinstance(exc, Exception):
+            if isinstance(exc, PluginError) or not isinstance(exc, Failure):
                 raise
-            raise PluginError(
-                f"{plugin.name}: configure raised {type(exc).__name__}: {exc}{rules.raised_at(exc)}"
-            ) from exc
+            raise PluginError(f"{plugin.name}: configure raised {worded(exc)}{rules.raised_at(exc)}") from exc
         for one in entry.listeners:
             self.namespace[one.function] = one.call
         if old is None:
@@ -236,7 +234,7 @@ class Session:
             if hasattr(entry.plugin, "unconfigure"):
                 entry.plugin.unconfigure()
         except Failure as failure:
-            self.write_log("error", f"{entry.name}: unconfigure raised {failure!r}")
+            self.write_log("error", f"{entry.name}: unconfigure raised {worded(failure)}")
 
     def quarantine(self, entry: Entry, why: str) -> None:
         """Stop calling a plugin, and tell a person."""
@@ -295,7 +293,7 @@ class Session:
         self._stall.tick()
         isolation.readmit(self)
         self._holding.tick()
-        with contextlib.suppress(FileNotFoundError):  # in a container without /proc they stay
+        with contextlib.suppress(OSError):  # in a container without /proc, and while no descriptor is left, they stay
             alive = {int(task) for task in os.listdir("/proc/self/task")}
             for ident in [ident for ident in self._heartbeats if ident not in alive]:
                 self.page.release_thread(self._heartbeats.pop(ident))

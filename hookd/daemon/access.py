@@ -101,6 +101,11 @@ class Access:
             )
             if before and not after
         ]
+        before, after = self.config.tls, config.tls
+        if before is not None and after is not None:
+            lost += [
+                key for key in ("client_auth_type", "client_allowed_sans") if _asks(before, key) > _asks(after, key)
+            ]
         if lost or (config.tls is not None and self.config.tls is None):
             what = f"without {' and '.join(lost)}" if lost else "with tls_server_config"
             raise ConfigError(f"{self._path} is {what} now, which takes a restart")
@@ -114,6 +119,13 @@ class Access:
             _log.warning("others can write the web configuration %s: `chmod o= %s`", self.config.path, self.config.path)
         if self.config.tls is None and not self.config.users:
             _log.warning("the web configuration %s asks for neither TLS nor passwords", self.config.path)
+
+
+def _asks(tls: ServerTLS, key: str) -> int:
+    """Say how much of clients is asked by one of the two keys that do."""
+    if key == "client_auth_type":
+        return int(_VERIFIES[tls.client_auth_type])
+    return int(bool(tls.client_allowed_sans))
 
 
 def check(path: Path) -> None:

@@ -144,6 +144,44 @@ def test_a_plugin_that_raises_is_counted_logged_once_and_quarantined() -> None:
         assert CALLS == ["first"] * 15
 
 
+class Unspeakable(Exception):  # noqa: N818
+    def __str__(self):
+        raise RuntimeError("asked for its words")
+
+
+class RaisingUnspeakably(Plugin):
+    name = "unspeakable"
+
+    @hookimpl
+    def forward(self, module):
+        raise Unspeakable
+
+    @hookimpl
+    def unconfigure(self):
+        raise Unspeakable
+
+
+def test_an_error_that_cannot_be_worded_goes_no_further_than_any_other() -> None:
+    with running(RaisingUnspeakably, First) as agent:
+        CALLS.clear()
+        nn.Identity()(torch.ones(1))
+        assert agent.values("hookd_plugin_errors")[("unspeakable",)] == 1
+        assert CALLS == ["first"]
+
+
+class Exiting(Plugin):
+    name = "exiting"
+
+    @hookimpl
+    def configure(self, context):
+        raise SystemExit(3)
+
+
+def test_a_plugin_that_exits_when_it_is_configured_is_refused() -> None:
+    with pytest.raises(PluginError, match="configure raised SystemExit: 3"), running(Exiting):
+        pass
+
+
 class Returning(Plugin):
     name = "returning"
 

@@ -270,6 +270,16 @@ def test_a_file_that_is_broken_or_empty_for_a_moment_opens_nothing(serve, direct
     assert served.get(url, context=context, headers=[basic("alice")])[0] == 401
 
 
+@pytest.mark.parametrize("rest", ["", "  client_ca_file: ca.crt\n", "  client_auth_type: RequestClientCert\n"])
+def test_a_file_of_which_half_is_there_asks_no_less_of_clients(serve, directory, rest):
+    path = served.web_config(directory, MTLS.format("RequireAndVerifyClientCert"))
+    url = serve(path)
+    path.write_text(TLS + rest)
+    for _ in range(2):
+        assert refused(url, served.client_context(directory))
+    assert served.get(url, context=served.client_context(directory, has_certificate=True))[0] == 200
+
+
 def test_a_key_that_does_not_fit_yet_leaves_the_old_pair_in_use(serve, directory, other):
     url = serve(served.web_config(directory, TLS))
     before = serial(url, directory)

@@ -12,6 +12,7 @@ import pytest
 
 from hookd.daemon.history import EVERY_S, History
 from hookd.daemon.pages import assets, curves, frame, home, incident, run
+from hookd.daemon.pages.heat import Warmth
 from hookd.daemon.pages.html import Markup, address, tag
 from hookd.daemon.pages.modules import MOST, PAGE
 from hookd.daemon.pages.run import Choice
@@ -251,6 +252,19 @@ def test_a_name_says_where_a_module_is(name, above, label):
     assert parent(name) == (above, label)
 
 
+def test_names_of_a_thousand_levels_cost_no_more_than_they_are_worth(scene):
+    """A target says what it likes: with a node for each level a page of names would be gigabytes."""
+    named(scene.ranks.pages[0], 100, "{}" + ".x" * 500)
+    named(scene.ranks.pages[0], 1, "." * 1000)
+    assert len(Tree(scene.targets[0].read()).nodes) < 101 * 70
+    assert scene.run()
+
+
+def test_sizes_of_all_magnitudes_have_their_warmth():
+    warmth = Warmth("size", 5e-324, 1.7e308)
+    assert (warmth.of(5e-324), warmth.of(1.7e308), warmth.of(math.inf)) == ("h1", "h9", "bad")
+
+
 def test_containers_that_nobody_called_are_in_the_tree_too(scene):
     named(scene.ranks.pages[0], 2, "blocks.{}.mlp.fc")
     scene.ranks.set(0, "hookd_activations_std", 1.0, module="head")
@@ -374,7 +388,7 @@ def test_a_loss_that_is_no_number_is_marked(scene):
 
 
 def test_what_does_not_change_and_what_jumps_can_be_drawn(scene):
-    for loss in (0.0, 0.0, -3.0, 1e30, 5e-324, 1e-12):
+    for loss in (0.0, 0.0, -3.0, 1e30, 5e-324, 1e-12, 1.7e308, -1.7e308):
         for _ in range(2):
             scene.step(seconds=loss or 1.0, loss=loss)
             scene.look()

@@ -43,12 +43,20 @@ class Line:
     points: Sequence[tuple[float, float]]
 
 
+LARGEST = 1e300
+"""What is larger is drawn as that: the distance of two such numbers is no number any more."""
+
+
+def _drawn(value: float) -> float:
+    return max(-LARGEST, min(LARGEST, value))
+
+
 class _Frame:
     """From times and values to places in a picture."""
 
     def __init__(self, lines: Sequence[Line], *, is_from_zero: bool) -> None:
         times = [when for line in lines for when, _ in line.points]
-        values = sorted(value for line in lines for _, value in line.points if math.isfinite(value))
+        values = sorted(_drawn(value) for line in lines for _, value in line.points if math.isfinite(value))
         self.first, self.last = min(times), max(*times, min(times) + 1.0)
         self.largest = values[-1]
         low, top = _range(values, is_from_zero=is_from_zero)

@@ -55,8 +55,10 @@ class Warmth(NamedTuple):
             return "bad"
         size = abs(value)
         if self.scale == "size":
-            spread = math.log(self.top / self.low) if self.top > self.low else 0.0
-            ratio = math.log(size / self.low) / spread if spread and size else float(bool(size and not spread))
+            spread = math.log(self.top) - math.log(self.low) if self.top > self.low else 0.0
+            ratio = (
+                (math.log(size) - math.log(self.low)) / spread if spread and size else float(bool(size and not spread))
+            )
             level = 1 + round(ratio * (LEVELS - 1)) if size else 0
         else:
             level = math.ceil(math.sqrt(min(1.0, size / self.top)) * LEVELS)

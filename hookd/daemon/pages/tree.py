@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from hookd.page import Snapshot
 
 ROOT = "(root)"
+MOST_LEVELS = 64
+"""Of a deeper name the rest is one label: no model is built so, and a target may say what it likes."""
+MOST_NODES = 200_000
 
 
 @dataclass
@@ -49,12 +52,17 @@ class Tree:
         self.nodes: dict[str, Node] = {}
         self.roots: list[Node] = []
         for _, entry in sorted(snapshot.modules.items()):
-            self._node(entry.name).type = entry.type
+            if self._has_room():
+                self._node(entry.name).type = entry.type
         for name in self._measured():
-            self._node(name)
+            if self._has_room():
+                self._node(name)
         for place, node in enumerate(self.nodes.values()):
             node.place = place
         self.findings = self._found()
+
+    def _has_room(self) -> bool:
+        return len(self.nodes) < MOST_NODES
 
     def _measured(self) -> Iterator[str]:
         """Name modules that only have series; a loss, which has none, is no module."""
@@ -104,6 +112,9 @@ def parent(name: str) -> tuple[str | None, str]:
     head, dot, path = name.partition(".") if name.startswith("#") else ("", "", name)
     if path in ("", ROOT):
         return None, name
+    if path.count(".") > MOST_LEVELS:
+        cut = sum(map(len, path.split(".", MOST_LEVELS)[:MOST_LEVELS])) + MOST_LEVELS - 1
+        return head + dot + path[:cut], path[cut + 1 :]
     above, _, label = path.rpartition(".")
     return head + dot + (above or ROOT), label or path
 
