@@ -154,7 +154,7 @@ class Metrics:
 
     def _tell(self, name: str, kind: str, text: str, value: float, labels: Mapping[str, str]) -> None:
         full = self._checked(name, labels)
-        if not isinstance(text, str) or not text.isprintable():
+        if type(text) is not str or not text.isprintable():  # what is no text would break every scrape
             raise PluginError(f"{full}: its help must be a line of text, not {text!r}")
         number = float(value)
         if kind == "counter" and not (math.isfinite(number) and number >= 0):

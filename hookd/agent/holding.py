@@ -52,12 +52,13 @@ def held(plugin: Plugin) -> Held:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        if isinstance(one, Tensor):
+        kind = type(one)  # a proxy whose object has ended raises when it is asked with isinstance()
+        if issubclass(kind, Tensor):
             memory.update([_memory(one)])
-        elif isinstance(one, (dict, *_CONTAINERS)):
+        elif issubclass(kind, (dict, *_CONTAINERS)):
             items += len(one)
-            todo += _first(one.values() if isinstance(one, dict) else one)
-        elif type(one).__module__.partition(".")[0] == own and hasattr(one, "__dict__"):
+            todo += _first(one.values() if issubclass(kind, dict) else one)
+        elif kind.__module__.partition(".")[0] == own and hasattr(one, "__dict__"):
             todo += list(vars(one).values())
     return Held(sum(memory.values()), items)
 

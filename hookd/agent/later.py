@@ -50,10 +50,17 @@ class Later:
         self._sent: deque[tuple[list[_Asked], list[_Copy]]] = deque()
 
     def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
-        """Have `then` called with the elements of `values`, all in one list; any thread may ask."""
+        """Have `then` called with the elements of `values`, all in one list; any thread may ask.
+
+        Raises:
+            ValueError: they are not dense, or not all on one device.
+        """
         if not values:
             return
         device = values[0].device
+        for value in values:
+            if value.layout is not torch.strided or value.device != device:
+                raise ValueError(f"dense tensors of {device} can be read later, not {value.layout} on {value.device}")
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._asked.append(_Asked(context, values, then, stream))
         if len(self._asked) >= LIMIT:
@@ -88,12 +95,7 @@ class Later:
         places: dict[tuple[torch.device, Any], list[_Asked]] = {}
         for one in asked:
             places.setdefault((one.values[0].device, one.stream), []).append(one)
-        copies = []
-        for (device, stream), there in places.items():
-            if stream is not None:
-                copies.append(_copied(there, device, stream))
-            else:  # no event that all of these devices have: by the next step it will be there
-                copies.append(_Copy(there, _joined(there, device), None))
+        copies = [copy for (device, stream), there in places.items() for copy in _copies(there, device, stream)]
         self._sent.append((asked, copies))
         if all(device.type == "cpu" for device, _ in places):
             self._take()
@@ -107,7 +109,8 @@ class Later:
             self._sent.popleft()
             numbers = {id(one): got for copy in copies for one, got in _parts(copy)}
             for one in asked:
-                self._deliver(one.context, one.then, numbers[id(one)])
+                if id(one) in numbers:
+                    self._deliver(one.context, one.then, numbers[id(one)])
 
 
 def _parts(copy: _Copy) -> Iterator[tuple[_Asked, list[float]]]:
@@ -116,6 +119,18 @@ def _parts(copy: _Copy) -> Iterator[tuple[_Asked, list[float]]]:
         size = sum(value.numel() for value in one.values)
         yield one, numbers[at : at + size]
         at += size
+
+
+def _copies(asked: list[_Asked], device: torch.device, stream: Any) -> list[_Copy]:
+    """Send all in one; where a tensor of some odd kind is among them, those of each request that can be sent."""
+    try:
+        if stream is not None:
+            return [_copied(asked, device, stream)]
+        return [
+            _Copy(asked, _joined(asked, device), None)
+        ]  # no event that all devices have: by the next step it is there
+    except (RuntimeError, TypeError, NotImplementedError):
+        return [] if len(asked) == 1 else [copy for one in asked for copy in _copies([one], device, stream)]
 
 
 def _joined(asked: list[_Asked], device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hookd import page as pages
@@ -257,7 +258,7 @@ class Session:
     def step_boundary(self) -> None:
         """An optimizer step is done: account, switch, publish."""
         try:
-            self.numeric.later.turn()
+            self._turn_later()
             elapsed_ns = self.governor.boundary(self.steps.done)
             self.core.steps.inc()
             if elapsed_ns:
@@ -272,6 +273,12 @@ class Session:
             self.tracing.boundary()
         except Failure as failure:
             self.dispatch.own_failure("step boundary", failure)
+
+    def _turn_later(self) -> None:
+        try:
+            self.numeric.later.turn()
+        except Failure as failure:  # what plugins have asked for must not cost the step its count
+            self.dispatch.own_failure("later", failure)
 
     def _install_late(self) -> None:
         """Reach what has been imported since: dynamo, the DataLoader."""
@@ -289,20 +296,24 @@ class Session:
 
     def tick(self, now_s: float) -> None:
         """Do what is to be done about once a second, in hookd's own thread."""
-        self.models.tick(now_s)
-        self._stall.tick()
-        isolation.readmit(self)
-        self._holding.tick()
+        readmit, tell = partial(isolation.readmit, self), partial(isolation.tell_refused, self)
+        plugins = partial(self._tick_plugins, now_s)
+        for part in (partial(self.models.tick, now_s), self._stall.tick, readmit, self._holding.tick, plugins, tell):
+            try:  # one that fails keeps no other from its turn, nor the thread from going on
+                part()
+            except Failure as failure:
+                self.dispatch.own_failure("tick", failure)
         with contextlib.suppress(OSError):  # in a container without /proc, and while no descriptor is left, they stay
             alive = {int(task) for task in os.listdir("/proc/self/task")}
             for ident in [ident for ident in self._heartbeats if ident not in alive]:
                 self.page.release_thread(self._heartbeats.pop(ident))
+        dropped = float(self.page.dropped)
+        self.core.series_dropped.inc(dropped - self.cells[self.core.series_dropped.at])
+
+    def _tick_plugins(self, now_s: float) -> None:
         for one in self.registry.ordered("tick"):
             if self.namespace.get(one.switch):
                 self.dispatch.call(one, [now_s] if one.arguments else [])
-        isolation.tell_refused(self)
-        dropped = float(self.page.dropped)
-        self.core.series_dropped.inc(dropped - self.cells[self.core.series_dropped.at])
 
     # -- what a context asks (hookd.context.Host)
 

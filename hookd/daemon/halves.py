@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     Hooks = dict[str, tuple[Callable[..., Any], tuple[str, ...]]]
 
 GROUP = "hookd.daemon_plugins"
+_IMPORTING = threading.RLock()
+"""Held while one is imported: of two in one file the second must not find the module half made."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ class Half:
         return plugin, hooks(plugin)
 
     def _imported(self, module: str) -> Any:
+        with _IMPORTING:
+            return self._import(module)
+
+    def _import(self, module: str) -> Any:
         if self.path is None:
             return importlib.import_module(module)
         known = sys.modules.get(module)
@@ -110,9 +117,22 @@ def _in_directories(plugin_dirs: Sequence[Path]) -> Iterator[Half | PluginError]
     for directory in plugin_dirs:
         try:
             for one in sources.in_directory(directory, ours, "DaemonPlugin"):
-                yield one if isinstance(one, PluginError) else Half(one.name, one, Path(one.origin))
+                yield one if isinstance(one, PluginError) else _with_caches(Half(one.name, one, Path(one.origin)), ours)
         except PluginError as error:
             yield error
+
+
+def _with_caches(half: Half, ours: trusted.Trust) -> Half | PluginError:
+    """Check the directories of compiled code as well: what lies there is run in the place of the source."""
+    assert half.path is not None
+    root, name = half.path.parent, "__pycache__"
+    try:
+        for cache in root.rglob(name) if half.path.name == "__init__.py" else [root / name]:
+            if cache.is_dir():
+                ours.directory(cache)
+    except PluginError as error:
+        return error
+    return half
 
 
 def _installed() -> Iterator[Half | PluginError]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -167,6 +169,52 @@ def test_an_error_that_cannot_be_worded_goes_no_further_than_any_other() -> None
         nn.Identity()(torch.ones(1))
         assert agent.values("hookd_plugin_errors")[("unspeakable",)] == 1
         assert CALLS == ["first"]
+
+
+class Sparse(Plugin):
+    name = "sparse"
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+
+    @hookimpl
+    def forward(self, output):
+        self.dead = weakref.proxy(nn.Identity())
+        self.context.later([output.to_sparse()], CALLS.append)
+
+
+class Reading(Plugin):
+    name = "reading"
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+
+    @hookimpl
+    def forward(self, output):
+        self.context.later([output], lambda numbers: CALLS.append(("read", numbers)))
+
+    @hookimpl
+    def tick(self, now_s):
+        CALLS.append("tick")
+
+
+def test_what_one_plugin_cannot_have_read_later_costs_the_others_and_the_step_nothing() -> None:
+    """And what it keeps cannot be looked at: hookd's own thread goes on."""
+    with running(Sparse, Reading) as agent:
+        CALLS.clear()
+        layer = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+        for _ in range(3):
+            layer(torch.ones(1)).backward()
+            optimizer.step()
+        assert agent.values("hookd_steps") == {(): 3}
+        assert agent.values("hookd_plugin_errors") == {("sparse",): 3, ("reading",): 0}
+        assert ("read", layer(torch.ones(1)).tolist()) in CALLS
+        for _ in range(40):  # the memory watch looks at what is held now and then
+            agent.agent._session.tick(0.0)
+        assert CALLS.count("tick") >= 40
 
 
 class Exiting(Plugin):

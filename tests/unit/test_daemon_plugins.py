@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 import textwrap
@@ -84,6 +85,19 @@ def test_a_half_is_found_by_reading_and_imported_when_it_is_loaded(made):
     assert (half.source.version, half.has("incident"), half.has("web_panel")) == ("1.5", True, False)
     plugin, hooks = half.load()
     assert (plugin.name, set(hooks)) == ("mine", {"incident"})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only to root is a group that may write another's")
+@pytest.mark.parametrize("file", ["hookd_cached.py", "hookd_cached/__init__.py"])
+def test_where_others_may_plant_compiled_code_nothing_is_imported(tmp_path, file):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("from hookd.serving import DaemonPlugin\n\nclass Mine(DaemonPlugin):\n    name = 'mine'\n")
+    (path.parent / "__pycache__").mkdir()
+    (path.parent / "__pycache__").chmod(0o777)
+    found, (problem,) = halves.found((tmp_path,), lambda _: True)
+    assert "mine" not in [half.name for half in found]
+    assert "__pycache__" in problem.message
 
 
 def test_torch_is_refused_with_the_authors_line(made):
@@ -207,6 +221,9 @@ def test_metrics_have_the_plugins_prefix_and_bounded_labels():
     for name in ("Spread", "x_total", "x-y", "x_bucket"):
         with pytest.raises(PluginError, match="name of a metric"):
             metrics.gauge(name, "Other.", 1.0)
+    for text in (None, "\ud800", "two\nlines"):
+        with pytest.raises(PluginError, match="its help"):
+            metrics.gauge("other", text, 1.0)
     with pytest.raises(PluginError, match="a counter cannot be"):
         metrics.counter("falls", "Falls.", -1.0)
     metrics.gauge("spread_seconds", "Spread.", 1.0, {"phase": "b"})
