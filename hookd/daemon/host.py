@@ -201,9 +201,11 @@ def _plain_panel(name: str, panel: Panel) -> dict[str, Any]:
     """Take of a panel what may be shown.
 
     Raises:
-        PluginError: a row has another number of cells than there are columns.
+        PluginError: there are no columns, or a row has another number of cells than there are.
     """
     columns = [_text(column) for column in panel.columns][:MAX_COLUMNS]
+    if not columns:
+        raise PluginError(f"{name}: its panel has no columns")
     rows = [[_cell(cell) for cell in row] for row in list(panel.rows)[:MAX_ROWS]]
     if any(len(row) != len(columns) for row in rows):
         raise PluginError(f"{name}: a row of its panel has not {len(columns)} cells, as there are columns")

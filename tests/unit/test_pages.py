@@ -153,6 +153,15 @@ def test_whatever_a_target_says_is_text_on_every_page(stack):
         assert not {"\x1b", "\u202e"} & set(page)
 
 
+def test_tables_of_the_daemons_plugins_are_on_the_home_page_as_text(stack):
+    scene = Scene(stack)
+    panel = {"plugin": "spread", "title": EVIL, "columns": [EVIL, ">x"], "rows": [[EVIL, 0.5], ["b", None]]}
+    page = frame.page("Targets", home.parts(scene.targets, scene.history, (), {}, [panel]))
+    assert Checked(page).words.count("<script>alert(1)</script>") >= 3
+    assert '<td class="n">0.5</td>' in page
+    assert '<td class="n">-</td>' in page
+
+
 def test_the_policy_allows_our_own_files_and_nothing_else():
     policy = dict(part.strip().partition(" ")[::2] for part in frame.POLICY.split(";"))
     assert policy.pop("img-src") == "'self' data:"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hookd.cli.top.app import App
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 ESCAPE_S = 0.05
 """How long after an ESC the rest of a key may come: a slow line tears them apart."""
 

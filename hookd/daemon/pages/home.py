@@ -24,7 +24,11 @@ MILD = ("training_changed", "eval")
 
 
 def parts(
-    targets: Sequence[Target], history: History, incidents: Sequence[Mapping[str, Any]], health: Mapping[str, Any]
+    targets: Sequence[Target],
+    history: History,
+    incidents: Sequence[Mapping[str, Any]],
+    health: Mapping[str, Any],
+    panels: Sequence[Mapping[str, Any]] = (),
 ) -> list[Markup]:
     """Make the page.
 
@@ -33,14 +37,25 @@ def parts(
         history: of them.
         incidents: the last ones, as the store has them.
         health: what the daemon says of itself, by name; None is left out.
+        panels: tables of the daemon's plugins, as `Plugins.panels` has them.
     """
     shown = sorted((Rank.of(one, history) for one in targets[:MOST]), key=ranks.order)
     return [
         tag("h1", "hookd: the targets of this node", class_="aside"),
         section("targets", "Targets", *_targets(shown, len(targets))),
         section("incidents", "Last incidents", incident_table(incidents, "Last incidents")),
+        *map(_panel, panels),
         section("daemon", "This daemon", _facts(health)),
     ]
+
+
+def _panel(panel: Mapping[str, Any]) -> Markup:
+    rows = ([_cell(value) for value in row] for row in panel["rows"])
+    return section(f"panel-{panel['plugin']}", panel["title"], table(panel["title"], panel["columns"], rows))
+
+
+def _cell(value: str | float | None) -> str:
+    return "-" if value is None else value if isinstance(value, str) else f"{value:.6g}"
 
 
 def _targets(shown: Sequence[Rank], total: int) -> list[object]:

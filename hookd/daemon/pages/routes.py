@@ -75,7 +75,8 @@ class Pages:
         service = self._service
         incidents = service.fleet.incidents(limit=home.INCIDENTS)
         health = home.told_health(service.status(), {**_own(), **self._collector.told()})
-        return Made("Targets", home.parts(service.fleet.targets(), service.history, incidents, health))
+        panels = service.plugins.panels()
+        return Made("Targets", home.parts(service.fleet.targets(), service.history, incidents, health, panels))
 
     def _make_run(self, name: str, choice: run.Choice) -> Made:
         targets = [one for one in self._service.fleet.targets() if one.claim.run == name]
