@@ -43,7 +43,7 @@ bench: .venv/.bench ## measure what hookd costs beside its peers into docs/bench
 bounds: .venv/.dev ## what hookd may cost: benches that fail above it
 	$(BIN)/python -m pytest -m bench -s tests/bench $(ARGS)
 
-long: .venv/.dev ## what is too long for `make test`: 2,000 healthy steps of each workload, all of torch's own modules (an hour)
+long: .venv/.long ## what is too long for `make test`: 2,000 healthy steps of each workload, all of torch's own modules (an hour)
 	$(BIN)/python -m pytest -m "load and not bench" $(ARGS)
 
 soak: .venv/.dev ## 5,000 injections and 500 attaches to busy and hostile processes (an hour)
@@ -83,6 +83,10 @@ clean: ## remove what was made
 
 .venv/.dev: .venv/.runtime
 	$(PIP) --editable '.[dev,docs]'
+	@touch $@
+
+.venv/.long: .venv/.dev
+	$(PIP) --editable '.[dev,docs,integrations]'
 	@touch $@
 
 .venv/.bench: .venv/.dev

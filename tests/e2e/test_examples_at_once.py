@@ -16,7 +16,7 @@ from tests.support.posted import Server
 from tests.support.processes import wait_until
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240), pytest.mark.load]
 
 MIXTURE = Job("mixture.py", "--steps 240")
 PLUGINS = ["entropy", "experts:modules=gate,top=2", "noise:batch=8"]

@@ -88,7 +88,11 @@ def test_in_a_healthy_job_nothing_is_found(job):
 
 
 @pytest.mark.parametrize(
-    ("fault", "layer", "where"), [("forward-nan", "layers.2.fc", "output"), ("loss-nan", "layers.2.fc", "loss")]
+    ("fault", "layer", "where"),
+    [
+        ("forward-nan", "layers.2.fc", "output"),
+        pytest.param("loss-nan", "layers.2.fc", "loss", marks=pytest.mark.load),
+    ],
 )
 def test_after_an_attach_the_report_says_from_which_step_it_counts(fault, layer, where, attachable):
     """The SGD of faults.py keeps no step count, so steps can only be counted from the attach."""

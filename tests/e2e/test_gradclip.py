@@ -44,6 +44,7 @@ def test_a_dry_run_measures_and_changes_nothing():
         assert page.values()["hookd_gradclip_norm"][()] > float(LIMIT)
 
 
+@pytest.mark.load
 def test_one_of_several_ranks_refuses_to_be_clipped(attachable):
     """Clipping that begins on two ranks at different steps would make their weights differ."""
     job = Job("workloads/ddp.py", "--steps 120 --width 32 --length 32", ranks=2)

@@ -29,7 +29,9 @@ def interrupt(kind: str, pid: int) -> Process:
     return Process([sys.executable, "-m", "tests.support.interrupt", kind, str(pid)], env=environment, cwd=REPOSITORY)
 
 
-@pytest.mark.parametrize(("kind", "fewest", "left"), [("tool", 30, 0), ("helper", 15, 2)])
+@pytest.mark.parametrize(
+    ("kind", "fewest", "left"), [pytest.param("tool", 30, 0, marks=pytest.mark.load), ("helper", 15, 2)]
+)
 def test_whoever_is_killed_at_whatever_stage_the_next_attach_succeeds_and_nothing_is_left(tmp_path, kind, fewest, left):
     """A helper that dies between making the mailbox and queueing the call leaves it: nobody knows its address."""
     with stub.start(tmp_path, BUSY) as target:

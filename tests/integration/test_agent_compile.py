@@ -98,7 +98,9 @@ def plain(*argv: str) -> dict[str, object]:
     return compiled("never", *argv)
 
 
-@pytest.mark.parametrize("kind", ["module", "method", "regions", "function"])
+@pytest.mark.parametrize(
+    "kind", ["module", "function", *(pytest.param(one, marks=pytest.mark.load) for one in ("method", "regions"))]
+)
 def test_no_break_and_no_recompile_of_what_is_compiled_after_the_attach(kind: str) -> None:
     assert_no_break("after", kind)
 

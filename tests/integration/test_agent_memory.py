@@ -7,6 +7,7 @@ import itertools
 import time
 import weakref
 
+import pytest
 import torch
 from torch import nn
 
@@ -36,6 +37,7 @@ def wide(modules: int) -> nn.Sequential:
     return nn.Sequential(*[nn.Sequential(*[nn.Identity() for _ in range(10)]) for _ in range(modules // 11)])
 
 
+@pytest.mark.load
 def test_models_that_come_and_go_are_forgotten() -> None:
     with running(Counts, "timing", "activations") as agent:
         session, sizes, refs = agent.session, [], []

@@ -15,6 +15,7 @@ from hookd.agent import bootstrap
 
 missing = [name for name in ("IPython", "ipykernel", "jupyter_client") if importlib.util.find_spec(name) is None]
 pytestmark = [
+    pytest.mark.load,  # `make long` installs what it is about
     pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"),
     pytest.mark.filterwarnings("default"),  # theirs are not ours to mend
 ]

@@ -13,6 +13,7 @@ from hookd.agent import bootstrap
 from tests.support.examples import examples
 
 pytestmark = [
+    pytest.mark.load,  # `make long` installs what it is about
     pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="not installed: lightning"),
     pytest.mark.filterwarnings("default"),  # theirs are not ours to mend
 ]

@@ -19,6 +19,7 @@ from tests.support.examples import examples
 
 missing = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
 pytestmark = [
+    pytest.mark.load,  # `make long` installs what it is about
     pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"),
     pytest.mark.filterwarnings("default"),  # theirs are not ours to mend
 ]
