@@ -168,7 +168,7 @@ def test_a_large_model_comes_in_portions_that_keep_nothing_of_it_alive():
 
 
 def test_an_expression_sees_models_optimizers_and_the_step_and_leaves_its_trace(caplog):
-    caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.INFO)
     with running("timing") as agent:
         model, optimizer = trained()
         answer = evaluate(os.getpid(), {"expression": " model.tied.bias.numel() + len(optimizers) "}, BY)
