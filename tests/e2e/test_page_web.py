@@ -136,7 +136,7 @@ def test_a_reader_finds_the_way_from_the_targets_to_a_module_by_clicks(scene, vi
 
 def test_an_incident_is_told_on_a_page_of_its_own(scene, visit):
     page = visit().go("/")
-    row = page.locator("#incidents tbody tr", has_text="training_changed").first
+    row = page.locator("#incidents tbody tr", has_text="training_changed").filter(has_text=scene.run).first
     row.locator("a").first.click()
     assert "/incident/" in page.url
     assert "max_norm=0.5" in page.locator("main").inner_text()

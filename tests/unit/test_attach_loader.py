@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 import types
+from importlib.machinery import PathFinder
 
 import pytest
 
@@ -180,7 +181,7 @@ def test_a_gentle_loader_never_brings_about_a_collection_of_old_objects(is_enabl
 
 
 def test_an_import_of_another_thread_finds_its_module_while_the_loader_leaves(loader):
-    """Another thread may be anywhere in the list of finders: here before the last one, when the loader leaves."""
+    """Another thread may be anywhere in the list of finders: here before the one of files, when the loader leaves."""
     importing = loader.importing()
 
     class Leaves:
@@ -192,14 +193,13 @@ def test_an_import_of_another_thread_finds_its_module_while_the_loader_leaves(lo
     sys.modules.pop("colorsys", None)
     before = sys.meta_path
     importing.__enter__()
-    last = sys.meta_path[-1]
-    sys.meta_path.insert(-1, Leaves)
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), Leaves)
     try:
         import colorsys
 
         assert colorsys
         assert sys.meta_path is before, "the list itself is as it was"
-        assert sys.meta_path[-2:] == [Leaves, last], "what others put in meanwhile stays"
+        assert sys.meta_path[sys.meta_path.index(Leaves) + 1] is PathFinder, "what others put in meanwhile stays"
     finally:
         sys.meta_path.remove(Leaves)
 
