@@ -89,10 +89,11 @@ class Process:
         return self.popen.pid
 
     def _collect(self, stream: IO[str], lines: list[str]) -> None:
-        for line in stream:
-            with self._news:
-                lines.append(line.rstrip("\n"))
-                self._news.notify_all()
+        with stream:  # here, for a grandchild may hold it open for longer than anybody waits
+            for line in stream:
+                with self._news:
+                    lines.append(line.rstrip("\n"))
+                    self._news.notify_all()
         with self._news:
             self._open -= 1
             self._news.notify_all()
