@@ -132,3 +132,11 @@ def several_ranks(name: str, world_size: int, hint: str = "") -> PluginError:
         hint=hint
         or f"Attach to all of its ranks at once (--tree), or to each and then `hookd plugin enable PID {name}`.",
     )
+
+
+def worded(error: BaseException) -> str:
+    """Say what an exception is; one whose own `__str__` raises must not get any further by that."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit):  # noqa: BLE001  it is somebody else's code
+        return type(error).__name__

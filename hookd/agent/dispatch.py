@@ -11,10 +11,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import quiet
-from hookd.agent.faults import Failure, is_from_signal_handler, worded
+from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.agent.rules import where
 from hookd.agent.trouble import trouble
-from hookd.errors import TrainingError
+from hookd.errors import TrainingError, worded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,14 +19,6 @@ Failure = (Exception, SystemExit)
 """What a guard catches; KeyboardInterrupt and the like are never a plugin's."""
 
 
-def worded(error: BaseException) -> str:
-    """Say what an exception is; one whose own `__str__` raises must not get any further by that."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Failure:
-        return type(error).__name__
-
-
 def is_from_signal_handler(error: BaseException) -> bool:
     """Whether `error` was raised in a signal handler of the user, so that it must be passed on untouched.
 

@@ -126,9 +126,8 @@ def _copies(asked: list[_Asked], device: torch.device, stream: Any) -> list[_Cop
     try:
         if stream is not None:
             return [_copied(asked, device, stream)]
-        return [
-            _Copy(asked, _joined(asked, device), None)
-        ]  # no event that all devices have: by the next step it is there
+        # There is no event that all of these devices have: by the next step it will be there.
+        return [_Copy(asked, _joined(asked, device), None)]
     except (RuntimeError, TypeError, NotImplementedError):
         return [] if len(asked) == 1 else [copy for one in asked for copy in _copies([one], device, stream)]
 

@@ -18,7 +18,7 @@ from hookd.agent.changes import Changes
 from hookd.agent.core import CoreMetrics
 from hookd.agent.data import Data
 from hookd.agent.dispatch import Dispatch
-from hookd.agent.faults import Failure, worded
+from hookd.agent.faults import Failure
 from hookd.agent.governor import Governor
 from hookd.agent.holding import Watch
 from hookd.agent.listeners import Registry, wanted_interval, wanted_readmission
@@ -32,7 +32,7 @@ from hookd.agent.steps import Steps
 from hookd.agent.threads import Threads
 from hookd.agent.tracing import Tracing
 from hookd.context import Context
-from hookd.errors import PluginError, several_ranks
+from hookd.errors import PluginError, several_ranks, worded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

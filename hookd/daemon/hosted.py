@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.daemon.herald import plain
 from hookd.daemonspecs import TIMES_S
-from hookd.errors import HookdError
+from hookd.errors import HookdError, worded
 from hookd.probation import Probation
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Hosted:
                 function, names = self.hooks[job.hook]
                 function(**{name: job.rounds[0][name] for name in names})
         except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
-            text = error.message if isinstance(error, HookdError) else f"configure: {type(error).__name__}: {error}"
+            text = error.message if isinstance(error, HookdError) else f"configure: {worded(error)}"
             self._refuse(text, _author_line(error), "".join(traceback.format_exception(error)))
         else:
             source = self.half.source
@@ -197,7 +197,7 @@ class Hosted:
                 job.then()
         except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
             where, trace = _author_line(error), "".join(traceback.format_exception(error))
-            self._failed(job.hook, f"{type(error).__name__}: {error}", where, trace)
+            self._failed(job.hook, worded(error), where, trace)
 
     def _failed(self, hook: str, text: str, where: str, trace: str, *, is_dear: bool = False) -> None:
         with self._lock:
