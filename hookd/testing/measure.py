@@ -127,7 +127,7 @@ def check(plugin: type[Plugin], directory: str, options: dict[str, object]) -> d
     probe = Probe(directory)
     with FakeTarget(record=False) as target:
         target.start(wrapped(plugin, probe.around), **options)
-        broken = _worked(target, plugin.name, options)
+        broken = _worked(target, plugin.name)
         state, mutates = target.state(plugin.name), target.plugin(plugin.name).mutates
         errors, logs = target.errors, target.logs
     told = {"hooks": probe.hooks(), "metrics": probe.metrics, "raised": list(probe.raised.values()), "state": state,
@@ -136,13 +136,13 @@ def check(plugin: type[Plugin], directory: str, options: dict[str, object]) -> d
     return {**told, "difference": first_difference((plugin,), make=small, options=options) if is_sound else ""}
 
 
-def _worked(target: FakeTarget, name: str, options: dict[str, object]) -> str:
-    """Train, evaluate, change the options and train on; give what the training has raised, "" if nothing."""
+def _worked(target: FakeTarget, name: str) -> str:
+    """Train, evaluate, put a new object in its place and train on; give what the training has raised, "" if nothing."""
     try:
         target.run_steps(STEPS)
         target.training.model.eval()
         target.tick()
-        target.configure(name, **options)
+        target.renew(name)
         target.run_steps(STEPS)
     except PluginError:
         raise

@@ -10,8 +10,9 @@ import time
 import types
 from typing import TYPE_CHECKING, Any
 
-from hookd.testing import training, values
+from hookd.testing import request, training, values
 from hookd.testing.events import Event, recorded
+from hookd.testing.pretence import pretending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -44,9 +45,26 @@ class FakeTarget:
         self._record, self._make = record, make
         self._training: training.Training | None = None
         self._reader: PageReader | None = None
+        self._pretence = contextlib.ExitStack()
         self._runs = False
 
     # -- life
+
+    def pretend(self, *, device: bool = False, large: bool = False, ranks: tuple[int, int] | None = None) -> Self:
+        """Show what this machine lacks, from the next `start` to `close`.
+
+        Args:
+            device: tensors are not in the host's memory: what `Context.summary` and the like tell of them comes a step
+                later, or is a tensor itself. What a plugin asks torch for (`tensor.is_cpu`) stays true.
+            large: outputs are too large to be kept alive: `Context.returned` has no more of them than the training keeps.
+            ranks: the rank that this process is, and of how many. Nobody is there to play the others.
+
+        Raises:
+            AssertionError: it runs already, and has seen what there is.
+        """
+        assert not self._runs, "call pretend() before start()"
+        self._pretence.enter_context(pretending(device=device, large=large, ranks=ranks))
+        return self
 
     def start(self, *plugins: type[Plugin] | str, **options: object) -> Self:
         """Start with these plugins; the options are those of the first.
@@ -132,6 +150,7 @@ class FakeTarget:
             if self._reader is not None:
                 self._reader.close()
             self._reader = None
+            self._pretence.close()
 
     def __enter__(self) -> Self:
         return self
@@ -167,16 +186,36 @@ class FakeTarget:
         """Let the hooks `tick` come, as about once a second; after a minute of such time models that are gone are forgotten."""
         self._session.tick(now_s if now_s is not None else time.time())
 
-    def configure(self, name: str, **options: object) -> None:
-        """Give a plugin these options instead of those that it has, as `hookd plugin config` does: by a new object.
+    def configure(
+        self, name: str, step: Callable[[], object] | None = None, /, **options: object
+    ) -> dict[str, str]:
+        """Change options of a plugin, as `hookd plugin config` does: the others stay, and a new object takes its place.
+
+        Args:
+            name: of the plugin.
+            step: takes one step of a training, in this thread. One that changes the training is changed where that begins;
+                without it this waits for a training that runs in another thread.
+            options: an empty text takes one back.
+
+        Returns:
+            The options that were given and not taken back, as texts.
+
+        Raises:
+            PluginError: it refuses them; the old object goes on.
+            AssertionError: the step has not come.
+        """
+        texts = {key: str(value) for key, value in options.items()}
+        return request.configure(self._agent._control.path, name, texts, step)  # noqa: SLF001
+
+    def renew(self, name: str) -> None:
+        """Put a new object with the same options in a plugin's place, at once, as `hookd plugin reload` does.
 
         Raises:
             PluginError: it refuses them; the old one goes on.
         """
         session = self._session
         old = session.registry.named(name)
-        texts = {key: str(value) for key, value in options.items()}
-        new = session.ready(type(old.plugin)(), texts, by_name=True, old=old)
+        new = session.ready(type(old.plugin)(), dict(old.context.options), by_name=True, old=old)
         session.switch(old, new)
         session.discard(old, new)
 
@@ -222,6 +261,18 @@ class FakeTarget:
     def state(self, name: str) -> str:
         """Give the state of a plugin: active, quarantined, disabled or waiting."""
         return str(self._session.registry.named(name).state)
+
+    def listens(self, name: str, hook: str) -> bool:
+        """Whether a hook of a plugin is called in the step in progress; sampled ones are in some.
+
+        Raises:
+            LookupError: the plugin has no such hook.
+        """
+        session = self._session
+        found = [one.switch for one in session.registry.named(name).listeners if one.hook == hook]
+        if not found:
+            raise LookupError(f"{name} has no hook {hook!r}")
+        return any(session.namespace[switch] for switch in found)
 
     def calls(self, hook: str) -> list[Event]:
         """Give the events of one hook."""

@@ -63,13 +63,13 @@ def closure():
 
 
 def work(target):
-    """Give every hook its reason: steps, train and eval, an error, a closure, a second, other options."""
+    """Give every hook its reason: steps, train and eval, an error, a closure, a second, a new object."""
     target.run_steps(2)
     target.training.model.eval()
     broken()
     closure()
     target.tick(1.0)
-    target.configure("example")
+    target.renew("example")
     target.run_steps(1)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hookd.testing import FakeTarget
 
@@ -20,3 +21,12 @@ def hook() -> Iterator[FakeTarget]:
     with FakeTarget(record=False) as target:
         yield target
         target.stop_clean()
+
+
+@pytest.fixture
+def group(hook: FakeTarget) -> Iterator[dist.ProcessGroup]:
+    """A process group of this rank alone, which says that it is one of two."""
+    hook.pretend(ranks=(0, 2))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()

@@ -11,7 +11,6 @@ from hookd_activations.parameters import NOISE_SLICE, Noise
 from torch import nn
 
 from hookd import PluginError
-from hookd.agent import numeric
 
 NAN, INF = math.nan, math.inf
 NAMES = ("mean", "std", "min", "max", "zero_ratio")
@@ -107,8 +106,8 @@ def test_depth_must_not_be_negative(hook):
         hook.start("activations", depth=-3)
 
 
-def test_what_is_on_a_device_is_read_at_the_end_of_a_step(hook, monkeypatch):
-    monkeypatch.setattr(numeric, "on_host", lambda _tensor: False)
+def test_what_is_on_a_device_is_read_at_the_end_of_a_step(hook):
+    hook.pretend(device=True)
     model = nn.Linear(4, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     hook.start("activations")

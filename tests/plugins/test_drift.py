@@ -13,19 +13,8 @@ from hookd_drift.replicas import owners
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hookd.agent import identity, lifecycle
 
 EVERY = 4
-
-
-@pytest.fixture
-def group(monkeypatch):
-    """A process group of this rank alone, which says that it is one of two."""
-    for module in (identity, lifecycle):
-        monkeypatch.setattr(module, "ranks", lambda: (0, 2), raising=False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 class Net(nn.Module):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from hookd_drift.bits import joined, pieces, sum_of
 from torch import nn
-
-from hookd import Context
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -23,26 +22,26 @@ def test_the_sums_are_those_of_the_host(dtype, size):
     assert there == here
 
 
-def test_no_step_waits_and_the_checksums_arrive(hook, monkeypatch):
-    marks = iter(range(1, 1000))
-    monkeypatch.setattr(Context, "mark", property(lambda _: next(marks)))
+def test_no_step_waits_and_the_checksums_arrive(hook, group):
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batch = torch.randn(32, 64).cuda()
     hook.start("drift", every=2, replicated="all")
-    for _ in range(3):
-        model(batch).square().mean().backward()
-        optimizer.step()
+
+    def train(steps):
+        for _ in range(steps):
+            model(batch).square().mean().backward()
+            dist.all_reduce(torch.ones(1))
+            optimizer.step()
+
+    train(3)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for _ in range(6):
-            model(batch).square().mean().backward()
-            optimizer.step()
+        train(6)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
-    model(batch).square().mean().backward()
-    optimizer.step()
+    train(1)
     assert {module for (module,) in hook.metric("drift_checksum")} == {"0", "2"}
     assert all(value > 0 for value in hook.metric("drift_checksum").values())

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
-from hookd_gradclip import GradClip
 from torch import nn
 
 from hookd import PluginError
-from hookd.attach.change import change
-from hookd.config import PluginSpec
-from tests.support.agent import running
-from tests.support.processes import wait_until
 
 
 @pytest.mark.parametrize(
@@ -66,8 +58,8 @@ def test_a_pattern_that_matches_nothing_is_told_of_once(hook, options, words):
 
 class TestLive:
     @pytest.fixture
-    def configure(self):
-        """Changes options of this process's plugin from another thread, and takes a step, where that takes place."""
+    def configure(self, hook):
+        """Changes options, takes the step at which that takes place, and gives its gradient, the options and what is told."""
         weight = nn.Parameter(torch.zeros(2))
         optimizer = torch.optim.SGD([weight], lr=1.0)
 
@@ -76,32 +68,29 @@ class TestLive:
             optimizer.step()
             return weight.grad.tolist()
 
-        with ThreadPoolExecutor(1) as pool, running(GradClip, options={"max_norm": "5"}) as agent:
+        def configure(**options):
+            grads = []
+            now = hook.configure("gradclip", lambda: grads.append(step()), **options)
+            (grad,) = grads
+            return grad, now, hook.incidents[-1]["message"]
 
-            def configure(settings):
-                spec = PluginSpec.parse(f"gradclip:{settings}")
-                done = pool.submit(change, os.getpid(), "configure", spec, (), 30.0)
-                wait_until(lambda: done.done() or agent.session.changes.is_due("gradclip"))
-                if done.done():
-                    done.result()
-                return step(), done.result()["options"], agent.read().incidents[-1]["message"]
-
-            yield configure
+        hook.start("gradclip", max_norm=5)
+        return configure
 
     def test_another_mode_goes_without_the_options_that_it_does_not_know(self, configure):
-        grad, options, told = configure("mode=value,clip_value=2")
+        grad, options, told = configure(mode="value", clip_value=2)
         assert grad == [2.0, 2.0]
         assert options == {"mode": "value", "clip_value": "2"}
         assert "mode=value, clip_value=2 (no longer with max_norm)" in told
 
     def test_an_empty_value_takes_an_option_back(self, configure):
-        configure("norm_type=inf")
-        grad, options, told = configure("norm_type=")
+        configure(norm_type="inf")
+        grad, options, told = configure(norm_type="")
         assert grad == pytest.approx([3.0, 4.0], rel=1e-5)
         assert options == {"max_norm": "5"}
         assert "(no longer with norm_type)" in told
 
     def test_what_is_given_for_another_mode_is_refused(self, configure):
         with pytest.raises(PluginError, match="mode=value has no norm_type"):
-            configure("mode=value,clip_value=2,norm_type=1")
-        assert configure("max_norm=10")[0] == pytest.approx([6.0, 8.0], rel=1e-5)
+            configure(mode="value", clip_value=2, norm_type=1)
+        assert configure(max_norm=10)[0] == pytest.approx([6.0, 8.0], rel=1e-5)

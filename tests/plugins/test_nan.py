@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import threading
 import warnings
 import weakref
@@ -20,9 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 import hookd
 from hookd import PluginError
-from hookd.agent import portions
-from hookd.attach.change import change
-from hookd.config import PluginSpec
 from tests.support.processes import wait_until
 
 NAN, INF = math.nan, math.inf
@@ -529,8 +525,8 @@ class TestWhatIsSaid:
         assert found(hook.incident) == ("layers.2.fc", "output", "nan", 3)
         assert hook.incident["is_exact"] is True
 
-    def test_where_outputs_are_gone_it_says_in_which_modules_it_may_have_been_born(self, hook, monkeypatch):
-        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large
+    def test_where_outputs_are_gone_it_says_in_which_modules_it_may_have_been_born(self, hook):
+        hook.pretend(large=True)
         model = net()
         hook.start("nan", every=4)
         train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
@@ -629,8 +625,8 @@ class TestGate:
         assert found(hook.incident) == ("layers.2.fc", "grad", "nan", 3)
         assert hook.incident["is_exact"] is False
 
-    def test_module_is_named_when_it_makes_another_one_and_the_first_was_thrown_away(self, hook, monkeypatch):
-        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
+    def test_module_is_named_when_it_makes_another_one_and_the_first_was_thrown_away(self, hook):
+        hook.pretend(large=True)
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         hook.start("nan", every=4)
@@ -651,8 +647,8 @@ class TestGate:
         assert hook.metric("nan_origin") == {("layers.2.fc", "output", "nan"): 1}
         assert hook.value("nan_first_step") == 3
 
-    def test_parameters_that_are_bad_for_it_are_not_taken_for_the_origin(self, hook, monkeypatch):
-        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
+    def test_parameters_that_are_bad_for_it_are_not_taken_for_the_origin(self, hook):
+        hook.pretend(large=True)
         model = net()
         hook.start("nan", every=4)
         train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
@@ -793,8 +789,8 @@ class TestPolicy:
         assert hook.value("nan_policy", "skip") == 1
         assert [found(one) for one in findings(hook)] == [("", "loss", "nan", 4)]
 
-    def test_skip_lets_the_origin_be_found_after_a_hit_of_the_gate(self, hook, monkeypatch):
-        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
+    def test_skip_lets_the_origin_be_found_after_a_hit_of_the_gate(self, hook):
+        hook.pretend(large=True)
         model = net()
         hook.start("nan", policy="skip", every=4)
         train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
@@ -816,8 +812,7 @@ class TestPolicy:
         thread.start()
         wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
         assert not done.wait(0.5)
-        changed = change(os.getpid(), "configure", PluginSpec.parse("nan:policy=report"), (), 60.0)
-        assert changed["options"] == {"policy": "report"}
+        assert hook.configure("nan", policy="report") == {"policy": "report"}
         thread.join(60)
         assert done.is_set()
         assert hook.metric("plugin_changes_training") == {}

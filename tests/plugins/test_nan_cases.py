@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 
 import hookd_nan.forward
@@ -12,9 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from hookd.agent import portions
-from hookd.attach.change import change
-from hookd.config import PluginSpec
 from tests.support.processes import wait_until
 
 NAN, INF = math.nan, math.inf
@@ -54,10 +50,6 @@ def findings(hook):
     return [(one["module"], one["where"], one["step"]) for one in hook.incidents if one["kind"] in ("nan", "inf")]
 
 
-def configure(spec):
-    return change(os.getpid(), "configure", PluginSpec.parse(spec), (), 60.0)
-
-
 class TestOneAfterTheOther:
     def test_another_one_is_told_of_after_a_hundred_good_steps(self, hook):
         run = Run()
@@ -81,8 +73,8 @@ class TestOneAfterTheOther:
             run.steps(101)
         assert len(findings(hook)) == 8
 
-    def test_all_modules_are_no_longer_looked_at_when_it_does_not_come_again(self, hook, monkeypatch):
-        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
+    def test_all_modules_are_no_longer_looked_at_when_it_does_not_come_again(self, hook):
+        hook.pretend(large=True)
         run = Run()
         hook.start("nan", policy="skip", every=50)
         run.steps(2)
@@ -95,8 +87,8 @@ class TestOneAfterTheOther:
 
 
 class TestOriginMetric:
-    def test_each_place_where_it_may_have_been_born_has_its_share(self, hook, monkeypatch):
-        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
+    def test_each_place_where_it_may_have_been_born_has_its_share(self, hook):
+        hook.pretend(large=True)
         run = Run()
         hook.start("nan", every=50)
         run.steps(2)
@@ -124,7 +116,7 @@ class TestNewOptions:
         hook.start("nan", every=1, **options)
         run.steps(2)
         run.steps(1, bad="1")
-        self.configure(run, "nan:recorder=5")
+        self.configure(hook, run)
         run.steps(3, bad="1")
         assert findings(hook) == [("1", "output", 3)]
         assert hook.metric("nan_origin") == {("1", "output", "nan"): 1}
@@ -134,21 +126,21 @@ class TestNewOptions:
             assert hook.value("nan_policy", "skip") >= 4
 
     @staticmethod
-    def configure(run, spec):
-        """Change options from another thread while the training goes on."""
-        thread = threading.Thread(target=configure, args=(spec,))
+    def configure(hook, run):
+        """Change an option from another thread while the training goes on."""
+        thread = threading.Thread(target=hook.configure, args=("nan",), kwargs={"recorder": 5})
         thread.start()
         while thread.is_alive():
             run.steps(1)
         thread.join()
 
-    def test_what_is_searched_for_is_found(self, hook, monkeypatch):
-        monkeypatch.setattr(portions, "KEPT", 0)  # as if all outputs were large, and gone
+    def test_what_is_searched_for_is_found(self, hook):
+        hook.pretend(large=True)
         run = Run()
         hook.start("nan", every=50, policy="skip")
         run.steps(2)
         run.steps(1, bad="1.fc")
-        self.configure(run, "nan:recorder=5")
+        self.configure(hook, run)
         run.steps(1, bad="1.fc")
         (first, second) = findings(hook)
         assert first[2] == 3
@@ -158,7 +150,7 @@ class TestNewOptions:
         run = Run()
         hook.start("nan", every=1)
         run.steps(4)
-        self.configure(run, "nan:recorder=5")
+        self.configure(hook, run)
         run.steps(1, bad="1")
         assert hook.incident["is_exact"] is True
         assert len(hook.incident["steps_before"]) >= 4
@@ -179,7 +171,7 @@ class TestNewOptions:
 
         hook.start("nan", amp_patience=6)
         overflow(4)
-        configure("nan:recorder=5")
+        hook.configure("nan", recorder=5)
         overflow(4)
         assert hook.value("nan_amp_skipped_steps") == 7
         assert len(findings(hook)) == 1
@@ -191,7 +183,7 @@ class TestNewOptions:
         hook.start("nan")
         run.steps(2)
         run.steps(1, bad="1")
-        configure("nan:recorder=5")
+        hook.configure("nan", recorder=5)
         run.steps(3)
         assert findings(hook) == [("1", "output", 3)]
 
@@ -208,7 +200,7 @@ class TestNewOptions:
         thread = threading.Thread(target=training)
         thread.start()
         wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
-        configure("nan:policy=report")
+        hook.configure("nan", policy="report")
         thread.join(60)
         assert done.is_set()
         assert findings(hook) == [("(root)", "input", 3)]

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hookd import Plugin, hookimpl
-from tests.support.agent import running
 
 SHAPES = {
     "Linear": (2, 40), "BatchNorm1d": (4, 6), "BatchNorm2d": (2, 6, 3, 3), "BatchNorm3d": (2, 6, 2, 2, 2), "GroupNorm": (2, 6, 5),
@@ -102,15 +101,15 @@ def test_an_origin_is_named_all_the_same(hook, at):
 def test_less_than_half_of_a_chain_is_read(hook, monkeypatch):
     net, read = chain(), []
     hook.start("nan", every=1)
-    plugin = hook.plugin("nan")
+    context = hook.context("nan")
     train(net, 3)
-    largest = plugin.context.largest
+    largest = context.largest
 
     def counted(tensors):
         read.append([tuple(one.shape) for one in tensors])
         return largest(tensors)
 
-    monkeypatch.setattr(plugin.context, "largest", counted)
+    monkeypatch.setattr(context, "largest", counted)
     net(torch.randn(600, 3, 8, 8, generator=BATCH))
     shapes = [shape for portion in read for shape in portion]
     assert shapes == [(600, 4)], (
@@ -118,7 +117,7 @@ def test_less_than_half_of_a_chain_is_read(hook, monkeypatch):
     )
 
 
-def test_all_is_read_where_a_hook_may_have_made_it_good(hook, monkeypatch):
+def test_all_is_read_where_a_hook_may_have_made_it_good(hook):
     net = chain()
     hook.start("nan", every=1)
     train(net, 4)
@@ -143,7 +142,7 @@ def test_all_is_read_where_a_hook_of_all_modules_may_have_made_it_good(hook):
     assert hook.incident["module"] == "5"
 
 
-def test_all_is_read_where_a_plugin_may_have_made_it_good():
+def test_all_is_read_where_a_plugin_may_have_made_it_good(hook):
     class Cleans(Plugin):
         name = "cleans"
         mutates = True
@@ -152,8 +151,8 @@ def test_all_is_read_where_a_plugin_may_have_made_it_good():
         def forward(self, module, output):
             return output.nan_to_num(0.0) if module.name == "6" else None
 
-    with running("nan", Cleans, options={"every": "1"}) as agent:
-        net = chain()
-        train(net, 4)
-        train(net, 2, strike=2, at="5")
-        assert [one["module"] for one in agent.read().incidents if one["plugin"] == "nan"] == ["5"]
+    hook.start("nan", Cleans, every=1)
+    net = chain()
+    train(net, 4)
+    train(net, 2, strike=2, at="5")
+    assert [one["module"] for one in hook.incidents if one["plugin"] == "nan"] == ["5"]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hookd_timing import Timing
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from hookd.agent import bootstrap
-from hookd.agent.listeners import is_drawn
+from hookd import hookimpl
 
 SPENT: Counter[str] = Counter()
 """Seconds by what they were spent on."""
@@ -171,8 +171,8 @@ def test_backward_seconds_stand_for_the_steps_that_were_not_sampled(hook):
     one_s = hook.value("timing_backward_seconds", "1") / 10
     assert_holds(one_s, "slow backward", wall_s)
     assert one_s <= hook.value("timing_backward_seconds", "(root)") / 10 * 1.01
-    steps = next(step for step in itertools.count(1) if is_drawn(step, 10))
-    train(model, steps - 1)  # not sampled
+    while not hook.listens("timing", "backward"):
+        train(model, 1)  # not sampled
     assert hook.value("timing_backward_seconds", "1") == 10 * one_s
     assert hook.value("timing_backward_calls", "1") == 10
     SPENT.clear()
@@ -280,17 +280,28 @@ def test_model_that_is_gone_writes_into_no_other_series(hook):
 
 
 def test_own_time_goes_on_where_an_option_is_changed(hook):
-    hook.start("timing")
+    ends, trained = threading.Event(), threading.Event()
+
+    class Leaving(Timing):
+        """Lets go when the training has gone on with its heir, as where a change waits for a step."""
+
+        @hookimpl
+        def unconfigure(self):
+            ends.set()
+            assert trained.wait(60)
+            super().unconfigure()
+
+    hook.start(Leaving)
     model = net()
     train(model, 2)
-    session = bootstrap._agent._session
-    old = session.registry.named("timing")
     hook.tick()
     before = hook.metric("timing_forward_self_seconds")
-    new = session.ready(type(old.plugin)(), {"every": "5"}, by_name=True, old=old)
-    session.switch(old, new)
-    train(model, 1)  # before the old one lets go, as where a change waits for a step
-    session.discard(old, new)
+    with ThreadPoolExecutor(1) as pool:
+        changed = pool.submit(hook.configure, "timing", every=5)
+        assert ends.wait(60)
+        train(model, 1)
+        trained.set()
+        assert changed.result() == {"every": "5"}
     hook.tick()
     after = hook.metric("timing_forward_self_seconds")
     assert set(after) == set(before)
