@@ -186,9 +186,7 @@ class FakeTarget:
         """Let the hooks `tick` come, as about once a second; after a minute of such time models that are gone are forgotten."""
         self._session.tick(now_s if now_s is not None else time.time())
 
-    def configure(
-        self, name: str, step: Callable[[], object] | None = None, /, **options: object
-    ) -> dict[str, str]:
+    def configure(self, name: str, step: Callable[[], object] | None = None, /, **options: object) -> dict[str, str]:
         """Change options of a plugin, as `hookd plugin config` does: the others stay, and a new object takes its place.
 
         Args:
