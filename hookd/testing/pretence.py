@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from unittest import mock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
 
 
 def pretending(*, device: bool, large: bool, ranks: tuple[int, int] | None) -> contextlib.ExitStack:
@@ -12,10 +16,20 @@ def pretending(*, device: bool, large: bool, ranks: tuple[int, int] | None) -> c
 
     with contextlib.ExitStack() as stack:
         if device:
-            stack.enter_context(mock.patch.object(numeric, "on_host", lambda _tensor: False))
+            stack.enter_context(_replaced(numeric, "on_host", lambda _tensor: False))
         if large:
-            stack.enter_context(mock.patch.object(portions, "KEPT", 0))
+            stack.enter_context(_replaced(portions, "KEPT", 0))
         if ranks is not None:
             for module in (identity, lifecycle):  # which imports it by name
-                stack.enter_context(mock.patch.object(module, "ranks", lambda: ranks))
+                stack.enter_context(_replaced(module, "ranks", lambda: ranks))
         return stack.pop_all()
+
+
+@contextlib.contextmanager
+def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    was = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, was)

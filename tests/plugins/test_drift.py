@@ -13,7 +13,6 @@ from hookd_drift.replicas import owners
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-
 EVERY = 4
 
 
