@@ -1,0 +1,194 @@
+"""What hookd_nan says of a step in which it has not looked at the modules, and how sure it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hookd import PluginError
+from tests.support.layered import INF, NAN, found, net, poison, train
+
+
+class TestWhatIsSaid:
+    def test_step_that_was_not_looked_at_is_looked_at_as_far_as_outputs_are_there(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        train(model, steps=8, strike=lambda: model.head.register_forward_hook(lambda _m, _i, o: o * INF))
+        assert found(hook.incident) == ("head", "output", "inf", 3)
+        assert (hook.incident["is_exact"], hook.incident["since_step"]) == (True, 3)
+        assert hook.incident["stack"] == ["(root)", "head"]
+        assert (hook.incident["inf_count"], hook.incident["shape"]) == (5, [5, 1])
+        before = [call["module"] for call in hook.incident["calls_before"]]
+        assert before[-2:] == ["layers.3", "layers"]
+
+    def test_small_outputs_are_there_to_be_traced_back_also_where_nothing_else_needs_them(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
+        assert found(hook.incident) == ("layers.2.fc", "output", "nan", 3)
+        assert hook.incident["is_exact"] is True
+
+    def test_where_outputs_are_gone_it_says_in_which_modules_it_may_have_been_born(self, hook):
+        hook.pretend(large=True)
+        model = net()
+        hook.start("nan", every=4)
+        train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
+        incident = hook.incident
+        assert found(incident) == ("layers.2", "output", "nan", 3)
+        assert incident["or_in"] == ["layers.2.fc", "layers.2.act"]  # nothing needs these two for the backward
+        assert incident["is_exact"] is False
+        assert "born there, or in layers.2.fc, layers.2.act, whose outputs are gone" in incident["message"]
+
+    def test_code_between_modules_is_named_as_the_module_that_it_is_in(self, hook):
+        class Attends(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.query, self.value, self.project, self.mask = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), 0.0
+
+            def forward(self, x):
+                weights = (self.query(x) @ x.t() + self.mask).softmax(-1)
+                return self.project(weights @ self.value(x))
+
+        model = nn.Sequential(nn.Linear(4, 4), Attends(), nn.Linear(4, 4))
+        hook.start("nan", every=4)
+        train(model, strike=lambda: setattr(model[1], "mask", -INF))  # nothing may be looked at: the softmax is 0 / 0
+        incident = hook.incident
+        assert found(incident) == ("1", "output", "nan", 3)
+        assert incident["stack"] == ["(root)", "1"]
+        assert "1.project" not in incident.get("or_in", [])
+
+    def test_code_of_a_model_between_its_modules_is_named_as_the_model(self, hook):
+        class Divides(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second, self.by = nn.Linear(4, 4), nn.Sigmoid(), 1.0
+
+            def forward(self, x):
+                return self.second(self.first(x)) / self.by
+
+        model = Divides()
+        hook.start("nan", every=4)
+        train(model, strike=lambda: setattr(model, "by", 0.0))
+        assert found(hook.incident) == ("(root)", "output", "inf", 3)
+
+    def test_first_step_after_an_attach_may_be_older(self, hook):
+        model = net()
+        model.head.weight.data.fill_(NAN)
+        hook.start("nan")
+        train(model, steps=2)
+        assert hook.incident["is_exact"] is False
+        assert "it may be older" in hook.incident["message"]
+        assert "(counted from the attach)" in hook.incident["message"]
+
+    def test_patience_must_be_positive(self, hook):
+        with pytest.raises(PluginError, match="amp_patience"):
+            hook.start("nan", amp_patience=0)
+
+    def test_training_is_bit_identical(self, hook):
+        def weights():
+            torch.manual_seed(1)
+            model = net()
+            train(model, optimizer=torch.optim.AdamW(model.parameters()))
+            return torch.cat([p.detach().view(-1) for p in model.parameters()])
+
+        plain = weights()
+        hook.start("nan", every=1)
+        assert torch.equal(weights(), plain)
+
+
+class TestGate:
+    """What is seen in a step in which the modules are not looked at: here all but steps 1, 5, 9."""
+
+    @pytest.mark.parametrize(("layer", "owner"), [("embed", "embed"), ("layers.2.fc", "layers.2.fc")])
+    def test_bad_weight_is_named_with_the_step_whose_optimizer_may_have_made_it(self, hook, layer, owner):
+        model = net()
+        hook.start("nan", every=4)
+        train(model, strike=lambda: model.get_submodule(layer).weight.data.view(-1)[:1].fill_(NAN))
+        assert found(hook.incident) == (owner, "param", "nan", 3)
+        assert (hook.incident["is_exact"], hook.incident["since_step"]) == (False, 2)
+
+    def test_bad_batch_is_the_models_input(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        train(model, steps=2)
+        model(torch.full((5, 4), INF))
+        assert found(hook.incident) == ("(root)", "input", "inf", 3)
+
+    def test_loss_is_named_exactly(self, hook):
+        hook.start("nan", every=4)
+        train(net(), loss=lambda out, step: out.mean() * (NAN if step >= 3 else 1))
+        assert found(hook.incident) == ("", "loss", "nan", 3)
+        assert hook.incident["is_exact"] is True
+
+    def test_parameter_whose_bad_gradient_came_first_is_named(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        hooked = model.layers[2].register_forward_hook
+        train(model, strike=lambda: hooked(lambda _m, _i, o: o.register_hook(lambda g: g * NAN) and None))
+        assert found(hook.incident) == ("layers.2.fc", "grad", "nan", 3)
+        assert hook.incident["is_exact"] is False
+
+    def test_module_is_named_when_it_makes_another_one_and_the_first_was_thrown_away(self, hook):
+        hook.pretend(large=True)
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        hook.start("nan", every=4)
+        for step in range(1, 8):
+            if step == 3:
+                model.layers[2].fc.register_forward_hook(poison(NAN))
+            value = model(torch.randn(5, 4)).mean()
+            if value.isfinite():  # a training loop that looks after itself
+                optimizer.zero_grad()
+                value.backward()
+            optimizer.step()
+        first, second = hook.incidents
+        assert found(first) == ("layers.2", "output", "nan", 3)
+        assert (first["is_exact"], first["since_step"]) == (False, 3)
+        assert found(second) == ("layers.2.fc", "output", "nan", 4)
+        assert (second["is_exact"], second["since_step"]) == (False, 2)
+        assert second["first_seen"] == {"step": 3, "module": "layers.2", "where": "output"}
+        assert hook.metric("nan_origin") == {("layers.2.fc", "output", "nan"): 1}
+        assert hook.value("nan_first_step") == 3
+
+    def test_parameters_that_are_bad_for_it_are_not_taken_for_the_origin(self, hook):
+        hook.pretend(large=True)
+        model = net()
+        hook.start("nan", every=4)
+        train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
+        assert found(hook.incident) == ("layers.2", "output", "nan", 3)
+        assert any("cannot be told any more" in line for line in hook.logs)
+        assert hook.value("nan_nonfinite", "embed", "param", "nan") == 1  # step 4, in which everything is looked at
+        assert hook.value("nan_nonfinite", "embed", "output", "nan") == 1  # step 5; then the interval is let go
+
+    def test_root_without_modules_is_its_own_origin(self, hook):
+        class Log(nn.Module):
+            def forward(self, x):
+                return x.log()
+
+        model, log = net(), Log()
+        hook.start("nan", every=4)
+        train(
+            model,
+            steps=6,
+            loss=lambda out, step: log(out * 0 + (1 if step < 3 else -1)).mean(),
+        )
+        assert found(hook.incident)[:2] == ("#2.(root)", "output")
+
+    def test_gradients_whose_norm_overflows_are_no_finding(self, hook):
+        model = net()
+        hook.start("nan", every=4)
+        train(
+            model,
+            steps=4,
+            loss=lambda out, _step: out.sum() * 1e30,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        )
+        assert hook.incidents == []
+
+    def test_incident_has_the_stack_of_the_training_code(self, hook):
+        hook.start("nan", every=4)
+        train(net(), loss=lambda out, step: out.mean() * (NAN if step >= 3 else 1))
+        *_, last = hook.incident["python_stack"]
+        assert "layered.py" in last
+        assert last.endswith(" train")
