@@ -94,3 +94,33 @@ class TestLive:
         with pytest.raises(PluginError, match="mode=value has no norm_type"):
             configure(mode="value", clip_value=2, norm_type=1)
         assert configure(max_norm=10)[0] == pytest.approx([6.0, 8.0], rel=1e-5)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"mode": "norm"}, "needs a positive max_norm"),
+            ({"mode": "value", "max_norm": 1.0}, "needs a positive clip_value"),
+            ({"max_norm": -1.0}, "needs a positive max_norm"),
+            ({"max_norm": "nan"}, "needs a positive max_norm"),
+            ({"max_norm": "much"}, "must be a number"),
+            ({"mode": "global", "max_norm": 1.0}, "one of norm, value, param, agc, module"),
+            ({"max_norm": 1.0, "order": "random"}, "one of model, optimizer"),
+            ({"maxnorm": 1.0}, "no such option"),
+            ({"max_norm": 1.0, "norm_type": 0}, "norm_type"),
+            ({"mode": "agc"}, "needs a positive clip_factor"),
+            ({"mode": "agc", "clip_factor": 0.1, "eps": 0}, "eps must be positive"),
+            ({"mode": "agc", "clip_factor": 0.1, "max_norm": 1.0}, "mode=agc has no max_norm"),
+            ({"max_norm": 1.0, "modules": "fc"}, "mode=norm has no modules"),
+            ({"max_norm": 1.0, "nonfinite": "zero"}, "one of leave, skip"),
+        ],
+    )
+    def test_wrong_options_are_refused_with_a_reason(self, hook, options, words):
+        with pytest.raises(PluginError, match=words):
+            hook.start("gradclip", **options)
+
+    def test_dry_run_of_several_ranks_is_allowed(self, hook, monkeypatch):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "0")
+        hook.start("gradclip", max_norm=1.0, dry_run=True)

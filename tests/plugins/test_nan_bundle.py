@@ -5,119 +5,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import json
 import os
-import signal
 import stat
-import sys
-import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hookd_nan.bundle import tensorfile
-from hookd_nan.bundle.replay import result
 from hookd_nan.capture import CALM
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from torch.testing._internal.common_modules import module_db
 
 from hookd import PluginError
-from tests.support.environment import REPOSITORY, target_environment
-from tests.support.processes import Process, wait_until
-
-HUGE = 3e38
-
-
-def spoil(module):
-    """Let a module overflow though its parameters are finite."""
-    with torch.no_grad():
-        for one in module.parameters():
-            one.fill_(HUGE)
-
-
-def some(*shape, dtype=None):
-    """Give numbers from 2 to 3."""
-    return torch.rand(shape, dtype=dtype) + 2
-
-
-def captured(hook, directory, call, **options):
-    """Make a call under `capture=true`, and give the one bundle that there is then."""
-    hook.start("nan", capture="true", capture_dir=str(directory), **{"every": 1, **options})
-    call()
-    hook.stop()
-    (bundle,) = directory.iterdir()
-    return bundle
-
-
-def replayed(bundle, *, allow=(), source=None, device=None):
-    return result({"bundle": str(bundle), "allow": list(allow), "source": source, "device": device})
-
-
-def told(hook, kind):
-    return [one for one in hook.incidents if one["kind"] == kind]
-
-
-def text_of(bundle):
-    return json.loads((bundle / "bundle.json").read_text())
-
-
-DTYPES = [
-    getattr(torch, name)
-    for name in (
-        "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128 complex32 uint16 uint32"
-        " uint64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
-    ).split()
-    if hasattr(torch, name)
-]
-
-
-class TestTheFile:
-    @pytest.mark.filterwarnings("ignore:ComplexHalf support")
-    @given(data=st.data())
-    @settings(max_examples=60, deadline=None)
-    def test_every_tensor_is_read_bit_for_bit_by_safetensors_and_by_us(self, tmp_path_factory, data):
-        shapes = st.lists(st.integers(0, 4), max_size=4)
-        wanted = data.draw(st.lists(st.tuples(st.sampled_from(DTYPES), shapes), max_size=6))
-        made = {}
-        for at, (dtype, shape) in enumerate(wanted):
-            size = torch.empty(0, dtype=dtype).element_size() * torch.Size(shape).numel()
-            raw = torch.randint(0, 2 if dtype is torch.bool else 256, (size,), dtype=torch.uint8)
-            made[f"t.{at}"] = (raw.view(dtype) if size else torch.empty(0, dtype=dtype)).reshape(shape)
-        path = tmp_path_factory.mktemp("file") / "tensors.safetensors"
-        stored = {name: tensorfile.storable(one) for name, one in made.items()}
-        with path.open("wb") as file:
-            tensorfile.write(file, stored)
-        theirs, ours = load_file(path), tensorfile.read(path.read_bytes())
-        assert theirs.keys() == ours.keys() == made.keys()
-        for name, one in made.items():
-            for read in (theirs[name], ours[name]):
-                assert read.dtype is stored[name].dtype
-                assert read.shape == stored[name].shape
-                assert bits(read) == bits(stored[name])
-            back = tensorfile.restored(ours[name], one.dtype)
-            assert (back.dtype, back.shape, bits(back)) == (one.dtype, one.shape, bits(one))
-
-    def test_the_header_is_padded_and_tensors_are_aligned(self, tmp_path):
-        tensors = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(2), "c": torch.ones(1, dtype=torch.float64)}
-        with (tmp_path / "f").open("wb") as file:
-            tensorfile.write(file, tensors)
-        data = (tmp_path / "f").read_bytes()
-        length = int.from_bytes(data[:8], "little")
-        assert length % 8 == 0
-        begins = {
-            name: one["data_offsets"][0] for name, one in json.loads(data[8 : 8 + length]).items() if name in tensors
-        }
-        assert begins == {"c": 0, "b": 8, "a": 16}
-
-
-def bits(tensor):
-    whole = tensor.contiguous().reshape(-1)
-    return bytes(whole.view(torch.uint8).tolist()) if whole.numel() else b""
+from tests.support.bundles import HUGE, bits, captured, replayed, some, spoil, text_of, told
 
 
 class Tied(nn.Module):
@@ -278,86 +180,6 @@ class TestWhatIsTold:
         assert not {"bundle", "no_bundle"} & hook.incident.keys()
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_loss_has_none_and_the_reason_is_told(self, hook, tmp_path):
-        model, optimizer = halves()
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
-        (model(torch.ones(2, 4)).sum() * float("nan")).backward()
-        optimizer.step()
-        hook.stop()
-        assert "loss" in hook.incident["no_bundle"]
-        assert list(tmp_path.iterdir()) == []
-
-
-def halves():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Sequential(Root(), nn.Linear(4, 1)))
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-class Root(nn.Module):
-    """Its backward divides by zero where its output is 0."""
-
-    def __init__(self):
-        super().__init__()
-        self.is_safe = False
-
-    def forward(self, x):
-        return x if self.is_safe else (x - x.detach()).abs().sqrt()
-
-
-class TestBackward:
-    def train(self, hook, directory, at=1, **options):
-        model, optimizer = halves()
-        hook.start("nan", capture="true", capture_dir=str(directory), **options)
-        for step in range(1, at + 2):
-            model[2][0].is_safe = step < at
-            optimizer.zero_grad()
-            model(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-        hook.stop()
-
-    def test_the_model_and_the_gradient_that_reached_it_are_carried(self, hook, tmp_path):
-        self.train(hook, tmp_path, every=1)
-        (bundle,) = tmp_path.iterdir()
-        assert told(hook, "bundle")[0]["module"] == "(root)"
-        found = replayed(bundle, allow=[__name__])
-        assert (found["where"], found["raised"], found["is_reproduced"]) == ("grad", None, True)
-        assert (found["first"]["module"], found["first"]["is_backward"]) == ("2.0", True)
-        assert {one["name"] for one in found["gradients"]} == {"0.weight", "0.bias"}
-        assert not any(one["is_bad"] for one in found["outputs"])
-
-    def test_where_it_was_not_looked_at_the_reason_is_told(self, hook, tmp_path):
-        self.train(hook, tmp_path, at=2, every=1000)
-        assert hook.incidents[0]["where"] == "grad"
-        assert "was not looked at" in hook.incidents[0]["no_bundle"]
-
-    def test_of_several_calls_in_a_step_it_is_said_which(self, hook, tmp_path):
-        model, optimizer = halves()
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
-        for _ in range(2):
-            model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        hook.stop()
-        (bundle,) = tmp_path.iterdir()
-        assert "of the 2 calls" in " ".join(text_of(bundle)["notes"])
-
-    def test_what_is_kept_is_let_go_at_the_end_of_the_step(self, hook, tmp_path):
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
-        batch = torch.ones(2, 4)
-        model(batch).sum().backward()
-        alive = weakref.ref(batch)
-        del batch
-        assert alive() is not None
-        optimizer.step()
-        assert alive() is None
-        with torch.no_grad():
-            batch = torch.ones(2, 4)
-            model(batch)
-        alive = weakref.ref(batch)
-        del batch
-        assert alive() is None
-
 
 class TestWhatIsBad:
     def test_a_bad_input_is_the_finding(self, hook, tmp_path):
@@ -517,34 +339,3 @@ def test_what_is_taken_for_calm_draws_no_random_numbers():
                 assert torch.equal(torch.get_rng_state(), before), info.module_cls
             seen.add(info.module_cls)
     assert len(seen) > len(CALM) / 2
-
-
-WRITER = """
-import sys, torch
-from pathlib import Path
-from hookd_nan.bundle.write import write
-big = {f"t{n}": torch.zeros(8 << 20) for n in range(8)}
-print("ready", flush=True)
-for n in range(1000):
-    write(Path(sys.argv[1]) / f"bundle{n}", {"format": "hookd bundle", "version": 1}, big)
-"""
-
-
-@pytest.mark.parametrize("attempt", range(3))
-def test_a_process_killed_while_it_writes_leaves_nothing_that_looks_whole(tmp_path, attempt):
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "plugins")])
-    command = [sys.executable, "-c", WRITER, tmp_path]
-    with Process(command, env=target_environment(PYTHONPATH=path, OMP_NUM_THREADS="1")) as process:
-        parts = wait_until(
-            lambda: [p for p in tmp_path.glob(".*.part/tensors.safetensors") if p.stat().st_size > 1 << 20]
-        )
-        process.signal(signal.SIGKILL)
-        process.wait()
-    left = [one for one in tmp_path.iterdir() if not one.name.startswith(".")]
-    for whole in left:
-        assert len(tensorfile.read((whole / "tensors.safetensors").read_bytes())) == 8
-        assert text_of(whole)["version"] == 1
-    (part,) = tmp_path.glob(".*.part")
-    assert part == parts[0].parent or left, "it was killed in the middle of a bundle"
-    with pytest.raises(Exception, match="never finished"):
-        replayed(part)

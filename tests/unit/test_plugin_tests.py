@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 TESTS = sorted((REPOSITORY / "tests" / "plugins").glob("*.py"))
 PUBLIC = ("hookd", "hookd.testing", "hookd.check")
 """What docs/plugins.md and docs/testing.md tell of, and what `hookd plugin check` does (for the examples)."""
-SUPPORT = tuple(f"tests.support.{name}" for name in ("documents", "environment", "layered", "processes"))
+SUPPORT = tuple(
+    f"tests.support.{name}" for name in ("bundles", "clipped", "documents", "environment", "layered", "processes")
+)
 """What reaches no hookd either."""
 OF_TORCH = {
     "_BaseDataLoaderIter", "_C", "_amp_update_scale_", "_forward_hooks", "_get_mkldnn_enabled", "_set_mkldnn_enabled",

@@ -1,0 +1,48 @@
+"""Bundles of `nan`: calls that are spoiled, captured and made again."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from hookd_nan.bundle.replay import result
+
+HUGE = 3e38
+
+
+def spoil(module):
+    """Let a module overflow though its parameters are finite."""
+    with torch.no_grad():
+        for one in module.parameters():
+            one.fill_(HUGE)
+
+
+def some(*shape, dtype=None):
+    """Give numbers from 2 to 3."""
+    return torch.rand(shape, dtype=dtype) + 2
+
+
+def captured(hook, directory, call, **options):
+    """Make a call under `capture=true`, and give the one bundle that there is then."""
+    hook.start("nan", capture="true", capture_dir=str(directory), **{"every": 1, **options})
+    call()
+    hook.stop()
+    (bundle,) = directory.iterdir()
+    return bundle
+
+
+def replayed(bundle, *, allow=(), source=None, device=None):
+    return result({"bundle": str(bundle), "allow": list(allow), "source": source, "device": device})
+
+
+def told(hook, kind):
+    return [one for one in hook.incidents if one["kind"] == kind]
+
+
+def text_of(bundle):
+    return json.loads((bundle / "bundle.json").read_text())
+
+
+def bits(tensor):
+    whole = tensor.contiguous().reshape(-1)
+    return bytes(whole.view(torch.uint8).tolist()) if whole.numel() else b""
