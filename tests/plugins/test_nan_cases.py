@@ -139,6 +139,7 @@ class TestNewOptions:
         while thread.is_alive():
             run.steps(1)
         thread.join()
+        run.steps(1)  # a whole one: that in which it took place may have been seen in part
 
     def test_what_is_searched_for_is_found(self, hook):
         hook.pretend(large=True)
