@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hookd
 from hookd.errors import PluginError
 from hookd.testing import values
 from hookd.testing.ranks import FakeRank
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from hookd.daemon.hosted import Hosted
     from hookd.daemon.receivers import Caller
     from hookd.daemon.targets import Target
-    from hookd.serving import DaemonPlugin
+    from hookd.serving import DaemonPlugin, Told
     from hookd.testing.target import FakeTarget
     from hookd.testing.values import Sample
 
@@ -106,7 +107,10 @@ class FakeDaemon:
             self.close()
             self._hosted = self._halves = []
             name, trouble = refused[0].name, refused[0].trouble
-            where = f" ({trouble['where']})" if trouble["where"] else ""
+            is_ours = trouble["where"].startswith(
+                str(Path(hookd.__file__).parent)
+            )  # the text has the author's line then
+            where = f" ({trouble['where']})" if trouble["where"] and not is_ours else ""
             text = trouble["text"].removeprefix(f"{name}: ")
             raise PluginError(f"{name}: {text}{where}", hint=trouble["traceback"])
 
@@ -295,6 +299,15 @@ class FakeDaemon:
         hooks = self._named(name).hooks
         found: DaemonPlugin = next(iter(hooks.values()))[0].__self__  # type: ignore[attr-defined]
         return found
+
+    def hooks(self, name: str) -> list[str]:
+        """Name the hooks that a plugin has."""
+        return list(self._named(name).hooks)
+
+    def told(self, name: str) -> list[Told]:
+        """Give the families of a plugin's metrics as it told them last, those of each run by themselves."""
+        _, told = self._host._collected.get(name, (0.0, []))
+        return [family for _, family in told]
 
     def state(self, name: str) -> str:
         """Give the state of a plugin: active, quarantined, …."""
