@@ -70,7 +70,9 @@ def write(name: str, home: Path, *, has_daemon: bool = False) -> list[Path]:
     }  # fmt: skip
     # The daemon imports its half, and the package above it: the half for targets cannot stand there, or the daemon has both.
     words["target"] = words["module"] + (".target" if has_daemon else "")
-    words["first"] = "    pip install '.[daemon]'\n" if has_daemon else ""  # a plugin directory has no packages of two halves
+    words["first"] = (
+        "    pip install '.[daemon]'\n" if has_daemon else ""
+    )  # a plugin directory has no packages of two halves
     words["where"] = "" if has_daemon else " --plugin-dir ."
     written: dict[Path, None] = {}
     for folder in ("plugin", "daemon") if has_daemon else ("plugin",):
