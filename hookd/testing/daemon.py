@@ -105,7 +105,7 @@ class FakeDaemon:
         refused = [one for one in self._hosted if one.state == "refused"]
         if refused:
             self.close()
-            self._hosted = self._halves = []
+            self._hosted, self._halves = [], []
             name, trouble = refused[0].name, refused[0].trouble
             is_ours = trouble["where"].startswith(
                 str(Path(hookd.__file__).parent)

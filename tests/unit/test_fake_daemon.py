@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,8 @@ from hookd.errors import PluginError
 from hookd.serving import DaemonPlugin, Panel, hookimpl
 from hookd.testing import FakeDaemon
 from tests.support.environment import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
 
 
 class Spread(DaemonPlugin):
@@ -210,6 +213,20 @@ def test_it_needs_no_torch_and_loads_a_file_as_from_a_plugin_directory(tmp_path)
         cwd=REPOSITORY,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_example_of_the_guide_passes_the_test_of_the_guide(tmp_path):
+    """docs/daemon-plugins.md has the plugin, docs/testing.md the test, which finds its class by name."""
+    plugin = re.search(r"^```python\n(.*?)^```", (DOCS / "daemon-plugins.md").read_text(), re.MULTILINE | re.DOTALL)[1]
+    indented = re.search(
+        r"^    def (test_it_tells_how_far.*?)^\S", (DOCS / "testing.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "spread.py").write_text(plugin)
+    scope = {"Spread": tmp_path / "spread.py"}
+    exec(textwrap.dedent(f"    def {indented[1]}"), scope)
+    with FakeDaemon() as daemon:
+        scope["test_it_tells_how_far_the_ranks_are_apart"](daemon)
+        daemon.stop_clean()
 
 
 def test_what_there_is_not_cannot_be_started(fake_daemon, tmp_path):
