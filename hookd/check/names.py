@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd import serving
 from hookd.api import nearest
@@ -14,6 +14,8 @@ from hookd.check.problem import Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from hookd.check.source import Subject
 
 KINDS = ("counter", "gauge", "histogram")
 # client_golang/prometheus/util/promlint/validations: units that are not base units, by the last words of a name.
@@ -106,20 +108,41 @@ def lint(
 
 def declared(file: Path, half: str = "target") -> Iterator[Problem]:
     """Lint the declarations of a file whose name is written there, and the uses of their labels."""
-    tree = parsed(file)
-    for node in ast.walk(tree):
+    for one in _declarations(file, half):
+        yield from lint(one.kind, one.name, one.help, one.labels, file=str(file), line=one.line, half=half)
+    if half == "target":
+        yield from _uses(file, parsed(file))
+
+
+def twice(half: Subject, other: Subject) -> Iterator[Problem]:
+    """Give the metrics of a daemon half that the target half declares, too: those of the daemon are not served then."""
+    theirs = {one.name for file in other.files for one in _declarations(file, other.half)}
+    for file in half.files:
+        for one in _declarations(file, half.half):
+            if one.name in theirs:
+                yield Problem(str(file), one.line, "metric", f"{one.name!r} is a metric of the half in targets, and is served from there alone",
+                              "call it otherwise")  # fmt: skip
+
+
+class _Declaration(NamedTuple):
+    """A metric as it is written down."""
+
+    kind: str
+    name: str
+    help: str
+    labels: Sequence[str]
+    line: int
+
+
+def _declarations(file: Path, half: str) -> Iterator[_Declaration]:
+    """Give what a file declares, as far as the name is written there."""
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KINDS:
             arguments = _arguments(node, half)
-            given = {key: _constant(value) for key, value in arguments.items()}
-            if isinstance(given.get("name"), str):
-                text = given.get("help", "unknown")
+            name, text = (_constant(arguments[key]) if key in arguments else None for key in ("name", "help"))
+            if isinstance(name, str):
                 sentence = text if isinstance(text, str) else "unknown"
-                names = _label_names(arguments.get("labels"))
-                yield from lint(
-                    node.func.attr, str(given["name"]), sentence, names, file=str(file), line=node.lineno, half=half
-                )
-    if half == "target":
-        yield from _uses(file, tree)
+                yield _Declaration(node.func.attr, name, sentence, _label_names(arguments.get("labels")), node.lineno)
 
 
 def _label_names(node: ast.expr | None) -> list[str]:

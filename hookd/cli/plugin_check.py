@@ -18,6 +18,8 @@ from hookd.cli import options, output
 from hookd.errors import HookdError, PluginError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hookd.check.problem import Problem
     from hookd.check.source import Subject
 
@@ -50,7 +52,8 @@ def check(
     from hookd.check import source
 
     chosen = {"target": _options(settings), "daemon": _options(daemon_settings)}
-    reports = [_checked(subject, python, chosen[subject.half], static=static) for subject in source.subjects(path)]
+    subjects = source.subjects(path)
+    reports = [_checked(one, subjects, python, chosen[one.half], static=static) for one in subjects]
     is_good = all(one.is_warning for report in reports for one in report["problems"])
     if as_json:
         told = [{**one, "problems": [problem.as_json() for problem in one["problems"]]} for one in reports]
@@ -96,12 +99,17 @@ def _options(settings: tuple[str, ...]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in settings)
 
 
-def _checked(subject: Subject, python: str, chosen: dict[str, str], *, static: bool) -> dict[str, Any]:
+def _checked(
+    subject: Subject, beside: Sequence[Subject], python: str, chosen: dict[str, str], *, static: bool
+) -> dict[str, Any]:
     from hookd.check import blocking, names, packaging, signatures, types
 
     found = [*signatures.problems(subject), *packaging.problems(subject)]
     if subject.half == "target":
         found += blocking.problems(subject)
+    else:
+        others = (one for one in beside if one.half == "target" and one.name == subject.name)
+        found += (problem for other in others for problem in names.twice(subject, other))
     found += [one for file in subject.files for one in names.declared(file, subject.half)]
     report: dict[str, Any] = {
         "plugin": subject.name, "half": subject.half, "file": str(subject.file), "hooks": {}, "is_run": False,

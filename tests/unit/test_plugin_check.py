@@ -447,6 +447,13 @@ class TestBothHalves:
     def test_what_belongs_to_the_other_half_is_found_where_it_is_imported(self, both, heads, places):
         assert set(self.told(both(**heads))) == places
 
+    def test_a_metric_that_both_declare_is_found(self, both):
+        body = "def tell(metrics):\n    metrics.{}('calls', 'Calls.', {})\n"
+        halves = both(target=body.format("counter", []), daemon=body.format("gauge", "1.0, {'rank': '0'}"))
+        (problem,) = names.twice(halves["daemon"], halves["target"])
+        assert (problem.file.rpartition("/")[2], problem.line) == ("daemon.py", 2)
+        assert "'calls' is a metric of the half in targets" in problem.message
+
 
 class TestHosted:
     def check(self, tmp_path, capsys, body, *words, head=DAEMON_HEAD):
