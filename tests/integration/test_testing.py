@@ -383,7 +383,8 @@ def test_the_package_that_new_writes_passes_its_own_tests(tmp_path):
     assert "5 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_package_of_both_halves_passes_its_own_tests_and_the_check(tmp_path, capsys):
+def test_a_package_of_both_halves_passes_its_own_tests_and_the_check(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # mypy's
     assert main(["plugin", "new", "spread", "--daemon", "--dir", str(tmp_path)]) == 0
     words = [
         sys.executable,
