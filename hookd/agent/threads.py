@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OTHER = PHASES.index("other")
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_DAEMON = os.path.join(_HERE, "daemon", "")
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
@@ -100,7 +101,10 @@ def _name() -> str:
 
 
 def frames_inside() -> list[str]:
-    """Name the threads that have a frame of ours on their stack, other than this one and hookd's own."""
+    """Name the threads that have a frame of ours on their stack, other than this one and hookd's own.
+
+    Those of a daemon in this process (`hookd.testing`) are in nobody's call, and stay as long as it does.
+    """
     inside = []
     own = {t.ident for t in threading._active.copy().values() if t.name == "hookd"}  # type: ignore[attr-defined]
     for ident, frame in sys._current_frames().items():
@@ -108,7 +112,8 @@ def frames_inside() -> list[str]:
             continue
         top: Any = frame
         while top is not None:
-            if is_ours(top.f_code.co_filename):
+            file = top.f_code.co_filename
+            if is_ours(file) and not file.startswith(_DAEMON):
                 inside.append(str(ident))
                 break
             top = top.f_back

@@ -7,9 +7,10 @@ import re
 from typing import TYPE_CHECKING
 
 from hookd import hookspecs
+from hookd.check.imports import parsed
 from hookd.check.problem import Problem
 from hookd.check.signatures import walk_own
-from hookd.check.source import dotted, hooks, parsed
+from hookd.check.source import dotted, hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hookd import serving
 from hookd.api import nearest
+from hookd.check.imports import parsed
 from hookd.check.problem import Problem
-from hookd.check.source import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from hookd.check.source import Subject
 
 KINDS = ("counter", "gauge", "histogram")
 # client_golang/prometheus/util/promlint/validations: units that are not base units, by the last words of a name.
@@ -39,10 +42,22 @@ _UNBOUNDED = (
     "id",
     "uuid",
 )
+_LABELS = {"target": (_OURS, _UNBOUNDED), "daemon": (tuple(serving.RESERVED_LABELS), tuple(serving.UNBOUNDED))}
+"""Of each half: labels that are put there by others, and those that have a new value for ever."""
+_ORDER = {"target": ("name", "help", "labels"), "daemon": ("name", "help", "value", "labels")}
 NAME = re.compile(r"[a-z][a-z0-9_]*$")
 
 
-def lint(kind: str, name: str, help: str, labels: Sequence[str], *, file: str, line: int) -> Iterator[Problem]:  # noqa: A002
+def lint(
+    kind: str,
+    name: str,
+    help: str,  # noqa: A002
+    labels: Sequence[str],
+    *,
+    file: str,
+    line: int,
+    half: str = "target",  # noqa: A002
+) -> Iterator[Problem]:
     """Give what is wrong with a metric as a plugin declares it.
 
     Args:
@@ -52,7 +67,9 @@ def lint(kind: str, name: str, help: str, labels: Sequence[str], *, file: str, l
         labels: their names.
         file: of the declaration.
         line: of the declaration.
+        half: of the plugin that declares it, "target" or "daemon".
     """
+    reserved, unbounded = _LABELS[half]
 
     def told(rule: str, message: str, fix: str, *, is_warning: bool = False) -> Problem:
         return Problem(file, line, rule, message, fix, is_warning)
@@ -64,7 +81,7 @@ def lint(kind: str, name: str, help: str, labels: Sequence[str], *, file: str, l
         yield told("metric", f"{name!r} begins with 'hookd_', which is put before it anyway", f"call it {name[6:]!r}")
     if words[-1] == "total":
         yield told("metric", f"{name!r} ends with '_total', which counters get by themselves", f"call it {name[:-6]!r}")
-    elif kind != "histogram" and words[-1] in ("count", "sum", "bucket", "info") and kind == "counter":
+    elif words[-1] in ("count", "sum", "bucket", "info") and (kind == "counter" or half == "daemon"):
         yield told("metric", f"{name!r} ends with {words[-1]!r}, which belongs to histograms", "name what is counted")
     for word in words:
         if word in _BASE:
@@ -80,36 +97,63 @@ def lint(kind: str, name: str, help: str, labels: Sequence[str], *, file: str, l
             yield told(
                 "label", f"the label 'le' of {name!r} belongs to histograms", "call it otherwise", is_warning=True
             )
-        elif label in _OURS:
+        elif label in reserved:
             yield told("label", f"the label {label!r} of {name!r} is hookd's own", "leave it out: every series has it")
-        elif label in _UNBOUNDED:
+        elif label in unbounded:
             yield told("label", f"the label {label!r} of {name!r} has a new value ever again: each makes a series",
-                       "take it out; put a number into the value, or tell it with context.incident(…)")  # fmt: skip
+                       "take it out; put a number into the value" + ("" if half == "daemon" else ", or tell it with context.incident(…)"))  # fmt: skip
     if len(labels) > 4:
         yield told("label", f"{name!r} has {len(labels)} labels", "use four at most: they multiply", is_warning=True)
 
 
-def declared(file: Path) -> Iterator[Problem]:
+def declared(file: Path, half: str = "target") -> Iterator[Problem]:
     """Lint the declarations of a file whose name is written there, and the uses of their labels."""
-    tree = parsed(file)
-    for node in ast.walk(tree):
+    for one in _declarations(file, half):
+        yield from lint(one.kind, one.name, one.help, one.labels, file=str(file), line=one.line, half=half)
+    if half == "target":
+        yield from _uses(file, parsed(file))
+
+
+def twice(half: Subject, other: Subject) -> Iterator[Problem]:
+    """Give the metrics of a daemon half that the target half declares, too: those of the daemon are not served then."""
+    theirs = {one.name for file in other.files for one in _declarations(file, other.half)}
+    for file in half.files:
+        for one in _declarations(file, half.half):
+            if one.name in theirs:
+                yield Problem(str(file), one.line, "metric", f"{one.name!r} is a metric of the half in targets, and is served from there alone",
+                              "call it otherwise")  # fmt: skip
+
+
+class _Declaration(NamedTuple):
+    """A metric as it is written down."""
+
+    kind: str
+    name: str
+    help: str
+    labels: Sequence[str]
+    line: int
+
+
+def _declarations(file: Path, half: str) -> Iterator[_Declaration]:
+    """Give what a file declares, as far as the name is written there."""
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KINDS:
-            given = {key: _constant(value) for key, value in _arguments(node).items()}
-            if isinstance(given.get("name"), str):
-                labels = given.get("labels")
-                names = [one for one in labels if isinstance(one, str)] if isinstance(labels, (list, tuple)) else []
-                text = given.get("help", "unknown")
+            arguments = _arguments(node, half)
+            name, text = (_constant(arguments[key]) if key in arguments else None for key in ("name", "help"))
+            if isinstance(name, str):
                 sentence = text if isinstance(text, str) else "unknown"
-                yield from lint(node.func.attr, str(given["name"]), sentence, names, file=str(file), line=node.lineno)
-    yield from _uses(file, tree)
+                yield _Declaration(node.func.attr, name, sentence, _label_names(arguments.get("labels")), node.lineno)
 
 
-def _arguments(node: ast.Call) -> dict[str, ast.expr]:
-    order = (
-        ["name", "help", "buckets", "labels"]
-        if getattr(node.func, "attr", "") == "histogram"
-        else ["name", "help", "labels"]
-    )
+def _label_names(node: ast.expr | None) -> list[str]:
+    """Give the labels that are written in a declaration: a list of names, or a dict of names and values."""
+    written = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+    return [one.value for one in written if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+
+def _arguments(node: ast.Call, half: str = "target") -> dict[str, ast.expr]:
+    is_histogram = getattr(node.func, "attr", "") == "histogram"
+    order = ("name", "help", "buckets", "labels") if is_histogram else _ORDER[half]
     return {**dict(zip(order, node.args, strict=False)), **{one.arg: one.value for one in node.keywords if one.arg}}
 
 

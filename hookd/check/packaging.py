@@ -1,36 +1,53 @@
-"""Whether a plugin can travel: what it imports, how its module is called, and its entry point."""
+"""Whether a plugin can be found and imported where it runs: what it imports, how its module is called, and its name."""
 
 from __future__ import annotations
 
-import ast
-import re
 from typing import TYPE_CHECKING
 
 from hookd.api import is_name
+from hookd.check.imports import imports
 from hookd.check.problem import Problem
-from hookd.check.source import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hookd.check.imports import Import
     from hookd.check.source import Subject
+
+_PUBLIC = {"target": ("hookd",), "daemon": ("hookd", "hookd.serving")}
+_WRITE = {"target": "import from hookd alone", "daemon": "import from hookd and hookd.serving alone"}
+_APART = "keep the halves in modules of their own, and the __init__.py above them free of both"
 
 
 def problems(subject: Subject) -> Iterator[Problem]:
-    """Give what would keep a plugin from being found or imported in a target."""
+    """Give what would keep a plugin from being found or imported: in a target, or in the daemon."""
     file, line = str(subject.file), subject.tree.lineno
     if subject.name and not is_name(subject.name):
         yield Problem(file, line, "name", f"{subject.name!r} cannot be a plugin's name",
                       "use a lower-case word that no core metric begins with")  # fmt: skip
     top = subject.module.partition(".")[0]
     if not top.startswith("hookd"):
-        yield Problem(file, 1, "name", f"the module {top!r} may be one that a training has as well",
+        who = "a training" if subject.half == "target" else "the daemon"
+        yield Problem(file, 1, "name", f"the module {top!r} may be one that {who} has as well",
                       f"call it hookd_{top}", is_warning=True)  # fmt: skip
     for path in subject.files:
-        for node in ast.walk(parsed(path)):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            names += [one.name for one in node.names] if isinstance(node, ast.Import) else []
-            for name in names:
-                if re.match(r"hookd\.", name):
-                    yield Problem(str(path), getattr(node, "lineno", 0), "import", f"{name} is no public API of hookd",
-                                  "import from hookd alone")  # fmt: skip
+        for one in imports(path, subject.directory):
+            told = _told(subject, one, is_imported=path in subject.imported and not one.is_for_types)
+            if told:
+                yield Problem(str(path), one.line, "import", *told)
+
+
+def _told(subject: Subject, one: Import, *, is_imported: bool) -> tuple[str, str] | None:
+    """Say what is wrong with an import, and what to do."""
+    name = "hookd.serving" if (one.name, one.given) == ("hookd", "serving") else one.name
+    is_torch = one.name.partition(".")[0] == "torch"
+    if subject.half == "daemon" and is_torch and is_imported:
+        return f"the daemon never imports torch, and {subject.class_name} is imported there with this", _APART
+    if subject.half == "daemon" and (one.name, one.given) == ("hookd", "hookimpl") and is_imported:
+        return "this hookimpl marks hooks of the target", "import hookimpl from hookd.serving"
+    if subject.half == "target" and name == "hookd.serving":
+        told = f"a target has no hookd.serving, and {subject.class_name} is imported there with this"
+        return (told, _APART) if is_imported else None
+    if name.startswith("hookd.") and name not in _PUBLIC[subject.half]:
+        return f"{name} is no public API of hookd", _WRITE[subject.half]
+    return None

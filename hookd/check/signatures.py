@@ -1,4 +1,4 @@
-"""Whether the hooks of a class are hooks, and ask for what there is: what the agent would refuse, said beforehand."""
+"""Whether the hooks of a class are hooks, and ask for what there is: what agent or daemon would refuse, said beforehand."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import inspect
 import re
 from typing import TYPE_CHECKING
 
-from hookd import api, hookspecs
+from hookd import api, daemonspecs, hookspecs
 from hookd.api import nearest
 from hookd.check.problem import Problem
 from hookd.check.source import assigned, hooks
 from hookd.errors import PluginError
 
 _IN_PLACE = re.compile(r"[^_]_$")
+_DAEMON_HOOKS = tuple(name for name, value in vars(daemonspecs).items() if hasattr(value, "hookd_daemon_spec"))
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hookd.check.source import Subject
 
@@ -27,11 +28,21 @@ def problems(subject: Subject) -> Iterator[Problem]:
     if not subject.name:
         fix = f'write name = "{subject.class_name.lower()}" in the class: the middle of all its metrics\' names'
         yield Problem(file, node.lineno, "name", f"{subject.class_name} has no name", fix)
+    marked = [(str(path), hook) for path, part in subject.parts for hook in hooks(part)]
+    if subject.half == "daemon":
+        for path, hook in marked:
+            yield from _daemon_hook(path, hook)
+        return
     yield from _api(subject, node)
     may_return = any(_mutates(part) for _, part in subject.parts)
-    for path, part in subject.parts:
-        for hook in hooks(part):
-            yield from _hook(str(path), hook, may_return=may_return)
+    for path, hook in marked:
+        yield from _hook(path, hook, may_return=may_return)
+
+
+def specs(subject: Subject) -> dict[str, inspect.Signature]:
+    """Give the hooks that there are for the half of a plugin, and how each is called."""
+    module, names = (daemonspecs, _DAEMON_HOOKS) if subject.half == "daemon" else (hookspecs, tuple(hookspecs.HOOKS))
+    return {name: inspect.signature(getattr(module, name)) for name in names}
 
 
 def _api(subject: Subject, node: ast.ClassDef) -> Iterator[Problem]:
@@ -58,19 +69,36 @@ def _hook(file: str, node: ast.FunctionDef, *, may_return: bool) -> Iterator[Pro
     if hook not in hookspecs.HOOKS:
         yield Problem(file, node.lineno, "hook", f"there is no hook {hook!r}", nearest(hook, hookspecs.HOOKS))
         return
-    for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call) and {"wrapper", "hookwrapper"} & {one.arg for one in decorator.keywords}:
-            yield Problem(
-                file, node.lineno, "wrapper", f"{hook} is a hook wrapper, which is refused", "write @hookimpl alone"
-            )
-    yield from _arguments(file, hook, node)
+    yield from _wrappers(file, hook, node)
+    yield from _arguments(file, hook, node, list(inspect.signature(getattr(hookspecs, hook)).parameters))
     if hook not in ("select", "configure") and not may_return:
         yield from _returns(file, hook, node)
         yield from _changes(file, hook, node)
 
 
-def _arguments(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
-    allowed = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+def _daemon_hook(file: str, node: ast.FunctionDef) -> Iterator[Problem]:
+    if node.name not in _DAEMON_HOOKS:
+        yield Problem(
+            file,
+            node.lineno,
+            "hook",
+            f"there is no hook {node.name!r} in the daemon",
+            nearest(node.name, _DAEMON_HOOKS),
+        )
+        return
+    yield from _wrappers(file, node.name, node)
+    yield from _arguments(file, node.name, node, list(inspect.signature(getattr(daemonspecs, node.name)).parameters))
+
+
+def _wrappers(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call) and {"wrapper", "hookwrapper"} & {one.arg for one in decorator.keywords}:
+            yield Problem(
+                file, node.lineno, "wrapper", f"{hook} is a hook wrapper, which is refused", "write @hookimpl alone"
+            )
+
+
+def _arguments(file: str, hook: str, node: ast.FunctionDef, allowed: Sequence[str]) -> Iterator[Problem]:
     given = node.args
     names = [*given.posonlyargs, *given.args]
     for star in (given.vararg, given.kwarg, *given.kwonlyargs):

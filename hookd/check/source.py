@@ -6,16 +6,21 @@ import ast
 import functools
 import importlib.metadata
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from hookd.check.imports import parsed, reached
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GROUP = "hookd.plugins"
+    Half = Literal["target", "daemon"]
+
+GROUPS = ("hookd.plugins", "hookd.daemon_plugins")
+BASES: dict[str, Half] = {"Plugin": "target", "DaemonPlugin": "daemon"}
+"""The classes that plugins derive from, and which half of a plugin that makes."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class Subject:
         class_name: of the plugin.
         directory: from which `module` can be imported.
         file: that holds the class.
-        files: all files of its package; of a single file that one.
+        files: all files of its package, without what the other half alone imports; of a single file that one.
+        half: where it runs.
     """
 
     name: str
@@ -37,6 +43,7 @@ class Subject:
     directory: Path
     file: Path
     files: tuple[Path, ...]
+    half: Half = "target"
 
     @property
     def entry(self) -> str:
@@ -61,19 +68,10 @@ class Subject:
                 open_ += [last_name(base) for base in classes[name][1].bases]
         return list(found.values())
 
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    """Parse a file.
-
-    Raises:
-        PluginError: it is no Python; with the line.
-    """
-    try:
-        return ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as exc:
-        line, why = getattr(exc, "lineno", None) or 1, getattr(exc, "msg", None) or exc
-        raise PluginError(f"{path}:{line}: not valid Python: {why}") from exc
+    @functools.cached_property
+    def imported(self) -> tuple[Path, ...]:
+        """Those of its files that are imported with the class."""
+        return reached(self.file, self.directory, self.files)
 
 
 def subjects(path: str) -> list[Subject]:
@@ -114,19 +112,26 @@ def _classes(file: Path) -> Iterator[ast.ClassDef]:
     return (node for node in parsed(file).body if isinstance(node, ast.ClassDef))
 
 
-def _derived(files: tuple[Path, ...]) -> set[str]:
-    """Name the classes of some files that derive from Plugin, in whatever number of steps."""
-    derived, before = {"Plugin"}, 0
+def _derived(files: tuple[Path, ...], base: str) -> set[str]:
+    """Name the classes of some files that derive from `base`, in whatever number of steps."""
+    derived, before = {base}, 0
     while before != len(derived):
         before = len(derived)
         for node in (one for file in files for one in _classes(file)):
-            if any(last_name(base) in derived for base in node.bases):
+            if any(last_name(one) in derived for one in node.bases):
                 derived.add(node.name)
     return derived
 
 
 def _of_package(package: Path) -> Iterator[Subject]:
     files = tuple(sorted(package.rglob("*.py")))
+    found = list(_all_of_package(package, files))
+    for one in found:
+        theirs = {file for other in found if other.half != one.half for file in other.imported} - {*one.imported}
+        yield replace(one, files=tuple(file for file in files if file not in theirs))
+
+
+def _all_of_package(package: Path, files: tuple[Path, ...]) -> Iterator[Subject]:
     for file in files:
         inner = file.relative_to(package.parent).with_suffix("")
         parts = inner.parts[:-1] if inner.name == "__init__" else inner.parts
@@ -134,29 +139,35 @@ def _of_package(package: Path) -> Iterator[Subject]:
 
 
 def _of_file(file: Path, module: str, directory: Path, files: tuple[Path, ...]) -> Iterator[Subject]:
-    derived = _derived(files)
     bases = {last_name(base) for one in files for node in _classes(one) for base in node.bases}
-    for node in _classes(file):
-        if any(last_name(base) in derived for base in node.bases):
-            name = next(filter(None, map(_name_of, node.body)), "")
-            if name or (hooks(node) and node.name not in bases):  # a base of others needs no name
-                yield Subject(name, module, node.name, directory, file, files)
+    for base, half in BASES.items():
+        derived = _derived(files, base)
+        for node in _classes(file):
+            if any(last_name(one) in derived for one in node.bases):
+                name = next(filter(None, map(_name_of, node.body)), "")
+                if name or (hooks(node) and node.name not in bases):  # a base of others needs no name
+                    yield Subject(name, module, node.name, directory, file, files, half)
 
 
 def _installed(name: str) -> Iterator[Subject]:
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        if entry.name == name:
-            module = entry.value.partition(":")[0].partition(".")[0]
-            spec = importlib.util.find_spec(module)
-            if spec is not None and spec.origin is not None:
-                found = subjects(str(Path(spec.origin).parent if spec.submodule_search_locations else spec.origin))
-                return iter([one for one in found if one.entry == entry.value])
-    known = ", ".join(sorted({entry.name for entry in importlib.metadata.entry_points(group=GROUP)}))
+    entries = [entry for group in GROUPS for entry in importlib.metadata.entry_points(group=group)]
+    wanted = [entry for entry in entries if entry.name == name]
+    if any(_home(entry) for entry in wanted):
+        return (one for entry in wanted for one in subjects(_home(entry)) if one.entry == entry.value)
+    known = ", ".join(sorted({entry.name for entry in entries}))
     raise PluginError(
         f"there is no file, folder or installed plugin {name!r}",
         reason="unknown-plugin",
         hint=f"Installed are {known}.",
     )
+
+
+def _home(entry: importlib.metadata.EntryPoint) -> str:
+    """Give the package or file of an entry point; "" where there is none."""
+    spec = importlib.util.find_spec(entry.value.partition(":")[0].partition(".")[0])
+    if spec is None or spec.origin is None:
+        return ""
+    return str(Path(spec.origin).parent if spec.submodule_search_locations else spec.origin)
 
 
 def last_name(node: ast.expr) -> str:

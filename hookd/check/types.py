@@ -1,7 +1,8 @@
 """Whether the annotations of a plugin's hooks are those of the hooks: mypy is asked, where it is installed.
 
 A hook takes any subset of its arguments by name, which no Protocol can say. So a file is written that calls each hook as
-hookd does, with just the arguments that it asks for, in the types of `hookd.hookspecs`, and mypy checks those calls:
+hookd does, with just the arguments that it asks for, in the types of `hookd.hookspecs` (or `hookd.daemonspecs`), and mypy
+checks those calls:
 
     def forward(plugin: Widths, module: Module) -> None:
         result: None = plugin.forward(module=module)
@@ -12,7 +13,6 @@ torch is left out (`follow_imports = skip`), for checking it takes a minute: its
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import os
 import re
 import subprocess
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hookd
-from hookd import hookspecs
 from hookd.check.problem import Problem
+from hookd.check.signatures import specs
 from hookd.check.source import hooks
 
 if TYPE_CHECKING:
@@ -34,11 +34,18 @@ if TYPE_CHECKING:
 _PRELUDE = """# mypy: disable-error-code="func-returns-value"
 from collections.abc import Collection, Sequence
 from typing import Any
-from torch import Tensor
+"""
+_TYPES = {
+    "target": """from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from hookd import Call, Context, Module, Plugin
-"""
+""",
+    "daemon": """from collections.abc import Mapping
+import click
+from hookd.serving import Metrics, Panel, Reading
+""",
+}
 _CONFIG = """[mypy]
 ignore_missing_imports = True
 explicit_package_bases = True
@@ -62,7 +69,7 @@ def problems(subject: Subject) -> list[Problem]:
     lines, homes = _calls(subject)
     with tempfile.TemporaryDirectory() as home:
         calls, config = Path(home, "hookd_calls_of_the_plugin.py"), Path(home, "mypy.ini")
-        calls.write_text(_PRELUDE + "".join(lines))
+        calls.write_text(_PRELUDE + _TYPES[subject.half] + "".join(lines))
         config.write_text(_CONFIG)
         told = _mypy(subject, calls, config)
     return list(_found(told, subject, homes))
@@ -72,10 +79,11 @@ def _calls(subject: Subject) -> tuple[list[str], dict[int, tuple[Path, int]]]:
     """Write the calls, and say which line of theirs belongs to which of the plugin's."""
     lines = [f"from {subject.module} import {subject.class_name} as Checked\n"]
     homes: dict[int, tuple[Path, int]] = {}
-    before = _PRELUDE.count("\n")
+    before = (_PRELUDE + _TYPES[subject.half]).count("\n")
+    signatures = specs(subject)
     for path, hook in ((path, hook) for path, part in subject.parts for hook in hooks(part)):
-        if hook.name in hookspecs.HOOKS:
-            signature = inspect.signature(getattr(hookspecs, hook.name))
+        if hook.name in signatures:
+            signature = signatures[hook.name]
             asked = [one.arg for one in hook.args.args[1:] if one.arg in signature.parameters]
             types = {name: str(signature.parameters[name].annotation) for name in asked}
             types |= dict.fromkeys({"predecessor"} & types.keys(), "Checked")  # it is of the plugin's own class
@@ -111,6 +119,7 @@ def _found(told: str, subject: Subject, homes: dict[int, tuple[Path, int]]) -> I
         file, number, message = Path(match[1]).resolve(), int(match[2]), match[3]
         if file.name == "hookd_calls_of_the_plugin.py" and number in homes:
             home, at = homes[number]
-            yield Problem(str(home), at, "types", message, "annotate it as hookd.hookspecs does")
+            reference = "hookspecs" if subject.half == "target" else "daemonspecs"
+            yield Problem(str(home), at, "types", message, f"annotate it as hookd.{reference} does")
         elif str(file) in mine:
             yield Problem(str(file), number, "types", message)

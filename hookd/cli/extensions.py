@@ -28,7 +28,7 @@ def commands(taken: Collection[str]) -> dict[str, click.Command]:
     found: dict[str, click.Command] = {}
     try:
         for half in _halves():
-            _add(found, half, taken)
+            _tried(found, half, taken)
     except Exception as error:  # noqa: BLE001  the help page comes, whatever is installed
         output.complain(HookdError(f"the commands of plugins cannot be looked for: {type(error).__name__}: {error}"))
     return found
@@ -43,12 +43,22 @@ def _halves() -> Iterator[Half]:
     return (half for half in found if half.has("register_commands"))
 
 
-def _add(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
+def add(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
+    """Import a plugin, and add the commands that its `register_commands` gives to `found`, by name.
+
+    Raises:
+        PluginError: it cannot be imported, or what it gives is no command or has a name that is taken. What its hook
+            raises comes as it is.
+    """
+    _, hooks = half.load()
+    function, _ = hooks.get("register_commands", (tuple, ()))
+    for command in function():
+        found[_name(half.name, command, {*taken, *found})] = command
+
+
+def _tried(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
     try:
-        _, hooks = half.load()
-        function, _ = hooks.get("register_commands", (tuple, ()))
-        for command in function():
-            found[_name(half.name, command, {*taken, *found})] = command
+        add(found, half, taken)
     except (Exception, SystemExit) as error:  # noqa: BLE001  one plugin must not take the others' commands away
         told = error.message if isinstance(error, HookdError) else f"{half.name}: {type(error).__name__}: {error}"
         output.complain(PluginError(f"plugin {told}"))

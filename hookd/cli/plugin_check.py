@@ -1,4 +1,7 @@
-"""`hookd plugin check` and `hookd plugin bench`: what an author should mend, and what the plugin costs."""
+"""`hookd plugin check` and `hookd plugin bench`: what an author should mend, and what the plugin costs.
+
+The half for targets is run by a Python with torch, the half for the daemon by the one that runs hookd.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from hookd.cli import options, output
 from hookd.errors import HookdError, PluginError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hookd.check.problem import Problem
     from hookd.check.source import Subject
 
@@ -32,16 +37,23 @@ SETTINGS = click.option(
 @PATH
 @PYTHON
 @SETTINGS
+@click.option("--daemon-option", "daemon_settings", metavar="KEY=VALUE", multiple=True,
+              help="An option of the plugin's half in the daemon.")  # fmt: skip
 @click.option("--static", is_flag=True, help="Look at the source only; nothing is run.")
 @options.json
-def check(*, path: str, python: str, settings: tuple[str, ...], static: bool, as_json: bool) -> int:
+def check(
+    *, path: str, python: str, settings: tuple[str, ...], daemon_settings: tuple[str, ...], static: bool, as_json: bool
+) -> int:
     """Say what is wrong with a plugin, where, and what to do: a file, a folder, or an installed name.
 
-    Its source is read, and a small model is trained with it and without it. Exit code 1: something is wrong.
+    Its source is read, and a small model is trained with it and without it; a half for the daemon is hosted once, with
+    ranks that come and go. Exit code 1: something is wrong.
     """
     from hookd.check import source
 
-    reports = [_checked(subject, python, _options(settings), static=static) for subject in source.subjects(path)]
+    chosen = {"target": _options(settings), "daemon": _options(daemon_settings)}
+    subjects = source.subjects(path)
+    reports = [_checked(one, subjects, python, chosen[one.half], static=static) for one in subjects]
     is_good = all(one.is_warning for report in reports for one in report["problems"])
     if as_json:
         told = [{**one, "problems": [problem.as_json() for problem in one["problems"]]} for one in reports]
@@ -62,7 +74,12 @@ def bench(*, path: str, python: str, settings: tuple[str, ...], as_json: bool) -
     from hookd.check import source
 
     reports = []
-    for subject in source.subjects(path):
+    subjects = [one for one in source.subjects(path) if one.half == "target"]
+    if not subjects:
+        raise PluginError(
+            f"there is no plugin for targets in {path}", hint="What runs in the daemon costs a training nothing."
+        )
+    for subject in subjects:
         found = _run(subject, "bench", python, _options(settings))
         if "refused" in found:
             raise PluginError(found["refused"], hint=found["hint"])
@@ -82,20 +99,54 @@ def _options(settings: tuple[str, ...]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in settings)
 
 
-def _checked(subject: Subject, python: str, chosen: dict[str, str], *, static: bool) -> dict[str, Any]:
+def _checked(
+    subject: Subject, beside: Sequence[Subject], python: str, chosen: dict[str, str], *, static: bool
+) -> dict[str, Any]:
     from hookd.check import blocking, names, packaging, signatures, types
 
-    found = [*signatures.problems(subject), *blocking.problems(subject), *packaging.problems(subject)]
-    found += [one for file in subject.files for one in names.declared(file)]
-    report: dict[str, Any] = {"plugin": subject.name, "file": str(subject.file), "hooks": {}, "is_run": False}
+    found = [*signatures.problems(subject), *packaging.problems(subject)]
+    if subject.half == "target":
+        found += blocking.problems(subject)
+    else:
+        others = (one for one in beside if one.half == "target" and one.name == subject.name)
+        found += (problem for other in others for problem in names.twice(subject, other))
+    found += [one for file in subject.files for one in names.declared(file, subject.half)]
+    report: dict[str, Any] = {
+        "plugin": subject.name, "half": subject.half, "file": str(subject.file), "hooks": {}, "is_run": False,
+    }  # fmt: skip
     report["is_typed"] = types.is_possible()
     if report["is_typed"]:
         found += types.problems(subject)
-    if not static and all(one.is_warning for one in found):
+    if static or not all(one.is_warning for one in found):
+        pass
+    elif subject.half == "daemon":
+        ran = _rehearse(subject, chosen)
+        found += _of_rehearsal(subject, ran, found)
+        report |= {"is_run": True, "hosted": ran.get("hooks", [])}
+    else:
         ran = _run(subject, "check", python, chosen)
         found += _of_run(subject, ran)
         report |= {"is_run": True, "hooks": ran.get("hooks", {}), "mutates": ran.get("mutates", False)}
     return {**report, "problems": sorted(set(found))}
+
+
+def _of_rehearsal(subject: Subject, ran: dict[str, Any], found: list[Problem]) -> list[Problem]:
+    """Say what came out of hosting it."""
+    from hookd.check import names
+    from hookd.check.problem import Problem
+
+    file, line = str(subject.file), subject.tree.lineno
+    if "refused" in ran:
+        fix = "" if "cannot be imported" in ran["refused"] else "what it needs is given by --daemon-option KEY=VALUE"
+        return [Problem(file, line, "refused", ran["refused"], fix)]
+    told = [
+        Problem(one["file"] or file, one["line"] or line, "raised", f"{one['hook']}: {one['text']}")
+        for one in ran["raised"]
+    ]
+    known = {one.message for one in found}
+    for one in ran["metrics"]:
+        told += names.lint(one["kind"], one["name"], one["help"], one["labels"], file=file, line=line, half="daemon")
+    return [one for one in told if one.message not in known]
 
 
 def _of_run(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
@@ -123,6 +174,13 @@ def _of_run(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
     return found
 
 
+def _rehearse(subject: Subject, chosen: dict[str, str]) -> dict[str, Any]:
+    """Host a daemon half once, in a process of the Python that runs hookd: that is where it will be."""
+    request = {"name": subject.name, "files": [str(file) for file in subject.files]}
+    with tempfile.TemporaryDirectory() as home:
+        return _tried(subject, sys.executable, Path(home), _REHEARSAL, {**request, "options": chosen})
+
+
 def _run(subject: Subject, what: str, python: str, chosen: dict[str, str]) -> dict[str, Any]:
     """Train with the plugin in a process of another Python, which needs torch and nothing else.
 
@@ -133,28 +191,22 @@ def _run(subject: Subject, what: str, python: str, chosen: dict[str, str]) -> di
 
     with tempfile.TemporaryDirectory() as home:
         payload.unpack_testing(Path(home))
-        script = Path(
-            home, "trial.py"
-        )  # as a script: its folder comes first on the path, whatever lies in the current one
-        script.write_text(_MAIN)
-        out = Path(home, "answer.json")
-        request = {
-            "entry": subject.entry,
-            "directory": str(subject.directory),
-            "what": what,
-            "options": chosen,
-            "out": str(out),
-        }
-        words = [python, str(script), json.dumps(request)]
-        try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise HookdError(
-                f"{subject.name}: {error}", hint="--python takes the path of a Python with torch."
-            ) from error
-        if out.exists():
-            answer: dict[str, Any] = json.loads(out.read_text())
-            return answer
+        return _tried(subject, python, Path(home), _MAIN, {"what": what, "options": chosen})
+
+
+def _tried(subject: Subject, python: str, home: Path, main: str, request: dict[str, Any]) -> dict[str, Any]:
+    # As a script: its folder comes first on the path, whatever lies in the current one.
+    script, out = home / "trial.py", home / "answer.json"
+    script.write_text(main)
+    request |= {"entry": subject.entry, "directory": str(subject.directory), "out": str(out)}
+    words = [python, str(script), json.dumps(request)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HookdError(f"{subject.name}: {error}", hint="--python takes the path of a Python with torch.") from error
+    if out.exists():
+        answer: dict[str, Any] = json.loads(out.read_text())
+        return answer
     if done.returncode == _NO_TORCH:
         hint = "Give one that has it (--python /path/to/python), or look at the source only (--static)."
         raise HookdError(f"{python} has no torch, so nothing can be trained with it", reason="no-torch", hint=hint)
@@ -166,6 +218,12 @@ _MAIN = f"""
 import importlib.util, sys
 if importlib.util.find_spec("torch") is None: sys.exit({_NO_TORCH})
 from hookd.testing.measure import main
+main()
+"""
+_REHEARSAL = f"""
+import sys
+sys.path.insert(1, {str(Path(__file__).parent.parent.parent)!r})
+from hookd.testing.rehearsal import main
 main()
 """
 
@@ -185,11 +243,20 @@ def _show(report: dict[str, Any]) -> None:
     if rows:
         output.show(output.fill(output.table("HOOK", ">CALLS", ">PER CALL"), rows))
     if all(one.is_warning for one in report["problems"]):
-        ran = f", and {_trained(report)}" if report["is_run"] else ""
+        ran = f", and {_hosted(report) if report['half'] == 'daemon' else _trained(report)}" if report["is_run"] else ""
         typed = "" if report["is_typed"] else "; types were not looked at (pip install mypy)"
-        output.say(f"{report['plugin']}: nothing to mend{ran}{typed}")
+        output.say(f"{_titled(report)}: nothing to mend{ran}{typed}")
     elif not report["is_run"]:
-        output.say(f"{report['plugin']}: nothing was trained with it before this is mended")
+        done = "nothing was trained with it" if report["half"] == "target" else "it was not hosted"
+        output.say(f"{_titled(report)}: {done} before this is mended")
+
+
+def _titled(report: dict[str, Any]) -> str:
+    return f"{report['plugin']}, in the daemon" if report["half"] == "daemon" else str(report["plugin"])
+
+
+def _hosted(report: dict[str, Any]) -> str:
+    return f"a daemon has hosted it with ranks that came and went ({', '.join(report['hosted']) or 'it has no hooks'})"
 
 
 def _trained(report: dict[str, Any]) -> str:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     Hooks = dict[str, tuple[Callable[..., Any], tuple[str, ...]]]
 
 GROUP = "hookd.daemon_plugins"
+EXTRA = "daemon"
+"""The extra under which a distribution names what its daemon half alone requires: a target is never given that."""
 _IMPORTING = threading.RLock()
 """Held while one is imported: of two in one file the second must not find the module half made."""
 
@@ -65,11 +67,21 @@ class Half:
             with without_torch():
                 plugin = getattr(self._imported(module), name)()
         except (Exception, SystemExit) as exc:
-            where = _author_line(exc)
-            raise PluginError(f"{self.name}: cannot be imported: {type(exc).__name__}: {exc}{where}") from exc
+            told = f"{type(exc).__name__}: {exc}{_author_line(exc)}{self._missing(exc)}"
+            raise PluginError(f"{self.name}: cannot be imported: {told}") from exc
         if not isinstance(plugin, DaemonPlugin) or plugin.name != self.name:
             raise PluginError(f"{self.source.entry} is no hookd.serving.DaemonPlugin with the name {self.name!r}")
         return plugin, hooks(plugin)
+
+    def _missing(self, error: BaseException) -> str:
+        """Say how to install what an import has not found, where the plugin's distribution has an extra for it."""
+        if not isinstance(error, ModuleNotFoundError):
+            return ""
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+            extras = importlib.metadata.metadata(self.source.origin).get_all("Provides-Extra") or ()
+            if EXTRA in extras:
+                return f"; what its half in the daemon requires comes with: pip install '{self.source.origin}[{EXTRA}]'"
+        return ""
 
     def _imported(self, module: str) -> Any:
         with _IMPORTING:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hookd.daemon.halves import Half, Hooks
 
 MAX_ERRORS = 10
+MAX_TROUBLES = 20
+"""Of so many errors the text is kept."""
 BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
 MAX_WAITING = 100
 """Calls that wait for a plugin; with more of them the newest is not made."""
@@ -53,14 +55,14 @@ class Hosted:
         state: one of STATES.
         hooks: what it implements, once it is imported.
         errors: by hook. seconds: spent in it. skipped: calls that were not made, aside or behind.
-        trouble: the last error, with the author's line and the traceback.
+        troubles: the last errors: hook and text, with the author's line (`where`) and the traceback.
     """
 
     def __init__(self, half: Half, options: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self.half = half
         self.hooks: Hooks = {}
         self.state = "starting"
-        self.trouble: dict[str, str] = {}
+        self.troubles: deque[dict[str, str]] = deque(maxlen=MAX_TROUBLES)
         self.errors: Counter[str] = Counter()
         self.seconds = 0.0
         self.skipped = 0
@@ -80,6 +82,11 @@ class Hosted:
     def name(self) -> str:
         """The plugin's name."""
         return self.half.name
+
+    @property
+    def trouble(self) -> dict[str, str]:
+        """The last error, empty where there was none."""
+        return self.troubles[-1] if self.troubles else {}
 
     @property
     def is_idle(self) -> bool:
@@ -181,7 +188,7 @@ class Hosted:
     def _refuse(self, text: str, where: str = "", trace: str = "") -> None:
         self.errors["configure"] += 1
         self.state = "refused"
-        self.trouble = {"hook": "configure", "text": text[:500], "where": where, "traceback": trace[-3000:]}
+        self.troubles.append({"hook": "configure", "text": text[:500], "where": where, "traceback": trace[-3000:]})
         _log.error("plugin %s is refused: %s", self.name, plain(text))
 
     def _do(self, job: Job) -> None:
@@ -204,7 +211,7 @@ class Hosted:
             self.errors[hook] += 1
             self._since += 1
             is_first = self.trouble.get("text") != text
-            self.trouble = {"hook": hook, "text": text[:500], "where": where, "traceback": trace[-3000:]}
+            self.troubles.append({"hook": hook, "text": text[:500], "where": where, "traceback": trace[-3000:]})
             limit = 1 if is_dear or self._probation.is_on(self._clock()) else MAX_ERRORS
             aside = self.state == "active" and self._since >= limit
             if aside:

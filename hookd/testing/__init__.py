@@ -1,4 +1,4 @@
-"""What tests of plugins need: a target in this process, real events, and the checks that every plugin should pass.
+"""What tests of plugins need: a target and a daemon in this process, and the checks that every plugin should pass.
 
     from hookd.testing import assert_bit_identical
 
@@ -10,22 +10,26 @@
     def test_it_changes_nothing():
         assert_bit_identical(Widths)
 
-pytest finds the fixtures by itself where hookd is installed (`hookd.testing.fixtures`). Importing this package loads no
-torch; using it does. docs/testing.md is the guide.
+pytest finds the fixtures by itself where hookd is installed (`hookd.testing.fixtures`). Importing this package loads neither
+torch nor the daemon; using it does. docs/testing.md is the guide.
 """
 
 from __future__ import annotations
 
 from hookd.testing.cost import assert_overhead_below, overhead
+from hookd.testing.daemon import FakeDaemon
 from hookd.testing.equality import assert_bit_identical
 from hookd.testing.events import Event
 from hookd.testing.process import SubprocessTarget
+from hookd.testing.ranks import FakeRank
 from hookd.testing.target import FakeTarget
 from hookd.testing.training import Training, many_modules, small, transformer_block
 from hookd.testing.values import assert_metrics
 
 __all__ = [
     "Event",
+    "FakeDaemon",
+    "FakeRank",
     "FakeTarget",
     "SubprocessTarget",
     "Training",

@@ -9,6 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hookd.testing.daemon import FakeDaemon
     from hookd.testing.process import SubprocessTarget
     from hookd.testing.target import FakeTarget
 
@@ -21,6 +22,16 @@ def fake_target() -> Iterator[FakeTarget]:
     with FakeTarget() as target:
         yield target
         target.stop_clean()
+
+
+@pytest.fixture
+def fake_daemon() -> Iterator[FakeDaemon]:
+    """Give a daemon in this process, not started yet; after the test no hook of its plugins may have raised anything."""
+    from hookd.testing.daemon import FakeDaemon
+
+    with FakeDaemon() as daemon:
+        yield daemon
+        daemon.stop_clean()
 
 
 @pytest.fixture

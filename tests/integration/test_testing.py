@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import random
 import re
 import subprocess
@@ -17,6 +19,8 @@ from torch import nn
 from hookd import Plugin, PluginError, api, hookimpl
 from hookd.api import Renamed
 from hookd.cli import main
+from hookd.serving import DaemonPlugin
+from hookd.serving import hookimpl as daemon_hookimpl
 from hookd.testing import (
     FakeTarget,
     Training,
@@ -53,6 +57,23 @@ class Failing(Widths):
     @hookimpl
     def forward(self, module):
         raise KeyError(module.name)
+
+
+class Behind(DaemonPlugin):
+    name = "behind"
+
+    def __init__(self):
+        self.lost = []
+
+    @daemon_hookimpl
+    def collect(self, ranks, metrics):
+        metrics.gauge(
+            "steps", "Steps of the slowest rank.", min(rank.value("hookd_steps_total") or 0 for rank in ranks)
+        )
+
+    @daemon_hookimpl
+    def target_lost(self, target, reason):
+        self.lost.append((target.run, reason))
 
 
 FAILS_AT = Failing.forward.__code__.co_firstlineno + 2
@@ -355,12 +376,43 @@ class TestMeasure:
             assert 0 < one["low"] <= one["median"] <= one["high"]
 
 
-def test_the_package_that_new_writes_passes_its_own_tests(tmp_path):
-    assert main(["plugin", "new", "spread", "--dir", str(tmp_path)]) == 0  # test_stopwatch.py checks another
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "hookd.testing.fixtures"]
-    home = tmp_path / "hookd-spread"
-    done = subprocess.run(words, cwd=home, capture_output=True, text=True, timeout=100, check=False)
-    assert "5 passed" in done.stdout, done.stdout + done.stderr
+def test_the_packages_that_new_writes_pass_their_own_tests_and_the_check(tmp_path, capsys, monkeypatch):
+    for words in (["width"], ["spread", "--daemon"]):  # test_stopwatch.py checks one of the first kind
+        assert main(["plugin", "new", *words, "--dir", str(tmp_path)]) == 0
+    width, spread = tmp_path / "hookd-width", tmp_path / "hookd-spread"
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "hookd.testing.fixtures", "tests",
+             width / "tests", "-k", "not (test_width and cost)"]  # fmt: skip
+    path = os.pathsep.join(filter(None, (str(width), os.environ.get("PYTHONPATH"))))
+    environ = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(words, cwd=spread, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    assert "12 passed, 1 deselected" in done.stdout, done.stdout + done.stderr
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # mypy's
+    capsys.readouterr()
+    assert main(["plugin", "check", str(spread), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["plugins"]
+    assert {one["half"]: (one["is_run"], one["problems"]) for one in told} == dict.fromkeys(
+        ("target", "daemon"), (True, [])
+    )
+
+
+def test_a_daemon_reads_the_training_in_this_process(fake_target, fake_daemon):
+    fake_target.start(Widths)
+    fake_daemon.start(Behind)
+    fake_daemon.attach(fake_target)
+    (rank,) = fake_daemon.ranks()
+    fake_target.run_steps(3)
+    fake_daemon.look()
+    fake_daemon.assert_metrics(
+        {
+            'hookd_behind_steps{run="test"}': 3,
+            f'hookd_behind_steps{{run="{rank.run}"}}': 0,
+            'hookd_widths_calls_total{run="test",module="0"}': 3,
+        }
+    )
+    fake_target.stop()
+    fake_daemon.look()
+    assert fake_daemon.plugin("behind").lost == [("test", "detached")]
 
 
 def test_loading_the_fixtures_loads_no_torch():

@@ -176,6 +176,15 @@ def test_what_a_plugin_requires_is_carried_with_what_that_requires(installed):
     assert (source.version, source.origin) == ("1.5", "hookd-widths")
 
 
+def test_what_only_the_half_in_the_daemon_requires_is_not_carried(installed):
+    requires = ["small-part", "heavy>=2; extra == 'daemon'", "deeper; python_version >= '3' and extra == \"daemon\""]
+    installed("small-part", {"small.py": ""}, requires=["absent; extra == 'daemon'"])
+    installed("heavy", {"heavy.py": "", "heavy.cpython-311.so": ""})
+    installed("deeper", {"deeper.py": ""})
+    installed("hookd-two", {"hookd_two.py": PLUGIN}, requires=requires, entry="two = hookd_two:Widths")
+    assert set(sources.find("two").files) == {"hookd_two.py", "small.py"}
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [

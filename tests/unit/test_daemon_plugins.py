@@ -110,6 +110,28 @@ def test_torch_is_refused_with_the_authors_line(made):
 
 
 @pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (
+            "daemon",
+            r"No module named 'absent_library' \(.*hookd_mine_two\.py:1\); .* pip install 'hookd-two\[daemon\]'$",
+        ),
+        ("test", r"No module named 'absent_library' \(.*hookd_mine_two\.py:1\)$"),
+    ],
+)
+def test_an_import_that_the_extra_brings_is_told_with_it(tmp_path, monkeypatch, extra, said):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "hookd_mine_two.py").write_text("import absent_library\n")
+    info = tmp_path / "hookd_two-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hookd-two\nVersion: 1.0\nProvides-Extra: {extra}\n")
+    (info / "entry_points.txt").write_text("[hookd.daemon_plugins]\ntwo = hookd_mine_two:Two\n")
+    (half,), _ = halves.found((), lambda name: name == "two")
+    with pytest.raises(PluginError, match=said):
+        half.load()
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         ("@hookimpl\ndef colect(self, run):\n    pass\n", r"no hook 'colect'; did you mean 'collect'\? \(.*\.py:6\)"),

@@ -9,15 +9,13 @@ import sys
 
 import pytest
 
-from hookd.config import ServeConfig
-from hookd.daemon import host
+from hookd.errors import PluginError
+from hookd.testing import FakeDaemon
 from tests.support.environment import REPOSITORY
-from tests.support.pages import Ranks
 from tests.support.posted import Server
-from tests.support.processes import wait_until
 
 EXAMPLES = REPOSITORY / "examples" / "plugins"
-HOSTILE = "../../<!channel>\n"
+HOSTILE = "../../<!channel>"
 
 
 def installed(module):
@@ -27,56 +25,23 @@ def installed(module):
     return pytest.mark.skip(reason=f"{module} is not installed")
 
 
-class Scene:
-    """One example in the daemon's own host; `look` is what the daemon does about once a second."""
-
-    def __init__(self, stack, name, **options):
-        config = ServeConfig(
-            plugin_dirs=(EXAMPLES,), plugins_allow=(name,), daemon_plugin_options={name: options}
-        )  # fmt: skip
-        self.host = host.load(config)
-        (self.one,) = self.host.hosted
-        stack.callback(self.close)
-        wait_until(lambda: self.one.state != "starting", what="its import")
-        self.ranks = Ranks(stack, 1, run=HOSTILE)
-
-    def look(self):
-        for target in self.ranks.targets:
-            target.poll()
-        self.host.look(self.ranks.targets)
-        wait_until(lambda: self.one.is_idle, what="its calls")
-        assert not self.one.errors, self.one.trouble
-
-    def value(self, name):
-        found = {
-            sample.name: sample.value for family in self.host.families(lambda *_: True) for sample in family.samples
-        }
-        return found[name]
-
-    def close(self):
-        self.host.close()
-        self.one._thread.join(10)
-        assert not self.one._thread.is_alive()
-        sys.modules.pop(f"hookd_{self.one.name}", None)
-
-
 @installed("tensorboard.summary")
-def test_tensorboard_reads_curves_of_gauges_and_counters_over_steps(stack, tmp_path):
+def test_tensorboard_reads_curves_of_gauges_and_counters_over_steps(fake_daemon, tmp_path):
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-    scene = Scene(stack, "tensorboard", dir=str(tmp_path / "curves"), metrics="hookd_mine_*|hookd_steps", every_s="0")
+    what = {"dir": tmp_path / "curves", "metrics": "hookd_mine_*|hookd_steps", "every_s": 0}
+    fake_daemon.start(EXAMPLES / "hookd_tensorboard.py", **what)
+    (rank,) = fake_daemon.ranks(run=HOSTILE)
     for step in range(1, 4):
-        scene.ranks.add(0, "hookd_steps", 1)
-        scene.ranks.set(0, "hookd_mine_loss", step / 2, module="a/b")
-        scene.ranks.set(0, "hookd_other", 1.0)
-        scene.look()
-        scene.look()  # no step was taken: no point
-    scene.look()
-    assert scene.value("hookd_tensorboard_points_total") == 6
-    scene.ranks.targets[0].detach()
-    scene.look()
+        rank.run_steps()
+        rank.set("hookd_mine_loss", step / 2, module="a/b")
+        rank.set("hookd_other", 1.0)
+        fake_daemon.look(2)  # once more: no step was taken, no point
+    fake_daemon.assert_metrics({"hookd_tensorboard_points_total": 6})
+    rank.detach()
+    fake_daemon.look()
     (folder,) = (tmp_path / "curves").iterdir()
-    assert folder.name == ".._..___channel__-rank0"
+    assert folder.name == ".._..___channel_-rank0"
     (file,) = folder.iterdir()
     events = [event for event in EventFileLoader(str(file)).Load() if event.summary.value]
     points = [(value.tag, event.step, value.tensor.float_val[0]) for event in events for value in event.summary.value]
@@ -87,17 +52,17 @@ def test_tensorboard_reads_curves_of_gauges_and_counters_over_steps(stack, tmp_p
 
 
 @installed("opentelemetry.exporter.otlp.proto.http.metric_exporter")
-def test_a_collector_gets_gauges_and_sums_of_those_that_live(stack):
+def test_a_collector_gets_gauges_and_sums_of_those_that_live(stack, fake_daemon):
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
     server = stack.enter_context(Server())
-    scene = Scene(stack, "otel", endpoint=f"{server.url}/v1/metrics", every_s="600")
-    scene.ranks.add(0, "hookd_steps", 7)
-    scene.ranks.set(0, "hookd_mine_loss", 2.5, module="a")
-    scene.look()
-    scene.look()
-    assert scene.value("hookd_otel_instruments") >= 2
-    provider = scene.one.hooks["close"][0].__self__.provider
+    fake_daemon.start(EXAMPLES / "hookd_otel.py", endpoint=f"{server.url}/v1/metrics", every_s=600)
+    (rank,) = fake_daemon.ranks(run=HOSTILE)
+    rank.run_steps(7)
+    rank.set("hookd_mine_loss", 2.5, module="a")
+    fake_daemon.look()
+    assert fake_daemon.value("hookd_otel_instruments") >= 2
+    provider = fake_daemon.plugin("otel").provider
 
     def exported():
         server.posts.clear()
@@ -119,54 +84,49 @@ def test_a_collector_gets_gauges_and_sums_of_those_that_live(stack):
     assert (steps.as_double, loss.as_double) == (7.0, 2.5)
     attributes = {one.key: one.value.string_value for one in loss.attributes}
     assert attributes == {"module": "a", "run": HOSTILE, "rank": "0"}
-    scene.ranks.targets[0].detach()
-    scene.look()
+    rank.detach()
+    fake_daemon.look()
     assert "hookd_mine_loss" not in exported()
 
 
-def incident(kind="nan", message="the loss is <!channel>\nNaN", run="llama"):
-    return {"id": 1, "kind": kind, "run": run, "rank": "3", "message": message}
-
-
-def test_slack_is_told_once_and_how_many_more_there_were(stack):
+def test_slack_is_told_once_and_how_many_more_there_were(stack, fake_daemon):
     server = stack.enter_context(Server())
-    scene = Scene(stack, "slack", url=server.url, kinds="nan|hang")
-    plugin = scene.one.hooks["incident"][0].__self__
-    for one in (incident(), incident(), incident(kind="lost"), incident(run="other"), incident()):
-        scene.one.call("incident", incident=one)
-    plugin.quiet_s = 0.0
-    scene.one.call("incident", incident=incident(message="x" * 10_000))
+    fake_daemon.start(EXAMPLES / "hookd_slack.py", url=server.url, kinds="nan|hang")
+    bad = "the loss is <!channel>\nNaN"
+    for kind, run in (("nan", "llama"), ("nan", "llama"), ("lost", "llama"), ("nan", "other"), ("nan", "llama")):
+        fake_daemon.incident(kind, bad, run=run, rank="3")
+    fake_daemon.plugin("slack").quiet_s = 0.0
+    fake_daemon.incident("nan", "x" * 10_000, run="llama", rank="3")
     texts = [json.loads(body)["text"] for _, _, body in server.posts]
     assert texts[0] == "nan in llama/3: the loss is &lt;!channel&gt; NaN"
     assert texts[1].startswith("nan in other/3")
     assert texts[2].endswith("x (and 2 more before)")
     assert len(texts) == 3
     assert len(texts[2]) < 600
-    scene.look()
-    assert scene.value("hookd_slack_posts_total") == 3
+    fake_daemon.ranks(run=HOSTILE)
+    fake_daemon.look()
+    fake_daemon.assert_metrics({"hookd_slack_posts_total": 3})
 
 
 def test_what_is_not_taken_is_an_error_and_the_next_one_is_posted(stack):
     server = stack.enter_context(Server())
-    scene = Scene(stack, "slack", url=server.url)
+    daemon = stack.enter_context(FakeDaemon()).start(EXAMPLES / "hookd_slack.py", url=server.url)
     sys.modules["hookd_slack"].TIMEOUT_S = 0.2
     server.answers[:] = [500, "hang"]
     for _ in range(3):
-        scene.one.call("incident", incident=incident())
-    assert (scene.one.state, scene.one.errors["incident"]) == ("active", 2)
-    assert "timed out" in scene.one.trouble["text"]
+        daemon.incident("nan", "the loss is NaN")
+    assert (daemon.state("slack"), daemon.errors) == ("active", {("slack", "incident"): 2})
+    assert "timed out" in daemon.troubles[-1]["text"]
     assert len(server.posts) == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"url": "file:///etc/passwd"}])
-def test_an_address_that_is_none_is_refused(stack, options):
-    scene = Scene(stack, "slack", **options)
-    assert scene.one.state == "refused"
-    assert "it needs an address" in scene.one.trouble["text"]
+def test_an_address_that_is_none_is_refused(fake_daemon, options):
+    with pytest.raises(PluginError, match="it needs an address"):
+        fake_daemon.start(EXAMPLES / "hookd_slack.py", **options)
 
 
 @installed("tensorboard.summary")
-def test_without_a_directory_tensorboard_is_refused(stack):
-    scene = Scene(stack, "tensorboard")
-    assert scene.one.state == "refused"
-    assert "it needs a directory" in scene.one.trouble["text"]
+def test_without_a_directory_tensorboard_is_refused(fake_daemon):
+    with pytest.raises(PluginError, match="it needs a directory"):
+        fake_daemon.start(EXAMPLES / "hookd_tensorboard.py")

@@ -320,3 +320,202 @@ def test_every_hook_has_annotations_that_mypy_can_read():
         annotations = getattr(hookspecs, hook).__annotations__
         assert "return" in annotations
         assert all(isinstance(one, str) for one in annotations.values())
+
+
+DAEMON_HEAD = """
+from typing import Any
+from hookd import PluginError
+from hookd.serving import DaemonPlugin, Metrics, Panel, Reading, hookimpl
+
+class Spread(DaemonPlugin):
+    name = "spread"
+
+"""
+
+
+class TestDaemonHalf:
+    @pytest.mark.parametrize(
+        ("body", "rule", "words"),
+        [
+            ("\n@hookimpl\ndef colect(self): ...", "hook", "did you mean 'collect'?"),
+            ("\n@hookimpl\ndef forward(self): ...", "hook", ""),
+            ("\n@hookimpl\ndef collect(self, rank): ...", "argument", "did you mean 'ranks'?"),
+            ("\n@hookimpl\ndef collect(self, run=None): ...", "default", "write run without a default"),
+            ("\n@hookimpl(wrapper=True)\ndef close(self): ...", "wrapper", "write @hookimpl alone"),
+            ("\n@hookimpl\ndef incident(self, **incident): ...", "argument", "ask for what you need by name"),
+        ],
+    )
+    def test_a_wrong_hook_is_named_with_its_line(self, tmp_path, body, rule, words):
+        ((line, said, _, fix),) = found(signatures.problems, tmp_path, body, DAEMON_HEAD)
+        assert (line, said) == (3, rule)
+        assert words in fix
+
+    @pytest.mark.parametrize(
+        ("told", "words"),
+        [
+            ('gauge("spread_ms", "x", 1.0)', "base units"),
+            ('gauge("ranks_count", "x", 1.0)', "belongs to histograms"),
+            ('counter("falls_total", "x", 1.0, {"what": "a"})', "_total"),
+            ('gauge("loss", "", 1.0)', "no help"),
+            ('gauge("loss", "x", 1.0, {"run": run})', "hookd's own"),
+            ('gauge("loss", "x", value=1.0, labels={"step": "1"})', "new value ever again"),
+            ('gauge("loss", "x", 1.0, {"rank": ranks[0].rank})', ""),
+        ],
+    )
+    def test_a_wrong_metric_is_found_on_its_line(self, tmp_path, told, words):
+        body = f"\n@hookimpl\ndef collect(self, run, ranks, metrics):\n    metrics.{told}\n"
+        one, offset = subject(tmp_path, body, DAEMON_HEAD)
+        problems = [
+            (problem.line - offset, problem.message + problem.fix) for problem in names.declared(one.file, one.half)
+        ]
+        assert [line for line, _ in problems] == ([4] if words else [])
+        assert all(words in text for _, text in problems)
+
+    def test_annotations_that_are_not_the_hooks_are_found(self, tmp_path, cache):
+        body = """
+        @hookimpl
+        def collect(self, ranks: list[int], metrics: Metrics) -> None:
+            metrics.gauge("ranks", "Ranks.", "two")
+
+        @hookimpl
+        def web_panel(self) -> str:
+            return ""
+
+        @hookimpl
+        def target_lost(self, reason: str, target: Reading) -> None: ...
+        """
+        told = {line: message for line, _, message, _ in found(types.problems, tmp_path, body, DAEMON_HEAD)}
+        assert set(told) == {3, 4, 7}
+        assert "expected" in told[3]
+
+    def test_a_half_that_is_right_has_nothing_to_mend(self, tmp_path):
+        one, _ = subject(tmp_path, "\n@hookimpl\ndef collect(self, ranks): ...\n", DAEMON_HEAD)
+        assert one.half == "daemon"
+        assert not [*signatures.problems(one), *packaging.problems(one)]
+
+
+@pytest.fixture
+def both(tmp_path):
+    """Write a package of both halves; a test gives what is at the top of a file."""
+
+    def make(**heads):
+        package = tmp_path / "hookd_two"
+        package.mkdir()
+        files = {
+            "__init__": "",
+            "shared": "",
+            "target": 'import torch\nfrom hookd import Plugin\n\nclass Two(Plugin):\n    name = "two"\n',
+            "daemon": 'from hookd.serving import DaemonPlugin, hookimpl\n\nclass Other(DaemonPlugin):\n    name = "two"\n',
+        }
+        for name, text in files.items():
+            (package / f"{name}.py").write_text(f"{heads.get(name, '')}\n{text}")
+        return {one.half: one for one in source.subjects(str(tmp_path))}
+
+    return make
+
+
+class TestBothHalves:
+    @staticmethod
+    def told(subjects):
+        return {
+            (half, problem.file.rpartition("/")[2], problem.line): problem.message
+            for half, one in subjects.items()
+            for problem in packaging.problems(one)
+        }
+
+    def test_each_is_held_against_its_own_rules(self, both):
+        halves = both(daemon="from hookd_two import shared", target="from . import shared", shared="import json")
+        assert {half: one.file.name for half, one in halves.items()} == {"target": "target.py", "daemon": "daemon.py"}
+        assert not self.told(halves)
+        assert not [file for file in halves["daemon"].files if file.name == "target.py"]
+
+    @pytest.mark.parametrize(
+        ("heads", "places"),
+        [
+            ({"target": "from hookd.serving import Reading"}, {("target", "target.py", 1)}),
+            ({"target": "from hookd import serving"}, {("target", "target.py", 1)}),
+            ({"target": "from .daemon import Other"}, {("target", "daemon.py", 2)}),
+            ({"__init__": "from hookd_two.target import Two"}, {("daemon", "target.py", 2)}),
+            ({"__init__": "import torch"}, {("daemon", "__init__.py", 1)}),
+            ({"daemon": "from hookd_two.shared import x", "shared": "def x():\n    import torch.nn"}, {("daemon", "shared.py", 2)}),
+            ({"daemon": "from hookd import hookimpl"}, {("daemon", "daemon.py", 1)}),
+            ({"daemon": "from hookd.daemon import host"}, {("daemon", "daemon.py", 1)}),
+            ({"daemon": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"}, set()),
+            ({"target": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from hookd.serving import Reading\n"}, set()),
+        ],
+    )  # fmt: skip
+    def test_what_belongs_to_the_other_half_is_found_where_it_is_imported(self, both, heads, places):
+        assert set(self.told(both(**heads))) == places
+
+    def test_a_metric_that_both_declare_is_found(self, both):
+        body = "def tell(metrics):\n    metrics.{}('calls', 'Calls.', {})\n"
+        halves = both(target=body.format("counter", []), daemon=body.format("gauge", "1.0, {'rank': '0'}"))
+        (problem,) = names.twice(halves["daemon"], halves["target"])
+        assert (problem.file.rpartition("/")[2], problem.line) == ("daemon.py", 2)
+        assert "'calls' is a metric of the half in targets" in problem.message
+
+
+class TestHosted:
+    def check(self, tmp_path, capsys, body, *words, head=DAEMON_HEAD):
+        one, offset = subject(tmp_path, body, head)
+        code = main(["plugin", "check", str(one.file), "--json", *words])
+        (report,) = json.loads(capsys.readouterr().out)["plugins"]
+        return (
+            code,
+            report,
+            [(p["line"] - offset, p["rule"], p["message"]) for p in report["problems"] if not p["is_warning"]],
+        )
+
+    @pytest.fixture(autouse=True)
+    def _untyped(self, monkeypatch):
+        monkeypatch.setattr(types, "is_possible", lambda: False)
+
+    def test_what_its_hooks_raise_and_tell_is_found_with_the_authors_line(self, tmp_path, capsys):
+        body = """
+        @hookimpl
+        def configure(self, options):
+            self.unit = options["unit"]
+
+        @hookimpl
+        def collect(self, ranks, metrics):
+            metrics.gauge(f"spread_{self.unit}", "Spread.", 1.0)
+
+        @hookimpl
+        def target_lost(self, target, reason):
+            self.ends[target.pid] = reason
+
+        @hookimpl
+        def web_panel(self, runs):
+            return 1
+
+        @hookimpl
+        def register_commands(self):
+            return [1]
+        """
+        code, report, problems = self.check(tmp_path, capsys, body, "--daemon-option", "unit=ms")
+        assert (code, report["is_run"], report["half"]) == (1, True, "daemon")
+        assert set(report["hosted"]) == {"collect", "configure", "register_commands", "target_lost", "web_panel"}
+        assert (12, "raised", "target_lost: AttributeError: 'Spread' object has no attribute 'ends'") in problems
+        rest = " ".join(message for _, _, message in problems)
+        assert "'spread_ms' is in ms; metrics are in base units" in rest
+        assert "web_panel gave a int" in rest
+        assert "register_commands gave a int, which is no command" in rest
+        assert len(problems) == 4
+
+    def test_what_it_refuses_is_told_with_what_to_do(self, tmp_path, capsys):
+        body = "\n@hookimpl\ndef configure(self, options):\n    raise PluginError('spread: it needs an address')\n"
+        _, report, ((_, rule, message),) = self.check(tmp_path, capsys, body)
+        assert (rule, "it needs an address" in message) == ("refused", True)
+        assert "--daemon-option" in report["problems"][-1]["fix"]
+
+    def test_torch_is_refused_there_also_where_no_source_shows_it(self, tmp_path, capsys):
+        body = "\n@hookimpl\ndef collect(self):\n    __import__('torch')\n"
+        _, _, ((line, rule, message),) = self.check(tmp_path, capsys, body)
+        assert (line, rule) == (4, "raised")
+        assert "the daemon never imports torch" in message
+
+
+def test_bench_says_that_there_is_no_half_for_targets(tmp_path, capsys):
+    one, _ = subject(tmp_path, "", DAEMON_HEAD)
+    assert main(["plugin", "bench", str(one.file)]) == 2
+    assert "no plugin for targets" in capsys.readouterr().err
