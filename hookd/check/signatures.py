@@ -30,8 +30,19 @@ def problems(subject: Subject) -> Iterator[Problem]:
     yield from _api(subject, node)
     may_return = any(_mutates(part) for _, part in subject.parts)
     for path, part in subject.parts:
+        yield from _never_called(str(path), part)
         for hook in hooks(part):
             yield from _hook(str(path), hook, may_return=may_return)
+
+
+def _never_called(file: str, part: ast.ClassDef) -> Iterator[Problem]:
+    """Find methods that look like hooks and are none."""
+    for one in part.body:
+        if isinstance(one, ast.AsyncFunctionDef) and "hookimpl" in ast.dump(ast.Module(one.decorator_list, [])):
+            yield Problem(file, one.lineno, "hook", f"{one.name} is async, and nobody awaits a hook", "write def alone")
+        if isinstance(one, ast.FunctionDef) and one.name in hookspecs.HOOKS and not one.decorator_list:
+            yield Problem(file, one.lineno, "hook", f"{one.name} has the name of a hook and is never called",
+                          "write @hookimpl above it, or call it otherwise", is_warning=True)  # fmt: skip
 
 
 def _api(subject: Subject, node: ast.ClassDef) -> Iterator[Problem]:
@@ -73,6 +84,9 @@ def _arguments(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]
     allowed = list(inspect.signature(getattr(hookspecs, hook)).parameters)
     given = node.args
     names = [*given.posonlyargs, *given.args]
+    if not names or names[0].arg in allowed:
+        yield Problem(file, node.lineno, "argument", f"{hook} has no self", "hooks are plain methods: write self first")
+        return
     for star in (given.vararg, given.kwarg, *given.kwonlyargs):
         if star is not None:
             yield Problem(file, star.lineno, "argument", f"{hook} takes {star.arg!r} by other means than a plain name",

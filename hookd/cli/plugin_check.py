@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,7 +43,13 @@ def check(*, path: str, python: str, settings: tuple[str, ...], static: bool, as
     """
     from hookd.check import source
 
-    reports = [_checked(subject, python, _options(settings), static=static) for subject in source.subjects(path)]
+    found = source.subjects(path)
+    reports = [_read(subject) for subject in found]
+    sound = [one for one, report in zip(found, reports, strict=True) if all(it.is_warning for it in report["problems"])]
+    ran = {} if static or not sound else _run(sound, "check", python, _options(settings))
+    for subject, report in zip(found, reports, strict=True):
+        if subject.entry in ran:
+            _add_run(report, subject, ran[subject.entry])
     is_good = all(one.is_warning for report in reports for one in report["problems"])
     if as_json:
         told = [{**one, "problems": [problem.as_json() for problem in one["problems"]]} for one in reports]
@@ -62,8 +70,10 @@ def bench(*, path: str, python: str, settings: tuple[str, ...], as_json: bool) -
     from hookd.check import source
 
     reports = []
-    for subject in source.subjects(path):
-        found = _run(subject, "bench", python, _options(settings))
+    subjects = source.subjects(path)
+    ran = _run(subjects, "bench", python, _options(settings))
+    for subject in subjects:
+        found = ran[subject.entry]
         if "refused" in found:
             raise PluginError(found["refused"], hint=found["hint"])
         reports.append({"plugin": subject.name, **found})
@@ -82,20 +92,36 @@ def _options(settings: tuple[str, ...]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in settings)
 
 
-def _checked(subject: Subject, python: str, chosen: dict[str, str], *, static: bool) -> dict[str, Any]:
+def _read(subject: Subject) -> dict[str, Any]:
+    """Say what is wrong with the source."""
     from hookd.check import blocking, names, packaging, signatures, types
 
     found = [*signatures.problems(subject), *blocking.problems(subject), *packaging.problems(subject)]
     found += [one for file in subject.files for one in names.declared(file)]
-    report: dict[str, Any] = {"plugin": subject.name, "file": str(subject.file), "hooks": {}, "is_run": False}
+    report: dict[str, Any] = {
+        "plugin": subject.name,
+        "file": str(subject.file),
+        "hooks": {},
+        "uncalled": [],
+        "is_run": False,
+    }
     report["is_typed"] = types.is_possible()
-    if report["is_typed"]:
+    if report["is_typed"] and all(one.is_warning for one in found):
+        _progress(f"{subject.name or subject.class_name}: mypy looks at the types")
         found += types.problems(subject)
-    if not static and all(one.is_warning for one in found):
-        ran = _run(subject, "check", python, chosen)
-        found += _of_run(subject, ran)
-        report |= {"is_run": True, "hooks": ran.get("hooks", {}), "mutates": ran.get("mutates", False)}
     return {**report, "problems": sorted(set(found))}
+
+
+def _add_run(report: dict[str, Any], subject: Subject, ran: dict[str, Any]) -> None:
+    report["problems"] = sorted({*report["problems"], *_of_run(subject, ran)})
+    report |= {"is_run": True, "mutates": ran.get("mutates", False)}
+    report |= {"hooks": ran.get("hooks", {}), "uncalled": ran.get("uncalled", [])}
+
+
+def _progress(message: str) -> None:
+    """Say to a person who waits what is being done."""
+    if sys.stderr.isatty():
+        output.say(f"... {message}")
 
 
 def _of_run(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
@@ -105,7 +131,7 @@ def _of_run(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
 
     file, line = str(subject.file), subject.tree.lineno
     if "refused" in ran:
-        return [Problem(file, line, "refused", ran["refused"], ran["hint"])]
+        return [Problem(ran.get("file") or file, ran.get("line") or line, "refused", ran["refused"], ran["hint"])]
     found = [
         Problem(one["file"] or file, one["line"] or line, "raised", f"{one['hook']} raised {one['error']}")
         for one in ran["raised"]
@@ -123,42 +149,55 @@ def _of_run(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
     return found
 
 
-def _run(subject: Subject, what: str, python: str, chosen: dict[str, str]) -> dict[str, Any]:
-    """Train with the plugin in a process of another Python, which needs torch and nothing else.
+def _run(subjects: list[Subject], what: str, python: str, chosen: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Train with each plugin in a process of another Python, which needs torch and nothing else; by `entry`.
 
     Raises:
         HookdError: reason "no-torch"; or the process ended without an answer.
     """
     from hookd.attach import payload
 
+    _progress(f"a small model is trained with {', '.join(one.name for one in subjects)}, and without")
     with tempfile.TemporaryDirectory() as home:
         payload.unpack_testing(Path(home))
-        script = Path(
-            home, "trial.py"
-        )  # as a script: its folder comes first on the path, whatever lies in the current one
+        # As a script: its folder comes first on the path, whatever lies in the current one.
+        script = Path(home, "trial.py")
         script.write_text(_MAIN)
-        out = Path(home, "answer.json")
-        request = {
-            "entry": subject.entry,
-            "directory": str(subject.directory),
-            "what": what,
-            "options": chosen,
-            "out": str(out),
-        }
-        words = [python, str(script), json.dumps(request)]
-        try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise HookdError(
-                f"{subject.name}: {error}", hint="--python takes the path of a Python with torch."
-            ) from error
-        if out.exists():
-            answer: dict[str, Any] = json.loads(out.read_text())
-            return answer
-    if done.returncode == _NO_TORCH:
+        outs = {one.entry: Path(home, f"answer{at}.json") for at, one in enumerate(subjects)}
+        plugins = [
+            {"entry": one.entry, "directory": str(one.directory), "out": str(outs[one.entry])} for one in subjects
+        ]
+        request = {"what": what, "options": chosen, "plugins": plugins}
+        status, told = _finished([python, str(script), json.dumps(request)], TIMEOUT_S * len(subjects))
+        if all(out.exists() for out in outs.values()):
+            return {entry: json.loads(out.read_text()) for entry, out in outs.items()}
+    if status == _NO_TORCH:
         hint = "Give one that has it (--python /path/to/python), or look at the source only (--static)."
         raise HookdError(f"{python} has no torch, so nothing can be trained with it", reason="no-torch", hint=hint)
-    raise HookdError(f"{subject.name}: the trial ended with {done.returncode}: {done.stderr[-2000:]}")
+    raise HookdError(told.strip()[-2000:] or f"the trial ended with {status}")
+
+
+def _finished(words: list[str], timeout_s: float) -> tuple[int, str]:
+    """Run a program to its end, with all that it has forked; give its exit code and what it said on stderr.
+
+    Raises:
+        HookdError: it cannot be started, or takes too long.
+    """
+    try:
+        with subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            try:
+                _, told = process.communicate(timeout=timeout_s)
+            except BaseException:  # Ctrl-C, too
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+            return process.returncode, told
+    except OSError as error:
+        raise HookdError(f"{words[0]}: {error}", hint="--python takes the path of a Python with torch.") from error
+    except subprocess.TimeoutExpired as error:
+        hint = "A hook that waits for something, or a loop without an end? `--static` runs nothing."
+        raise HookdError(f"the trial takes longer than {timeout_s:g} s", hint=hint) from error
 
 
 _NO_TORCH = 79
@@ -184,6 +223,11 @@ def _show(report: dict[str, Any]) -> None:
     rows = [(hook, str(told["calls"]), _ns(told)) for hook, told in report["hooks"].items()]
     if rows:
         output.show(output.fill(output.table("HOOK", ">CALLS", ">PER CALL"), rows))
+    if report["uncalled"]:
+        named = ", ".join(report["uncalled"])
+        output.say(
+            f"{report['plugin']}: no module of the small models made a call of {named}: test it on a model of yours"
+        )
     if all(one.is_warning for one in report["problems"]):
         ran = f", and {_trained(report)}" if report["is_run"] else ""
         typed = "" if report["is_typed"] else "; types were not looked at (pip install mypy)"
