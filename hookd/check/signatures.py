@@ -13,6 +13,8 @@ from hookd.check.problem import Problem
 from hookd.check.source import assigned, hooks
 from hookd.errors import PluginError
 
+ALWAYS = ("configure", "select", "succeed")
+"""Hooks of one argument, which are called with it whatever they ask for."""
 _IN_PLACE = re.compile(r"[^_]_$")
 
 if TYPE_CHECKING:
@@ -87,6 +89,9 @@ def _arguments(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]
     if not names or names[0].arg in allowed:
         yield Problem(file, node.lineno, "argument", f"{hook} has no self", "hooks are plain methods: write self first")
         return
+    if hook in ALWAYS and len(names) < 2 and not given.vararg:
+        yield Problem(file, node.lineno, "argument", f"{hook} takes no {allowed[0]!r}, which it is always given",
+                      f"write def {hook}(self, {allowed[0]})")  # fmt: skip
     for star in (given.vararg, given.kwarg, *given.kwonlyargs):
         if star is not None:
             yield Problem(file, star.lineno, "argument", f"{hook} takes {star.arg!r} by other means than a plain name",
