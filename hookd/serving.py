@@ -10,7 +10,8 @@ import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib import error, request
+from urllib.error import HTTPError
+from urllib.request import HTTPErrorProcessor, Request, build_opener
 
 from hookd._pluggy import HookimplMarker
 from hookd.errors import PluginError
@@ -124,21 +125,22 @@ class Address:
                 it would be a GET, without the value (urllib.request.HTTPRedirectHandler, Python 3.11).
         """
         body, headers = json.dumps(value).encode(), {"Content-Type": "application/json"}
-        asked = request.Request(self.url, body, headers)  # noqa: S310  its scheme was looked at
-        with request.build_opener(_OnlySuccess).open(asked, timeout=self.timeout_s):
+        asked = Request(self.url, body, headers)  # noqa: S310  its scheme was looked at
+        with build_opener(_OnlySuccess).open(asked, timeout=self.timeout_s):
             pass
 
 
-class _OnlySuccess(request.HTTPErrorProcessor):
+class _OnlySuccess(HTTPErrorProcessor):
     """Takes any other status for an error, in place of looking for who could make good of it."""
 
-    def http_response(self, _: object, response: Any) -> Any:
+    def http_response(self, request: Request, response: Any) -> Any:
         if 200 <= response.status < 300:
             return response
         with response:
-            raise error.HTTPError("", response.status, response.reason, response.headers, None)
+            raise HTTPError(request.host, response.status, response.reason, response.headers, None)
 
-    https_response = http_response
+    def https_response(self, request: Request, response: Any) -> Any:
+        return self.http_response(request, response)
 
 
 @dataclass(frozen=True)

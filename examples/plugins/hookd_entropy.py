@@ -48,7 +48,7 @@ def entropy(attention: nn.MultiheadAttention, query: Tensor, key: Tensor, mask: 
     """Give the mean entropy of each head, over log(keys); a query or key is [batch, length, width]."""
     if not attention.batch_first:
         query, key = query.transpose(0, 1), key.transpose(0, 1)
-    weights, bias = attention.in_proj_weight.chunk(3), attention.in_proj_bias
+    weights, bias = attention.in_proj_weight.chunk(3), getattr(attention, "in_proj_bias", None)
     biases = bias.chunk(3) if bias is not None else (None, None, None)
     q, k = (nn.functional.linear(x, w, b) for x, w, b in zip((query, key), weights, biases))
     q, k = (x.view(*x.shape[:2], attention.num_heads, -1).transpose(1, 2) for x in (q, k))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hookd import api, hookspecs
 from hookd.api import nearest
 from hookd.check.problem import Problem
-from hookd.check.source import assigned, hooks
+from hookd.check.source import assigned, hooks, last_name
 from hookd.errors import PluginError
 
 ALWAYS = ("configure", "select", "succeed")
@@ -40,7 +40,7 @@ def problems(subject: Subject) -> Iterator[Problem]:
 def _never_called(file: str, part: ast.ClassDef) -> Iterator[Problem]:
     """Find methods that look like hooks and are none."""
     for one in part.body:
-        if isinstance(one, ast.AsyncFunctionDef) and "hookimpl" in ast.dump(ast.Module(one.decorator_list, [])):
+        if isinstance(one, ast.AsyncFunctionDef) and "hookimpl" in map(last_name, one.decorator_list):
             yield Problem(file, one.lineno, "hook", f"{one.name} is async, and nobody awaits a hook", "write def alone")
         if isinstance(one, ast.FunctionDef) and one.name in hookspecs.HOOKS and not one.decorator_list:
             yield Problem(file, one.lineno, "hook", f"{one.name} has the name of a hook and is never called",

@@ -39,7 +39,10 @@ STEPS, BENCH_STEPS, BENCH_PAIRS = 10, 20, 40
 OF_MODULES = {"forward_pre", "forward", "forwards", "backward_pre", "backward"}
 WIDE = 0.05
 """Bounds of a ratio that lie further apart after the first few pairs ask for all of them."""
-MODELS = {"200 small modules": many_modules, "a transformer block": transformer_block}
+MODELS: dict[str, Callable[[], Training]] = {
+    "200 small modules": many_modules,
+    "a transformer block": transformer_block,
+}
 
 
 class Probe:
