@@ -24,7 +24,6 @@ from hookd.errors import PluginError
 from hookd.testing.cost import overhead
 from hookd.testing.equality import first_difference
 from hookd.testing.events import hooks_of, wrapped
-from hookd.testing.pairs import QUICK_PAIRS
 from hookd.testing.target import FakeTarget
 from hookd.testing.training import many_modules, small, transformer_block
 
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
 STEPS, BENCH_STEPS, BENCH_PAIRS = 10, 20, 40
 OF_MODULES = {"forward_pre", "forward", "forwards", "backward_pre", "backward"}
-WIDE = 0.05
-"""Bounds of a ratio that lie further apart after the first few pairs ask for all of them."""
 MODELS: dict[str, Callable[[], Training]] = {
     "200 small modules": many_modules,
     "a transformer block": transformer_block,
@@ -207,9 +204,7 @@ def _on(make: Callable[[], Any], plugin: type[Plugin], directory: str, options: 
         sizes = probe.memory.get(hook, [(0, 0)])
         told["peak_bytes"] = statistics.median(peak for peak, _ in sizes)
         told["kept_bytes"] = statistics.median(kept for _, kept in sizes)
-    pairs = overhead((plugin,), make=make, pairs=min(QUICK_PAIRS, BENCH_PAIRS), options=options)
-    if pairs.ratio.high - pairs.ratio.low > WIDE:
-        pairs = overhead((plugin,), make=make, pairs=BENCH_PAIRS, options=options)
+    pairs = overhead((plugin,), make=make, pairs=BENCH_PAIRS, options=options)
     return {"hooks": hooks, "ratio": _told(pairs.ratio), "control": _told(pairs.control)}
 
 
