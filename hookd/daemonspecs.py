@@ -84,9 +84,9 @@ def target_lost(target: Reading, reason: str) -> None:
 def collect(run: str, ranks: Sequence[Reading], metrics: Metrics) -> None:
     """Make metrics out of what the ranks of one run say together.
 
-    About once a second while the plugin keeps up, for each run with a living target on this node; a single process is a
-    run of one rank. At most 5 s for all runs. What is told to `metrics` is served until the next time, 30 s at most. The
-    label `run` is added to all of it.
+    About once a second, or each `every_s` of the plugin, while it keeps up, for each run with a living target on this node;
+    a single process is a run of one rank. At most 5 s for all runs. What is told to `metrics` is served until the next
+    time, 30 s longer than that at most. The label `run` is added to all of it.
 
         @hookimpl
         def collect(self, run, ranks, metrics):
@@ -107,7 +107,7 @@ def incident(incident: Mapping[str, Any]) -> None:
         @hookimpl
         def incident(self, incident):
             if incident["kind"] == "nan":
-                post(self.url, incident["message"])
+                self.address.post({"text": incident["message"]})
     """
 
 

@@ -5,10 +5,13 @@ The target half imports from `hookd`, this half from here: the daemon has no tor
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.request import HTTPErrorProcessor, Request, build_opener
 
 from hookd._pluggy import HookimplMarker
 from hookd.errors import PluginError
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from hookd.page import Family
 
-__all__ = ["DaemonPlugin", "Metrics", "Panel", "Reading", "hookimpl"]
+__all__ = ["Address", "DaemonPlugin", "Metrics", "Panel", "PluginError", "Reading", "hookimpl"]
 
 hookimpl = HookimplMarker("hookd_daemon")
 """Marks a method as a hook of `hookd.daemonspecs`."""
@@ -40,10 +43,13 @@ class DaemonPlugin:
 
     Attributes:
         name: as that of the target half, if there is one: the middle of all its metrics' names.
+        every_s: seconds from one `collect` to the next, if it is to come less often than the daemon looks, which is
+            about once a second; `configure` may set it.
         readmit: whether it may come back, on probation, after it was put aside for its errors.
     """
 
     name: str = ""
+    every_s: float = 0.0
     readmit: bool = True
 
 
@@ -70,6 +76,12 @@ class Reading:
         """Give the value of one series, as `/metrics` names it: `value("hookd_steps_total")`; None if it is not there."""
         return next((value for found, value in self.series(name) if found == labels), None)
 
+    def numbers(self) -> Iterator[tuple[Family, dict[str, str], float]]:
+        """Give all gauges and counters: the family (`name`, `kind`, `help`), the labels and the value of each series."""
+        for family in self.families:
+            if family.kind != "histogram":
+                yield from ((family, *one) for one in self.series(family.name))
+
     def series(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
         """Give the labels (without run and rank) and the value of each series of a name.
 
@@ -84,6 +96,51 @@ class Reading:
 
 
 _PARTS = {"": "value", "_total": "value", "_sum": "sum", "_count": "count"}
+
+
+@dataclass
+class Address:
+    """Somebody who takes JSON by HTTP, such as a chat's incoming webhook. For hooks that may wait, such as `incident`.
+
+    Args:
+        url: with http:// or https://. Who knows it may often post there, so no error of ours shows it.
+        timeout_s: how long the other end may be silent.
+
+    Raises:
+        PluginError: it begins with something else. (urllib would open `file:///etc/passwd` as well.)
+    """
+
+    url: str = field(repr=False)
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("https://", "http://")):
+            raise PluginError("it needs an address that begins with https:// or http://")
+
+    def post(self, value: object) -> None:
+        """Post a value as JSON.
+
+        Raises:
+            OSError: nobody took it: there was no answer in time, or one that is no success. A redirect is none; to follow
+                it would be a GET, without the value (urllib.request.HTTPRedirectHandler, Python 3.11).
+        """
+        body, headers = json.dumps(value).encode(), {"Content-Type": "application/json"}
+        asked = Request(self.url, body, headers)  # noqa: S310  its scheme was looked at
+        with build_opener(_OnlySuccess).open(asked, timeout=self.timeout_s):
+            pass
+
+
+class _OnlySuccess(HTTPErrorProcessor):
+    """Takes any other status for an error, in place of looking for who could make good of it."""
+
+    def http_response(self, request: Request, response: Any) -> Any:
+        if 200 <= response.status < 300:
+            return response
+        with response:
+            raise HTTPError(request.host, response.status, response.reason, response.headers, None)
+
+    def https_response(self, request: Request, response: Any) -> Any:
+        return self.http_response(request, response)
 
 
 @dataclass(frozen=True)

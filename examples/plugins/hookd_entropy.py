@@ -6,9 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import MultiheadAttention
-from torch.nn.functional import linear
+from torch import Tensor, nn
 
 from hookd import Context, Module, Plugin, hookimpl
 
@@ -31,33 +29,31 @@ class Entropy(Plugin):
     def select(self, module: Module) -> bool:
         """Take torch's own attention, where queries, keys and values have one width."""
         attention = module.torch()
-        return isinstance(attention, MultiheadAttention) and attention.in_proj_weight is not None
+        return isinstance(attention, nn.MultiheadAttention) and attention.in_proj_weight is not None
 
     @hookimpl
     def forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the attention weights again: what computes them fast does not keep them."""
-        attention = module.torch()
-        given = dict(zip(("query", "key"), inputs), **kwargs)
-        if isinstance(attention, MultiheadAttention) and given["query"].dim() == 3:
-            shares = entropy(attention, given["query"], given["key"], given.get("attn_mask"))
-            self.context.later([shares], lambda numbers: self._show(module.name, numbers))
+        attention, given = module.torch(), dict(zip(("query", "key"), inputs), **kwargs)
+        if isinstance(attention, nn.MultiheadAttention) and given["query"].dim() == 3:
+            heads = entropy(attention, given["query"], given["key"], given.get("attn_mask"))
+            self.context.later([heads], lambda numbers: self._show(module.name, numbers))
 
     def _show(self, name: str, numbers: list[float]) -> None:
         for head, number in enumerate(numbers):
             self.entropy.labels(name, str(head)).set(number)
 
 
-def entropy(attention: MultiheadAttention, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+def entropy(attention: nn.MultiheadAttention, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     """Give the mean entropy of each head, over log(keys); a query or key is [batch, length, width]."""
     if not attention.batch_first:
         query, key = query.transpose(0, 1), key.transpose(0, 1)
     weights, bias = attention.in_proj_weight.chunk(3), getattr(attention, "in_proj_bias", None)
     biases = bias.chunk(3) if bias is not None else (None, None, None)
-    q, k = (linear(x, w, b) for x, w, b in zip((query, key), weights, biases))
+    q, k = (nn.functional.linear(x, w, b) for x, w, b in zip((query, key), weights, biases))
     q, k = (x.view(*x.shape[:2], attention.num_heads, -1).transpose(1, 2) for x in (q, k))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None and mask.dim() == 2:
         scores = scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    shares = scores.softmax(-1)
-    found: Tensor = torch.special.entr(shares).sum(-1).mean((0, 2)) / math.log(max(2, key.shape[1]))
-    return found
+    nats: Tensor = torch.special.entr(scores.softmax(-1)).sum(-1).mean((0, 2))
+    return nats / math.log(max(2, key.shape[1]))

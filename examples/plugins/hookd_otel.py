@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.metrics import Observation
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics import MeterProvider, export
 from opentelemetry.sdk.resources import Resource
 
 from hookd.serving import DaemonPlugin, Metrics, Reading, hookimpl
@@ -27,10 +26,8 @@ class OTel(DaemonPlugin):
         """Read whom to send to, and how often; without `endpoint` OpenTelemetry's own variables decide."""
         exporter = OTLPMetricExporter(endpoint=options.get("endpoint"), timeout=5)
         period_ms = 1000 * float(options.get("every_s", "15"))
-        reader = PeriodicExportingMetricReader(exporter, export_interval_millis=period_ms)
-        resource = Resource.create({"service.name": "hookd"})
-        self.provider = MeterProvider([reader], resource, shutdown_on_exit=False)
-        self.meter = self.provider.get_meter("hookd")
+        reader = export.PeriodicExportingMetricReader(exporter, export_interval_millis=period_ms)
+        self.provider = MeterProvider([reader], Resource.create({"service.name": "hookd"}), shutdown_on_exit=False)
         self.latest: dict[int, Reading] = {}  # by pid; read in the exporter's thread, and only replaced
         self.known: set[str] = set()
 
@@ -38,16 +35,13 @@ class OTel(DaemonPlugin):
     def collect(self, ranks: Sequence[Reading], metrics: Metrics) -> None:
         """Keep the newest of each rank, and make an instrument of each name that is new."""
         self.latest.update((rank.pid, rank) for rank in ranks)
-        for family in (family for rank in ranks for family in rank.families if family.kind != "histogram"):
+        meter = self.provider.get_meter("hookd")
+        for family in (one for rank in ranks for one, *_ in rank.numbers()):
             if family.name not in self.known:
                 self.known.add(family.name)
-                self._make(family)
+                make = meter.create_observable_counter if family.kind == "counter" else meter.create_observable_gauge
+                make(family.name, [functools.partial(self._observe, family.name)], description=family.help)
         metrics.gauge("instruments", "Metrics that are exported, of all runs.", len(self.known))
-
-    def _make(self, family: Any) -> None:
-        is_counter = family.kind == "counter"
-        make = self.meter.create_observable_counter if is_counter else self.meter.create_observable_gauge
-        make(family.name, [functools.partial(self._observe, family.name)], description=family.help)
 
     def _observe(self, name: str, _options: object) -> Iterator[Observation]:
         for rank in tuple(self.latest.values()):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import html
-import json
 import time
-import urllib.parse
-import urllib.request
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from hookd import PluginError
-from hookd.serving import DaemonPlugin, Metrics, hookimpl
+from hookd.serving import Address, DaemonPlugin, Metrics, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TIMEOUT_S = 10.0
 LONGEST = 500
 """Characters of a message."""
 
@@ -29,9 +24,7 @@ class Slack(DaemonPlugin):
     @hookimpl
     def configure(self, options: Mapping[str, str]) -> None:
         """Read whom to tell, of what, and for how long one is enough."""
-        self.url = options.get("url", "")
-        if urllib.parse.urlsplit(self.url).scheme not in ("https", "http"):
-            raise PluginError("slack: it needs an address: url = 'https://…' in [daemon_plugins.slack]")
+        self.address = Address(options.get("url", ""), timeout_s=10.0)
         self.kinds = set(options["kinds"].split("|")) if "kinds" in options else None
         self.quiet_s = float(options.get("quiet_s", "60"))
         self.told: dict[tuple[str, str], float] = {}
@@ -48,15 +41,11 @@ class Slack(DaemonPlugin):
             self.held[key] += 1
             return
         more = f" (and {self.held[key]} more before)" if self.held[key] else ""
-        self._post(plain(f"{incident['kind']} in {incident['run']}/{incident['rank']}: {incident['message']}") + more)
+        text = plain(f"{incident['kind']} in {incident['run']}/{incident['rank']}: {incident['message']}")
+        self.address.post({"text": text + more})
+        self.posts += 1
         self.told = {one: at for one, at in self.told.items() if now - at < self.quiet_s} | {key: now}
         del self.held[key]
-
-    def _post(self, text: str) -> None:
-        body, headers = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url, body, headers)  # noqa: S310  its scheme was looked at
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S):  # noqa: S310  raises if it is refused
-            self.posts += 1
 
     @hookimpl
     def collect(self, metrics: Metrics) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ _DEVICE = "read it with context.later([tensor], then), or use context.summary(te
 _RULES = (
     (r".*\.(item|tolist|numpy|cpu|synchronize)$", "blocking", "waits for the device", _DEVICE),
     (r"(time\.)?sleep$", "blocking", "makes the training wait", "take it out; hooks come again by themselves"),
-    (r"(open|io\.open|os\.open|.*\.(read_text|write_text|read_bytes|write_bytes))$", "blocking", "waits for a disk", _ASIDE),
+    (r"(open|io\.open|os\.open|.*\.(open|read_text|write_text|read_bytes|write_bytes))$", "blocking", "waits for a disk", _ASIDE),
     (r"(print|input)$", "blocking", "writes into the training's own output", "use context.log(…), or a metric"),
     (r"(logging|log|logger|_log|_logger|LOG|LOGGER)\.(debug|info|warning|error|exception|critical|log)$", "blocking",
      "takes a lock and writes", "use context.log(…), or a metric"),
@@ -50,7 +51,7 @@ def problems(subject: Subject) -> Iterator[Problem]:
         for hook in hooks(part):
             for file, node in reach.of(path, hook) if hook.name in hookspecs.HOT else ():
                 lines = file.read_text(errors="replace").splitlines()
-                for problem in _calls(str(file), hook.name, node):
+                for problem in _calls(file, hook.name, node):
                     key = problem.file, problem.line
                     if key not in told and ALLOWED not in "".join(lines[problem.line - 1 : _end(node, problem.line)]):
                         told.add(key)
@@ -93,14 +94,33 @@ class _Reach:
                     open_.append(called)
 
 
-def _calls(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
+@functools.cache
+def _imported(file: Path) -> dict[str, str]:
+    """Say what the names that a file imports stand for: `nap` for `time.sleep` after `from time import sleep as nap`."""
+    found = {}
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Import):
+            found.update({one.asname: one.name for one in node.names if one.asname})
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.update({one.asname or one.name: f"{node.module}.{one.name}" for one in node.names})
+    return found
+
+
+def _full(name: str, file: Path) -> str:
+    first, dot, rest = name.partition(".")
+    return _imported(file).get(first, first) + dot + rest
+
+
+def _calls(path: Path, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
     """Give what a function calls that blocks."""
+    file = str(path)
     where = hook if node.name == hook else f"{node.name}, which {hook} calls,"
     for one in walk_own(node):
         if isinstance(one, ast.Call):
             name = dotted(one.func)
+            full = _full(name, path)
             for pattern, rule, why, fix in _RULES:
-                if re.match(pattern, name) and not _MINE.match(name):
+                if re.match(pattern, full) and not _MINE.match(full):
                     yield Problem(file, one.lineno, rule, f"{where} calls {name.lstrip('.')}(), which {why}", fix)
                     break
         if isinstance(one, ast.With):

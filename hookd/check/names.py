@@ -27,6 +27,7 @@ _BASE = {
     "celsius_degrees": "celsius", "fahrenheit": "celsius", "kilograms": "grams", "kelvin": "celsius",
 }  # fmt: skip
 _KIND_WORDS = ("counter", "gauge", "histogram", "summary", "metric")
+_CHANGES = ("inc", "set", "observe")
 _OURS = ("run", "rank", "le", "quantile")
 _UNBOUNDED = (
     "step",
@@ -177,9 +178,14 @@ def _uses(file: Path, tree: ast.Module) -> Iterator[Problem]:
                     if isinstance(target, ast.Attribute):
                         metrics[target.attr] = len(count) if isinstance(count, (list, tuple)) else -1
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "labels"):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         metric = node.func.value
+        if node.func.attr in _CHANGES and isinstance(metric, ast.Attribute) and metrics.get(metric.attr, 0) > 0:
+            yield Problem(str(file), node.lineno, "label", f"self.{metric.attr} has labels, and here are no values for them",
+                          f"write self.{metric.attr}.labels(…).{node.func.attr}(…)")  # fmt: skip
+        if node.func.attr != "labels":
+            continue
         if not isinstance(metric, ast.Attribute) or any(isinstance(one, ast.Starred) for one in node.args):
             continue
         wanted = metrics.get(metric.attr)

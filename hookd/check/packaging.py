@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookd.api import is_name
@@ -33,8 +36,11 @@ def problems(subject: Subject) -> Iterator[Problem]:
     for path in subject.files:
         for one in imports(path, subject.directory):
             told = _told(subject, one, is_imported=path in subject.imported and not one.is_for_types)
+            top = one.name.partition(".")[0]
             if told:
                 yield Problem(str(path), one.line, "import", *told)
+            elif subject.half == "target" and not one.is_for_types and not _is_there(top, subject.directory):
+                yield _foreign(str(path), one.line, top)
 
 
 def _told(subject: Subject, one: Import, *, is_imported: bool) -> tuple[str, str] | None:
@@ -51,3 +57,22 @@ def _told(subject: Subject, one: Import, *, is_imported: bool) -> tuple[str, str
     if name.startswith("hookd.") and name not in _PUBLIC[subject.half]:
         return f"{name} is no public API of hookd", _WRITE[subject.half]
     return None
+
+
+def _is_there(top: str, directory: Path) -> bool:
+    """Whether a module is in each target, or comes with the plugin."""
+    own = (directory / f"{top}.py").exists() or (directory / top).is_dir()
+    return top in sys.stdlib_module_names or top in ("hookd", "torch", "pluggy") or own
+
+
+def _foreign(file: str, line: int, top: str) -> Problem:
+    spec = importlib.util.find_spec(top)
+    homes = (spec.submodule_search_locations if spec is not None else None) or ()
+    if any(next(Path(home).rglob("*.so"), None) for home in homes):
+        message = f"{top} has compiled code, which is not carried into a target: one without {top} refuses the plugin"
+    else:
+        message = (
+            f"{top} comes along only as a declared dependency of a package; else a target without it refuses the plugin"
+        )
+    fix = "use torch and the standard library; what is carried is in docs/plugins-shipping.md"
+    return Problem(file, line, "import", message, fix, is_warning=True)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from hookd import api, daemonspecs, hookspecs
 from hookd.api import nearest
 from hookd.check.problem import Problem
-from hookd.check.source import assigned, hooks
+from hookd.check.source import assigned, hooks, last_name
 from hookd.errors import PluginError
 
+ALWAYS = ("configure", "select", "succeed")
+"""Hooks of one argument, which are called with it whatever they ask for."""
 _IN_PLACE = re.compile(r"[^_]_$")
 _DAEMON_HOOKS = tuple(name for name, value in vars(daemonspecs).items() if hasattr(value, "hookd_daemon_spec"))
 
@@ -35,6 +37,8 @@ def problems(subject: Subject) -> Iterator[Problem]:
         return
     yield from _api(subject, node)
     may_return = any(_mutates(part) for _, part in subject.parts)
+    for path, part in subject.parts:
+        yield from _never_called(str(path), part)
     for path, hook in marked:
         yield from _hook(path, hook, may_return=may_return)
 
@@ -43,6 +47,16 @@ def specs(subject: Subject) -> dict[str, inspect.Signature]:
     """Give the hooks that there are for the half of a plugin, and how each is called."""
     module, names = (daemonspecs, _DAEMON_HOOKS) if subject.half == "daemon" else (hookspecs, tuple(hookspecs.HOOKS))
     return {name: inspect.signature(getattr(module, name)) for name in names}
+
+
+def _never_called(file: str, part: ast.ClassDef) -> Iterator[Problem]:
+    """Find methods that look like hooks and are none."""
+    for one in part.body:
+        if isinstance(one, ast.AsyncFunctionDef) and "hookimpl" in map(last_name, one.decorator_list):
+            yield Problem(file, one.lineno, "hook", f"{one.name} is async, and nobody awaits a hook", "write def alone")
+        if isinstance(one, ast.FunctionDef) and one.name in hookspecs.HOOKS and not one.decorator_list:
+            yield Problem(file, one.lineno, "hook", f"{one.name} has the name of a hook and is never called",
+                          "write @hookimpl above it, or call it otherwise", is_warning=True)  # fmt: skip
 
 
 def _api(subject: Subject, node: ast.ClassDef) -> Iterator[Problem]:
@@ -101,6 +115,12 @@ def _wrappers(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
 def _arguments(file: str, hook: str, node: ast.FunctionDef, allowed: Sequence[str]) -> Iterator[Problem]:
     given = node.args
     names = [*given.posonlyargs, *given.args]
+    if not names or names[0].arg in allowed:
+        yield Problem(file, node.lineno, "argument", f"{hook} has no self", "hooks are plain methods: write self first")
+        return
+    if hook in ALWAYS and len(names) < 2 and not given.vararg:
+        yield Problem(file, node.lineno, "argument", f"{hook} takes no {allowed[0]!r}, which it is always given",
+                      f"write def {hook}(self, {allowed[0]})")  # fmt: skip
     for star in (given.vararg, given.kwarg, *given.kwonlyargs):
         if star is not None:
             yield Problem(file, star.lineno, "argument", f"{hook} takes {star.arg!r} by other means than a plain name",

@@ -6,6 +6,8 @@ The half for targets is run by a Python with torch, the half for the daemon by t
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,9 +53,16 @@ def check(
     """
     from hookd.check import source
 
-    chosen = {"target": _options(settings), "daemon": _options(daemon_settings)}
-    subjects = source.subjects(path)
-    reports = [_checked(one, subjects, python, chosen[one.half], static=static) for one in subjects]
+    found = source.subjects(path)
+    reports = [_read(subject, found) for subject in found]
+    sound = [one for one, report in zip(found, reports, strict=True) if all(it.is_warning for it in report["problems"])]
+    targets = [one for one in sound if one.half == "target" and not static]
+    ran = _run(targets, "check", python, _options(settings)) if targets else {}
+    for subject, report in zip(found, reports, strict=True):
+        if subject.entry in ran:
+            _add_run(report, subject, ran[subject.entry])
+        elif subject in sound and subject.half == "daemon" and not static:
+            _add_rehearsal(report, subject, _rehearse(subject, _options(daemon_settings)))
     is_good = all(one.is_warning for report in reports for one in report["problems"])
     if as_json:
         told = [{**one, "problems": [problem.as_json() for problem in one["problems"]]} for one in reports]
@@ -79,8 +88,9 @@ def bench(*, path: str, python: str, settings: tuple[str, ...], as_json: bool) -
         raise PluginError(
             f"there is no plugin for targets in {path}", hint="What runs in the daemon costs a training nothing."
         )
+    ran = _run(subjects, "bench", python, _options(settings))
     for subject in subjects:
-        found = _run(subject, "bench", python, _options(settings))
+        found = ran[subject.entry]
         if "refused" in found:
             raise PluginError(found["refused"], hint=found["hint"])
         reports.append({"plugin": subject.name, **found})
@@ -99,9 +109,8 @@ def _options(settings: tuple[str, ...]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in settings)
 
 
-def _checked(
-    subject: Subject, beside: Sequence[Subject], python: str, chosen: dict[str, str], *, static: bool
-) -> dict[str, Any]:
+def _read(subject: Subject, beside: Sequence[Subject]) -> dict[str, Any]:
+    """Say what is wrong with the source."""
     from hookd.check import blocking, names, packaging, signatures, types
 
     found = [*signatures.problems(subject), *packaging.problems(subject)]
@@ -112,22 +121,24 @@ def _checked(
         found += (problem for other in others for problem in names.twice(subject, other))
     found += [one for file in subject.files for one in names.declared(file, subject.half)]
     report: dict[str, Any] = {
-        "plugin": subject.name, "half": subject.half, "file": str(subject.file), "hooks": {}, "is_run": False,
+        "plugin": subject.name, "half": subject.half, "file": str(subject.file), "hooks": {}, "uncalled": [], "is_run": False,
     }  # fmt: skip
     report["is_typed"] = types.is_possible()
-    if report["is_typed"]:
+    if report["is_typed"] and all(one.is_warning for one in found):
+        _progress(f"{subject.name or subject.class_name}: mypy looks at the types")
         found += types.problems(subject)
-    if static or not all(one.is_warning for one in found):
-        pass
-    elif subject.half == "daemon":
-        ran = _rehearse(subject, chosen)
-        found += _of_rehearsal(subject, ran, found)
-        report |= {"is_run": True, "hosted": ran.get("hooks", [])}
-    else:
-        ran = _run(subject, "check", python, chosen)
-        found += _of_run(subject, ran)
-        report |= {"is_run": True, "hooks": ran.get("hooks", {}), "mutates": ran.get("mutates", False)}
     return {**report, "problems": sorted(set(found))}
+
+
+def _add_run(report: dict[str, Any], subject: Subject, ran: dict[str, Any]) -> None:
+    report["problems"] = sorted({*report["problems"], *_of_run(subject, ran)})
+    report |= {"is_run": True, "mutates": ran.get("mutates", False)}
+    report |= {"hooks": ran.get("hooks", {}), "uncalled": ran.get("uncalled", [])}
+
+
+def _add_rehearsal(report: dict[str, Any], subject: Subject, ran: dict[str, Any]) -> None:
+    report["problems"] = sorted({*report["problems"], *_of_rehearsal(subject, ran, report["problems"])})
+    report |= {"is_run": True, "hosted": ran.get("hooks", [])}
 
 
 def _of_rehearsal(subject: Subject, ran: dict[str, Any], found: list[Problem]) -> list[Problem]:
@@ -149,6 +160,12 @@ def _of_rehearsal(subject: Subject, ran: dict[str, Any], found: list[Problem]) -
     return [one for one in told if one.message not in known]
 
 
+def _progress(message: str) -> None:
+    """Say to a person who waits what is being done."""
+    if sys.stderr.isatty():
+        output.say(f"... {message}")
+
+
 def _of_run(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
     """Say what came out of training with it."""
     from hookd.check import names
@@ -156,7 +173,7 @@ def _of_run(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
 
     file, line = str(subject.file), subject.tree.lineno
     if "refused" in ran:
-        return [Problem(file, line, "refused", ran["refused"], ran["hint"])]
+        return [Problem(ran.get("file") or file, ran.get("line") or line, "refused", ran["refused"], ran["hint"])]
     found = [
         Problem(one["file"] or file, one["line"] or line, "raised", f"{one['hook']} raised {one['error']}")
         for one in ran["raised"]
@@ -175,42 +192,80 @@ def _of_run(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
 
 
 def _rehearse(subject: Subject, chosen: dict[str, str]) -> dict[str, Any]:
-    """Host a daemon half once, in a process of the Python that runs hookd: that is where it will be."""
-    request = {"name": subject.name, "files": [str(file) for file in subject.files]}
+    """Host a daemon half once, in a process of the Python that runs hookd: that is where it will be.
+
+    Raises:
+        HookdError: the process ended without an answer.
+    """
+    _progress(f"a daemon hosts {subject.name}")
     with tempfile.TemporaryDirectory() as home:
-        return _tried(subject, sys.executable, Path(home), _REHEARSAL, {**request, "options": chosen})
+        out = Path(home, "answer.json")
+        request = {"name": subject.name, "files": [str(file) for file in subject.files], "options": chosen}
+        request |= {"entry": subject.entry, "directory": str(subject.directory), "out": str(out)}
+        status, told = _script(sys.executable, Path(home), _REHEARSAL, request, TIMEOUT_S)
+        if not out.exists():
+            raise _unanswered(status, told)
+        answer: dict[str, Any] = json.loads(out.read_text())
+        return answer
 
 
-def _run(subject: Subject, what: str, python: str, chosen: dict[str, str]) -> dict[str, Any]:
-    """Train with the plugin in a process of another Python, which needs torch and nothing else.
+def _run(subjects: list[Subject], what: str, python: str, chosen: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Train with each plugin in a process of another Python, which needs torch and nothing else; by `entry`.
 
     Raises:
         HookdError: reason "no-torch"; or the process ended without an answer.
     """
     from hookd.attach import payload
 
+    _progress(f"a small model is trained with {', '.join(one.name for one in subjects)}, and without")
     with tempfile.TemporaryDirectory() as home:
         payload.unpack_testing(Path(home))
-        return _tried(subject, python, Path(home), _MAIN, {"what": what, "options": chosen})
-
-
-def _tried(subject: Subject, python: str, home: Path, main: str, request: dict[str, Any]) -> dict[str, Any]:
-    # As a script: its folder comes first on the path, whatever lies in the current one.
-    script, out = home / "trial.py", home / "answer.json"
-    script.write_text(main)
-    request |= {"entry": subject.entry, "directory": str(subject.directory), "out": str(out)}
-    words = [python, str(script), json.dumps(request)]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise HookdError(f"{subject.name}: {error}", hint="--python takes the path of a Python with torch.") from error
-    if out.exists():
-        answer: dict[str, Any] = json.loads(out.read_text())
-        return answer
-    if done.returncode == _NO_TORCH:
+        outs = {one.entry: Path(home, f"answer{at}.json") for at, one in enumerate(subjects)}
+        plugins = [
+            {"entry": one.entry, "directory": str(one.directory), "out": str(outs[one.entry])} for one in subjects
+        ]
+        request = {"what": what, "options": chosen, "plugins": plugins}
+        status, told = _script(python, Path(home), _MAIN, request, TIMEOUT_S * len(subjects))
+        if all(out.exists() for out in outs.values()):
+            return {entry: json.loads(out.read_text()) for entry, out in outs.items()}
+    if status == _NO_TORCH:
         hint = "Give one that has it (--python /path/to/python), or look at the source only (--static)."
         raise HookdError(f"{python} has no torch, so nothing can be trained with it", reason="no-torch", hint=hint)
-    raise HookdError(f"{subject.name}: the trial ended with {done.returncode}: {done.stderr[-2000:]}")
+    raise _unanswered(status, told)
+
+
+def _unanswered(status: int, told: str) -> HookdError:
+    return HookdError(told.strip()[-2000:] or f"the trial ended with {status}")
+
+
+def _script(python: str, home: Path, main: str, request: dict[str, Any], timeout_s: float) -> tuple[int, str]:
+    """Run a text as a script: its folder comes first on the path, whatever lies in the current one."""
+    script = home / "trial.py"
+    script.write_text(main)
+    return _finished([python, str(script), json.dumps(request)], timeout_s)
+
+
+def _finished(words: list[str], timeout_s: float) -> tuple[int, str]:
+    """Run a program to its end, with all that it has forked; give its exit code and what it said on stderr.
+
+    Raises:
+        HookdError: it cannot be started, or takes too long.
+    """
+    try:
+        with subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            try:
+                _, told = process.communicate(timeout=timeout_s)
+            except BaseException:  # Ctrl-C, too
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+            return process.returncode, told
+    except OSError as error:
+        raise HookdError(f"{words[0]}: {error}", hint="--python takes the path of a Python with torch.") from error
+    except subprocess.TimeoutExpired as error:
+        hint = "A hook that waits for something, or a loop without an end? `--static` runs nothing."
+        raise HookdError(f"the trial takes longer than {timeout_s:g} s", hint=hint) from error
 
 
 _NO_TORCH = 79
@@ -242,6 +297,11 @@ def _show(report: dict[str, Any]) -> None:
     rows = [(hook, str(told["calls"]), _ns(told)) for hook, told in report["hooks"].items()]
     if rows:
         output.show(output.fill(output.table("HOOK", ">CALLS", ">PER CALL"), rows))
+    if report["uncalled"]:
+        named = ", ".join(report["uncalled"])
+        output.say(
+            f"{report['plugin']}: no module of the small models made a call of {named}: test it on a model of yours"
+        )
     if all(one.is_warning for one in report["problems"]):
         ran = f", and {_hosted(report) if report['half'] == 'daemon' else _trained(report)}" if report["is_run"] else ""
         typed = "" if report["is_typed"] else "; types were not looked at (pip install mypy)"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Collected = list[tuple[str, Told]]
 
 FRESH_S = 30.0
-"""For how long what `collect` has told is served."""
+"""For how long a panel is shown, and what `collect` has told is served: that, and until its next time."""
 PANEL_EVERY_S = 5.0
 MAX_ROWS, MAX_COLUMNS, MAX_CELL = 100, 12, 200
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Host:
         for reading in readings.values():
             runs.setdefault(reading.run, []).append(reading)
         for one in self.hosted:
-            self._ask(one, "collect", 0.0, lambda one=one: self._ask_collect(one, runs))  # type: ignore[misc]
+            self._ask(one, "collect", one.every_s, lambda one=one: self._ask_collect(one, runs))  # type: ignore[misc]
             self._ask(one, "web_panel", PANEL_EVERY_S, lambda one=one: self._ask_panel(one, runs))  # type: ignore[misc]
 
     def _ask(self, one: Hosted, hook: str, every_s: float, ask: Callable[[], Job | None]) -> None:
@@ -103,13 +103,13 @@ class Host:
         room = [MAX_SERIES]
         told = {run: Metrics(one.name, self._ever[one.name], room) for run in runs}
         rounds = [{"run": run, "ranks": ranks, "metrics": told[run]} for run, ranks in runs.items()]
-        return one.ask("collect", functools.partial(self._keep, one.name, told), rounds=rounds)
+        return one.ask("collect", functools.partial(self._keep, one, told), rounds=rounds)
 
-    def _keep(self, name: str, told: Mapping[str, Metrics]) -> None:
+    def _keep(self, one: Hosted, told: Mapping[str, Metrics]) -> None:
         said = [(run, family) for run, metrics in told.items() for family in metrics.told.values()]
         with self._lock:
-            self._dropped[name] += sum(metrics.dropped for metrics in told.values())
-            self._collected[name] = (self._clock(), said)
+            self._dropped[one.name] += sum(metrics.dropped for metrics in told.values())
+            self._collected[one.name] = (self._clock() + one.every_s + FRESH_S, said)
 
     def _ask_panel(self, one: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
         asked: dict[str, Any] = {"runs": runs}
@@ -156,7 +156,7 @@ class Host:
         if not self.hosted:
             return
         with self._lock:
-            said = [one for at, told in self._collected.values() if self._clock() - at < FRESH_S for one in told]
+            said = [one for until, told in self._collected.values() if self._clock() < until for one in told]
         merged: dict[str, Metric] = {}
         for run, told in said:
             known = merged.get(told.name)

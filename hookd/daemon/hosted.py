@@ -53,6 +53,7 @@ class Hosted:
 
     Attributes:
         state: one of STATES.
+        every_s: seconds from one `collect` to the next.
         hooks: what it implements, once it is imported.
         errors: by hook. seconds: spent in it. skipped: calls that were not made, aside or behind.
         troubles: the last errors: hook and text, with the author's line (`where`) and the traceback.
@@ -62,6 +63,7 @@ class Hosted:
         self.half = half
         self.hooks: Hooks = {}
         self.state = "starting"
+        self.every_s = 0.0
         self.troubles: deque[dict[str, str]] = deque(maxlen=MAX_TROUBLES)
         self.errors: Counter[str] = Counter()
         self.seconds = 0.0
@@ -174,6 +176,7 @@ class Hosted:
             if job.hook in self.hooks:
                 function, names = self.hooks[job.hook]
                 function(**{name: job.rounds[0][name] for name in names})
+            self.every_s = float(plugin.every_s)
         except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
             text = error.message if isinstance(error, HookdError) else f"configure: {worded(error)}"
             self._refuse(text, _author_line(error), "".join(traceback.format_exception(error)))

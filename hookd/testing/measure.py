@@ -1,27 +1,29 @@
-"""Load one plugin, train with it, and tell what it did and what it cost: what `hookd plugin check` and `bench` run.
+"""Load plugins, train with each, and tell what it did and what it cost: what `hookd plugin check` and `bench` run.
 
-    python -m hookd.testing.measure '{"entry": "hookd_widths:Widths", "directory": "/src", "what": "check", "out": "FILE"}'
+    python -m hookd.testing.measure '{"what": "check", "options": {}, "plugins": [{"entry": "hookd_widths:Widths",
+        "directory": "/src", "out": "FILE"}]}'
 
-Runs in a process of its own, in an environment that has torch. It writes one JSON object into `out`.
+Runs in a process of its own, in an environment that has torch. It writes one JSON object into each `out`.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import statistics
 import sys
 import time
 import traceback
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hookd import hookspecs
 from hookd.errors import PluginError
 from hookd.testing.cost import overhead
 from hookd.testing.equality import first_difference
-from hookd.testing.events import wrapped
+from hookd.testing.events import hooks_of, wrapped
 from hookd.testing.target import FakeTarget
 from hookd.testing.training import many_modules, small, transformer_block
 
@@ -30,9 +32,14 @@ if TYPE_CHECKING:
 
     from hookd.plugin import Plugin
     from hookd.testing.pairs import Estimate
+    from hookd.testing.training import Training
 
 STEPS, BENCH_STEPS, BENCH_PAIRS = 10, 20, 40
-MODELS = {"200 small modules": many_modules, "a transformer block": transformer_block}
+OF_MODULES = {"forward_pre", "forward", "forwards", "backward_pre", "backward"}
+MODELS: dict[str, Callable[[], Training]] = {
+    "200 small modules": many_modules,
+    "a transformer block": transformer_block,
+}
 
 
 class Probe:
@@ -82,10 +89,9 @@ class Probe:
         return tracemalloc.get_traced_memory()[0]
 
     def _note(self, hook: str, error: Exception) -> None:
-        mine = [one for one in traceback.extract_tb(error.__traceback__) if one.filename.startswith(self._directory)]
-        file, line = (mine[-1].filename, mine[-1].lineno or 0) if mine else ("", 0)
+        place = _place(error, self._directory)
         what = f"{type(error).__name__}: {error}"
-        self.raised.setdefault((file, line), {"hook": hook, "error": what, "file": file, "line": line})
+        self.raised.setdefault((place["file"], place["line"]), {"hook": hook, "error": what, **place})
 
     def _watch(self, context: Any) -> None:
         """Have the context tell what is declared, and on which line."""
@@ -109,6 +115,12 @@ class Probe:
         }
 
 
+def _place(error: BaseException, directory: str) -> dict[str, Any]:
+    """Find the author's innermost line; "" and 0 where there is none."""
+    mine = [one for one in traceback.extract_tb(error.__traceback__) if one.filename.startswith(directory)]
+    return {"file": mine[-1].filename, "line": mine[-1].lineno or 0} if mine else {"file": "", "line": 0}
+
+
 def _cost_of_the_clock() -> int:
     took = []
     for _ in range(200):
@@ -123,17 +135,37 @@ def _spread(took: list[int]) -> dict[str, float]:
 
 
 def check(plugin: type[Plugin], directory: str, options: dict[str, object]) -> dict[str, Any]:
-    """Train some steps with a plugin, call every cold hook, and compare a training with it and without it, bit for bit."""
+    """Train some steps with a plugin, call every cold hook, and compare a training with it and without it, bit for bit.
+
+    Hooks that a chain of small layers has no call for get a transformer block as well.
+    """
     probe = Probe(directory)
-    with FakeTarget(record=False) as target:
+    wanted = OF_MODULES & hooks_of(plugin).keys()
+    for make in (small, lambda: transformer_block(32, 16)):
+        told = _trained_with(plugin, make, probe, options)
+        uncalled = sorted(wanted - probe.took.keys() - {one["hook"] for one in probe.raised.values()})
+        if not uncalled or told["errors"] or told["broken"] or told["difference"]:
+            break
+    return {
+        **told,
+        "hooks": probe.hooks(),
+        "metrics": probe.metrics,
+        "raised": list(probe.raised.values()),
+        "uncalled": uncalled,
+    }
+
+
+def _trained_with(
+    plugin: type[Plugin], make: Callable[[], Training], probe: Probe, options: dict[str, object]
+) -> dict[str, Any]:
+    with FakeTarget(record=False, make=make) as target:
         target.start(wrapped(plugin, probe.around), **options)
         broken = _worked(target, plugin.name)
         state, mutates = target.state(plugin.name), target.plugin(plugin.name).mutates
         errors, logs = target.errors, target.logs
-    told = {"hooks": probe.hooks(), "metrics": probe.metrics, "raised": list(probe.raised.values()), "state": state,
-            "errors": sum(errors.values()), "logs": logs, "mutates": mutates, "broken": broken}  # fmt: skip
+    told = {"state": state, "errors": sum(errors.values()), "logs": logs, "mutates": mutates, "broken": broken}
     is_sound = not errors and not mutates and not broken
-    return {**told, "difference": first_difference((plugin,), make=small, options=options) if is_sound else ""}
+    return {**told, "difference": first_difference((plugin,), make=make, options=options) if is_sound else ""}
 
 
 def _worked(target: FakeTarget, name: str) -> str:
@@ -181,22 +213,56 @@ def _told(one: Estimate) -> dict[str, float]:
 
 
 def main() -> None:
-    """Do what the only argument says."""
+    """Do what the only argument says, with one plugin after the other."""
+    import torch  # paid once: each plugin is tried in a fork of this process
+
+    torch.set_num_threads(1)  # more of them wait for each other where the machine is busy
+    small()  # its optimizer imports the half of torch that `import torch` leaves out
     request = json.loads(sys.argv[1])
-    sys.path.insert(0, request["directory"])
-    module, _, name = request["entry"].partition(":")
+    for one in request["plugins"]:
+        child = os.fork()
+        if not child:
+            _try_alone(request, one)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if not Path(one["out"]).exists():
+            told = {
+                "refused": f"the process ended with {status} while it was tried",
+                "hint": "no hook may end the training",
+            }
+            Path(one["out"]).write_text(json.dumps(told))
+
+
+def _try_alone(request: dict[str, Any], one: dict[str, str]) -> NoReturn:
+    """Try a plugin and end this process, whatever happens: what comes after belongs to the one that was forked."""
+    status = 1
+    try:
+        told = _tried(request, one)
+        Path(one["out"]).write_text(json.dumps(told))
+        status = 0
+    except BaseException:  # noqa: BLE001  SystemExit, too
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _tried(request: dict[str, Any], one: dict[str, str]) -> dict[str, Any]:
+    sys.path.insert(0, one["directory"])
+    module, _, name = one["entry"].partition(":")
     what = {"check": check, "bench": bench}[request["what"]]
     try:
         plugin = getattr(importlib.import_module(module), name)
-        told = what(plugin, request["directory"], request["options"])
+        return what(plugin, one["directory"], request["options"])
     except PluginError as error:
-        told = {"refused": error.message, "hint": error.hint}
+        return {"refused": error.message, "hint": error.hint}
     except Exception as error:  # noqa: BLE001  (of the author's import, say: it is for the author to read)
-        told = {
-            "refused": "".join(traceback.format_exception_only(type(error), error)).strip(),
-            "hint": traceback.format_exc(),
-        }
-    Path(request["out"]).write_text(json.dumps(told))
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        place = _place(error, one["directory"])
+        hint = "" if place["line"] else traceback.format_exc()
+        if isinstance(error, ModuleNotFoundError):
+            hint = "it is not in this Python: --python names another, such as that of the training"
+        return {"refused": text, "hint": hint, **place}
 
 
 if __name__ == "__main__":

@@ -72,11 +72,11 @@ def many_modules(count: int = 200) -> Training:
     return Training(nn.Sequential(*layers), lambda _step: (batch,))
 
 
-def transformer_block() -> Training:
-    """Make one of torch's encoder layers: width 256, 8 heads, batches of 8 sequences of 64."""
+def transformer_block(width: int = 256, length: int = 64) -> Training:
+    """Make one of torch's encoder layers: of this width, 8 heads, batches of 8 sequences of this length."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    batch = torch.randn(8, 64, 256)
-    return Training(nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True), lambda _step: (batch,))
+    batch = torch.randn(8, length, width)
+    return Training(nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True), lambda _step: (batch,))

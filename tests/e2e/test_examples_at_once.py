@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import statistics
 
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support import training
 from tests.support.daemon import Daemon
 from tests.support.environment import REPOSITORY
 from tests.support.posted import Server
-from tests.support.processes import wait_until
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240), pytest.mark.load]
+pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(400), pytest.mark.load]
 
-MIXTURE = Job("mixture.py", "--steps 240")
+MIXTURE = Job("mixture.py", "--steps 260")
 PLUGINS = ["entropy", "experts:modules=gate,top=2", "noise:batch=8"]
 WINDOW_STEPS = 16
 """Of the governor: `hookd_overhead_ratio` is told once in each."""
-WINDOWS = 8
+SETTLED_STEPS = 96
+"""Before that each plugin was called for the first time, entropy after 50 steps: torch sets up much then, once."""
+STEPS = 256
 CONFIG = """
 [eval]
 allow = true
@@ -38,18 +40,7 @@ kinds = "eval"
 """
 
 
-def installed(module):
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-IN_DAEMON = {"slack"}
-if installed("tensorboard.summary"):
-    IN_DAEMON.add("tensorboard")
-if installed("opentelemetry.exporter.otlp.proto.http.metric_exporter"):
-    IN_DAEMON.add("otel")
+IN_DAEMON = ("slack", "tensorboard", "otel")
 
 
 class Watched:
@@ -57,13 +48,13 @@ class Watched:
 
     def __init__(self, daemon):
         self.daemon = daemon
-        self.ratios = {}
+        self.windows = []
 
-    def has_taken(self, steps):
+    def look(self):
         self.metrics = self.daemon.metrics()
-        taken = self.metrics.total("hookd_steps_total")
-        self.ratios[taken // WINDOW_STEPS] = self.metrics.total("hookd_overhead_ratio")
-        return taken >= steps
+        taken, ratio = (self.metrics.total(name) for name in ("hookd_steps_total", "hookd_overhead_ratio"))
+        if not self.windows or ratio != self.windows[-1][1]:
+            self.windows.append((taken, ratio))
 
 
 def test_all_at_once_leave_the_training_as_it_is_and_keep_to_the_budget(stack, tmp_path):
@@ -78,7 +69,11 @@ def test_all_at_once_leave_the_training_as_it_is_and_keep_to_the_budget(stack, t
 
     watched = Watched(daemon)
     daemon.client.evaluate(process.pid, "step", 10.0)
-    wait_until(lambda: watched.has_taken(WINDOWS * WINDOW_STEPS), what="the last windows")
+    for step in range(
+        WINDOW_STEPS, STEPS, WINDOW_STEPS // 2
+    ):  # the training's own lines are the clock: no busy polling
+        process.expect(f"^step {step} ")
+        watched.look()
     metrics = watched.metrics
     assert metrics.labels("hookd_entropy_ratio", "head") == {"0", "1", "2", "3"}
     assert metrics.labels("hookd_experts_load_ratio", "expert") == {"0", "1", "2", "3"}
@@ -87,19 +82,23 @@ def test_all_at_once_leave_the_training_as_it_is_and_keep_to_the_budget(stack, t
         assert metrics.total("hookd_plugin_state", plugin=plugin, state="active") == 1
         assert metrics.total("hookd_plugin_errors_total", plugin=plugin) == 0
     budget = metrics.total("hookd_overhead_budget_ratio")
-    lowest = statistics.quantiles(list(watched.ratios.values())[-6:])[0]  # a busy machine only adds to it
-    assert 0 < lowest <= budget == 0.01, list(watched.ratios.items())
+    settled = [ratio for steps, ratio in watched.windows if steps >= SETTLED_STEPS]
+    assert len(settled) >= (STEPS - SETTLED_STEPS) / WINDOW_STEPS / 2, watched.windows
+    assert 0 < statistics.median(settled) <= budget == 0.01, watched.windows
 
     plain = training.plain_run(MIXTURE)
     assert training.result(process.finish()) == plain.result()
 
     (told,) = [json.loads(body)["text"] for path, _, body in server.posts if path == "/slack"]
     assert told.startswith("eval in examples-")
-    if "otel" in IN_DAEMON:
-        assert any(path == "/v1/metrics" and b"hookd_noise_scale_samples" in body for path, _, body in server.posts)
-    if "tensorboard" in IN_DAEMON:
-        (file,) = (tmp_path / "curves").rglob("events.*")
-        assert b"hookd_noise_scale_samples" in file.read_bytes()
+    exported = [ExportMetricsServiceRequest.FromString(body) for path, _, body in server.posts if path == "/v1/metrics"]
+    names = {
+        m.name for one in exported for it in one.resource_metrics for scope in it.scope_metrics for m in scope.metrics
+    }
+    assert {"hookd_noise_scale_samples", "hookd_entropy_ratio", "hookd_experts_load_ratio"} <= names
+    (folder,) = (tmp_path / "curves").iterdir()
+    curves = EventAccumulator(str(folder)).Reload()
+    assert curves.Tensors("hookd_noise_scale_samples")[-1].step > SETTLED_STEPS
     for plugin in IN_DAEMON:
         assert daemon.metrics().total("hookd_daemon_plugin_state", plugin=plugin, state="active") == 1
         assert daemon.metrics().total("hookd_daemon_plugin_errors_total", plugin=plugin) == 0

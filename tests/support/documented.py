@@ -163,7 +163,9 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "curl -s http://127.0.0.1:9465/metrics | grep hookd_noise": By(_NOISE),
     "pip install tensorboard": _INDEX,
     "hookd serve --config tensorboard.toml --plugin-dir examples/plugins": By(_AT_ONCE),
-    "tensorboard --logdir curves": Cannot("it is too large for the test tools", _CURVES),
+    "tensorboard --logdir curves": Cannot(
+        "TensorBoard's own pages stay until they are ended; its reader is asked instead", _CURVES
+    ),
     "pip install opentelemetry-exporter-otlp-proto-http": _INDEX,
     "hookd serve --config otel.toml --plugin-dir examples/plugins": By(_AT_ONCE),
     "hookd serve --config slack.toml --plugin-dir examples/plugins": By(_AT_ONCE),

@@ -22,6 +22,13 @@ class Server:
                     outer.over.wait(30)
                     return
                 self.send_response(answer)
+                if 300 <= answer < 400:
+                    self.send_header("Location", f"{outer.url}/elsewhere")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def do_GET(self):  # noqa: N802  http.server's own name; where a redirect leads
+                self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 

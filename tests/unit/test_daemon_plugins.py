@@ -321,6 +321,37 @@ def test_targets_metrics_and_panels(made, stack, tmp_path, clock):
     all_of_them.close()
 
 
+def test_collect_comes_as_seldom_as_its_plugin_says_and_is_served_until_then(made, stack, tmp_path, clock):
+    body = """
+        @hookimpl
+        def configure(self, options):
+            self.every_s, self.looks = float(options["every_s"]), 0
+
+        @hookimpl
+        def collect(self, metrics):
+            self.looks += 1
+            metrics.counter("looks", "Looks.", self.looks)
+    """
+    made(textwrap.dedent(body))
+    options = {"mine": {"every_s": "60"}}
+    all_of_them = host.load(ServeConfig(plugin_dirs=(tmp_path,), daemon_plugin_options=options), clock)
+    (one,) = all_of_them.hosted
+    wait_until(lambda: one.state == "active", what="its import")
+    ranks = Ranks(stack, 1, run="a")
+    for wait_s, looks in ((0, 1), (59, 1), (1, 2), (59, 2)):
+        clock.now += wait_s
+        all_of_them.look(ranks.targets)
+        settle(one)
+        assert served(all_of_them)["hookd_mine_looks_total"] == ({"run": "a"}, looks)
+    all_of_them.close()
+
+
+def test_an_interval_that_is_no_number_refuses_the_plugin(made, clock):
+    one = begun(made("every_s = 'often'\n@hookimpl\ndef collect(self, metrics):\n    pass\n"), clock)
+    assert (one.state, one.errors["configure"]) == ("refused", 1)
+    assert "often" in one.trouble["text"]
+
+
 def test_what_is_not_allowed_is_not_imported(made, tmp_path):
     half = made("pass")
     assert not host.load(ServeConfig(plugin_dirs=(tmp_path,), plugins_allow=("other",))).hosted
@@ -342,6 +373,18 @@ def test_a_reading_gives_series_as_metrics_names_them(stack):
     assert reading.value("hookd_mine_loss", task="a") == 2.5
     assert (reading.value("hookd_step_seconds_sum"), reading.value("hookd_step_seconds_count")) == (3.5, 4)
     assert reading.value("hookd_step_seconds") is None
+
+
+def test_a_reading_gives_all_its_numbers_and_no_histogram(stack):
+    ranks = Ranks(stack, 1)
+    ranks.add(0, "hookd_calls", 2.0, module="a")
+    ranks.set(0, "hookd_loss", 0.5)
+    page = ranks.pages[0]
+    page.series(page.family("hookd_took_seconds", "histogram", "Help.", (), (0.1, 1.0)), ())
+    ranks.targets[0].poll()
+    told = [(f.name, f.kind, labels, value) for f, labels, value in host._reading(ranks.targets[0]).numbers()]
+    mine = [one for one in told if one[0] in ("hookd_calls", "hookd_loss", "hookd_took_seconds")]
+    assert mine == [("hookd_calls", "counter", {"module": "a"}, 2.0), ("hookd_loss", "gauge", {}, 0.5)]
 
 
 def test_a_reading_of_nothing_gives_nothing():

@@ -50,6 +50,10 @@ class TestSignatures:
             ("\n@hookimpl\ndef forward(self, module=None): ...", "default", "write module without a default"),
             ("\n@hookimpl(wrapper=True)\ndef forward(self): ...", "wrapper", "write @hookimpl alone"),
             ("\n@hookimpl\ndef forward(self, *modules): ...", "argument", "ask for what you need by name"),
+            ("\n@hookimpl\ndef forward(module): ...", "argument", "write self first"),
+            ("\n@hookimpl\ndef select(self): ...", "argument", "write def select(self, module)"),
+            ("\n@hookimpl\nasync def forward(self): ...", "hook", "write def alone"),
+            ("\n\ndef forward(self): ...", "hook", "write @hookimpl above it"),
         ],
     )
     def test_a_wrong_hook_is_named_with_its_line(self, tmp_path, body, rule, words):
@@ -95,6 +99,21 @@ class TestBlocking:
         assert line == 5
         assert rule in ("blocking", "random")
         assert fix
+
+    @pytest.mark.parametrize(
+        ("more", "call"),
+        [
+            ("from time import sleep as nap", "nap(1)"),
+            ("import urllib.request as web", "web.urlopen('http://x')"),
+            ("from pathlib import Path", "Path('f').open()"),
+            ("from torch import randn as draw", "draw(3)"),
+        ],
+    )
+    def test_it_is_found_by_whatever_name_it_was_imported(self, tmp_path, more, call):
+        body = f"\n@hookimpl\ndef forward(self):\n    {call}\n"
+        ((line, _, message, _),) = found(blocking.problems, tmp_path, body, f"{more}\n{HEAD}")
+        assert line == 4
+        assert call.partition("(")[0] in message or ".open" in call
 
     def test_it_is_found_in_what_the_hook_calls(self, tmp_path):
         body = "\n@hookimpl\ndef forward(self, output):\n    self.look(output)\n\ndef look(self, x):\n    x.item()\n"
@@ -146,10 +165,38 @@ class TestMetrics:
         (problem,) = names.declared(one.file)
         assert (problem.line - offset, problem.rule) == (4, "label")
 
+    def test_a_metric_that_is_counted_without_its_labels_is_found(self, tmp_path):
+        one, offset = subject(tmp_path, "\n@hookimpl\ndef forward(self):\n    self.calls.inc()\n")
+        (problem,) = names.declared(one.file)
+        assert (problem.line - offset, problem.rule) == (4, "label")
+        assert problem.fix == "write self.calls.labels(…).inc(…)"
+
     def test_a_metric_that_was_never_declared_is_found_with_the_nearest(self, tmp_path):
         one, _ = subject(tmp_path, "\n@hookimpl\ndef forward(self, module):\n    self.call.labels(module.name).inc()\n")
         (problem,) = names.declared(one.file)
         assert problem.fix == "did you mean 'calls'?"
+
+
+class TestImports:
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("import psutil", "compiled code"),  # it has a .so, and is here because hookd needs it
+            ("from nowhere.at_all import x", "declared dependency"),
+            ("import hookd.agent", "no public API"),
+        ],
+    )
+    def test_what_does_not_come_along_is_told_on_its_line(self, tmp_path, line, words):
+        ((_, rule, message, fix),) = found(packaging.problems, tmp_path, "", f"{line}\n{HEAD}")
+        assert rule == "import"
+        assert words in message
+        assert fix
+
+    def test_what_is_there_is_not(self, tmp_path):
+        (tmp_path / "hookd_mine.py").write_text("")
+        guarded = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy\n"
+        head = f"import json, torch.nn, hookd_mine\n{guarded}{HEAD}"
+        assert not found(packaging.problems, tmp_path, "", head)
 
 
 @pytest.fixture(scope="module")
