@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.agent import spawn
 from hookd.agent.door import open_door, peer
 from hookd.agent.faults import Failure
-from hookd.errors import ControlError, HookdError
+from hookd.errors import ControlError, HookdError, worded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,7 +226,7 @@ class Control:
         except (ValueError, RecursionError) as exc:
             answer = {"ok": False, "reason": "bad-request", "error": str(exc), "hint": ""}
         except Failure as exc:
-            answer = {"ok": False, "reason": "internal", "error": f"{type(exc).__name__}: {exc}", "hint": ""}
+            answer = {"ok": False, "reason": "internal", "error": worded(exc), "hint": ""}
         try:
             connection.socket.sendall(json.dumps(answer, default=str).encode() + b"\n")
         except OSError:  # it does not read, or has gone

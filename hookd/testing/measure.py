@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookd import hookspecs
-from hookd.errors import PluginError
+from hookd.errors import PluginError, worded
 from hookd.testing.cost import overhead
 from hookd.testing.equality import first_difference
 from hookd.testing.events import wrapped
@@ -84,7 +84,7 @@ class Probe:
     def _note(self, hook: str, error: Exception) -> None:
         mine = [one for one in traceback.extract_tb(error.__traceback__) if one.filename.startswith(self._directory)]
         file, line = (mine[-1].filename, mine[-1].lineno or 0) if mine else ("", 0)
-        what = f"{type(error).__name__}: {error}"
+        what = worded(error)
         self.raised.setdefault((file, line), {"hook": hook, "error": what, "file": file, "line": line})
 
     def _watch(self, context: Any) -> None:
@@ -147,7 +147,7 @@ def _worked(target: FakeTarget, name: str, options: dict[str, object]) -> str:
     except PluginError:
         raise
     except Exception as error:  # noqa: BLE001  (torch's, of what the plugin did to its tensors)
-        return f"{type(error).__name__}: {error}"
+        return worded(error)
     return ""
 
 
