@@ -170,7 +170,9 @@ class Cold:
 
     # -- the threads
 
-    def _done(self, plugin: Plugin, hook: str, act: Callable[..., Any], *arguments: Any, time_s: float | None = None) -> Job:
+    def _done(
+        self, plugin: Plugin, hook: str, act: Callable[..., Any], *arguments: Any, time_s: float | None = None
+    ) -> Job:
         job, thread = Job(plugin, hook, act, arguments), self._free()
         thread.jobs.put(job)
         try:

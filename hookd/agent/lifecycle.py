@@ -65,7 +65,7 @@ class Agent:
             if self._loader is not None:
                 self._loader.rest()
         self._control = Control(self._handle, self._tick, self._config.get("lease_s"), self._expired)
-        self._control.left = self._left
+        self._control.left, self._control.look = self._left, self._session.overdue.look
         self._page.update_identity(control=self._control.path)
         self._tell_options()
         set_after_fork(self._silence)

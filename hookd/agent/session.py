@@ -25,6 +25,7 @@ from hookd.agent.holding import Watch
 from hookd.agent.listeners import Registry, wanted_interval, wanted_readmission
 from hookd.agent.models import Models
 from hookd.agent.numeric import Numeric
+from hookd.agent.overdue import Overdue
 from hookd.agent.patch import no_frame
 from hookd.agent.plan import pair
 from hookd.agent.portions import Portions
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from hookd.agent.listeners import Entry
+    from hookd.agent.threads import ThreadState
     from hookd.events import Module, Returned
     from hookd.plugin import Plugin
 
@@ -81,7 +83,9 @@ class Session:
         self.aside = Aside(self.dispatch.failed_aside)
         self.cold = Cold(self)
         self._kinds = isolation.Kinds(self)
-        self.local = Threads(page, self._heartbeats)
+        states: dict[int, ThreadState] = {}
+        self.local = Threads(page, self._heartbeats, states)
+        self.overdue = Overdue(self, states)
         self.registry = Registry()
         self.core = CoreMetrics(page, budget=budget)
         self._stall = Stall(page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 import torch
@@ -131,7 +132,9 @@ def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_
         old = agent.session.registry.named("changing")
         agent.session.switch(old, agent.session.ready(Changing(), {}, by_name=True, old=old))
         assert agent.values("hookd_plugin_state")["changing", "quarantined"] == 1, "its succeed is stuck"
-        thread = threading.Thread(target=agent.session.load, args=(Choosy(), {}), kwargs={"by_name": True}, name="hookd")
+        thread = threading.Thread(
+            target=agent.session.load, args=(Choosy(), {}), kwargs={"by_name": True}, name="hookd"
+        )
         thread.start()  # as by the tool: in hookd's own thread
         thread.join(30)
         for each in (module, nn.Identity()):
@@ -160,8 +163,7 @@ def test_what_a_tick_raises_ends_the_plugin_and_not_hookds_thread(monkeypatch, e
         agent.session.tick(0.0)
         assert agent.state("refusing") == "quarantined"
         assert agent.session.registry.named("refusing").last_trouble["text"] == f"{error.__name__}: planted"
-        ticks = agent.values("hookd_steady_ticks")
-        wait_until(lambda: agent.values("hookd_steady_ticks") != ticks, what="a tick of hookd's own thread")
+        assert agent.values("hookd_steady_ticks")[()] >= 1, "the others' turn comes"
 
 
 class Raising(Plugin):
@@ -179,7 +181,7 @@ class Raising(Plugin):
         raise self.error("planted")
 
     @hookimpl
-    def phase(self, phase):
+    def phase(self):
         raise self.error("planted")
 
 
@@ -223,3 +225,84 @@ def test_kinds_of_incidents_that_are_new_for_ever_count_as_one() -> None:
         assert line.startswith("plugin inventing: 32 kinds of incidents, the next was 'kind-33'")
         agent.session.quarantine(agent.session.registry.named("inventing"), "as a test")
         assert agent.values("hookd_incidents")["quarantine",] == 1, "what hookd itself tells has its kind"
+
+
+class Slow(Plugin):
+    """Takes half a second at each module: in the time of a few it is noticed."""
+
+    name = "slow"
+    fast = False
+
+    @hookimpl
+    def configure(self, context):
+        self.calls = context.counter("calls", "Calls.").labels()
+
+    @hookimpl
+    def forward(self, module):
+        self.calls.inc()
+        if not self.fast:
+            self.wait()
+
+    def wait(self):
+        time.sleep(0.1)
+
+
+class SlowToo(Slow):
+    """Has its function in common with the other one."""
+
+    name = "slow_too"
+    fast = True
+
+
+class SlowAndSampled(Slow):
+    name = "sampled"
+    sampled = ("forward",)
+
+
+class SlowAndChanging(Slow):
+    name = "changing"
+    mutates = True
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    monkeypatch.setattr("hookd.agent.overdue.LOOKS", 2)
+
+
+def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks) -> None:
+    model = nn.Sequential(*[nn.Identity() for _ in range(100)])
+    with running(Slow, SlowToo, Steady, budget=0.01) as agent:
+        model(torch.ones(1))
+        assert agent.state("slow") == "quarantined"
+        assert agent.values("hookd_slow_calls")[()] < 60
+        assert agent.values("hookd_slow_too_calls") == agent.values("hookd_steady_calls") == {(): 101}
+        (told,) = agent.read().incidents
+        assert (
+            "plugin slow is quarantined: forward has kept the training for 0.5 s of one step: it is at"
+            in told["message"]
+        )
+        assert "in wait: time.sleep(0.1)" in told["message"]
+        entry = agent.session.registry.named("slow")
+        assert (entry.errors, entry.last_trouble["hook"]) == (1, "forward")
+        assert entry.last_trouble["where"].endswith("in wait: time.sleep(0.1)")
+
+
+def test_what_is_sampled_is_called_as_seldom_as_the_budget_asks_for(looks) -> None:
+    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(100)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with running(SlowAndSampled, budget=0.01) as agent:
+        for _ in range(2):
+            model(torch.ones(1)).backward()
+            optimizer.step()
+        assert agent.state("sampled") == "active"
+        assert agent.session.registry.named("sampled").interval >= 64
+        assert agent.values("hookd_sampled_calls")[()] < 60, "the rest of the step goes on without it"
+        assert [one for one in agent.read().logs if "is called once in" in one["message"]]
+
+
+def test_what_changes_the_training_is_told_of_and_goes_on(looks) -> None:
+    model = nn.Sequential(*[nn.Identity() for _ in range(15)])
+    with running(SlowAndChanging) as agent:
+        model(torch.ones(1))
+        assert agent.state("changing") == "active"
+        assert len([one for one in agent.read().logs if "changing: forward has kept" in one["message"]]) == 1
