@@ -83,11 +83,12 @@ class Agent:
         return os.dup(self._page.fd)
 
     def _tick(self, now_s: float) -> None:
-        self._find_rank()
-        self._session.changes.settle()
-        self._tell_options()
-        self._session.tick(now_s)
-        self._questions.tick()
+        tick, settle = functools.partial(self._session.tick, now_s), self._session.changes.settle
+        for part in (self._find_rank, settle, self._tell_options, tick, self._questions.tick):
+            try:  # this thread is the one that detaches: it must go on
+                part()
+            except Failure as failure:
+                self._session.dispatch.own_failure("tick", failure)
 
     def _tell_options(self) -> None:
         """Tell the page what each plugin was given, and with what it works: also what is the default."""
@@ -393,4 +394,7 @@ def source_of(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    try:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    except Failure:  # the plugin's own class: its other options are told, and those of other plugins
+        return type(value).__name__

@@ -200,6 +200,8 @@ class Session:
         self.registry.remove(entry)
         self.models.replan()
         self.cold.unconfigure(entry)
+        if heir is not None and heir.number > entry.number:  # and not the one that stays because this one was refused
+            _count_on(entry.context, heir.context)
         self._retire(entry.context, heir)
         if heir is None:
             self.core.hide(entry)
@@ -385,3 +387,11 @@ class Session:
     def is_inside(self) -> bool:
         """Whether this thread is inside a call that stores to the page when it ends."""
         return self.local.thread.top is not None
+
+
+def _count_on(old: Context, new: Context) -> None:
+    """Let the counters of a plugin go on, also those that its new object has not come to yet: a counter never falls."""
+    kept = {metric.name: metric for metric in new.metrics}
+    for metric in old.metrics:
+        if metric.kind == "counter" and metric.name in kept:
+            kept[metric.name].adopt(metric)

@@ -198,6 +198,37 @@ def test_whatever_a_plugin_raises_does_not_reach_the_training(monkeypatch, error
         assert agent.session.registry.named("raising").last_error == f"{error.__name__}: planted"
 
 
+class Unspeakable:
+    def __str__(self):
+        raise ValueError("asked for its words")
+
+
+class WithOdd(Steady):
+    name = "odd"
+
+    @hookimpl
+    def configure(self, context):
+        context.option("odd", Unspeakable())
+        super().configure(context)
+
+
+def test_an_option_that_cannot_be_worded_keeps_no_other_plugin_from_being_told_of() -> None:
+    with running(WithOdd, Steady) as agent:
+        agent.agent._tick(0.0)
+        assert agent.read().identity["plugins"]["odd"]["settings"]["odd"] == "Unspeakable"
+        assert "steady" in agent.read().identity["plugins"]
+
+
+def test_who_goes_through_the_plugins_does_not_mind_one_that_goes() -> None:
+    """The training's threads and hookd's own go through them at any time."""
+    with running(Steady, WithOdd, Inventing) as agent:
+        entries = iter(agent.session.registry.entries.values())
+        assert next(entries).name == "steady"
+        agent.session.unload("odd")
+        assert [entry.name for entry in entries] == ["odd", "inventing"]
+        assert not agent.session.registry.has("odd")
+
+
 class Inventing(Plugin):
     name = "inventing"
 
