@@ -61,9 +61,14 @@ class Job:
             self.is_over.set()
 
     @property
+    def at(self) -> str:
+        """Say where it is, for the end of a sentence."""
+        return f": it is at {self.where}" if self.where else ""
+
+    @property
     def late(self) -> str:
         """Say that it has not returned."""
-        return f"{self.hook} has not returned in time" + (f": it is at {self.where}" if self.where else "")
+        return f"{self.hook} has not returned in time{self.at}"
 
 
 class _Thread:
@@ -116,7 +121,7 @@ class Cold:
         job = self._done(plugin, hook, act, *arguments)
         if job.where is not None:
             hint = "Do what takes its time in context.aside(), and wait for nothing that may not come."
-            raise PluginError(f"{plugin.name}: {job.late}", reason="stuck", hint=hint)
+            raise PluginError(f"{plugin.name}: {hook} has not returned in time{job.at}", reason="stuck", hint=hint)
         if isinstance(job.error, Failure):
             raise job.error
         if job.error is not None:

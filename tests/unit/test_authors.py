@@ -55,7 +55,9 @@ def test_it_is_never_hookds_nor_the_import_systems(made):
     error = raised(made.Widths().calls, lambda: Globs.matches(None, ""))
     assert author_line(error).startswith(f"{__file__}:")
     assert author_line(error, made.Widths()) == f"{made.__file__}:6, in calls: act()"
-    assert author_line(raised(made.Widths().imports)) == f"{made.__file__}:12, in imports: import hookd_that_there_is_not"
+    assert (
+        author_line(raised(made.Widths().imports)) == f"{made.__file__}:12, in imports: import hookd_that_there_is_not"
+    )
     assert author_line(PluginError("never raised")) == author_place(PluginError("never raised")) == ""
 
 
