@@ -17,6 +17,7 @@ from hookd.agent.faults import Failure
 from hookd.agent.governor import DEAR_RATIO, RUNAWAY_RATIO
 from hookd.agent.threads import is_ours
 from hookd.authors import line_at
+from hookd.page import MODULE, PHASE, PHASES
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.25
 LOOKS = 8
 """In so many looks of one step a plugin must have been found, in a row or not: in about two seconds of it."""
+PAUSED = float(PHASES.index("paused"))
 MOST_LOOKS = 40
 """So many are remembered: a process that takes no steps is judged by the last ten seconds."""
 
@@ -59,7 +61,7 @@ class Overdue:
             self._step = self._session.steps.done
             self._looks.clear()
         try:
-            found = self._found() if any(state.busy for state in list(self._states.values())) else []
+            found = self._found() if any(map(self._is_busy, list(self._states.values()))) else []
             self._looks.append({entry.number for entry, _, _ in found})
             for entry, one, where in found:
                 self._judge(entry, one, where)
@@ -72,15 +74,20 @@ class Overdue:
         for gone in self._states.keys() - frames.keys():
             self._states.pop(gone, None)
         hooks = self._hooks()
-        found = [_hook(frames.get(ident), hooks) for ident, state in list(self._states.items()) if state.busy]
+        found = [_hook(frames.get(ident), hooks) for ident, state in list(self._states.items()) if self._is_busy(state)]
         return [one for one in found if one is not None]
+
+    def _is_busy(self, state: ThreadState) -> bool:
+        """Whether a thread is inside of a plugin, and not because that has a right to keep it there (`Context.pause`)."""
+        return state.busy and self._session.cells[state.beat + PHASE - MODULE] != PAUSED
 
     def _hooks(self) -> dict[CodeType, list[tuple[Entry, Listener]]]:
         hooks: dict[CodeType, list[tuple[Entry, Listener]]] = {}
         for entry in self._session.registry.entries.values():
             for one in entry.listeners:
-                function = getattr(one.call, "__func__", one.call)
-                hooks.setdefault(function.__code__, []).append((entry, one))
+                code = getattr(getattr(one.call, "__func__", one.call), "__code__", None)
+                if code is not None:
+                    hooks.setdefault(code, []).append((entry, one))
         return hooks
 
     def _judge(self, entry: Entry, one: Listener, where: str) -> None:

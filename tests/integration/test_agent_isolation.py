@@ -331,6 +331,29 @@ def test_what_is_sampled_is_called_as_seldom_as_the_budget_asks_for(looks) -> No
         assert [one for one in agent.read().logs if "is called once in" in one["message"]]
 
 
+class Pausing(SlowAndChanging):
+    name = "pausing"
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+
+    @hookimpl
+    def forward(self, module):
+        self.context.pause()
+
+
+def test_a_pause_is_nothing_that_takes_too_long(looks) -> None:
+    with running(Pausing) as agent:
+        thread = threading.Thread(target=nn.Identity(), args=(torch.ones(1),))
+        thread.start()
+        overdue = agent.session.overdue
+        wait_until(lambda: len(overdue._looks) >= 3, what="some looks")
+        assert not any(overdue._looks)
+        agent.session.unload("pausing")
+        thread.join(30)
+
+
 def test_what_changes_the_training_is_told_of_and_goes_on(looks) -> None:
     model = nn.Sequential(*[nn.Identity() for _ in range(15)])
     with running(SlowAndChanging) as agent:
