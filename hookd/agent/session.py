@@ -200,7 +200,8 @@ class Session:
         self.registry.remove(entry)
         self.models.replan()
         self.cold.unconfigure(entry)
-        if heir is not None and heir.number > entry.number:  # and not the one that stays because this one was refused
+        # The same with other options: neither made of new source, nor the one that stays because this one was refused.
+        if heir is not None and heir.number > entry.number and type(heir.plugin) is type(entry.plugin):
             _count_on(entry.context, heir.context)
         self._retire(entry.context, heir)
         if heir is None:
