@@ -39,7 +39,8 @@ def succeed(predecessor: Plugin) -> None:
     Once, after `configure`, when this one is about to be switched on: where an optimizer step begins, or for observers in
     hookd's own thread, while the training goes on. No event comes to either of them meanwhile, but one that the other is
     just being told of may still be under way: share objects rather than copying what is in them. With new
-    options counters go on. Of other metrics, and after a reload, those series do that this one has made as well: `metric.adopt(predecessor.metric)` makes them all.
+    options counters go on. Of other metrics, and after a reload, those series do that this one has made as well:
+    `metric.adopt(predecessor.metric)` makes them all.
 
     Called: once, after `configure` of the new object.
     Thread: hookd's own, or the training's where an optimizer step begins.
