@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookd.agent.faults import Failure
 from hookd.hookspecs import MODULE
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
     from hookd.agent.listeners import Entry, Listener, Registry
     from hookd.events import Module
+    from hookd.plugin import Plugin
 
     Answers = tuple[tuple[int, "bool | frozenset[str]"], ...]
 
@@ -49,11 +49,18 @@ class Audience:
 
     Args:
         registry: of the plugins.
-        fault: called with plugin number, hook and error where a plugin's `select` has raised.
+        ask: calls the `select` of a plugin for a module.
+        fault: called with plugin number, hook and error where that has raised.
     """
 
-    def __init__(self, registry: Registry, fault: Callable[[int, str, BaseException], None]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        ask: Callable[[Plugin, Module], Any],
+        fault: Callable[[int, str, BaseException], None],
+    ) -> None:
         self._registry = registry
+        self._ask_plugin = ask
         self._fault = fault
         self._tastes: dict[int, Taste] = {}
         self._before: dict[int, Taste] = {}
@@ -112,7 +119,7 @@ class Audience:
     def _ask(self, module: Module, known: dict[int, bool | frozenset[str]]) -> Answers:
         """Ask the plugins that have something to listen to there."""
         answers = []
-        for number, entry in list(self._registry.entries.items()):
+        for number, entry in self._registry.entries.items():
             if any(_may_be_told(one, module) for one in entry.listeners):
                 answers.append((number, known[number] if number in known else self._select(entry, module)))
         return tuple(answers)
@@ -125,9 +132,9 @@ class Audience:
         if entry.state not in ("active", "waiting"):
             return False
         try:
-            wanted = plugin.select(module)
+            wanted = self._ask_plugin(plugin, module)
             return frozenset(wanted) if isinstance(wanted, (set, frozenset, tuple, list)) else bool(wanted)
-        except Failure as failure:
+        except BaseException as failure:  # noqa: BLE001  it is the plugin's, or passed on
             self._fault(entry.number, "select", failure)
             return False
 

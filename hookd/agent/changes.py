@@ -238,7 +238,7 @@ class Changes:
 
     def close(self) -> None:
         """Close the agreements, when nobody asks for them any more."""
-        for entry in list(self._session.registry.entries.values()):
+        for entry in self._session.registry.entries.values():
             if entry.agreement is not None:
                 entry.agreement.close()
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.agent import spawn
 from hookd.agent.door import open_door, peer
 from hookd.agent.faults import Failure
-from hookd.errors import ControlError, HookdError
+from hookd.errors import ControlError, HookdError, worded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +72,7 @@ class Control:
     Attributes:
         asking: whose request is being handled.
         left: called with each connection that has been closed.
+        look: called some times a second.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Control:
         self._is_ending = False
         self.asking: Connection | None = None
         self.left: Callable[[Connection], None] = lambda _: None
+        self.look: Callable[[], None] = lambda: None
         self._door = open_door()
         self.path = self._door.path
         self._selector.register(self._door.socket, selectors.EVENT_READ)
@@ -151,6 +153,7 @@ class Control:
             while not self._is_ending:
                 for key, _ in self._selector.select(TICK_S / 4):
                     self._ready(key.fileobj)
+                self.look()
                 if time.monotonic() - ticked >= TICK_S:
                     ticked = time.monotonic()
                     self._tick(time.time())
@@ -226,7 +229,7 @@ class Control:
         except (ValueError, RecursionError) as exc:
             answer = {"ok": False, "reason": "bad-request", "error": str(exc), "hint": ""}
         except Failure as exc:
-            answer = {"ok": False, "reason": "internal", "error": f"{type(exc).__name__}: {exc}", "hint": ""}
+            answer = {"ok": False, "reason": "internal", "error": worded(exc), "hint": ""}
         try:
             connection.socket.sendall(json.dumps(answer, default=str).encode() + b"\n")
         except OSError:  # it does not read, or has gone

@@ -146,7 +146,7 @@ class Dispatch:
             if result is not None and not one.mutates:
                 self._stray(one.plugin, one.hook)
             return result
-        except Failure as failure:
+        except BaseException as failure:  # noqa: BLE001  fault() passes on what is not the plugin's
             self.fault(one.plugin, one.hook, failure)
             return None
         finally:
@@ -161,7 +161,7 @@ class Dispatch:
         mark = self.mark()
         try:
             then(numbers)
-        except Failure as failure:
+        except BaseException as failure:  # noqa: BLE001  as above
             self.fault(entry.number, "later", failure)
         if mark:
             self.charge(entry.number, mark)
@@ -223,7 +223,25 @@ class Dispatch:
         """Count what left a plugin in hookd's own thread."""
         registry = self._session.registry
         if registry.has(plugin):
-            self._count(registry.named(plugin), "aside", worded(error), error)
+            self.failed(registry.named(plugin), "aside", error)
+
+    def failed(self, entry: Entry, hook: str, error: BaseException) -> None:
+        """Count what left a plugin where there is no training code to pass it on to."""
+        self._count(entry, hook, worded(error), error)
+
+    def late(self, entry: Entry, hook: str, text: str, where: str) -> None:
+        """Count a hook that takes far too long, and put its plugin aside at once.
+
+        Args:
+            entry: of the plugin.
+            hook: which one.
+            text: what is wrong, in words.
+            where: the author's line that it is at, "" if that is not known.
+        """
+        self._count(entry, hook, text, None)
+        entry.last_trouble = {**entry.last_trouble, "where": where}
+        if entry.state == "active":
+            self._session.quarantine(entry, text)
 
     def _stray(self, number: int, hook: str) -> None:
         entry = self._session.registry.entries.get(number)

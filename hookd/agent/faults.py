@@ -3,10 +3,16 @@
 An exception that leaves a plugin is the plugin's, with one exception: Python runs the user's signal handlers between
 any two instructions of the main thread, also of a plugin's. What such a handler raises (a preemption, a timeout)
 belongs to the training code; a guard that swallowed it would lose 1.5-4 % of all preemption signals.
+
+Python's own handler of Ctrl-C is written in C and leaves no frame. So a KeyboardInterrupt is the training's unless a
+`raise` has made it: then it has not come out of nowhere. CancelledError, GeneratorExit and SystemExit come to a function
+only by what it does itself, so in a plugin they are its errors. An exception of another class that somebody throws into a
+thread (PyThreadState_SetAsyncExc) cannot be told from a plugin's own.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import signal
 import threading
@@ -16,14 +22,18 @@ if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
 Failure = (Exception, SystemExit)
-"""What a guard catches; KeyboardInterrupt and the like are never a plugin's."""
+"""What a guard around hookd's own code catches. Around a plugin's it catches everything, and `Dispatch.fault` decides."""
+_RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def is_from_signal_handler(error: BaseException) -> bool:
-    """Whether `error` was raised in a signal handler of the user, so that it must be passed on untouched.
+    """Whether `error` was raised in a signal handler, so that it must be passed on untouched.
 
-    Only the main thread runs signal handlers (Python's `signal` module), so elsewhere the answer is no.
+    Only the main thread runs signal handlers (Python's `signal` module), so elsewhere the answer is no, but for a
+    KeyboardInterrupt that was thrown into the thread.
     """
+    if isinstance(error, KeyboardInterrupt) and not _is_raised(error):
+        return True
     if threading.get_ident() != threading.main_thread().ident:
         return False
     handlers = _handler_codes()
@@ -33,6 +43,17 @@ def is_from_signal_handler(error: BaseException) -> bool:
             return True
         frame = frame.tb_next
     return False
+
+
+def _is_raised(error: BaseException) -> bool:
+    """Whether a `raise` has made an exception: the last instruction of its traceback's innermost frame.
+
+    To raise it again, in whatever way, leaves that frame the innermost one (Python/ceval.c `exception_unwind`, 3.9 to 3.14).
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE
 
 
 def _handler_codes() -> set[CodeType]:

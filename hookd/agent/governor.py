@@ -223,7 +223,7 @@ class Governor:
         limit = RUNAWAY_RATIO if entry.plugin.longest > 1 else DEAR_RATIO
         is_runaway = ns > limit * elapsed and not (entry.plugin.mutates or entry.context.is_fixed)
         self._runaway[entry.number] = self._runaway.get(entry.number, 0) + 1 if is_runaway else 0
-        if self._runaway[entry.number] >= RUNAWAY_STEPS and not self._stretch(entry):
+        if self._runaway[entry.number] >= RUNAWAY_STEPS and not self.stretch(entry):
             share = f"{100 * ns / elapsed:.0f} % of a step"
             self._session.quarantine(entry, f"it takes {share} and cannot be sampled")
 
@@ -251,7 +251,7 @@ class Governor:
             self._relax_all(governed, self.budget / 2 - taken)
         while taken > self.budget:
             costliest = max((e for e in governed if e.stretch < e.limit), key=self._share)
-            self._stretch(costliest)
+            self.stretch(costliest)
             taken = self._taken(governed)
 
     def _taken(self, governed: list[Entry]) -> float:
@@ -297,11 +297,11 @@ class Governor:
     def _can_stretch(entry: Entry) -> bool:
         return entry.is_governed and entry.limit > 1
 
-    def _stretch(self, entry: Entry) -> bool:
-        """Double a plugin's interval; whether that was possible."""
+    def stretch(self, entry: Entry, times: int = 2) -> bool:
+        """Make a plugin's interval so many times as long; whether that was possible."""
         if not self._can_stretch(entry) or entry.stretch >= entry.limit:
             return False
-        self._set(entry, min(entry.stretch * 2, entry.limit))
+        self._set(entry, min(entry.stretch * times, entry.limit))
         return True
 
     def _set(self, entry: Entry, stretch: int) -> None:

@@ -24,7 +24,7 @@ from hookd.agent.session import Session
 from hookd.agent.standby import Standby
 from hookd.agent.threads import frames_inside
 from hookd.agreement import Agreement
-from hookd.errors import ControlError, PluginError, several_ranks
+from hookd.errors import ControlError, PluginError, several_ranks, worded
 from hookd.page import PageWriter
 from hookd.plugin import Plugin
 from hookd.version import __version__
@@ -65,7 +65,7 @@ class Agent:
             if self._loader is not None:
                 self._loader.rest()
         self._control = Control(self._handle, self._tick, self._config.get("lease_s"), self._expired)
-        self._control.left = self._left
+        self._control.left, self._control.look = self._left, self._session.overdue.look
         self._page.update_identity(control=self._control.path)
         self._tell_options()
         set_after_fork(self._silence)
@@ -83,15 +83,16 @@ class Agent:
         return os.dup(self._page.fd)
 
     def _tick(self, now_s: float) -> None:
-        self._find_rank()
-        self._session.changes.settle()
-        self._tell_options()
-        self._session.tick(now_s)
-        self._questions.tick()
+        tick, settle = functools.partial(self._session.tick, now_s), self._session.changes.settle
+        for part in (self._find_rank, settle, self._tell_options, tick, self._questions.tick):
+            try:  # this thread is the one that detaches: it must go on
+                part()
+            except Failure as failure:
+                self._session.dispatch.own_failure("tick", failure)
 
     def _tell_options(self) -> None:
         """Tell the page what each plugin was given, and with what it works: also what is the default."""
-        entries = [entry for entry in list(self._session.registry.entries.values()) if entry.state != "waiting"]
+        entries = [entry for entry in self._session.registry.entries.values() if entry.state != "waiting"]
         told = {
             entry.name: {
                 "options": dict(entry.context.options),
@@ -137,7 +138,7 @@ class Agent:
                 "last_error": e.last_error, "interval": e.interval, "options": e.context.options, "by_name": e.by_name,
                 "spent_s": e.spent_ns / 1e9, **e.source,
             }
-            for e in list(session.registry.entries.values())
+            for e in session.registry.entries.values()
         ]  # fmt: skip
         return {
             "version": __version__, "state": "running" if session.is_live else "detaching", "pid": self._pid,
@@ -209,7 +210,8 @@ class Agent:
         self._session.changes.require_idle()
         entry = self._session.registry.named(str(request.get("name")))
         given = {k: str(v) for k, v in request.get("options", {}).items()}
-        after = entry.plugin.changed(entry.context.options, given)
+        cold, old = self._session.cold, entry.plugin
+        after = cold.call(old, "changed", old.changed, entry.context.options, given)
         if after == entry.context.options:
             return {"options": after, "state": "done"}
         new = self._session.ready(type(entry.plugin)(), after, by_name=entry.by_name, old=entry)
@@ -289,7 +291,7 @@ class Agent:
                     self._loader.require_free(module)
                 kind = getattr(importlib.import_module(module), name)
         except (Exception, SystemExit) as exc:
-            text = f"{spec['name']}: cannot be imported in the target: {type(exc).__name__}: {exc}"
+            text = f"{spec['name']}: cannot be imported in the target: {worded(exc)}"
             raise PluginError(text) from exc
         if not (isinstance(kind, type) and issubclass(kind, Plugin)):
             raise PluginError(f"{spec['name']}: {module}:{name} is no subclass of hookd.Plugin")
@@ -315,10 +317,13 @@ class Agent:
         while frames_inside() and time.monotonic() < deadline:
             time.sleep(0.002)
         is_pending = bool(frames_inside())
-        for entry in list(self._session.registry.entries.values()):
-            self._session.unconfigure(entry)
+        for entry in self._session.registry.entries.values():
+            self._session.cold.unconfigure(entry)
         restored = "pending" if is_pending else restored
-        self._detached = {"restored": restored, "residue": [*self._session.residue, *self._questions.residue()]}
+        self._detached = {
+            "restored": restored,
+            "residue": [*self._session.residue, *self._session.cold.residue(), *self._questions.residue()],
+        }
         return self._detached
 
     def _is_own_thread(self) -> bool:
@@ -336,6 +341,7 @@ class Agent:
             time.sleep(0.05)
         self._session.numeric.close()
         self._session.aside.finish(DETACH_S)
+        self._session.cold.close()
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")
         self._session.namespace.clear()
@@ -388,4 +394,7 @@ def source_of(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    try:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    except Failure:  # the plugin's own class: its other options are told, and those of other plugins
+        return type(value).__name__

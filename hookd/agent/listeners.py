@@ -149,6 +149,7 @@ class Registry:
     """The loaded plugins, in the order in which pluggy would call them.
 
     Attributes:
+        entries: by number; replaced and never changed, so that any thread may go through it at any time.
         agreed: those that change the training as all ranks have agreed.
         alone: those that change it because there was one rank.
     """
@@ -167,7 +168,7 @@ class Registry:
         Raises:
             PluginError: none of this name is loaded.
         """
-        for entry in list(self.entries.values()):
+        for entry in self.entries.values():
             if entry.name == name:
                 return entry
         raise PluginError(f"no plugin {name!r} is loaded", reason="no-such-plugin")
@@ -178,7 +179,7 @@ class Registry:
 
     def is_active(self, name: str) -> bool:
         """Whether a plugin of this name is loaded and switched on."""
-        return any(entry.name == name and entry.state == "active" for entry in list(self.entries.values()))
+        return any(entry.name == name and entry.state == "active" for entry in self.entries.values())
 
     def add(self, plugin: Plugin, context: Context, *, by_name: bool) -> Entry:
         """Register a plugin with pluggy and freeze its listeners.
@@ -202,17 +203,17 @@ class Registry:
         entry.readmits = wanted_readmission(plugin, context)
         if "every" in context.options:
             context.fix(plugin.fixed_by_every, entry.interval)
-        self.entries[entry.number] = entry
+        self.entries = {**self.entries, entry.number: entry}
         return entry
 
     def remove(self, entry: Entry) -> None:
         """Forget a plugin."""
         self._manager.unregister(entry.plugin)
-        self.entries.pop(entry.number, None)
+        self.entries = {number: one for number, one in self.entries.items() if one is not entry}
 
     def note_changing(self) -> None:
         """Find again those that change the training."""
-        changing = [entry for entry in list(self.entries.values()) if entry.changes_training]
+        changing = [entry for entry in self.entries.values() if entry.changes_training]
         self.agreed = [entry for entry in changing if entry.agreement is not None]
         self.alone = [entry for entry in changing if entry.agreement is None]
 

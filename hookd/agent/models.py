@@ -72,7 +72,7 @@ class Models:
         self._makers: dict[tuple[Any, ...], Any] = {}
         self._others: dict[bool, dict[tuple[int, bool], Any]] = {True: {}, False: {}}  # by whether a step is metered
         self._again, self._metered = self._make_other(recompute=True), self._make_other(recompute=False)
-        self.audience = Audience(session.registry, session.dispatch.fault)
+        self.audience = Audience(session.registry, session.cold.select, session.dispatch.fault)
         self._ignored: dict[int, Ref] = {}
         self._died_at: dict[int, float] = {}
         self._parameters = Parameters(session, self.names)
@@ -386,7 +386,7 @@ class Models:
             self.names.drop(model)
             self._open(model)
         names = {module.name for module in model.names.values()}
-        for entry in list(self._session.registry.entries.values()):
+        for entry in self._session.registry.entries.values():
             for metric in entry.context.metrics:
                 metric.remove_modules(names)
             entry.context.forget_modules([module.id for module in model.names.values()])

@@ -260,7 +260,7 @@ def _call(one: Listener, *, recompute: bool, metered: bool, alone: bool) -> list
         _mutation(one, call) if one.mutates else [f"if {call} is not None:", f"    stray({one.plugin}, {one.hook!r})"]
     )
     lines = ["try:", *("    " + line for line in body),
-             "except Failure as failure:", f"    fault({one.plugin}, {one.hook!r}, failure)",
+             "except BaseException as failure:", f"    fault({one.plugin}, {one.hook!r}, failure)",
              *([f"mark = charge({one.plugin}, mark)"] if metered else [])]  # fmt: skip
     return lines if alone else [f"if {one.switch}:", *("    " + line for line in lines)]
 

@@ -179,7 +179,7 @@ class Portions:
         """Let wait what has given small outputs that nothing has changed, as far as they are still there."""
         seen = [(one, one.ref()) for one in self.returned(thread)]
         self._changes(one.module for one, tensor in seen if tensor is not None and tensor._version != one.version)
-        for module in self._candidates:
+        for module in list(self._candidates):  # hookd's own thread may be forgetting some
             module._waits = WAITS
         self._candidates.clear()
 

@@ -90,16 +90,6 @@ def where(function: Any) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "no source"
 
 
-def raised_at(error: BaseException) -> str:
-    """Give ` (file:line)` of the last line of the author's that an exception has come through, "" if there is none."""
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        if not str(trace.tb_frame.f_globals.get("__name__", "")).startswith("hookd."):
-            found = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return found
-
-
 def _class_line(kind: type[Plugin]) -> str:
     try:
         return f" ({inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]})"

@@ -133,7 +133,7 @@ class Seen:
 
     def _watch(self) -> None:
         missing = {module.id for module, state in self.states() if state == NEVER_CALLED}
-        for number in [number for number in self._watched if number not in missing]:
+        for number in [number for number in list(self._watched) if number not in missing]:
             self._release(number)
         if missing - self._watched.keys() and hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
             self._hook(missing)
@@ -163,7 +163,7 @@ class Seen:
         return hook
 
     def _release(self, number: int) -> None:
-        for handle in self._watched.pop(number):
+        for handle in self._watched.pop(number, ()):  # hookd's own thread may have forgotten it meanwhile
             handle.remove()
 
     def forget(self, modules: Iterable[Module]) -> None:

@@ -15,6 +15,7 @@ from hookd.agent import isolation, quiet, rules
 from hookd.agent.aside import Aside
 from hookd.agent.calls import Calls
 from hookd.agent.changes import Changes
+from hookd.agent.cold import Cold
 from hookd.agent.core import CoreMetrics
 from hookd.agent.data import Data
 from hookd.agent.dispatch import Dispatch
@@ -24,6 +25,7 @@ from hookd.agent.holding import Watch
 from hookd.agent.listeners import Registry, wanted_interval, wanted_readmission
 from hookd.agent.models import Models
 from hookd.agent.numeric import Numeric
+from hookd.agent.overdue import Overdue
 from hookd.agent.patch import no_frame
 from hookd.agent.plan import pair
 from hookd.agent.portions import Portions
@@ -31,6 +33,7 @@ from hookd.agent.stall import Stall
 from hookd.agent.steps import Steps
 from hookd.agent.threads import Threads
 from hookd.agent.tracing import Tracing
+from hookd.authors import author_place
 from hookd.context import Context
 from hookd.errors import PluginError, several_ranks, worded
 
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from hookd.agent.listeners import Entry
+    from hookd.agent.threads import ThreadState
     from hookd.events import Module, Returned
     from hookd.plugin import Plugin
 
@@ -77,7 +81,11 @@ class Session:
         self.portions = Portions(self)
         self.numeric = Numeric(self.dispatch.deliver)
         self.aside = Aside(self.dispatch.failed_aside)
-        self.local = Threads(page, self._heartbeats)
+        self.cold = Cold(self)
+        self._kinds = isolation.Kinds(self)
+        states: dict[int, ThreadState] = {}
+        self.local = Threads(page, self._heartbeats, states)
+        self.overdue = Overdue(self, states)
         self.registry = Registry()
         self.core = CoreMetrics(page, budget=budget)
         self._stall = Stall(page)
@@ -157,8 +165,7 @@ class Session:
             raise PluginError(f"{plugin.name} is loaded already", reason="already-loaded")
         context = Context(plugin.name, options, self)
         try:
-            if hasattr(plugin, "configure"):
-                plugin.configure(context)
+            self.cold.configure(plugin, context)
             wanted_interval(plugin, context)
             wanted_readmission(plugin, context)
             context.check_options()
@@ -167,7 +174,7 @@ class Session:
             self._retire(context, old)
             if isinstance(exc, PluginError) or not isinstance(exc, Failure):
                 raise
-            raise PluginError(f"{plugin.name}: configure raised {worded(exc)}{rules.raised_at(exc)}") from exc
+            raise PluginError(f"{plugin.name}: configure raised {worded(exc)}{author_place(exc, plugin)}") from exc
         for one in entry.listeners:
             self.namespace[one.function] = one.call
         if old is None:
@@ -183,24 +190,19 @@ class Session:
         if new is not None:
             new.state = "active"
             if old is not None:
-                self._succeed(old, new)
+                self.cold.succeed(old, new)
             self.core.show(new)
         self.registry.note_changing()
         self.governor.switch(self.steps.done)
-
-    def _succeed(self, old: Entry, new: Entry) -> None:
-        """Let a plugin take over what the one before it knew."""
-        try:
-            if hasattr(new.plugin, "succeed"):
-                new.plugin.succeed(old.plugin)
-        except Failure as failure:
-            self.dispatch.fault(new.number, "succeed", failure)
 
     def discard(self, entry: Entry, heir: Entry | None) -> None:
         """Take a plugin out that was switched off, and its series with it, but for those that its heir goes on with."""
         self.registry.remove(entry)
         self.models.replan()
-        self.unconfigure(entry)
+        self.cold.unconfigure(entry)
+        # The same with other options: neither made of new source, nor the one that stays because this one was refused.
+        if heir is not None and heir.number > entry.number and type(heir.plugin) is type(entry.plugin):
+            _count_on(entry.context, heir.context)
         self._retire(entry.context, heir)
         if heir is None:
             self.core.hide(entry)
@@ -228,14 +230,6 @@ class Session:
         """Take a plugin out that was put aside, so that it can be loaded again."""
         if self.registry.has(name) and self.registry.named(name).state in ("quarantined", "disabled"):
             self.unload(name)
-
-    def unconfigure(self, entry: Entry) -> None:
-        """Let a plugin let go; its errors no longer matter."""
-        try:
-            if hasattr(entry.plugin, "unconfigure"):
-                entry.plugin.unconfigure()
-        except Failure as failure:
-            self.write_log("error", f"{entry.name}: unconfigure raised {worded(failure)}")
 
     def quarantine(self, entry: Entry, why: str) -> None:
         """Stop calling a plugin, and tell a person."""
@@ -297,7 +291,7 @@ class Session:
     def tick(self, now_s: float) -> None:
         """Do what is to be done about once a second, in hookd's own thread."""
         readmit, tell = partial(isolation.readmit, self), partial(isolation.tell_refused, self)
-        plugins = partial(self._tick_plugins, now_s)
+        plugins = partial(self.cold.tick, now_s)
         for part in (partial(self.models.tick, now_s), self._stall.tick, readmit, self._holding.tick, plugins, tell):
             try:  # one that fails keeps no other from its turn, nor the thread from going on
                 part()
@@ -305,15 +299,10 @@ class Session:
                 self.dispatch.own_failure("tick", failure)
         with contextlib.suppress(OSError):  # in a container without /proc, and while no descriptor is left, they stay
             alive = {int(task) for task in os.listdir("/proc/self/task")}
-            for ident in [ident for ident in self._heartbeats if ident not in alive]:
+            for ident in set(self._heartbeats) - alive:
                 self.page.release_thread(self._heartbeats.pop(ident))
         dropped = float(self.page.dropped)
         self.core.series_dropped.inc(dropped - self.cells[self.core.series_dropped.at])
-
-    def _tick_plugins(self, now_s: float) -> None:
-        for one in self.registry.ordered("tick"):
-            if self.namespace.get(one.switch):
-                self.dispatch.call(one, [now_s] if one.arguments else [])
 
     # -- what a context asks (hookd.context.Host)
 
@@ -365,7 +354,7 @@ class Session:
     def resample(self) -> None:
         """Set the switches anew: an interval has changed in the middle of a step."""
         self.governor.switch(self.steps.done)
-        for entry in list(self.registry.entries.values()):
+        for entry in self.registry.entries.values():
             self.core.show_interval(entry)
 
     def pause(self, plugin: str) -> None:
@@ -380,6 +369,7 @@ class Session:
 
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None:
         """Publish something worth telling a person."""
+        kind, message = self._kinds.bounded(plugin, kind, message)
         self.core.incidents.labels(kind).inc()
         offset = self.steps.offset
         where = {"step": self.step_number(), "is_step_absolute": offset is not None}
@@ -398,3 +388,11 @@ class Session:
     def is_inside(self) -> bool:
         """Whether this thread is inside a call that stores to the page when it ends."""
         return self.local.thread.top is not None
+
+
+def _count_on(old: Context, new: Context) -> None:
+    """Let the counters of a plugin go on, also those that its new object has not come to yet: a counter never falls."""
+    kept = {metric.name: metric for metric in new.metrics}
+    for metric in old.metrics:
+        if metric.kind == "counter" and metric.name in kept:
+            kept[metric.name].adopt(metric)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd.agent.patch import Replaced
+from hookd.errors import worded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,4 +60,4 @@ class Standby:
             contextlib.suppress(OSError),
             open(os.path.join(self._directory, f"failed-{os.getpid()}"), "w") as file,
         ):
-            file.write(f"{type(exc).__name__}: {exc}")
+            file.write(worded(exc))

@@ -81,13 +81,16 @@ class Threads(threading.local):
     Args:
         page: where heartbeats are.
         seen: shared by all threads: native id to the heartbeat's first cell.
+        states: shared by all threads: what is `local.thread` in each, by its ident.
     """
 
-    def __init__(self, page: PageWriter, seen: dict[int, int]) -> None:
+    def __init__(self, page: PageWriter, seen: dict[int, int], states: dict[int, ThreadState]) -> None:
         # threading.local runs this once in every thread that touches the object.
         ident = threading.get_native_id()
         base = seen[ident] = page.thread(ident, _name())
-        self.thread = ThreadState(base + MODULE, is_engine=_graph_task() != -1 and ident not in _python_threads())
+        states[threading.get_ident()] = self.thread = ThreadState(
+            base + MODULE, is_engine=_graph_task() != -1 and ident not in _python_threads()
+        )
 
 
 def _python_threads() -> set[int | None]:

@@ -20,7 +20,7 @@ import torch
 from hookd._pluggy import HookimplMarker
 from hookd.agent import profiler, quiet
 from hookd.agent.faults import Failure, is_from_signal_handler
-from hookd.errors import ControlError, HookdError
+from hookd.errors import ControlError, HookdError, worded
 from hookd.plugin import Plugin
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class Tracing:
     def _fail(self, failure: BaseException) -> None:
         self._turns.clear()
         known = isinstance(failure, HookdError)
-        text = f"torch's profiler fails in the target: {type(failure).__name__}: {failure}"
+        text = f"torch's profiler fails in the target: {worded(failure)}"
         self._error = failure if known else ControlError(text, reason="profiler-failed")  # type: ignore[assignment]
         self.state = "failed" if self._asked_by is not None else "idle"
 

@@ -18,6 +18,7 @@ from torch import nn
 from hookd.agent.faults import Failure
 from hookd.agent.names import ROOT, Walk
 from hookd.agent.threads import is_ours
+from hookd.errors import worded
 from hookd.held import home, hooks_on
 from hookd.page.layout import clean
 
@@ -83,7 +84,7 @@ class Tour:
         # Names alone: a hundred thousand weak references would make the garbage collector look through all that there is.
         # So a tensor made during the tour at the address of one that has gone meanwhile would be taken for it.
         self._told: dict[int, str] = {}
-        self._plugins = {number: entry.name for number, entry in list(session.registry.entries.items())}
+        self._plugins = {number: entry.name for number, entry in session.registry.entries.items()}
 
     def row(self) -> dict[str, Any] | None:
         """Describe the next module, or give None when there is none.
@@ -169,7 +170,7 @@ def described(tensor: Any) -> dict[str, Any]:
         else:
             told["layout"] = str(_own("layout", tensor)).rpartition(".")[2]
     except Failure as failure:  # a subclass that answers for itself
-        told["unknown"] = clean(f"{type(failure).__name__}: {failure}", MOST_NAME)
+        told["unknown"] = clean(worded(failure), MOST_NAME)
     return told
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from hookd.attach import mailbox, proc, ptrace, seccomp, selftest
 from hookd.attach.interpreter import EVALUATE, GIL_CHECK, GIL_GIVE, GIL_TAKE, INITIALIZED, QUEUE
-from hookd.errors import AttachError, HookdError, TargetUnsupported
+from hookd.errors import AttachError, HookdError, TargetUnsupported, worded
 
 _DIRECT_TIMEOUT_S = 5.0
 _MLOCK_NOW = 1
@@ -148,7 +148,7 @@ def failure(exc: BaseException) -> dict[str, Any]:
         return {"kind": "OSError", "errno": exc.errno or 0, "message": str(exc)}
     return {
         "kind": "AttachError",
-        "message": f"injector: {type(exc).__name__}: {exc}",
+        "message": f"injector: {worded(exc)}",
         "reason": "internal",
         "hint": "",
     }

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hookd.cli import output
-from hookd.errors import HookdError, PluginError
+from hookd.errors import HookdError, PluginError, worded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -30,7 +30,7 @@ def commands(taken: Collection[str]) -> dict[str, click.Command]:
         for half in _halves():
             _tried(found, half, taken)
     except Exception as error:  # noqa: BLE001  the help page comes, whatever is installed
-        output.complain(HookdError(f"the commands of plugins cannot be looked for: {type(error).__name__}: {error}"))
+        output.complain(HookdError(f"the commands of plugins cannot be looked for: {worded(error)}"))
     return found
 
 
@@ -60,7 +60,7 @@ def _tried(found: dict[str, click.Command], half: Half, taken: Collection[str]) 
     try:
         add(found, half, taken)
     except (Exception, SystemExit) as error:  # noqa: BLE001  one plugin must not take the others' commands away
-        told = error.message if isinstance(error, HookdError) else f"{half.name}: {type(error).__name__}: {error}"
+        told = error.message if isinstance(error, HookdError) else f"{half.name}: {worded(error)}"
         output.complain(PluginError(f"plugin {told}"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
-from hookd.errors import HookdError
+from hookd.errors import HookdError, worded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,12 +46,24 @@ def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[dict[str, Any]
     ours = sources.names(plugin_dirs)
     for one in found:
         name = str(one.get("name"))
-        mine = sources.find(name, plugin_dirs) if name in ours else None
-        yield {**one, "shadowed_by": {"version": mine.version, "origin": mine.origin} if mine is not None else None}
+        told: dict[str, Any] = {**one, "shadowed_by": None}
+        if name in ours:
+            try:
+                mine = sources.find(name, plugin_dirs)
+            except (HookdError, OSError) as exc:  # that one cannot be carried: the others are listed all the same
+                told.update(
+                    shadowed_by={"version": "", "origin": ""},
+                    refused=exc.message if isinstance(exc, HookdError) else worded(exc),
+                )
+            else:
+                told["shadowed_by"] = {"version": mine.version, "origin": mine.origin}
+        yield told
 
 
 def _told_installed(one: Mapping[str, Any], pid: int) -> str:
     who = " ".join(filter(None, (str(one["name"]), str(one.get("version") or ""))))
+    if one.get("refused"):
+        return f"{who} is installed in the target, and here is another that cannot be carried: {one['refused']}"
     if one["shadowed_by"] is None:
         return f"{who} is installed in the target: `hookd plugin enable {pid} {one['name']}` loads it from there"
     ours = one["shadowed_by"]

@@ -41,6 +41,7 @@ from hookd.errors import (
     PermissionDenied,
     TargetUnsupported,
     UsageError,
+    worded,
 )
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return web.json_response(error.as_json(), status=exc.status)
     except Exception as exc:  # noqa: BLE001  a mistake of ours must not look like a daemon that is gone
         _log.exception("%s %s", request.method, request.path)
-        error = HookdError(f"the daemon failed: {type(exc).__name__}: {exc}", reason="internal")
+        error = HookdError(f"the daemon failed: {worded(exc)}", reason="internal")
         return web.json_response(error.as_json(), status=500)
 
 

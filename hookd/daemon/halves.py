@@ -11,7 +11,6 @@ import importlib.util
 import os
 import sys
 import threading
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from hookd import daemonspecs
 from hookd._pluggy import PluginManager, PluginValidationError
 from hookd.attach import sources, trusted
-from hookd.errors import HookdError, PluginError
+from hookd.authors import author_place
+from hookd.errors import HookdError, PluginError, worded
 from hookd.serving import DaemonPlugin
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Half:
             with without_torch():
                 plugin = getattr(self._imported(module), name)()
         except (Exception, SystemExit) as exc:
-            told = f"{type(exc).__name__}: {exc}{_author_line(exc)}{self._missing(exc)}"
+            told = f"{worded(exc)}{author_place(exc)}{self._missing(exc)}"
             raise PluginError(f"{self.name}: cannot be imported: {told}") from exc
         if not isinstance(plugin, DaemonPlugin) or plugin.name != self.name:
             raise PluginError(f"{self.source.entry} is no hookd.serving.DaemonPlugin with the name {self.name!r}")
@@ -215,10 +215,3 @@ def without_torch() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-
-
-def _author_line(error: BaseException) -> str:
-    """Give the innermost line that is not the import system's: the author's, who asked for the wrong module."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if "importlib" not in one.filename and one.filename != __file__]
-    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hookd.authors import author_line, line_at
 from hookd.daemon.herald import plain
 from hookd.daemonspecs import TIMES_S
 from hookd.errors import HookdError, worded
@@ -129,11 +130,9 @@ class Hosted:
             if now - began >= TIMES_S[job.hook] and self._late is not job:
                 self._late = job
                 if self.state == "starting":
-                    self._refuse(
-                        f"its import and configure take longer than {TIMES_S[job.hook]:g} s", _where(self._thread)
-                    )
+                    self._refuse(f"its import and configure take longer than {TIMES_S[job.hook]:g} s", self._where())
                     return
-                frame = _where(self._thread)
+                frame = self._where()
                 self._failed(job.hook, f"{job.hook} takes longer than {TIMES_S[job.hook]:g} s", frame, "", is_dear=True)
             return
         with self._lock:
@@ -179,7 +178,7 @@ class Hosted:
             self.every_s = float(plugin.every_s)
         except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
             text = error.message if isinstance(error, HookdError) else f"configure: {worded(error)}"
-            self._refuse(text, _author_line(error), "".join(traceback.format_exception(error)))
+            self._refuse(text, author_line(error), "".join(traceback.format_exception(error)))
         else:
             source = self.half.source
             if self.state == "starting":
@@ -206,7 +205,7 @@ class Hosted:
             if job.then is not None and job is not self._late:
                 job.then()
         except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
-            where, trace = _author_line(error), "".join(traceback.format_exception(error))
+            where, trace = author_line(error), "".join(traceback.format_exception(error))
             self._failed(job.hook, worded(error), where, trace)
 
     def _failed(self, hook: str, text: str, where: str, trace: str, *, is_dear: bool = False) -> None:
@@ -229,6 +228,10 @@ class Hosted:
             until = f"for {wait_s:g} s" if wait_s else "until the daemon starts again"
             _log.error("plugin %s is quarantined %s after %d errors: %s", self.name, until, self._since, plain(text))
 
+    def _where(self) -> str:
+        """Say where its thread is."""
+        return line_at(sys._current_frames().get(self._thread.ident or 0))  # noqa: SLF001  the way to another's stack
+
     def row(self) -> dict[str, Any]:
         """Describe it for people."""
         source = self.half.source
@@ -237,19 +240,3 @@ class Hosted:
             "entry": source.entry, "state": self.state, "hooks": sorted(self.hooks), "errors": sum(self.errors.values()),
             "seconds": self.seconds, "skipped": self.skipped, "error": self.trouble,
         }  # fmt: skip
-
-
-def _author_line(error: BaseException) -> str:
-    """Give the innermost line that is not hookd's."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
-    own = [one for one in frames if "/hookd/" not in one.filename] or frames
-    return f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line}" if own else ""
-
-
-def _where(thread: threading.Thread) -> str:
-    """Say where a thread is."""
-    frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001  the way to another thread's stack
-    if frame is None:
-        return ""
-    (last,) = traceback.extract_stack(frame, 1)
-    return f"{last.filename}:{last.lineno}, in {last.name}: {last.line}"

@@ -9,7 +9,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hookd.errors import ConfigError
+from hookd.errors import ConfigError, worded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ def load(word: str) -> Callable[[Mapping[str, Any]], object]:
     try:
         found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception as exc:  # noqa: BLE001  whatever the module does while it is imported
-        raise ConfigError(f"receiver '{word}' cannot be imported: {type(exc).__name__}: {exc}", hint=hint) from exc
+        raise ConfigError(f"receiver '{word}' cannot be imported: {worded(exc)}", hint=hint) from exc
     if not callable(found):
         raise ConfigError(f"receiver '{word}' cannot be called", hint=hint)
     function: Callable[[Mapping[str, Any]], object] = found

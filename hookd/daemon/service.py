@@ -28,7 +28,7 @@ from hookd.daemon.wanted import Wanted
 from hookd.daemon.watchers import watchers
 from hookd.daemon.web import Web
 from hookd.daemon.webhook import Sender
-from hookd.errors import HookdError, PermissionDenied
+from hookd.errors import HookdError, PermissionDenied, worded
 from hookd.version import __version__
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Service:
             self._wanted.failed(want, error)
         except Exception as exc:  # noqa: BLE001  ours: told like any other, and tried again like any other
             _log.exception("process %d", want.pid)
-            self._wanted.failed(want, HookdError(f"{type(exc).__name__}: {exc}", reason="internal"))
+            self._wanted.failed(want, HookdError(worded(exc), reason="internal"))
         else:
             self._wanted.done(want)
             audit.attached(answer, "by rule")

@@ -38,8 +38,9 @@ def succeed(predecessor: Plugin) -> None:
 
     Once, after `configure`, when this one is about to be switched on: where an optimizer step begins, or for observers in
     hookd's own thread, while the training goes on. No event comes to either of them meanwhile, but one that the other is
-    just being told of may still be under way: share objects rather than copying what is in them. Of its metrics those
-    series go on that this one has made as well: `metric.adopt(predecessor.metric)` makes them all.
+    just being told of may still be under way: share objects rather than copying what is in them. With new
+    options counters go on. Of other metrics, and after a reload, those series do that this one has made as well:
+    `metric.adopt(predecessor.metric)` makes them all.
 
     Called: once, after `configure` of the new object.
     Thread: hookd's own, or the training's where an optimizer step begins.
@@ -48,7 +49,7 @@ def succeed(predecessor: Plugin) -> None:
 
         @hookimpl
         def succeed(self, predecessor):
-            self.calls.adopt(predecessor.calls)
+            self.norm.adopt(predecessor.norm)
             self.last = predecessor.last
     """
 

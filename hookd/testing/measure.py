@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hookd import hookspecs
-from hookd.errors import PluginError
+from hookd.errors import PluginError, worded
 from hookd.testing.cost import overhead
 from hookd.testing.equality import first_difference
 from hookd.testing.events import hooks_of, wrapped
@@ -90,7 +90,7 @@ class Probe:
 
     def _note(self, hook: str, error: Exception) -> None:
         place = _place(error, self._directory)
-        what = f"{type(error).__name__}: {error}"
+        what = worded(error)
         self.raised.setdefault((place["file"], place["line"]), {"hook": hook, "error": what, **place})
 
     def _watch(self, context: Any) -> None:
@@ -179,7 +179,7 @@ def _worked(target: FakeTarget, name: str) -> str:
     except PluginError:
         raise
     except Exception as error:  # noqa: BLE001  (torch's, of what the plugin did to its tensors)
-        return f"{type(error).__name__}: {error}"
+        return worded(error)
     return ""
 
 

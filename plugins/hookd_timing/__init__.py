@@ -100,6 +100,11 @@ class Timing(Plugin):
         self.device = Device(context)
 
     @hookimpl
+    def succeed(self, predecessor: Timing) -> None:
+        """Go on with the modules' own time, of which the page has only what the last tick has published."""
+        self.own = predecessor.own
+
+    @hookimpl
     def select(self, module: Module) -> set[str]:
         """Say which events of a module are worth their price."""
         wanted = {"forward", "backward"}

@@ -1,0 +1,362 @@
+"""What a plugin does beside its events (hooks that never return, ever new kinds of incidents) harms nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from hookd import Plugin, PluginError, TrainingError, hookimpl
+from hookd.agent import bootstrap
+from tests.support.agent import running
+from tests.support.processes import wait_until
+
+RELEASE = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def released(monkeypatch):
+    """What is stuck in a test goes on after it."""
+    monkeypatch.setattr("hookd.agent.cold.TIME_S", 0.2)
+    monkeypatch.setattr("hookd.agent.cold.SHORT_S", 0.1)
+    RELEASE.clear()
+    yield
+    RELEASE.set()
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "hookd"], what="the end of our threads")
+
+
+class Steady(Plugin):
+    name = "steady"
+
+    @hookimpl
+    def configure(self, context):
+        self.calls = context.counter("calls", "Calls.").labels()
+        self.ticks = context.counter("ticks", "Ticks.").labels()
+
+    @hookimpl
+    def forward(self, module):
+        self.calls.inc()
+
+    @hookimpl
+    def tick(self):
+        self.ticks.inc()
+
+
+def waits():
+    RELEASE.wait()
+
+
+class Ticking(Steady):
+    name = "ticking"
+
+    @hookimpl
+    def tick(self):
+        waits()
+
+    @hookimpl
+    def unconfigure(self):
+        waits()
+
+
+def test_a_tick_that_never_returns_is_put_aside_and_the_agent_detaches() -> None:
+    original = nn.Module.__call__
+    with running(Ticking, Steady) as agent:
+        wait_until(lambda: agent.state("ticking") == "quarantined", what="its quarantine")
+        ticks = agent.values("hookd_steady_ticks")
+        wait_until(lambda: agent.values("hookd_steady_ticks") != ticks, what="the others' ticks")
+        nn.Identity()(torch.ones(1))
+        assert agent.values("hookd_steady_calls") == {(): 1}
+        assert agent.values("hookd_ticking_calls") == {(): 0}
+        (told,) = agent.read().incidents
+        assert "tick has not returned in time: it is at" in told["message"]
+        assert "in waits: RELEASE.wait()" in told["message"]
+        entry = agent.session.registry.named("ticking")
+        assert entry.last_trouble["where"].endswith("in waits: RELEASE.wait()")
+        entry.probation.until = 0.0
+        agent.session.tick(0.0)
+        assert agent.state("ticking") == "quarantined", "it is not let back in while its thread is stuck"
+        result = bootstrap.stop()
+    assert result["restored"] == "identity"
+    assert [one.partition(", at ")[0] for one in result["residue"]] == [
+        "a thread in the hook tick of the plugin ticking", "a thread in the hook unconfigure of the plugin ticking"
+    ]  # fmt: skip
+    assert nn.Module.__call__ is original
+
+
+class Configuring(Steady):
+    name = "configuring"
+
+    @hookimpl
+    def configure(self, context):
+        waits()
+
+
+class Changing(Steady):
+    name = "changing"
+
+    @hookimpl
+    def configure(self, context):
+        context.option("stuck", default=False)
+        super().configure(context)
+
+    def changed(self, options, given):
+        return waits() or {**options, **given}
+
+    @hookimpl
+    def succeed(self, predecessor):
+        waits()
+
+
+class Choosy(Steady):
+    name = "choosy"
+
+    @hookimpl
+    def select(self, module):
+        return waits() or True
+
+
+def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_line(monkeypatch) -> None:
+    module = nn.Identity()
+    with running(Steady, Changing) as agent:
+        module(torch.ones(1))
+        with pytest.raises(PluginError, match=r"configure has not returned in time: it is at .*in waits") as caught:
+            agent.session.load(Configuring(), {}, by_name=True)
+        assert caught.value.reason == "stuck"
+        assert not agent.session.registry.has("configuring")
+        with pytest.raises(PluginError, match="changing: changed has not returned in time"):
+            agent.agent._configure({"name": "changing", "options": {"stuck": "true"}})
+        old = agent.session.registry.named("changing")
+        agent.session.switch(old, agent.session.ready(Changing(), {}, by_name=True, old=old))
+        assert agent.values("hookd_plugin_state")["changing", "quarantined"] == 1, "its succeed is stuck"
+        thread = threading.Thread(
+            target=agent.session.load, args=(Choosy(), {}), kwargs={"by_name": True}, name="hookd"
+        )
+        thread.start()  # as by the tool: in hookd's own thread
+        thread.join(30)
+        for each in (module, nn.Identity()):
+            each(torch.ones(1))
+        assert agent.values("hookd_plugin_errors")["choosy",] == 1
+        assert agent.values("hookd_choosy_calls") == {(): 0}
+        assert agent.values("hookd_steady_calls") == {(): 3}
+
+
+class Refusing(Plugin):
+    """Raises what no training can have to do with."""
+
+    name = "refusing"
+    mutates = True
+    error: type[BaseException] = TrainingError
+
+    @hookimpl
+    def tick(self):
+        raise self.error("planted")
+
+
+@pytest.mark.parametrize("error", [TrainingError, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
+def test_what_a_tick_raises_ends_the_plugin_and_not_hookds_thread(monkeypatch, error) -> None:
+    monkeypatch.setattr(Refusing, "error", error)
+    with running(Refusing, Steady) as agent:
+        agent.session.tick(0.0)
+        assert agent.state("refusing") == "quarantined"
+        assert agent.session.registry.named("refusing").last_trouble["text"] == f"{error.__name__}: planted"
+        assert agent.values("hookd_steady_ticks")[()] >= 1, "the others' turn comes"
+
+
+class Raising(Plugin):
+    name = "raising"
+    error: type[BaseException] = GeneratorExit
+
+    @hookimpl
+    def select(self, module):
+        if not module.depth:
+            return True
+        raise self.error("planted")
+
+    @hookimpl
+    def forward(self, module):
+        raise self.error("planted")
+
+    @hookimpl
+    def phase(self):
+        raise self.error("planted")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, SystemExit, StopIteration])
+def test_whatever_a_plugin_raises_does_not_reach_the_training(monkeypatch, error) -> None:
+    monkeypatch.setattr(Raising, "error", error)
+    model = nn.Sequential(nn.Identity())
+    with running(Raising, Steady) as agent:
+        for _ in range(12):
+            assert model(torch.ones(1)).item() == 1.0
+        assert agent.state("raising") == "quarantined"
+        assert agent.values("hookd_plugin_errors")["raising",] == Raising.max_errors
+        assert agent.values("hookd_steady_calls") == {(): 24}
+        assert agent.session.registry.named("raising").last_error == f"{error.__name__}: planted"
+
+
+class Unspeakable:
+    def __str__(self):
+        raise ValueError("asked for its words")
+
+
+class WithOdd(Steady):
+    name = "odd"
+
+    @hookimpl
+    def configure(self, context):
+        context.option("odd", Unspeakable())
+        super().configure(context)
+
+
+def test_an_option_that_cannot_be_worded_keeps_no_other_plugin_from_being_told_of() -> None:
+    with running(WithOdd, Steady) as agent:
+        agent.agent._tick(0.0)
+        assert agent.read().identity["plugins"]["odd"]["settings"]["odd"] == "Unspeakable"
+        assert "steady" in agent.read().identity["plugins"]
+
+
+def test_who_goes_through_the_plugins_does_not_mind_one_that_goes() -> None:
+    """The training's threads and hookd's own go through them at any time."""
+    with running(Steady, WithOdd, Inventing) as agent:
+        entries = iter(agent.session.registry.entries.values())
+        assert next(entries).name == "steady"
+        agent.session.unload("odd")
+        assert [entry.name for entry in entries] == ["odd", "inventing"]
+        assert not agent.session.registry.has("odd")
+
+
+class Inventing(Plugin):
+    name = "inventing"
+
+    @hookimpl
+    def configure(self, context):
+        self.context, self.number = context, 0
+
+    @hookimpl
+    def forward(self, module):
+        self.number += 1
+        self.context.incident(f"kind-{self.number}", "something new", number=self.number)
+
+
+def test_kinds_of_incidents_that_are_new_for_ever_count_as_one() -> None:
+    with running(Inventing) as agent:
+        for _ in range(40):
+            nn.Identity()(torch.ones(1))
+        kinds = agent.values("hookd_incidents")
+        assert len(kinds) == 33
+        assert kinds["other",] == 8
+        assert kinds["kind-32",] == 1
+        last = agent.read().incidents[-1]
+        assert (last["kind"], last["message"], last["number"]) == ("other", "kind-40: something new", 40)
+        (line,) = [one["message"] for one in agent.read().logs if "kinds of incidents" in one["message"]]
+        assert line.startswith("plugin inventing: 32 kinds of incidents, the next was 'kind-33'")
+        agent.session.quarantine(agent.session.registry.named("inventing"), "as a test")
+        assert agent.values("hookd_incidents")["quarantine",] == 1, "what hookd itself tells has its kind"
+
+
+class Slow(Plugin):
+    """Takes half a second at each module: in the time of a few it is noticed."""
+
+    name = "slow"
+    fast = False
+
+    @hookimpl
+    def configure(self, context):
+        self.calls = context.counter("calls", "Calls.").labels()
+
+    @hookimpl
+    def forward(self, module):
+        self.calls.inc()
+        if not self.fast:
+            self.wait()
+
+    def wait(self):
+        time.sleep(0.1)
+
+
+class SlowToo(Slow):
+    """Has its function in common with the other one."""
+
+    name = "slow_too"
+    fast = True
+
+
+class SlowAndSampled(Slow):
+    name = "sampled"
+    sampled = ("forward",)
+
+
+class SlowAndChanging(Slow):
+    name = "changing"
+    mutates = True
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    monkeypatch.setattr("hookd.agent.overdue.LOOKS", 2)
+
+
+def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks) -> None:
+    model = nn.Sequential(*[nn.Identity() for _ in range(40)])
+    with running(Slow, SlowToo, Steady, budget=0.01) as agent:
+        model(torch.ones(1))
+        assert agent.state("slow") == "quarantined"
+        assert agent.values("hookd_slow_calls")[()] < 30
+        assert agent.values("hookd_slow_too_calls") == agent.values("hookd_steady_calls") == {(): 41}
+        (told,) = agent.read().incidents
+        assert (
+            "plugin slow is quarantined: forward has kept the training for 0.5 s of one step: it is at"
+            in told["message"]
+        )
+        assert "in wait: time.sleep(0.1)" in told["message"]
+        entry = agent.session.registry.named("slow")
+        assert (entry.errors, entry.last_trouble["hook"]) == (1, "forward")
+        assert entry.last_trouble["where"].endswith("in wait: time.sleep(0.1)")
+
+
+def test_what_is_sampled_is_called_as_seldom_as_the_budget_asks_for(looks) -> None:
+    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(40)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with running(SlowAndSampled, budget=0.01) as agent:
+        for _ in range(2):
+            model(torch.ones(1)).backward()
+            optimizer.step()
+        assert agent.state("sampled") == "active"
+        assert agent.session.registry.named("sampled").interval >= 64
+        assert agent.values("hookd_sampled_calls")[()] < 30, "the rest of the step goes on without it"
+        assert [one for one in agent.read().logs if "is called once in" in one["message"]]
+
+
+class Pausing(SlowAndChanging):
+    name = "pausing"
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+
+    @hookimpl
+    def forward(self, module):
+        self.context.pause()
+
+
+def test_a_pause_is_nothing_that_takes_too_long(looks) -> None:
+    with running(Pausing) as agent:
+        thread = threading.Thread(target=nn.Identity(), args=(torch.ones(1),))
+        thread.start()
+        overdue = agent.session.overdue
+        wait_until(lambda: len(overdue._looks) >= 3, what="some looks")
+        assert not any(overdue._looks)
+        agent.session.unload("pausing")
+        thread.join(30)
+
+
+def test_what_changes_the_training_is_told_of_and_goes_on(looks) -> None:
+    model = nn.Sequential(*[nn.Identity() for _ in range(15)])
+    with running(SlowAndChanging) as agent:
+        model(torch.ones(1))
+        assert agent.state("changing") == "active"
+        assert len([one for one in agent.read().logs if "changing: forward has kept" in one["message"]]) == 1

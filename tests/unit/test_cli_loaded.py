@@ -1,0 +1,25 @@
+"""What `hookd plugin list PID` tells of the plugins of a target's own environment."""
+
+from __future__ import annotations
+
+from hookd.attach import change
+from hookd.cli import loaded
+
+THEIRS = [{"name": "broken", "entry": "hookd_broken:Broken", "version": "2"}, {"name": "widths", "entry": "hookd_widths:Widths", "version": "1"}]  # fmt: skip
+WIDTHS = 'from hookd import Plugin\n\nclass Widths(Plugin):\n    """Counts."""\n    name = "widths"\n'
+
+
+def test_one_that_cannot_be_carried_hides_no_other(tmp_path, monkeypatch):
+    installed = tmp_path / "site" / "hookd_broken-2.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: hookd-broken\nVersion: 2\n")
+    (installed / "entry_points.txt").write_text("[hookd.plugins]\nbroken = hookd_broken:Broken\n")
+    (tmp_path / "hookd_widths.py").write_text(WIDTHS)
+    monkeypatch.syspath_prepend(installed.parent)
+    monkeypatch.setattr(change, "environment", lambda _pid: THEIRS)  # what an agent answers
+    broken, widths = loaded._installed(4711, [tmp_path])
+    assert "cannot be found" in broken["refused"]
+    assert loaded._told_installed(broken, 4711) == (
+        f"broken 2 is installed in the target, and here is another that cannot be carried: {broken['refused']}"
+    )
+    assert widths["shadowed_by"]["origin"] == str(tmp_path / "hookd_widths.py")
