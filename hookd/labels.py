@@ -73,12 +73,13 @@ class Claim:
     Attributes:
         pid: of the target.
         launcher: see `launcher`.
+        meeting: where the ranks of its job meet, "" if that is not known.
         rank: see `rank_label`.
         wanted: the run as the target's page names it.
         run: the run it is served under, which differs from `wanted` after a clash.
     """
 
-    __slots__ = ("launcher", "pid", "rank", "run", "wanted")
+    __slots__ = ("launcher", "meeting", "pid", "rank", "run", "wanted")
 
     def __init__(self, pid: int, launcher: int, rank: str, wanted: str, run: str) -> None:
         self.pid = pid
@@ -86,6 +87,7 @@ class Claim:
         self.rank = rank
         self.wanted = wanted
         self.run = run
+        self.meeting = ""
 
 
 def claim(pid: int, job: int, rank: str, wanted: str, *, chosen: bool, others: Iterable[Claim]) -> Claim:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hookd.attach import discover, permission, proc
-from hookd.errors import ControlError, NoSuchTarget, rebuild
+from hookd.errors import ControlError, HookdError, NoSuchTarget, rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,8 @@ class Control:
                 self._connection.sendall(line[sent:])
                 line = self._line(deadline)
             except OSError as exc:
-                raise ControlError(f"the agent in process {self.pid} does not answer: {exc}", reason="gone") from exc
+                text = f"the agent in process {self.pid} does not answer: {exc}"
+                raise ControlError(text, reason="gone", hint=_why_silent(self.pid)) from exc
         return self._read(line)
 
     def wait_closed(self) -> None:
@@ -145,6 +146,17 @@ class Control:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _why_silent(pid: int) -> str:
+    """Say what keeps an agent from answering, where that can be seen from outside."""
+    try:
+        state = proc.status(pid).state
+    except (HookdError, OSError, LookupError, ValueError):
+        return ""
+    if state == "T":
+        return f"The process is stopped, and its agent with it; `kill -CONT {pid}` lets it go on."
+    return "A debugger holds the process." if state == "t" else ""
 
 
 def path(pid: int, control: str) -> Path:

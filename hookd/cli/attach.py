@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hookd.daemon.client import DaemonClient
 
 AT_ONCE = 16
-"""So many attaches are asked for at a time; the daemon has as many threads."""
+"""So many attaches and detaches are asked for at a time; the daemon has as many threads."""
 SILENT_S = 2.0
 """So long an attach may take without a word."""
 WORKER = "a data loader's worker"
@@ -69,7 +69,9 @@ def detach(*, pids: tuple[int, ...], everything: bool, timeout_s: float, host: s
     client = targets.daemon(host)
     if everything:
         pids = tuple(targets.living(client))
-    entries = [_tried(lambda pid: _leave(client, pid, timeout_s), pid) for pid in dict.fromkeys(pids)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # one that hangs keeps no other waiting
+        leave = functools.partial(_tried, lambda pid: _leave(client, pid, timeout_s))
+        entries = list(pool.map(leave, dict.fromkeys(pids)))
     return finish(entries, as_json=as_json, say=told_detached)
 
 

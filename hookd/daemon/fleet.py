@@ -161,11 +161,16 @@ class Fleet:
 
     def claim(self, identity: Identity, pid: int) -> labels.Claim:
         """Settle the run and rank of a process that is, or is about to become, a target."""
-        job = labels.launcher(identity.world_size, pid, identity.ppid)
+        meeting = identity.meeting if identity.world_size > 1 else ""
         with self._lock:
             held = [other for other in self._held.values() if other.pid != pid]
             others = [one.claim for one in held if one.ended is None or one.state == "corrupt"]  # it is served, too
-        return labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others)
+        # Ranks that were started by hand, each from a shell of its own, have no parent in common.
+        met = (one.launcher for one in others if meeting and one.meeting == meeting)
+        job = next(met, labels.launcher(identity.world_size, pid, identity.ppid))
+        found = labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others)
+        found.meeting = meeting
+        return found
 
     def _make_way(self, identity: Identity) -> None:
         """The parent of a rank may have an agent too, under `hookd run`; but it is no rank 0."""

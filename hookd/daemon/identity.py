@@ -32,6 +32,7 @@ class Identity:
     attached: float = 0.0
     step_offset: int | None = None
     keep: bool = False
+    meeting: str = ""  # where the ranks of the job meet, see `_meeting`
 
     @classmethod
     def of_page(cls, raw: Mapping[str, Any], *, pid: int) -> Identity:
@@ -54,6 +55,7 @@ class Identity:
             attached=_real(raw, "attached"),
             step_offset=offset if isinstance(offset, int) and not isinstance(offset, bool) else None,
             keep=raw.get("keep") is True,
+            meeting=_meeting(pid),
         )
 
     @classmethod
@@ -71,6 +73,7 @@ class Identity:
             script=script,
             uid=_owner(pid),
             ppid=_parent(pid),
+            meeting=_meeting(pid),
         )
 
     @property
@@ -115,3 +118,16 @@ def _parent(pid: int) -> int:
         return proc.status(pid).ppid
     except (HookdError, OSError, LookupError, ValueError):
         return 0
+
+
+def _meeting(pid: int) -> str:
+    """Give the address and port where a job's ranks meet, in their network: 127.0.0.1 of two containers is not one place.
+
+    "" where the environment that the process was started with does not have them (torch.distributed's `env://`).
+    """
+    try:
+        environ = proc.environ(pid)
+    except (HookdError, OSError):
+        return ""
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    return f"{address}:{port} {proc.link(pid, 'ns/net')}" if address and port else ""

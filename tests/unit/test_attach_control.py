@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import subprocess
 import threading
 import time
 
@@ -43,6 +45,20 @@ def test_an_answer_that_comes_a_byte_at_a_time_is_not_waited_for(pair):
     finally:
         stop.set()
         thread.join()
+
+
+def test_of_a_stopped_process_it_is_said_why_it_does_not_answer(pair):
+    control, _ = pair
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            control.pid = process.pid
+            with pytest.raises(ControlError, match="does not answer") as raised:
+                control.request("detach")
+            assert f"kill -CONT {process.pid}" in raised.value.hint
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
+from hookd.daemon.identity import Identity
 from tests.support.pages import Ranks, new_fleet
+from tests.support.processes import Process
 
 
 @pytest.fixture
@@ -50,3 +53,23 @@ def test_who_ends_under_a_name_that_another_has_by_now_does_not_linger(fleet, pa
     assert second.claim.run == first.claim.run, "an agent that has left needs its name no more"
     fleet._retire(first)
     assert fleet.targets() == [second]
+
+
+def started_by_hand(stack, rank, port):
+    """Start a rank below a shell of its own, and give what the daemon sees of it from outside."""
+    where = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shell = stack.enter_context(Process(["sh", "-c", "sleep 60 & echo $!; wait; :"], env={**os.environ, **where}))
+    pid = int(shell.expect(r"^(\d+)$").group(1))
+    stack.callback(os.kill, pid, signal.SIGKILL)
+    return pid, Identity.of_process(pid)
+
+
+def test_ranks_started_by_hand_are_one_run_where_they_meet_at_one_place(stack, fleet):
+    (served,) = Ranks(stack, 1).targets
+    first, identity = started_by_hand(stack, 0, 29511)
+    served.pid, served.claim = first, fleet.claim(identity, first)
+    fleet._held[first] = served
+    second, identity = started_by_hand(stack, 1, 29511)
+    other, stranger = started_by_hand(stack, 1, 29512)
+    assert fleet.claim(identity, second).run == served.claim.run
+    assert fleet.claim(stranger, other).run == f"{served.claim.run}~{stranger.ppid}"
