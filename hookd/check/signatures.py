@@ -37,8 +37,8 @@ def problems(subject: Subject) -> Iterator[Problem]:
         return
     yield from _api(subject, node)
     may_return = any(_mutates(part) for _, part in subject.parts)
-    for path, part in subject.parts:
-        yield from _never_called(str(path), part)
+    for source, part in subject.parts:
+        yield from _never_called(str(source), part)
     for path, hook in marked:
         yield from _hook(path, hook, may_return=may_return)
 
