@@ -3,8 +3,9 @@
 One step in `METERED_EVERY`, in `CALM_EVERY` when nothing has changed for a while, and each in which something seldom is
 sampled, is measured call by call, so that the clock is not read at every event; it stands for the others of its kind, of
 each plugin's sampled steps and of those between them.
-Sampled hooks are on in one step of `interval`; where those of all plugins together exceed the budget, with what hookd
-itself needs to call them, the costliest gets a longer interval, and a shorter one again when there is room. A plugin that
+Sampled hooks are on in one step of `interval`; where those of all plugins together exceed what every step leaves of the
+budget, with what hookd itself needs to call them, the costliest gets a longer interval, and a shorter one again when there
+is room. A plugin that
 cannot be sampled and takes too much of a step is quarantined, unless the person who enabled it fixed its interval.
 """
 
@@ -28,6 +29,8 @@ CALM_WINDOWS = 4
 WINDOW_STEPS = 16
 ALARM_RATIO = 4
 """A metered step that costs so many times the budget is decided upon at once, not at the end of the window."""
+LEFT_RATIO = 1 / 4
+"""So much of the budget is for what is sampled, whatever comes at every step: that must not starve it."""
 RUNAWAY_RATIO = 1 / 3
 """The share of step time above which a plugin that cannot be sampled is quarantined: half of what is left."""
 DEAR_RATIO = 0.9
@@ -230,10 +233,7 @@ class Governor:
     # -- decisions
 
     def _decide(self) -> None:
-        """Look less often where the sampled hooks take more than the budget, more often where there is room.
-
-        What cannot be stretched any more must not starve what can: the budget is for those that can.
-        """
+        """Look less often where the sampled hooks take more than they may, more often where there is room."""
         self.ratio = sum(self._window_spent.values()) / self._window_ns
         self._session.core.overhead_ratio.labels().set(self.ratio)
         for entry in self._entries():
@@ -246,13 +246,29 @@ class Governor:
 
     def _adapt(self) -> None:
         governed = [entry for entry in self._entries() if self._can_stretch(entry)]
-        taken = self._taken(governed)
-        if taken <= self.budget:
-            self._relax_all(governed, self.budget / 2 - taken)
-        while taken > self.budget:
+        taken, allowed = self._taken(governed), self._allowed(governed)
+        if taken <= allowed:
+            self._relax_all(governed, allowed / 2 - taken)
+        while taken > allowed:
             costliest = max((e for e in governed if e.stretch < e.limit), key=self._share)
             self.stretch(costliest)
             taken = self._taken(governed)
+
+    def _allowed(self, governed: list[Entry]) -> float:
+        """Give what is left of the budget where no longer interval helps: every step's part, and what is at its longest.
+
+        What somebody has fixed is that person's own affair.
+        """
+        ns = min(self._own.values(), default=0) + sum(entry.cost_ns.get(0, 0) for entry in self._entries())
+        longest = sum(self._share(entry) for entry in governed if entry.stretch >= entry.limit)
+        usual_ns = sum(self._usual_ns(entry) / entry.longest for entry in governed if entry.stretch > entry.longest)
+        steady = (ns + usual_ns) * self._window_steps / self._window_ns + longest
+        return max(self.budget - steady, self.budget * LEFT_RATIO)
+
+    @staticmethod
+    def _usual_ns(entry: Entry) -> int:
+        """Give what a step costs in which the hooks are called that are not rare, beyond one in which none is."""
+        return max(0, entry.cost_ns.get(1, 0) - entry.cost_ns.get(0, 0))
 
     def _taken(self, governed: list[Entry]) -> float:
         """Give what can still be stretched takes of the training's time, hookd's own part of it included."""

@@ -87,6 +87,21 @@ def test_what_takes_a_hundred_times_the_budget_is_throttled_within_20_steps_and_
         assert agent.values("hookd_sampling_interval_steps")[("looker",)] <= 16
 
 
+class Steady(Looker):
+    name = "steady"
+    sampled = ()
+
+
+def test_what_comes_at_every_step_takes_its_part_of_the_budget_from_what_is_sampled() -> None:
+    found = {}
+    for plugins in ((Looker,), (Looker, Steady)):
+        with running(*plugins, budget=0.25) as agent:
+            train(96, pause_s=0.01)
+            found[plugins] = agent.values("hookd_sampling_interval_steps")[("looker",)]
+    assert found[Looker,] == 1, "2 of 12 ms are less than a quarter"
+    assert found[Looker, Steady] >= 2, "it and 2 ms of each step are more"
+
+
 def test_what_cannot_be_sampled_and_takes_a_hundred_times_the_budget_is_put_aside_within_20_steps() -> None:
     class Unsampled(Looker):
         sampled = ()

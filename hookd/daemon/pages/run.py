@@ -112,7 +112,8 @@ def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) ->
     report = build_report(snapshot, has_modules=False) if snapshot is not None else None
     yield section("ranks", "Ranks", *_ranks(name, every, chosen, choice))
     yield section("curves", "The last minutes", _curves(every, chosen))
-    yield tag("h2", f"rank {chosen.row['rank']}, process {chosen.row['pid']}", class_="of")
+    shown = f"rank {chosen.row['rank']}, process {chosen.row['pid']}"
+    yield tag("section", tag("h2", shown, class_="of"), id="shown", aria_label=shown)
     if snapshot is None or report is None or chosen.target.state == "corrupt":
         said = "The page of this target cannot be trusted: what it says is shown no more. The process itself goes on."
         yield section("state", "State", tag("p", said, class_="bad"))

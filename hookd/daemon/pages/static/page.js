@@ -29,6 +29,10 @@ function renew(old, fresh) {
   if (again) again.focus({ preventScroll: true });
 }
 
+function parts(page) {
+  return [...page.querySelectorAll("section[id]")].map((one) => one.id).join();
+}
+
 function isSelecting() {
   const selection = document.getSelection();
   return selection !== null && !selection.isCollapsed;
@@ -43,9 +47,11 @@ async function look() {
     const answer = await fetch(where, { cache: "no-store" });
     if (!answer.ok) throw new Error(answer.status);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    if (!isPaused) for (const fresh of page.querySelectorAll("section[id]")) {
-      const old = document.getElementById(fresh.id);
-      if (old) renew(old, document.adoptNode(fresh)); else return location.reload();
+    if (!isPaused) {
+      if (parts(page) !== parts(document)) return location.reload();
+      for (const fresh of page.querySelectorAll("section[id]")) {
+        renew(document.getElementById(fresh.id), document.adoptNode(fresh));
+      }
     }
     say(`live, ${new Date().toLocaleTimeString()}`, false);
   } catch (error) {
