@@ -146,6 +146,10 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "hookd attach --plugin-dir . -p spread:every=1 --listen 127.0.0.1:9465 $PID &": By(_STOPWATCH),
     "promtool query instant http://127.0.0.1:9090 'hookd_spread_output'": By(_STOPWATCH),
     # docs/plugins-shipping.md, docs/daemon-plugins.md
+    "hookd plugin new spread --daemon": By(
+        "tests/integration/test_testing.py::test_the_packages_that_new_writes_pass_their_own_tests_and_the_check"
+    ),
+    "pip install 'hookd-spread[daemon]'": _INDEX,
     "hookd plugin enable PID widths --plugin-dir .": By(_RELOADED),
     "hookd plugin config PID widths every=10": By(_RELOADED),
     "hookd plugin reload PID widths --plugin-dir .": By(_RELOADED),
