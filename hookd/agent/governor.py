@@ -29,7 +29,7 @@ CALM_WINDOWS = 4
 WINDOW_STEPS = 16
 ALARM_RATIO = 4
 """A metered step that costs so many times the budget is decided upon at once, not at the end of the window."""
-LEFT_RATIO = 1 / 4
+LEFT_RATIO = 1 / 2
 """So much of the budget is for what is sampled, whatever comes at every step: that must not starve it."""
 RUNAWAY_RATIO = 1 / 3
 """The share of step time above which a plugin that cannot be sampled is quarantined: half of what is left."""

@@ -81,8 +81,11 @@ class Control:
                 self._connection.sendall(line[sent:])
                 line = self._line(deadline)
             except OSError as exc:
-                text = f"the agent in process {self.pid} does not answer: {exc}"
-                raise ControlError(text, reason="gone", hint=_why_silent(self.pid)) from exc
+                raise ControlError(
+                    f"the agent in process {self.pid} does not answer: {exc}",
+                    reason="gone",
+                    hint=_why_silent(self.pid),
+                ) from exc
         return self._read(line)
 
     def wait_closed(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -61,7 +62,7 @@ def started_by_hand(stack, rank, port):
     shell = stack.enter_context(Process(["sh", "-c", "sleep 60 & echo $!; wait; :"], env={**os.environ, **where}))
     pid = int(shell.expect(r"^(\d+)$").group(1))
     stack.callback(os.kill, pid, signal.SIGKILL)
-    return pid, Identity.of_process(pid)
+    return pid, replace(Identity.of_process(pid), run="train.py", script="train.py")
 
 
 def test_ranks_started_by_hand_are_one_run_where_they_meet_at_one_place(stack, fleet):

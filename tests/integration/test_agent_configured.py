@@ -32,24 +32,24 @@ def counters(target) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_no_counter_falls_when_a_plugin_gets_other_options(hook, plugin):
+def test_no_counter_falls_when_a_plugin_gets_other_options(fake_target, plugin):
     training = eventful()
-    hook.start(plugin, **GENERATOR.EVERYTHING.get(plugin, {}))
-    session = hook._session
+    fake_target.start(plugin, **GENERATOR.EVERYTHING.get(plugin, {}))
+    session = fake_target._session
     for _ in range(4):
         training.step()
-    before = counters(hook)
+    before = counters(fake_target)
     old = session.registry.named(plugin)
     new = session.ready(type(old.plugin)(), {**old.context.options, "readmit": "true"}, by_name=True, old=old)
     session.switch(old, new)
     training.step()  # hookd's own thread lets the old one go while the training goes on
-    between = counters(hook)
+    between = counters(fake_target)
     session.discard(old, new)
-    hook.tick()
-    after = counters(hook)
+    fake_target.tick()
+    after = counters(fake_target)
     training.step()
-    hook.tick()
-    for earlier, later in ((before, between), (between, after), (after, counters(hook))):
+    fake_target.tick()
+    for earlier, later in ((before, between), (between, after), (after, counters(fake_target))):
         fallen = {key: (value, later.get(key)) for key, value in earlier.items() if later.get(key, -1.0) < value}
         assert not fallen
     assert any(value for (family, _), value in before.items() if family.startswith(f"hookd_{plugin}_")) or plugin in (
