@@ -56,8 +56,9 @@ def tell_refused(session: Session) -> None:
     """Publish how many series of each plugin are over its limits, and log it once, with the metric's name."""
     for entry in session.registry.entries.values():
         bound = entry.context.bound
-        if bound.refused:
-            told = session.core.plugin_series_refused.labels(entry.name)
-            if not session.cells[told.at]:
+        more = bound.refused - bound.told
+        if more:
+            if not bound.told:
                 session.write_log("error", f"plugin {entry.name}: {bound.why}: others are not served")
-            told.inc(bound.refused - session.cells[told.at])
+            session.core.plugin_series_refused.labels(entry.name).inc(more)
+            bound.told += more

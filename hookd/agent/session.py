@@ -373,7 +373,7 @@ class Session:
         self.core.incidents.labels(kind).inc()
         offset = self.steps.offset
         where = {"step": self.step_number(), "is_step_absolute": offset is not None}
-        self.page.incident({"kind": kind, "plugin": plugin, "message": message, **where, **fields})
+        self.page.incident({**fields, "kind": kind, "plugin": plugin, "message": message, **where})
 
     def write_log(self, level: str, message: str) -> None:
         """Write a line into the page's log."""

@@ -35,12 +35,12 @@ class Bound:
     Labels that have a new value for ever (text, a step, a fraction) end here, and not where nobody else has room.
 
     Attributes:
-        refused: how often a series was not made, and `why`, in words.
+        refused: how often a series was not made, and `why`, in words; `told` of them are published.
     """
 
     def __init__(self, most: int = MAX_SERIES // 2, most_values: int = 500) -> None:
         self.most, self.most_values = most, most_values
-        self.live = self.refused = 0
+        self.live = self.refused = self.told = 0
         self.why = ""
 
     def has_room(self, name: str, beside: int) -> bool:

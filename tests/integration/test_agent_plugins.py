@@ -400,6 +400,35 @@ def test_labels_that_are_new_for_ever_are_bounded_and_counted() -> None:
         assert len(agent.values("hookd_talkative_texts")) == 500, "those that end make room"
 
 
+def test_a_plugin_made_anew_counts_on_how_many_of_its_series_were_refused(fake_target) -> None:
+    fake_target.start(Talkative)
+    module = nn.Sequential(nn.Identity())
+
+    def refused() -> float:
+        fake_target.tick()
+        return fake_target.value("plugin_series_refused", "talkative")
+
+    for _ in range(300):
+        module(torch.ones(1))
+    assert refused() == 100
+    fake_target.renew("talkative")
+    for _ in range(10):
+        module(torch.ones(1))
+    assert refused() >= 100
+
+
+def test_what_a_plugin_says_beside_an_incident_is_not_taken_for_what_hookd_says(fake_target) -> None:
+    class Liar(Steady):
+        @hookimpl
+        def configure(self, context):
+            super().configure(context)
+            context.incident("strange", "message", step=-5, plugin="another", rows=3)
+
+    fake_target.start(Liar)
+    (incident,) = [one for one in fake_target.incidents if one["kind"] == "strange"]
+    assert (incident["plugin"], incident["step"], incident["rows"]) == ("steady", 1, 3)
+
+
 class Part:
     def __init__(self, tensor):
         self.tensor = tensor
