@@ -20,7 +20,8 @@ def author_line(error: BaseException, plugin: object = None) -> str:
 
     Args:
         error: anybody's.
-        plugin: whose package the author's line is in; where it has none there, or with None, any line that is not hookd's.
+        plugin: whose package the author's line is in, or the name of its module; where it has none there, or with None,
+            any line that is not hookd's.
 
     Returns:
         `FILE:LINE, in FUNCTION: the line`; "" where there is none.
@@ -50,7 +51,7 @@ def _line(found: traceback.FrameSummary | None) -> str:
 
 def _authors(frames: Iterable[tuple[FrameType, int]], plugin: object) -> traceback.FrameSummary | None:
     """Find the author's last frame of those that are given, the outermost first."""
-    own = type(plugin).__module__.partition(".")[0]
+    own = (plugin if isinstance(plugin, str) else type(plugin).__module__).partition(".")[0]
     theirs = [one for one in frames if not _is_left_out(one[0].f_code.co_filename)]
     mine = [one for one in theirs if str(one[0].f_globals.get("__name__")).partition(".")[0] == own]
     found = (mine or theirs)[-1:]

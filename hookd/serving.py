@@ -9,8 +9,10 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import HTTPErrorProcessor, Request, build_opener
 
 from hookd._pluggy import HookimplMarker
@@ -36,6 +38,7 @@ RESERVED_LABELS = frozenset({"run", "job", "instance", "pod", "le", "quantile"})
 UNBOUNDED = frozenset({"step", "steps", "epoch", "iteration", "time", "timestamp", "pid", "message", "error", "shape"})
 """Labels that have a new value for ever."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+_NOT_IN_URL = re.compile(r"[\x00-\x20\x7f]")
 
 
 class DaemonPlugin:
@@ -107,7 +110,8 @@ class Address:
         timeout_s: how long the other end may be silent.
 
     Raises:
-        PluginError: it begins with something else. (urllib would open `file:///etc/passwd` as well.)
+        PluginError: it begins with something else (urllib would open `file:///etc/passwd` as well), has a space or a
+            control character, no host, or a port that is none.
     """
 
     url: str = field(repr=False)
@@ -116,6 +120,10 @@ class Address:
     def __post_init__(self) -> None:
         if not self.url.startswith(("https://", "http://")):
             raise PluginError("it needs an address that begins with https:// or http://")
+        if _NOT_IN_URL.search(self.url):
+            raise PluginError("its address has a space or a control character, such as the end of a line, in it")
+        if not _has_host(self.url):
+            raise PluginError("its address has no proper host and port: https://HOST/PATH or https://HOST:PORT/PATH")
 
     def post(self, value: object) -> None:
         """Post a value as JSON.
@@ -126,8 +134,21 @@ class Address:
         """
         body, headers = json.dumps(value).encode(), {"Content-Type": "application/json"}
         asked = Request(self.url, body, headers)  # noqa: S310  its scheme was looked at
-        with build_opener(_OnlySuccess).open(asked, timeout=self.timeout_s):
-            pass
+        try:
+            with build_opener(_OnlySuccess).open(asked, timeout=self.timeout_s):
+                pass
+        except OSError:
+            raise
+        except (HTTPException, ValueError) as error:  # InvalidURL has the path in its text (http.client, Python 3.11)
+            raise OSError(f"it cannot be posted: {type(error).__name__}") from None
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 class _OnlySuccess(HTTPErrorProcessor):

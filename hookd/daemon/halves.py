@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 import threading
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 GROUP = "hookd.daemon_plugins"
 EXTRA = "daemon"
 """The extra under which a distribution names what its daemon half alone requires: a target is never given that."""
-_IMPORTING = threading.RLock()
-"""Held while one is imported: of two in one file the second must not find the module half made."""
+_IMPORTING: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+"""By module, held while it is imported: of two halves in one file the second must not find it half made."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,14 @@ class Half:
             PluginError: with the author's line where there is one.
         """
         module, _, name = self.source.entry.partition(":")
+        own = module
         try:
             with without_torch():
-                plugin = getattr(self._imported(module), name)()
+                made = getattr(self._imported(module), name)
+                own = made.__module__
+                plugin = made()
         except (Exception, SystemExit) as exc:
-            told = f"{worded(exc)}{author_place(exc)}{self._missing(exc)}"
+            told = f"{worded(exc)}{author_place(exc, own)}{self._missing(exc)}"
             raise PluginError(f"{self.name}: cannot be imported: {told}") from exc
         if not isinstance(plugin, DaemonPlugin) or plugin.name != self.name:
             raise PluginError(f"{self.source.entry} is no hookd.serving.DaemonPlugin with the name {self.name!r}")
@@ -84,16 +88,17 @@ class Half:
         return ""
 
     def _imported(self, module: str) -> Any:
-        with _IMPORTING:
+        with _IMPORTING[module]:
             return self._import(module)
 
     def _import(self, module: str) -> Any:
         if self.path is None:
             return importlib.import_module(module)
         known = sys.modules.get(module)
-        if known is not None and getattr(known, "__file__", None) == str(self.path):
+        if known is not None and self._is_mine(getattr(known, "__file__", None)):
             return known
-        if known is not None or importlib.util.find_spec(module) is not None:
+        there = importlib.util.find_spec(module) if known is None else None
+        if known is not None or (there is not None and not self._is_mine(there.origin)):
             raise ImportError(f"there is a module {module!r} already: give {self.path} another name")
         folder = [str(self.path.parent)] if self.path.name == "__init__.py" else None
         spec = importlib.util.spec_from_file_location(module, self.path, submodule_search_locations=folder)
@@ -106,6 +111,12 @@ class Half:
             del sys.modules[module]
             raise
         return made
+
+    def _is_mine(self, file: str | None) -> bool:
+        """Whether a module's file is this one, which is so where its directory is on sys.path."""
+        with contextlib.suppress(OSError):
+            return self.path is not None and file is not None and self.path.samefile(file)
+        return False
 
 
 def found(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[list[Half], list[PluginError]]:
@@ -198,7 +209,31 @@ def _wrong(plugin: DaemonPlugin, function: Any, text: str) -> PluginError:
 
 
 class _NoTorch(importlib.abc.MetaPathFinder):
-    """Refuses torch in a process that must stay small and start quickly."""
+    """Refuses torch in a process that must stay small and start quickly.
+
+    The list of finders is replaced and not changed: another thread that goes through it would skip a finder.
+    """
+
+    def __init__(self) -> None:
+        self._entered = 0
+        self._lock = threading.Lock()
+        self._before: list[Any] = []
+
+    def enter(self) -> None:
+        with self._lock:
+            self._entered += 1
+            if self not in sys.meta_path:
+                self._before = sys.meta_path
+                sys.meta_path = [self, *self._before]
+
+    def leave(self) -> None:
+        """Put the list back at the last call, with what others have done to it meanwhile."""
+        with self._lock:
+            self._entered -= 1
+            if self._entered == 0:
+                others = [one for one in sys.meta_path if one is not self]
+                sys.meta_path = self._before if others == self._before else others
+                self._before = []
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
         if name.partition(".")[0] == "torch":
@@ -208,10 +243,12 @@ class _NoTorch(importlib.abc.MetaPathFinder):
 
 @contextlib.contextmanager
 def without_torch() -> Iterator[None]:
-    """Refuse to import torch while this is entered."""
-    finder = _NoTorch()
-    sys.meta_path.insert(0, finder)
+    """Refuse to import torch while this is entered, by however many threads."""
+    _NO_TORCH.enter()
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        _NO_TORCH.leave()
+
+
+_NO_TORCH = _NoTorch()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hookd.daemon.halves import Half, Hooks
+    from hookd.serving import DaemonPlugin
 
 MAX_ERRORS = 10
 MAX_TROUBLES = 20
@@ -30,6 +31,8 @@ MAX_TROUBLES = 20
 BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
 MAX_WAITING = 100
 """Calls that wait for a plugin; with more of them the newest is not made."""
+_TURN = threading.Lock()
+"""Held by the one that is imported, until its time is over: two threads at once in libraries that import each other fail."""
 STATES = ("starting", "active", "quarantined", "refused")
 _log = logging.getLogger(__name__)
 
@@ -75,10 +78,15 @@ class Hosted:
         self._since = 0  # errors since it was last admitted
         self._lock = threading.Lock()
         self._waiting: queue.Queue[Job | None] = queue.Queue(MAX_WAITING)
-        self._under_way: tuple[Job, float] | None = (Job("configure", [{"options": options}]), clock())
+        self._under_way: tuple[Job, float] | None = None
         self._late: Job | None = None
+        self._has_turn = False
+        self._plugin: object = half.source.entry.partition(":")[0]  # its module's name, until there is the plugin
+        configure = Job("configure", [{"options": options}])
         # A daemon thread: a plugin that never returns must not keep the process.
-        self._thread = threading.Thread(target=self._run, name=f"hookd-plugin-{half.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(configure,), name=f"hookd-plugin-{half.name}", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -130,6 +138,7 @@ class Hosted:
             if now - began >= TIMES_S[job.hook] and self._late is not job:
                 self._late = job
                 if self.state == "starting":
+                    self._end_turn()
                     self._refuse(f"its import and configure take longer than {TIMES_S[job.hook]:g} s", self._where())
                     return
                 frame = self._where()
@@ -151,8 +160,8 @@ class Hosted:
             return
         self._thread.join(0.1)
 
-    def _run(self) -> None:
-        self._start()
+    def _run(self, configure: Job) -> None:
+        self._start(configure)
         while (job := self._waiting.get()) is not None:
             began = self._clock()
             self._under_way = (job, began)
@@ -165,12 +174,10 @@ class Hosted:
                 job.done.set()
                 self._waiting.task_done()
 
-    def _start(self) -> None:
-        """Import and configure it; what fails or takes too long here is refused for good."""
-        assert self._under_way is not None
-        job = self._under_way[0]
+    def _start(self, job: Job) -> None:
+        """Import and configure it; what fails or takes too long here is refused for good. Its time begins at its turn."""
         try:
-            plugin, self.hooks = self.half.load()
+            plugin = self._load(job)
             self._readmits = plugin.readmit
             if job.hook in self.hooks:
                 function, names = self.hooks[job.hook]
@@ -178,7 +185,7 @@ class Hosted:
             self.every_s = float(plugin.every_s)
         except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
             text = error.message if isinstance(error, HookdError) else f"configure: {worded(error)}"
-            self._refuse(text, author_line(error), "".join(traceback.format_exception(error)))
+            self._refuse(text, author_line(error, self._plugin), "".join(traceback.format_exception(error)))
         else:
             source = self.half.source
             if self.state == "starting":
@@ -186,6 +193,23 @@ class Hosted:
                 self.state = "active"
         finally:
             self._under_way = None
+
+    def _load(self, job: Job) -> DaemonPlugin:
+        _TURN.acquire()
+        self._has_turn = True
+        self._under_way = (job, self._clock())
+        try:
+            self._plugin, self.hooks = plugin, _ = self.half.load()
+            return plugin
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Let the next one be imported: when this one is, or when its time is over, by whoever comes first."""
+        with self._lock:
+            had, self._has_turn = self._has_turn, False
+        if had:
+            _TURN.release()
 
     def _refuse(self, text: str, where: str = "", trace: str = "") -> None:
         self.errors["configure"] += 1
@@ -205,7 +229,7 @@ class Hosted:
             if job.then is not None and job is not self._late:
                 job.then()
         except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
-            where, trace = author_line(error), "".join(traceback.format_exception(error))
+            where, trace = author_line(error, self._plugin), "".join(traceback.format_exception(error))
             self._failed(job.hook, worded(error), where, trace)
 
     def _failed(self, hook: str, text: str, where: str, trace: str, *, is_dear: bool = False) -> None:
@@ -230,7 +254,8 @@ class Hosted:
 
     def _where(self) -> str:
         """Say where its thread is."""
-        return line_at(sys._current_frames().get(self._thread.ident or 0))  # noqa: SLF001  the way to another's stack
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001  the way to another's stack
+        return line_at(frame, self._plugin)
 
     def row(self) -> dict[str, Any]:
         """Describe it for people."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hookd.serving import Told
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
+_WHERE = re.compile(r"(.+?):(\d+), in ")
+"""Of what takes too long there is no traceback, but where it stands."""
 
 
 def rehearse(half: Half, options: Mapping[str, object], directory: str) -> dict[str, Any]:
@@ -75,7 +77,8 @@ def _declared(plugin: str, told: Told) -> dict[str, Any]:
 
 
 def _placed(trouble: Mapping[str, str], directory: str) -> dict[str, Any]:
-    frames = [one for one in _FRAME.findall(trouble["traceback"]) if one[0].startswith(directory)]
+    found = _FRAME.findall(trouble["traceback"]) or _WHERE.findall(trouble["where"])
+    frames = [one for one in found if one[0].startswith(directory)]
     file, line = (frames[-1][0], int(frames[-1][1])) if frames else ("", 0)
     return {"hook": trouble["hook"], "text": trouble["text"], "file": file, "line": line}
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import traceback
 
 import pytest
 
 from hookd import daemonspecs, serving
 from hookd.config import ServeConfig
-from hookd.daemon import halves, host
+from hookd.daemon import halves, host, hosted
 from hookd.daemon.hosted import BACK_OFF_S, MAX_ERRORS, Hosted
 from hookd.errors import PluginError
 from hookd.serving import DaemonPlugin, Metrics, Panel, Reading, hookimpl
@@ -207,7 +209,7 @@ def test_a_hook_that_never_returns_keeps_nobody(made, clock):
     one.look()
     one.look()
     assert (one.state, one.errors["collect"]) == ("quarantined", 1)
-    assert "threading.py" in one.trouble["where"] or "metrics.wait()" in one.trouble["where"]
+    assert one.trouble["where"].endswith("in collect: metrics.wait()"), "the author's line, not that of threading"
     clock.now += 10 * BACK_OFF_S
     one.look()
     assert one.state == "quarantined", "it is still inside"
@@ -224,12 +226,100 @@ def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
     held = threading.Event()
     sys.modules["hookd_mine_held"] = held
     slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(30)"), {}, clock)
+    wait_until(lambda: slow._under_way, what="its import")
     clock.now += daemonspecs.TIMES_S["configure"]
     slow.look()
     held.set()
     settle(slow)
     assert slow.state == "refused"
     assert "take longer than 10 s" in slow.trouble["text"]
+
+
+def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, clock, monkeypatch):
+    held = threading.Event()
+    monkeypatch.setitem(sys.modules, "hookd_mine_held", held)
+    slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(30)"), {}, clock)
+    wait_until(lambda: slow._under_way, what="its import")
+    good = Hosted(made("@hookimpl\ndef collect(self):\n    pass\n"), {}, clock)
+    clock.now += daemonspecs.TIMES_S["configure"]
+    good.look()
+    assert good.state == "starting", "its time has not begun"
+    slow.look()
+    assert slow.state == "refused"
+    wait_until(lambda: good.state == "active", what="the next one's turn")
+    good.look()
+    assert not good.errors
+    assert slow.trouble["where"].endswith("in <module>: hookd_mine_held.wait(30)")
+    held.set()
+    settle(slow)
+    assert not hosted._TURN.locked(), "given back once"
+
+
+@pytest.mark.parametrize("hook", ["__init__", "configure", "incident"])
+def test_what_a_library_raises_is_told_with_the_authors_line(made, clock, hook):
+    mark = "" if hook == "__init__" else "@hookimpl\n"
+    argument = {"__init__": "", "configure": ", options", "incident": ", incident"}[hook]
+    one = begun(made(f"{mark}def {hook}(self{argument}):\n    json.loads('{{')\n", head="import json"), clock)
+    if hook == "incident":
+        one.call("incident", incident=0)
+    told = one.trouble["where"] or one.trouble["text"]
+    line = 7 if hook == "__init__" else 8
+    assert f"{one.half.path}:{line}" in told
+    assert "decoder.py" not in told
+
+
+def test_what_the_import_of_a_half_raises_in_a_library_is_told_with_its_line(made):
+    half = made("pass\n", head="import json; json.loads('{')")
+    with pytest.raises(PluginError, match=r"JSONDecodeError.*\(.*hookd_mine_\d\.py:1\)$"):
+        half.load()
+
+
+def test_a_directory_that_is_on_the_path_may_be_one_of_plugins(made, monkeypatch):
+    half = made("pass\n")
+    monkeypatch.syspath_prepend(str(half.path.parent))
+    monkeypatch.chdir(half.path.parent)
+    here = halves.Half(half.name, half.source, half.path.relative_to(half.path.parent))
+    first, _ = here.load()
+    second, _ = here.load()
+    assert type(first) is type(second), "imported once"
+    other = half.path.parent / "elsewhere" / half.path.name
+    other.parent.mkdir()
+    other.write_bytes(half.path.read_bytes())
+    with pytest.raises(PluginError, match="there is a module"):
+        halves.Half(half.name, half.source, other).load()
+    del sys.modules[half.path.stem]
+    with pytest.raises(PluginError, match="there is a module"):
+        halves.Half(half.name, half.source, other).load()
+
+
+def test_the_list_of_finders_is_replaced_and_put_back(monkeypatch):
+    before = list(sys.meta_path)
+    monkeypatch.setattr(sys, "meta_path", mine := list(before))
+    with halves.without_torch():
+        inner = halves.without_torch()
+        with inner:
+            assert mine == before, "another thread may be going through it"
+        with pytest.raises(ImportError, match="never imports torch"):
+            importlib.import_module("torch.hookd_that_there_is_not")
+    assert sys.meta_path is mine
+    with halves.without_torch():
+        sys.meta_path.append(finder := object())
+    assert sys.meta_path == [*before, finder], "what others add stays"
+
+
+@pytest.mark.parametrize("end", ["/se cret", "/secret\n", "/secret\x7f", ":secret/", ":99999/secret"])
+def test_an_address_that_is_none_is_refused_and_not_shown(end):
+    with pytest.raises(PluginError) as caught:
+        serving.Address(f"https://chat.example{end}")
+    assert "cret" not in caught.value.message
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("url", ["https://me:secret@chat.example/", "http://127.0.0.1:9/secr\u00e9t"])
+def test_an_address_that_http_refuses_is_an_os_error_and_not_shown(url):
+    with pytest.raises(OSError, match="cannot be posted") as caught:
+        serving.Address(url).post({})
+    assert "secr" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_metrics_have_the_plugins_prefix_and_bounded_labels():

@@ -13,9 +13,10 @@ import click
 import pytest
 
 from hookd import daemonspecs
+from hookd.daemon import halves
 from hookd.errors import PluginError
 from hookd.serving import DaemonPlugin, Panel, hookimpl
-from hookd.testing import FakeDaemon
+from hookd.testing import FakeDaemon, rehearsal
 from tests.support.environment import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -156,6 +157,33 @@ def test_a_hook_that_takes_too_long_fails_the_test_where_it_stands(monkeypatch):
         held.set()
         with pytest.raises(AssertionError, match="collect takes longer than"):
             daemon.stop_clean()
+
+
+LATE = """
+import sys
+from hookd.serving import DaemonPlugin, hookimpl
+
+class Late(DaemonPlugin):
+    name = "late"
+
+    @hookimpl
+    def collect(self):
+        sys.modules["hookd_late_held"].wait(30)
+"""
+
+
+def test_a_rehearsal_has_the_authors_line_of_what_takes_too_long(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "hookd_late_held", held := threading.Event())
+    monkeypatch.setitem(daemonspecs.TIMES_S, "collect", 0.05)
+    monkeypatch.setattr("hookd.testing.daemon.JOIN_S", 0.0)
+    (file := tmp_path / "hookd_late.py").write_text(LATE)
+    (half,), _ = halves.found((tmp_path,), lambda name: name == "late")
+    try:
+        (raised,) = rehearsal.rehearse(half, {}, str(tmp_path))["raised"]
+    finally:
+        held.set()
+        sys.modules.pop("hookd_late", None)
+    assert (raised["hook"], raised["file"], raised["line"]) == ("collect", str(file), 10)
 
 
 def test_what_is_refused_is_raised_with_the_authors_line(fake_daemon):
