@@ -132,16 +132,64 @@ def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_
         old = agent.session.registry.named("changing")
         agent.session.switch(old, agent.session.ready(Changing(), {}, by_name=True, old=old))
         assert agent.values("hookd_plugin_state")["changing", "quarantined"] == 1, "its succeed is stuck"
-        thread = threading.Thread(
-            target=agent.session.load, args=(Choosy(), {}), kwargs={"by_name": True}, name="hookd"
-        )
-        thread.start()  # as by the tool: in hookd's own thread
-        thread.join(30)
+        (refusal,) = loaded_by_a_tool(agent, Choosy(), meanwhile=lambda: nn.Identity()(torch.ones(1)))
+        assert refusal.reason == "stuck"
+        assert "choosy: select has not returned in time: it is at" in str(refusal)
         for each in (module, nn.Identity()):
             each(torch.ones(1))
-        assert agent.values("hookd_plugin_errors")["choosy",] == 1
-        assert agent.values("hookd_choosy_calls") == {(): 0}
-        assert agent.values("hookd_steady_calls") == {(): 3}
+        assert not agent.session.registry.has("choosy")
+        assert ("choosy",) not in agent.values("hookd_plugin_errors")
+        assert agent.values("hookd_steady_calls") == {(): 4}
+
+
+def loaded_by_a_tool(agent, plugin, meanwhile=lambda: None) -> list:
+    """Load a plugin in a thread of hookd's own, as a tool has it done; gives the refusal, if there is one."""
+    refusals = []
+
+    def load():
+        try:
+            agent.session.load(plugin, {}, by_name=True)
+        except PluginError as error:
+            refusals.append(error)
+
+    thread = threading.Thread(target=load, name="hookd")
+    thread.start()
+    meanwhile()
+    thread.join(30)
+    return refusals
+
+
+class Asked(Steady):
+    name = "asked"
+
+    @hookimpl
+    def select(self, module):
+        assert not self.context._host.models.lock._is_owned()
+        self.threads.append((threading.current_thread().name, module.name))
+        if module.name == "1":
+            raise ValueError("planted")
+        return module.name != "0"
+
+    @hookimpl
+    def configure(self, context):
+        super().configure(context)
+        self.context, self.threads = context, []
+
+
+def test_what_a_plugin_wants_of_a_known_model_is_asked_without_the_plans_lock_and_once() -> None:
+    model = nn.Sequential(*[nn.Identity() for _ in range(3)])
+    with running(Steady) as agent:
+        model(torch.ones(1))
+        plugin = Asked()
+        assert not loaded_by_a_tool(agent, plugin)
+        model(torch.ones(1))
+        assert plugin.threads == [("hookd", name) for name in ("(root)", "0", "1", "2")]
+        assert agent.values("hookd_asked_calls") == {(): 2}, "the root and the last"
+        assert agent.values("hookd_plugin_errors")["asked",] == 1
+        agent.session.unload("steady")
+        model(torch.ones(1))
+        assert len(plugin.threads) == 4
+        assert agent.values("hookd_asked_calls") == {(): 4}
 
 
 class Refusing(Plugin):
