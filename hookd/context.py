@@ -207,7 +207,8 @@ class Context:
         """Do what takes its time, such as writing a file, in a thread of hookd's own, after what was asked for before.
 
         A detach waits up to 30 s for it, the end of the process 10 s; whoever writes must mind that it can be cut short.
-        What it raises is counted as the plugin's error.
+        What it raises is counted as the plugin's error. At most 100 pieces of a plugin's work wait; one more is an error,
+        and is not done.
 
         Args:
             work: must not draw random numbers, and touch no tensor but those that the plugin has made itself.

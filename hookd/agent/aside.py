@@ -1,24 +1,46 @@
-"""What plugins have to do beside the training: one thread that is there only while there is work. Runs in the target."""
+"""What plugins have to do beside the training: a thread for each that is there only while there is work. Runs in the target."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from hookd.agent import spawn
+from hookd.authors import line_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hookd.agent.listeners import Registry
+
 DETACH_S, EXIT_S = 30.0, 10.0
 """For how long a detach waits for work under way, and for how long the end of the process does."""
+STUCK_S = 5.0
+"""What has been under way for so long when hookd detaches is told of as residue."""
+MOST = 100
+"""So much of one plugin's may wait: work that does not end must not fill the memory."""
+
+
+class _Queue:
+    """What one plugin has asked for.
+
+    Attributes:
+        thread: does it; None while there is nothing to do.
+        begun: when the piece that is under way has begun, by the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0.0
+        self.due: deque[Callable[[], None]] = deque()
+        self.thread: threading.Thread | None = None
 
 
 class Aside:
-    """Does one piece of work after the other.
+    """Does one piece of a plugin's work after the other.
 
     Args:
         failed: is told of what a piece of work raised, with the plugin that asked for it.
@@ -27,32 +49,66 @@ class Aside:
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
         self._lock = threading.Lock()
-        self._due: deque[tuple[str, Callable[[], None]]] = deque()
-        self._thread: threading.Thread | None = None
+        self._queues: dict[str, _Queue] = {}
 
     def add(self, plugin: str, work: Callable[[], None]) -> None:
-        """Have something done soon; any thread may ask, and waits for nothing."""
+        """Have something done soon; any thread may ask, and waits for nothing. What is too much is not done.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
         with self._lock:
-            self._due.append((plugin, work))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="hookd", daemon=True)
-                spawn.start(self._thread)
+            queue = self._queues.setdefault(plugin, _Queue())
+            is_full = len(queue.due) >= MOST
+            if queue.thread is None:
+                queue.begun = time.monotonic()
+                thread = threading.Thread(target=self._run, args=(plugin, queue), name="hookd", daemon=True)
+                spawn.start(thread)
+                queue.thread = thread
+            if not is_full:
+                queue.due.append(work)
+        if is_full:
+            self._failed(plugin, OverflowError(f"{MOST} pieces of work wait, and what comes now is not done"))
 
-    def finish(self, timeout_s: float) -> None:
-        """Wait until all is done, or for so long."""
+    def finish(self, timeout_s: float, plugin: str | None = None) -> None:
+        """Wait until all is done, or what one plugin has asked for, or for so long."""
         end = time.monotonic() + timeout_s
-        while (thread := self._thread) is not None and time.monotonic() < end:
-            thread.join(max(0.0, end - time.monotonic()))
+        for name, queue in list(self._queues.items()):
+            while plugin in (None, name) and (thread := queue.thread) is not None and time.monotonic() < end:
+                thread.join(max(0.0, end - time.monotonic()))
 
-    def _run(self) -> None:
+    def close(self, timeout_s: float) -> None:
+        """Wait so; what has not begun by then is not done any more."""
+        self.finish(timeout_s)
+        with self._lock:
+            for queue in self._queues.values():
+                queue.due.clear()
+
+    def residue(self, registry: Registry) -> list[str]:
+        """Say what does not end when the agent leaves."""
+        found = []
+        for name, queue in list(self._queues.items()):
+            thread, since_s = queue.thread, time.monotonic() - queue.begun
+            if thread is not None and since_s > STUCK_S:
+                plugin = registry.named(name).plugin if registry.has(name) else None
+                at = line_at(sys._current_frames().get(thread.ident or 0), plugin)
+                found.append(f"a thread in the work aside of the plugin {name}, at {at}")
+        return found
+
+    def _run(self, plugin: str, queue: _Queue) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while True:
-            with self._lock:
-                if not self._due:
-                    self._thread = None
-                    return
-                plugin, work = self._due.popleft()
-            try:
-                work()
-            except BaseException as failure:  # noqa: BLE001  it is nobody's thread but ours: what comes next must be done
-                self._failed(plugin, failure)
+        while self._goes_on(plugin, queue):
+            pass
+
+    def _goes_on(self, plugin: str, queue: _Queue) -> bool:
+        """Do the next piece; in a frame of its own, which keeps nothing of it while the next one is awaited."""
+        with self._lock:
+            if not queue.due:
+                queue.thread = None
+                return False
+            work, queue.begun = queue.due.popleft(), time.monotonic()
+        try:
+            work()
+        except BaseException as failure:  # noqa: BLE001  it is nobody's thread but ours: what comes next must be done
+            self._failed(plugin, failure)
+        return True

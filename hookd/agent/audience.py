@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hookd.errors import PluginError
 from hookd.hookspecs import MODULE
 
 if TYPE_CHECKING:
@@ -66,6 +67,22 @@ class Audience:
         self._before: dict[int, Taste] = {}
         self._alike: dict[tuple[bool, Answers], Taste] = {}
         self._general: dict[str, list[Listener]] = {}
+        self._early: dict[tuple[int, int], bool | frozenset[str]] = {}
+
+    def prepare(self, entry: Entry, modules: Iterable[Module]) -> None:
+        """Ask a new plugin for modules that are known, before the plans are locked: the training must not wait for that.
+
+        Raises:
+            PluginError: reason "stuck": it does not answer. The plugin is not registered any more then.
+        """
+        self._early = {}
+        try:
+            for module in modules if hasattr(entry.plugin, "select") else ():
+                if any(_may_be_told(one, module) for one in entry.listeners):
+                    self._early[entry.number, module.id] = self._select(entry, module, is_new=True)
+        except BaseException:
+            self._registry.remove(entry)
+            raise
 
     def listeners(self, hook: str, module: Module | None) -> list[Listener]:
         """Give who listens to a hook, at a module where it is a module's hook, in the order of calling."""
@@ -124,8 +141,10 @@ class Audience:
                 answers.append((number, known[number] if number in known else self._select(entry, module)))
         return tuple(answers)
 
-    def _select(self, entry: Entry, module: Module) -> bool | frozenset[str]:
+    def _select(self, entry: Entry, module: Module, *, is_new: bool = False) -> bool | frozenset[str]:
         """Ask a plugin whether it wants a module: all hooks of it, none, or those named."""
+        if (entry.number, module.id) in self._early:
+            return self._early.pop((entry.number, module.id))
         plugin: Any = entry.plugin
         if not hasattr(plugin, "select"):
             return True
@@ -134,7 +153,9 @@ class Audience:
         try:
             wanted = self._ask_plugin(plugin, module)
             return frozenset(wanted) if isinstance(wanted, (set, frozenset, tuple, list)) else bool(wanted)
-        except BaseException as failure:  # noqa: BLE001  it is the plugin's, or passed on
+        except BaseException as failure:
+            if is_new and isinstance(failure, PluginError) and failure.reason == "stuck":
+                raise
             self._fault(entry.number, "select", failure)
             return False
 

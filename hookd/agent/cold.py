@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import spawn
-from hookd.agent.faults import Failure
+from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.authors import line_at
 from hookd.errors import PluginError, worded
 
@@ -178,7 +178,14 @@ class Cold:
     def _done(
         self, plugin: Plugin, hook: str, act: Callable[..., Any], *arguments: Any, time_s: float | None = None
     ) -> Job:
-        job, thread = Job(plugin, hook, act, arguments), self._free()
+        job = Job(plugin, hook, act, arguments)
+        try:
+            thread = self._free()
+        except RuntimeError:  # no thread can be started: rather here than not at all, as a detach must come to its end
+            job.do()
+            if job.error is not None and is_from_signal_handler(job.error):
+                raise job.error from None
+            return job
         thread.jobs.put(job)
         try:
             job.is_over.wait(TIME_S if time_s is None else time_s)

@@ -158,11 +158,15 @@ class Dispatch:
         entry = next((e for e in self._session.registry.entries.values() if e.context is context), None)
         if entry is None or entry.state != "active":
             return
-        mark = self.mark()
+        mark, thread = self.mark(), self._session.local.thread
+        was_busy = thread.busy  # it may be asked for so much inside of a hook that some is delivered there
         try:
+            thread.busy = True
             then(numbers)
         except BaseException as failure:  # noqa: BLE001  as above
             self.fault(entry.number, "later", failure)
+        finally:
+            thread.busy = was_busy
         if mark:
             self.charge(entry.number, mark)
 

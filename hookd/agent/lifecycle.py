@@ -316,14 +316,12 @@ class Agent:
         deadline = time.monotonic() + timeout_s
         while frames_inside() and time.monotonic() < deadline:
             time.sleep(0.002)
-        is_pending = bool(frames_inside())
+        restored = "pending" if frames_inside() else restored
         for entry in self._session.registry.entries.values():
             self._session.cold.unconfigure(entry)
-        restored = "pending" if is_pending else restored
-        self._detached = {
-            "restored": restored,
-            "residue": [*self._session.residue, *self._session.cold.residue(), *self._questions.residue()],
-        }
+        ours = self._session
+        residue = [*ours.residue, *ours.cold.residue(), *ours.aside.residue(ours.registry), *self._questions.residue()]
+        self._detached = {"restored": restored, "residue": residue}
         return self._detached
 
     def _is_own_thread(self) -> bool:
@@ -340,7 +338,7 @@ class Agent:
         while frames_inside():  # a call that began under us still stores to the page
             time.sleep(0.05)
         self._session.numeric.close()
-        self._session.aside.finish(DETACH_S)
+        self._session.aside.close(DETACH_S)
         self._session.cold.close()
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")

@@ -7,14 +7,18 @@ inside of a plugin just now: a flag, and the stacks only where it is set. The tr
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from hookd.agent.dispatch import Dispatch
 from hookd.agent.faults import Failure
 from hookd.agent.governor import DEAR_RATIO, RUNAWAY_RATIO
+from hookd.agent.listeners import Listener
 from hookd.agent.threads import is_ours
 from hookd.authors import line_at
 from hookd.page import MODULE, PHASE, PHASES
@@ -22,12 +26,14 @@ from hookd.page import MODULE, PHASE, PHASES
 if TYPE_CHECKING:
     from types import CodeType
 
-    from hookd.agent.listeners import Entry, Listener
+    from hookd.agent.listeners import Entry
     from hookd.agent.session import Session
     from hookd.agent.threads import ThreadState
 
     Found = tuple[Entry, Listener, str]
 
+DELIVER = Dispatch.deliver.__code__
+"""Calls a plugin back with numbers that it has asked for (`Context.later`, `Context.summary`)."""
 LOOK_S = 0.25
 LOOKS = 8
 """In so many looks of one step a plugin must have been found, in a row or not: in about two seconds of it."""
@@ -71,11 +77,21 @@ class Overdue:
     def _found(self) -> list[Found]:
         """Give the plugins whose hooks run just now, with the author's line."""
         frames = sys._current_frames()
-        for gone in self._states.keys() - frames.keys():
-            self._states.pop(gone, None)
+        self._forget_gone(self._states.keys() - frames.keys())
         hooks = self._hooks()
         found = [_hook(frames.get(ident), hooks) for ident, state in list(self._states.items()) if self._is_busy(state)]
         return [one for one in found if one is not None]
+
+    def _forget_gone(self, idents: set[int]) -> None:
+        """Forget those of these threads that have ended; others run no Python just now, as autograd's between backwards."""
+        if not idents:
+            return
+        with contextlib.suppress(OSError):  # in a container without /proc they stay
+            alive = {int(task) for task in os.listdir("/proc/self/task")}
+            for ident in idents:
+                state = self._states.get(ident)
+                if state is not None and state.native not in alive:
+                    self._states.pop(ident, None)
 
     def _is_busy(self, state: ThreadState) -> bool:
         """Whether a thread is inside of a plugin, and not because that has a right to keep it there (`Context.pause`)."""
@@ -122,9 +138,12 @@ class Overdue:
 
 
 def _hook(frame: Any, hooks: dict[CodeType, list[tuple[Entry, Listener]]]) -> Found | None:
-    """Find the hook that a thread is in: a function of a plugin's that hookd has called."""
+    """Find the hook that a thread is in: a function of a plugin's that hookd has called, "later" where that is a callback."""
     innermost = frame
     while frame is not None:
+        if frame.f_code is DELIVER and (entry := frame.f_locals.get("entry")) is not None:
+            one = Listener(entry.number, "later", ("numbers",), mutates=False, remembers=False, call=DELIVER)
+            return entry, one, line_at(innermost, entry.plugin)
         known = hooks.get(frame.f_code)
         if known is not None and frame.f_back is not None and is_ours(frame.f_back.f_code.co_filename):
             entry, one = known[0] if len(known) == 1 else _whose(frame, known)

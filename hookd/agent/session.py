@@ -170,6 +170,7 @@ class Session:
             wanted_readmission(plugin, context)
             context.check_options()
             entry = self.registry.add(plugin, context, by_name=by_name)
+            self.models.audience.prepare(entry, [one for _, _, one in list(self.models.names.known.values())])
         except BaseException as exc:
             self._retire(context, old)
             if isinstance(exc, PluginError) or not isinstance(exc, Failure):

@@ -30,6 +30,7 @@ class ThreadState:
     Attributes:
         top: the observed module it is inside of, what it was inside of before that, and the module's id as a cell has
             it: `(module, top, number)`; None outside.
+        native: its id in the kernel.
         beat: index of its heartbeat's module cell in the page.
         busy: a plugin is running in it; modules that the plugin calls are none of the training's.
         backwards: not 0 while it is inside a backward: how many `torch.autograd.backward` (reentrant checkpointing
@@ -48,11 +49,12 @@ class ThreadState:
     """
 
     __slots__ = (
-        "again", "backwards", "beat", "busy", "held", "held_size", "inner", "is_engine", "kept", "lost", "outside", "returned", "switching", "top",
+        "again", "backwards", "beat", "busy", "held", "held_size", "inner", "is_engine", "kept", "lost", "native", "outside", "returned", "switching", "top",
     )  # fmt: skip
 
-    def __init__(self, beat: int, *, is_engine: bool) -> None:
+    def __init__(self, native: int, beat: int, *, is_engine: bool) -> None:
         self.top: Top | None = None
+        self.native = native
         self.beat = beat
         self.busy = False
         self.backwards = int(is_engine)
@@ -89,7 +91,7 @@ class Threads(threading.local):
         ident = threading.get_native_id()
         base = seen[ident] = page.thread(ident, _name())
         states[threading.get_ident()] = self.thread = ThreadState(
-            base + MODULE, is_engine=_graph_task() != -1 and ident not in _python_threads()
+            ident, base + MODULE, is_engine=_graph_task() != -1 and ident not in _python_threads()
         )
 
 

@@ -207,7 +207,7 @@ class Tracing:
         self._take()
         self._spans.stop()
         self._profiler.end(wait=False)
-        self._session.aside.finish(HANDOVER_S)
+        self._session.aside.finish(HANDOVER_S, Spans.name)
         self.state = "idle"
         self._session.residue += self._profiler.release()
         if self._session.registry.has(Spans.name):

@@ -78,7 +78,7 @@ def select(module: Module) -> bool | Collection[str] | None:
     dearest, and dearer the more the module contains.
 
     Called: once for each module, before its first event.
-    Thread: the training's.
+    Thread: the training's; hookd's own for the modules that are known when a tool loads the plugin, 5 s for each.
     May: return what it wants.
     Cost: nothing at the calls; once for each module.
 

@@ -62,6 +62,40 @@ def test_work_is_done_in_a_thread_that_goes_when_it_is_done_and_a_detach_waits()
         assert plugin.seen[3] == ("hookd", True)
 
 
+class Stuck(Works):
+    """Has something done aside that does not return."""
+
+    name = "stuck"
+
+    def work(self, number: int) -> None:
+        self.gate.wait(60)
+
+
+def test_work_that_does_not_return_is_its_plugins_alone_and_only_so_much_waits(monkeypatch) -> None:
+    monkeypatch.setattr("hookd.agent.aside.STUCK_S", 0.0)
+    monkeypatch.setattr("hookd.agent.aside.MOST", 3)
+    monkeypatch.setattr("hookd.agent.lifecycle.DETACH_S", 0.1)
+    with running(Stuck, Works) as agent:
+        stuck, works = agent.plugin("stuck"), agent.plugin("works")
+        works.gate.set()
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        wait_until(lambda: None not in works.seen, what="the other's work")
+        wait_until(lambda: not agent.session.aside._queues["stuck"].due, what="the beginning of what is stuck")
+        for _ in range(5):
+            nn.Linear(2, 2)(torch.ones(1, 2))
+        assert agent.values("hookd_plugin_errors")["stuck",] == 2
+        assert "3 pieces of work wait" in agent.session.registry.named("stuck").last_error
+        wait_until(lambda: None not in works.seen, what="the other's work")
+        assert len(works.seen) == 6
+        (residue,) = bootstrap.stop()["residue"]
+        assert residue.startswith("a thread in the work aside of the plugin stuck, at ")
+        assert residue.endswith("in work: self.gate.wait(60)")
+        (thread,) = alive()
+        stuck.gate.set()
+        thread.join(10)
+        assert not alive(), "what has not begun is not done after the detach"
+
+
 def test_what_it_raises_is_the_plugins_error() -> None:
     class Fails(Works):
         def work(self, number: int) -> None:

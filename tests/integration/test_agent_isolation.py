@@ -132,16 +132,64 @@ def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_
         old = agent.session.registry.named("changing")
         agent.session.switch(old, agent.session.ready(Changing(), {}, by_name=True, old=old))
         assert agent.values("hookd_plugin_state")["changing", "quarantined"] == 1, "its succeed is stuck"
-        thread = threading.Thread(
-            target=agent.session.load, args=(Choosy(), {}), kwargs={"by_name": True}, name="hookd"
-        )
-        thread.start()  # as by the tool: in hookd's own thread
-        thread.join(30)
+        (refusal,) = loaded_by_a_tool(agent, Choosy(), meanwhile=lambda: nn.Identity()(torch.ones(1)))
+        assert refusal.reason == "stuck"
+        assert "choosy: select has not returned in time: it is at" in str(refusal)
         for each in (module, nn.Identity()):
             each(torch.ones(1))
-        assert agent.values("hookd_plugin_errors")["choosy",] == 1
-        assert agent.values("hookd_choosy_calls") == {(): 0}
-        assert agent.values("hookd_steady_calls") == {(): 3}
+        assert not agent.session.registry.has("choosy")
+        assert ("choosy",) not in agent.values("hookd_plugin_errors")
+        assert agent.values("hookd_steady_calls") == {(): 4}
+
+
+def loaded_by_a_tool(agent, plugin, meanwhile=lambda: None) -> list:
+    """Load a plugin in a thread of hookd's own, as a tool has it done; gives the refusal, if there is one."""
+    refusals = []
+
+    def load():
+        try:
+            agent.session.load(plugin, {}, by_name=True)
+        except PluginError as error:
+            refusals.append(error)
+
+    thread = threading.Thread(target=load, name="hookd")
+    thread.start()
+    meanwhile()
+    thread.join(30)
+    return refusals
+
+
+class Asked(Steady):
+    name = "asked"
+
+    @hookimpl
+    def select(self, module):
+        assert not self.context._host.models.lock._is_owned()
+        self.threads.append((threading.current_thread().name, module.name))
+        if module.name == "1":
+            raise ValueError("planted")
+        return module.name != "0"
+
+    @hookimpl
+    def configure(self, context):
+        super().configure(context)
+        self.context, self.threads = context, []
+
+
+def test_what_a_plugin_wants_of_a_known_model_is_asked_without_the_plans_lock_and_once() -> None:
+    model = nn.Sequential(*[nn.Identity() for _ in range(3)])
+    with running(Steady) as agent:
+        model(torch.ones(1))
+        plugin = Asked()
+        assert not loaded_by_a_tool(agent, plugin)
+        model(torch.ones(1))
+        assert plugin.threads == [("hookd", name) for name in ("(root)", "0", "1", "2")]
+        assert agent.values("hookd_asked_calls") == {(): 2}, "the root and the last"
+        assert agent.values("hookd_plugin_errors")["asked",] == 1
+        agent.session.unload("steady")
+        model(torch.ones(1))
+        assert len(plugin.threads) == 4
+        assert agent.values("hookd_asked_calls") == {(): 4}
 
 
 class Refusing(Plugin):
@@ -360,3 +408,93 @@ def test_what_changes_the_training_is_told_of_and_goes_on(looks) -> None:
         model(torch.ones(1))
         assert agent.state("changing") == "active"
         assert len([one for one in agent.read().logs if "changing: forward has kept" in one["message"]]) == 1
+
+
+class Returning(Plugin):
+    """Asks for numbers, and takes its time with them, with a model of its own."""
+
+    name = "returning"
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+        self.mine = nn.Identity()
+        self.calls = context.counter("calls", "Calls.", ["module"])
+
+    @hookimpl
+    def forward(self, module):
+        self.calls.labels(module.name or module.type).inc()
+        self.context.later([torch.ones(1)], self.then)
+
+    def then(self, numbers):
+        self.mine(torch.ones(1))
+        for _ in range(80):
+            if self.context._host.registry.named(self.name).state == "active":
+                self.wait()
+
+    def wait(self):
+        time.sleep(0.1)
+
+
+def test_what_is_called_back_with_numbers_is_the_plugins_own_and_is_noticed_when_it_takes_long(looks) -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with running(Returning) as agent:
+        for _ in range(3):
+            model(torch.ones(1)).backward()
+            optimizer.step()
+        assert set(agent.values("hookd_returning_calls")) == {("0",), ("(root)",)}, "and not what `then` calls"
+        assert [root.type for root in agent.session.model_roots()] == ["Sequential"]
+        assert agent.state("returning") == "quarantined"
+        trouble = agent.session.registry.named("returning").last_trouble
+        assert (trouble["hook"], "in wait: time.sleep(0.1)" in trouble["where"]) == ("later", True)
+        assert not agent.session.local.thread.busy
+
+
+def test_where_no_thread_can_be_started_hooks_are_called_in_place(monkeypatch) -> None:
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with running(Letting, Raises) as agent:
+        cold, entries = agent.session.cold, agent.session.registry
+        cold.close()
+        monkeypatch.setattr("hookd.agent.cold.spawn.start", start)
+        cold.unconfigure(entries.named("letting"))
+        cold.unconfigure(entries.named("raises"))
+        monkeypatch.undo()
+        assert entries.named("letting").plugin.left == threading.current_thread()
+        assert [one for one in agent.read().logs if "raises: unconfigure raised" in one["message"]]
+
+
+class Letting(Plugin):
+    name = "letting"
+    left: object = None
+
+    @hookimpl
+    def unconfigure(self):
+        self.left = threading.current_thread()
+
+
+class Raises(Plugin):
+    name = "raises"
+
+    @hookimpl
+    def unconfigure(self):
+        raise ValueError("planted")
+
+
+def test_a_thread_that_runs_no_python_just_now_is_not_forgotten() -> None:
+    """As autograd's own between two backwards: to `sys._current_frames` it is as one that has ended."""
+    with running(Slow) as agent:
+        overdue, state = agent.session.overdue, agent.session.local.thread
+        ended = threading.Thread(target=lambda: agent.session.local.thread)
+        ended.start()
+        ended.join()
+        overdue._states[-1] = state
+
+        def is_forgotten():
+            overdue._found()
+            return ended.ident not in overdue._states
+
+        wait_until(is_forgotten, what="the end of the thread in the kernel as well")
+        assert overdue._states.pop(-1) is state
