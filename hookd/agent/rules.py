@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
     from hookd.plugin import Plugin
 
+NAMING = ("mutating", "sampled", "rare", "fixed_by_every")
+"""The attributes of a plugin that name hooks of its."""
+
 
 def check(plugin: Plugin, *, by_name: bool) -> None:
     """Refuse a plugin that breaks a rule, with the author's line.
 
     Raises:
         PluginError: no proper name, not enabled by name though it mutates, another API, unknown hook, a hook wrapper,
-            an argument that the hook has not or that has a default.
+            an argument that the hook has not or that has a default, or what should name hooks names none.
     """
     name = plugin.name
     if not is_name(name):
@@ -32,6 +35,20 @@ def check(plugin: Plugin, *, by_name: bool) -> None:
         raise PluginError(f"{name} changes training, so it must be enabled by name: -p {name}")
     for hook, function in marked(type(plugin)):
         check_hook(name, hook, function)
+    for attribute in NAMING:
+        _check_named(plugin, attribute)
+
+
+def _check_named(plugin: Plugin, attribute: str) -> None:
+    """Refuse what would be taken for other hooks, or for none: such a plugin would be called at every step."""
+    named, at = getattr(plugin, attribute), _class_line(type(plugin))
+    if not isinstance(named, (tuple, list)):
+        raise PluginError(f"{plugin.name}: {attribute} is {named!r}, and must be a tuple of hook names{at}",
+                          hint=f'Write {attribute} = ("forward",), with the comma.')  # fmt: skip
+    for one in named:
+        if one not in hookspecs.HOOKS:
+            raise PluginError(f"{plugin.name}: {attribute} names {one!r}, and there is no such hook{at}",
+                              hint=nearest(str(one), hookspecs.HOOKS))  # fmt: skip
 
 
 def marked(kind: type[Plugin]) -> Iterable[tuple[str, Callable[..., Any]]]:

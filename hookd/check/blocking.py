@@ -1,4 +1,4 @@
-"""What a hot hook must not do: wait for a device, a disk, a lock or a network, or draw random numbers."""
+"""What a hot hook must not do: wait for a device, a disk, a lock, a network or a rank; and no hook: draw random numbers."""
 
 from __future__ import annotations
 
@@ -35,24 +35,30 @@ _RULES = (
     (r".*\.acquire$", "blocking", "waits for a lock", "keep to one thread, or use a metric: counting takes no lock"),
     (r"(requests|httpx|urllib\.request|socket|subprocess|shutil|http\.client)\..+$", "blocking", "waits for the outside", _ASIDE),
     (r"(urlopen|Popen|check_output|check_call)$", "blocking", "waits for the outside", _ASIDE),
+    (r"torch\.distributed\.(.*\.)?(all_|barrier|monitored_barrier|broadcast|gather|i?recv|i?send|reduce|scatter|batch_i)\w*$",
+     "ranks", "waits for ranks that are not in this hook now", "tell each rank's own value: the daemon has them all"),
+    (r".*\.(wait|result|join)$", "blocking", "waits for another thread or process", _ASIDE),
+    (r"(os\.system|torch\.save)$", "blocking", "waits for the outside", _ASIDE),
     (r"(random|np\.random|numpy\.random)\..+$", "random", "draws random numbers that the training would have drawn",
      "make a generator of your own in configure: random.Random(0)"),
     (r"torch\.(rand|randn|randint|randperm|bernoulli|multinomial|normal|rand_like|randn_like|manual_seed)$", "random",
-     "draws random numbers that the training would have drawn", "use a torch.Generator of your own"),
+     "draws random numbers that the training would have drawn", "pass generator=, a torch.Generator of your own"),
 )  # fmt: skip
-_MINE = re.compile(r"random\.Random$")
+_MINE = re.compile(r"random\.(Random|SystemRandom)$|(np|numpy)\.random\.(default_rng|Generator|RandomState)$")
 
 
 def problems(subject: Subject) -> Iterator[Problem]:
-    """Give the calls that block in a hot hook, or in what it calls of its own class and module."""
+    """Give the calls that block in a hot hook, or draw random numbers in any, or in what it calls of its class and module."""
     reach = _Reach(subject)
     told: set[tuple[str, int]] = set()
     for path, part in subject.parts:
         for hook in hooks(part):
-            for file, node in reach.of(path, hook) if hook.name in hookspecs.HOT else ():
+            for file, node in reach.of(path, hook):
                 lines = file.read_text(errors="replace").splitlines()
                 for problem in _calls(file, hook.name, node):
                     key = problem.file, problem.line
+                    if problem.rule == "blocking" and hook.name not in hookspecs.HOT:
+                        continue
                     if key not in told and ALLOWED not in "".join(lines[problem.line - 1 : _end(node, problem.line)]):
                         told.add(key)
                         yield problem
@@ -111,6 +117,12 @@ def _full(name: str, file: Path) -> str:
     return _imported(file).get(first, first) + dot + rest
 
 
+def _is_fine(full: str, call: ast.Call) -> bool:
+    """Whether a call draws from a generator of the plugin's own, makes one, or joins texts or paths, not threads."""
+    has_own = full.startswith("torch.") and any(one.arg == "generator" for one in call.keywords)
+    return has_own or _MINE.match(full) is not None or (full.endswith(".join") and bool(call.args))
+
+
 def _calls(path: Path, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
     """Give what a function calls that blocks."""
     file = str(path)
@@ -120,7 +132,7 @@ def _calls(path: Path, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
             name = dotted(one.func)
             full = _full(name, path)
             for pattern, rule, why, fix in _RULES:
-                if re.match(pattern, full) and not _MINE.match(full):
+                if re.match(pattern, full) and not _is_fine(full, one):
                     yield Problem(file, one.lineno, rule, f"{where} calls {name.lstrip('.')}(), which {why}", fix)
                     break
         if isinstance(one, ast.With):

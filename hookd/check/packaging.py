@@ -39,8 +39,8 @@ def problems(subject: Subject) -> Iterator[Problem]:
             top = one.name.partition(".")[0]
             if told:
                 yield Problem(str(path), one.line, "import", *told)
-            elif subject.half == "target" and not one.is_for_types and not _is_there(top, subject.directory):
-                yield _foreign(str(path), one.line, top)
+            elif subject.half == "target" and not one.is_for_types and not _is_there(top, subject):
+                yield _left_behind(subject, one.line, top) or _foreign(str(path), one.line, top)
 
 
 def _told(subject: Subject, one: Import, *, is_imported: bool) -> tuple[str, str] | None:
@@ -59,10 +59,30 @@ def _told(subject: Subject, one: Import, *, is_imported: bool) -> tuple[str, str
     return None
 
 
-def _is_there(top: str, directory: Path) -> bool:
+def _is_there(top: str, subject: Subject) -> bool:
     """Whether a module is in each target, or comes with the plugin."""
-    own = (directory / f"{top}.py").exists() or (directory / top).is_dir()
+    own = top == subject.module if _is_single(subject) else _beside(top, subject) is not None
     return top in sys.stdlib_module_names or top in ("hookd", "torch", "pluggy") or own
+
+
+def _is_single(subject: Subject) -> bool:
+    """Whether a plugin is one file, which alone is carried."""
+    return subject.files == (subject.file,) and subject.file.name != "__init__.py" and "." not in subject.module
+
+
+def _beside(top: str, subject: Subject) -> Path | None:
+    """Give the file or folder of a module in the folder from which a plugin is imported."""
+    file, folder = subject.directory / f"{top}.py", subject.directory / top
+    return file if file.exists() else folder if folder.is_dir() else None
+
+
+def _left_behind(subject: Subject, line: int, top: str) -> Problem | None:
+    """Say that what lies beside a single file stays there; what is installed beside it may be a declared dependency."""
+    beside = _beside(top, subject)
+    if beside is None or {"site-packages", "dist-packages"} & {*subject.directory.parts}:
+        return None
+    fix = f"put both into a package: a folder with an __init__.py, {subject.file.name} and {beside.name}"
+    return Problem(str(subject.file), line, "import", f"{beside.name} is not carried, only {subject.file.name} is", fix)
 
 
 def _foreign(file: str, line: int, top: str) -> Problem:

@@ -15,6 +15,7 @@ from hookd.errors import PluginError
 
 ALWAYS = ("configure", "select", "succeed")
 """Hooks of one argument, which are called with it whatever they ask for."""
+_NAMING = ("mutating", "sampled", "rare", "fixed_by_every")
 _IN_PLACE = re.compile(r"[^_]_$")
 _DAEMON_HOOKS = tuple(name for name, value in vars(daemonspecs).items() if hasattr(value, "hookd_daemon_spec"))
 
@@ -39,6 +40,7 @@ def problems(subject: Subject) -> Iterator[Problem]:
     may_return = any(_mutates(part) for _, part in subject.parts)
     for source, part in subject.parts:
         yield from _never_called(str(source), part)
+        yield from _naming(str(source), part)
     for path, hook in marked:
         yield from _hook(path, hook, may_return=may_return)
 
@@ -65,6 +67,25 @@ def _api(subject: Subject, node: ast.ClassDef) -> Iterator[Problem]:
         api.check(subject.name, required if isinstance(required, str) else "")
     except PluginError as error:
         yield Problem(str(subject.file), node.lineno, "api", error.message, error.hint)
+
+
+def _naming(file: str, part: ast.ClassDef) -> Iterator[Problem]:
+    """Find attributes that should name hooks, and name none: such hooks would be called at every step."""
+    for one in part.body:
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id in _NAMING:
+                yield from _named(file, target.id, one.value)  # type: ignore[attr-defined]
+
+
+def _named(file: str, attribute: str, value: ast.expr | None) -> Iterator[Problem]:
+    if isinstance(value, ast.Constant):
+        yield Problem(file, value.lineno, "hook", f"{attribute} is {value.value!r}, and must be a tuple of hook names",
+                      f'write {attribute} = ("forward",), with the comma')  # fmt: skip
+    for one in value.elts if isinstance(value, (ast.Tuple, ast.List)) else ():
+        if isinstance(one, ast.Constant) and one.value not in hookspecs.HOOKS:
+            yield Problem(file, one.lineno, "hook", f"{attribute} names {one.value!r}, and there is no such hook",
+                          nearest(str(one.value), hookspecs.HOOKS))  # fmt: skip
 
 
 def _mutates(node: ast.ClassDef) -> bool:

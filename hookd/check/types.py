@@ -25,6 +25,7 @@ import hookd
 from hookd.check.problem import Problem
 from hookd.check.signatures import specs
 from hookd.check.source import hooks
+from hookd.errors import HookdError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +66,11 @@ def is_possible() -> bool:
 
 
 def problems(subject: Subject) -> list[Problem]:
-    """Give what mypy says of the calls, at the hook's line, and of the plugin's own files."""
+    """Give what mypy says of the calls, at the hook's line, and of the plugin's own files.
+
+    Raises:
+        HookdError: mypy takes too long.
+    """
     lines, homes = _calls(subject)
     with tempfile.TemporaryDirectory() as home:
         calls, config = Path(home, "hookd_calls_of_the_plugin.py"), Path(home, "mypy.ini")
@@ -100,9 +105,12 @@ def _mypy(subject: Subject, calls: Path, config: Path) -> str:
     path = os.pathsep.join([str(subject.directory), str(home)])
     words: list[str | Path] = [sys.executable, "-m", "mypy", "--config-file", config, "--no-error-summary", "--no-color-output",
              "--hide-error-context", "--no-pretty", "--cache-dir", _cache(), calls]  # fmt: skip
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env={**os.environ, "MYPYPATH": path}
-    )
+    environ = {**os.environ, "MYPYPATH": path}
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environ)
+    except subprocess.TimeoutExpired as error:
+        message = f"mypy looks at the types of {subject.name} for longer than {TIMEOUT_S:g} s"
+        raise HookdError(message, hint="Run it again: what mypy has looked at so far may be in its cache.") from error
     return done.stdout + done.stderr
 
 

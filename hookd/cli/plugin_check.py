@@ -56,13 +56,20 @@ def check(
     found = source.subjects(path)
     reports = [_read(subject, found) for subject in found]
     sound = [one for one, report in zip(found, reports, strict=True) if all(it.is_warning for it in report["problems"])]
-    targets = [one for one in sound if one.half == "target" and not static]
-    ran = _run(targets, "check", python, _options(settings)) if targets else {}
-    for subject, report in zip(found, reports, strict=True):
-        if subject.entry in ran:
-            _add_run(report, subject, ran[subject.entry])
-        elif subject in sound and subject.half == "daemon" and not static:
-            _add_rehearsal(report, subject, _rehearse(subject, _options(daemon_settings)))
+    chosen, daemon_chosen = _options(settings), _options(daemon_settings)
+    try:
+        targets = [one for one in sound if one.half == "target" and not static]
+        ran = _run(targets, "check", python, chosen) if targets else {}
+        for subject, report in zip(found, reports, strict=True):
+            if subject.entry in ran:
+                _add_run(report, subject, ran[subject.entry])
+            elif subject in sound and subject.half == "daemon" and not static:
+                _add_rehearsal(report, subject, _rehearse(subject, daemon_chosen))
+    except HookdError:  # a trial that hangs, say: what was found without it is told all the same
+        if not as_json:
+            for report in reports:
+                _show_found(report)
+        raise
     is_good = all(one.is_warning for report in reports for one in report["problems"])
     if as_json:
         told = [{**one, "problems": [problem.as_json() for problem in one["problems"]]} for one in reports]
@@ -284,7 +291,13 @@ main()
 
 
 def _show(report: dict[str, Any]) -> None:
-    """Print the findings as a compiler does, and what each hook costs."""
+    """Print the findings, and what each hook costs."""
+    _show_found(report)
+    _show_run(report)
+
+
+def _show_found(report: dict[str, Any]) -> None:
+    """Print the findings as a compiler does."""
     here = Path.cwd()
     for one in report["problems"]:
         file = Path(one.file)
@@ -294,6 +307,9 @@ def _show(report: dict[str, Any]) -> None:
         click.echo(output.plain(f"{where}: {kind}: {one.message} [{one.rule}]", lines=True))
         if one.fix:
             click.echo(output.plain(f"    {one.fix}", lines=True))
+
+
+def _show_run(report: dict[str, Any]) -> None:
     rows = [(hook, str(told["calls"]), _ns(told)) for hook, told in report["hooks"].items()]
     if rows:
         output.show(output.fill(output.table("HOOK", ">CALLS", ">PER CALL"), rows))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 from hookd.testing.target import FakeTarget
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from hookd.plugin import Plugin
+
+_NUMPY = "the state of numpy's random numbers"
 
 
 def assert_bit_identical(
@@ -48,16 +52,29 @@ def first_difference(
     if own:
         return f"without any plugin this training differs from itself: {own}"
     with FakeTarget(record=False) as target:
-        target.start(*plugins, **(options or {}))
+        drawn = _drawn_by_starting(target, plugins, options or {})
+        if drawn:
+            return f"starting the plugin has drawn random numbers: {drawn} differs"
         observed = _trained(make, steps)
         assert not target.errors, f"a hook raised: {target.logs}"
     return _compared(plain, observed)
 
 
+def _drawn_by_starting(target: FakeTarget, plugins: tuple[type[Plugin] | str, ...], options: dict[str, object]) -> str:
+    """Start, let `tick` come once, and say which random numbers the training would now find changed; "" if none."""
+    with _kept_random():
+        before = _random()
+        target.start(*plugins, **options)
+        target.tick()
+        after = _random()
+    return next((name for name in before if before[name] != after[name]), "")
+
+
 def _compared(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
     for step, (before, after) in enumerate(zip(one, other, strict=True), 1):
         for name in {**before, **after}:
-            if before.get(name) != after.get(name):
+            is_new = name == _NUMPY and name not in before  # a plugin may import numpy
+            if before.get(name) != after.get(name) and not is_new:
                 return f"step {step}: {name} differs"
     return ""
 
@@ -65,22 +82,49 @@ def _compared(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
 def _trained(make: Callable[[], Training], steps: int) -> list[dict[str, Any]]:
     import torch
 
-    states = torch.get_rng_state(), random.getstate()
-    try:
+    with _kept_random():
         torch.manual_seed(0)
         random.seed(0)
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed(0)
         training = make()
         return [{"the loss": training.step().hex(), **dict(_state(training))} for _ in range(steps)]
+
+
+@contextlib.contextmanager
+def _kept_random() -> Iterator[None]:
+    """Put the states of the random numbers back afterwards: those are of the test."""
+    import torch
+
+    numpy = sys.modules.get("numpy.random")
+    states = torch.get_rng_state(), random.getstate(), numpy.get_state() if numpy is not None else None
+    try:
+        yield
     finally:
         torch.set_rng_state(states[0])
         random.setstate(states[1])
+        if numpy is not None:
+            numpy.set_state(states[2])
+
+
+def _random() -> dict[str, object]:
+    """Give the states of torch's, Python's and, where it is loaded, numpy's random numbers."""
+    import torch
+
+    found: dict[str, object] = {
+        "the state of torch's random numbers": _bytes(torch.get_rng_state()),
+        "the state of Python's random numbers": random.getstate(),
+    }
+    if "numpy.random" in sys.modules:
+        _, words, *rest = sys.modules["numpy.random"].get_state()
+        found[_NUMPY] = (words.tobytes(), *rest)
+    return found
 
 
 def _state(training: Training) -> Iterator[tuple[str, object]]:
     import torch
 
-    yield "the state of torch's random numbers", _bytes(torch.get_rng_state())
-    yield "the state of Python's random numbers", random.getstate()
+    yield from _random().items()
     for name, tensor in training.model.state_dict().items():
         if isinstance(tensor, torch.Tensor):
             yield f"the weight {name}", _bytes(tensor)

@@ -10,13 +10,16 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from hookd import Plugin, PluginError, api, hookimpl
+from hookd.agent import rules
 from hookd.api import Renamed
 from hookd.cli import main
 from hookd.serving import DaemonPlugin
@@ -149,6 +152,32 @@ class TestAFakeTarget:
             with pytest.raises(AssertionError, match=re.escape(at)):
                 target.stop_clean()
 
+    def test_an_error_in_unconfigure_fails_the_test(self):
+        class Leaving(Widths):
+            @hookimpl
+            def unconfigure(self):
+                raise ValueError("leak")
+
+        with FakeTarget() as target:
+            target.start(Leaving)
+            with pytest.raises(AssertionError, match="unconfigure raised ValueError: leak"):
+                target.stop_clean()
+
+    def test_a_torch_that_is_not_as_before_fails_the_test(self, monkeypatch):
+        monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)  # put back whatever comes
+
+        class Patching(Widths):
+            @hookimpl
+            def step_post(self):
+                was = nn.Module.__call__
+                nn.Module.__call__ = lambda *values: was(*values)  # noqa: PLW0108  (a function, to be a method)
+
+        with FakeTarget(record=False) as target:
+            target.start(Patching)
+            target.run_steps(1)
+            with pytest.raises(AssertionError, match=r"not as it was before.*patched on top"):
+                target.stop_clean()
+
     def test_options_are_those_of_the_first_plugin(self, fake_target):
         class Optional(Widths):
             name = "optional"
@@ -185,6 +214,17 @@ class TestWhatIsRefused:
         assert words in caught.value.message
         assert f"{__file__}:{line}" in caught.value.message
         assert hint in caught.value.hint
+
+    @pytest.mark.parametrize("attribute", ["sampled", "rare", "mutating", "fixed_by_every"])
+    @pytest.mark.parametrize(
+        ("value", "words", "hint"),
+        [(("forwrd",), "names 'forwrd'", "'forward'"), ("root_forward", "must be a tuple", 'Write {} = ("forward",)')],
+    )
+    def test_what_should_name_hooks_and_does_not(self, attribute, value, words, hint):
+        wrong = type("Wrong", (Plugin,), {"name": "wrong", attribute: value})
+        with pytest.raises(PluginError, match=f"wrong: {attribute} .*{words}") as caught:
+            rules.check(wrong(), by_name=True)
+        assert hint.format(attribute) in caught.value.hint
 
     def test_a_class_without_a_name(self):
         class Nameless(Plugin):
@@ -277,6 +317,12 @@ class TestWhatWasRenamed:
             target.start(plugin)
 
 
+DRAWING = {
+    "configure": lambda draw: lambda self, context: draw() and None,
+    "tick": lambda draw: lambda self: draw() and None,
+}
+
+
 class TestBitIdentity:
     def test_an_observer_passes(self):
         assert_bit_identical(Widths)
@@ -298,6 +344,24 @@ class TestBitIdentity:
 
         with pytest.raises(AssertionError, match="the state of Python's random numbers differs"):
             assert_bit_identical(Drawing)
+
+    @pytest.mark.parametrize("hook", ["configure", "tick"])
+    @pytest.mark.parametrize(
+        ("draw", "whose"), [(random.random, "Python"), (partial(torch.rand, 1), "torch"), (np.random.rand, "numpy")]
+    )
+    def test_a_random_number_is_found_that_starting_draws(self, hook, draw, whose):
+        drawing = type("Drawing", (Plugin,), {"name": "drawing", hook: hookimpl(DRAWING[hook](draw))})
+        with pytest.raises(AssertionError, match=f"starting the plugin has drawn random numbers.*of {whose}'s random"):
+            assert_bit_identical(drawing, steps=1)
+
+    def test_numpys_random_numbers_are_compared(self):
+        class Drawing(Widths):
+            @hookimpl
+            def forward(self, module):
+                np.random.rand()  # noqa: NPY002
+
+        with pytest.raises(AssertionError, match="step 1: the state of numpy's random numbers differs"):
+            assert_bit_identical(Drawing, steps=1)
 
     def test_a_training_that_differs_from_itself_is_told(self):
         number = itertools.count()

@@ -12,7 +12,7 @@ from hookd import api, hookspecs
 from hookd.api import Renamed
 from hookd.check import blocking, names, packaging, signatures, source, types
 from hookd.cli import main
-from hookd.errors import PluginError
+from hookd.errors import HookdError, PluginError
 
 HEAD = """
 from hookd import Plugin, hookimpl, Context, Module, TrainingError
@@ -72,6 +72,22 @@ class TestSignatures:
         ((line, rule, *_),) = found(signatures.problems, tmp_path, body)
         assert (line, rule) == (5, "changed")
 
+    @pytest.mark.parametrize("attribute", ["sampled", "rare", "mutating", "fixed_by_every"])
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            ('("forward", "forwrd")', "did you mean 'forward'?"),
+            ('("root_forward")', "with the comma"),
+            ("None", "with the comma"),
+            ('("forward", "backward")', ""),
+            ('Other.sampled + ("forward",)', ""),
+        ],
+    )
+    def test_what_should_name_hooks_and_does_not_is_found_on_its_line(self, tmp_path, attribute, value, words):
+        problems = found(signatures.problems, tmp_path, f"\n{attribute} = {value}\n")
+        assert [(line, rule) for line, rule, *_ in problems] == ([(2, "hook")] if words else [])
+        assert all(words in fix for *_, fix in problems)
+
     def test_a_mutator_may_return(self, tmp_path):
         body = "mutates = True\n@hookimpl\ndef forward(self, output):\n    return output\n"
         assert not found(signatures.problems, tmp_path, body)
@@ -120,6 +136,41 @@ class TestBlocking:
         ((line, _, message, _),) = found(blocking.problems, tmp_path, body)
         assert line == 7
         assert message.startswith("look, which forward calls,")
+
+    @pytest.mark.parametrize("hook", ["configure", "tick", "succeed", "unconfigure", "select", "forward"])
+    @pytest.mark.parametrize(
+        ("call", "rule"),
+        [
+            ("random.random()", "random"),
+            ("torch.randn(3)", "random"),
+            ("torch.distributed.all_reduce(self.x)", "ranks"),
+            ("torch.distributed.broadcast_object_list([1])", "ranks"),
+        ],
+    )
+    def test_what_no_hook_may_do_is_found_in_each(self, tmp_path, hook, call, rule):
+        body = f"\n@hookimpl\ndef {hook}(self):\n    {call}\n"
+        assert [(line, said) for line, said, *_ in found(blocking.problems, tmp_path, body)] == [(4, rule)]
+
+    @pytest.mark.parametrize(
+        "call", ["work.wait()", "self.thread.join()", "t.join(timeout=2)", "later.result()", "os.system('ls')", "torch.save(1, 'f')"]
+    )  # fmt: skip
+    @pytest.mark.parametrize(("hook", "rules"), [("forward", ["blocking"]), ("tick", [])])
+    def test_what_waits_for_others_is_found_in_a_hot_hook_alone(self, tmp_path, call, hook, rules):
+        body = f"\n@hookimpl\ndef {hook}(self):\n    {call}\n"
+        assert [rule for _, rule, *_ in found(blocking.problems, tmp_path, body)] == rules
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            "torch.rand(3, generator=self.own)",
+            "numpy.random.default_rng(0)",
+            "', '.join(['a'])",
+            "os.path.join('a', 'b')",
+            "torch.distributed.get_rank()",
+        ],
+    )
+    def test_what_is_its_own_or_waits_for_nobody_is_not(self, tmp_path, call):
+        assert not found(blocking.problems, tmp_path, f"\n@hookimpl\ndef forward(self):\n    {call}\n")
 
     def test_a_lock_that_is_entered_is_found(self, tmp_path):
         body = "\n@hookimpl\ndef forward(self):\n    with self.lock:\n        pass\n"
@@ -193,10 +244,19 @@ class TestImports:
         assert fix
 
     def test_what_is_there_is_not(self, tmp_path):
-        (tmp_path / "hookd_mine.py").write_text("")
         guarded = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy\n"
-        head = f"import json, torch.nn, hookd_mine\n{guarded}{HEAD}"
+        head = f"import json, torch.nn, hookd_widths\n{guarded}{HEAD}"
         assert not found(packaging.problems, tmp_path, "", head)
+
+    @pytest.mark.parametrize("beside", ["mine.py", "mine/__init__.py"])
+    def test_what_lies_beside_a_single_file_is_not_carried(self, tmp_path, beside):
+        (tmp_path / beside).parent.mkdir(exist_ok=True)
+        (tmp_path / beside).write_text("")
+        one, _ = subject(tmp_path, "", f"import mine\n{HEAD}")
+        (problem,) = packaging.problems(one)
+        assert (problem.line, problem.is_warning) == (1, False)
+        assert problem.message == f"{beside.partition('/')[0]} is not carried, only hookd_widths.py is"
+        assert "into a package" in problem.fix
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +293,11 @@ class TestTypes:
         assert "Argument module to forward of Widths has incompatible type Module; expected str" in text
         assert "Argument elapsed_ns to backward of Widths has incompatible type int; expected list[int]" in text
         assert "Module has no attribute nme" in text
+
+    def test_a_mypy_that_does_not_end_is_told(self, tmp_path, cache, monkeypatch):
+        monkeypatch.setattr(types, "TIMEOUT_S", 0.01)
+        with pytest.raises(HookdError, match=r"types of widths for longer than 0\.01 s"):
+            found(types.problems, tmp_path, "")
 
     def test_any_subset_of_the_arguments_in_any_order_is_right(self, tmp_path, cache):
         body = """
@@ -360,6 +425,15 @@ class TestCommands:
         monkeypatch.setattr(types, "is_possible", lambda: False)
         assert main(["plugin", "check", str(one.file), "--python", str(python)]) == 1
         assert "has no torch" in capsys.readouterr().err
+
+    def test_check_tells_what_it_has_found_where_a_trial_fails(self, tmp_path, capsys, monkeypatch):
+        one, _ = subject(tmp_path, "", f"import psutil\n{HEAD}")
+        monkeypatch.setattr(types, "is_possible", lambda: False)
+        assert main(["plugin", "check", str(one.file), "--python", str(tmp_path / "none")]) == 1
+        said = capsys.readouterr()
+        assert "psutil has compiled code" in said.out
+        assert "nothing to mend" not in said.err
+        assert "No such file" in said.err
 
 
 def test_every_hook_has_annotations_that_mypy_can_read():
