@@ -6,6 +6,8 @@ import os
 import traceback
 from typing import TYPE_CHECKING
 
+from hookd.frames import held
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
@@ -39,10 +41,16 @@ def line_at(frame: FrameType | None, plugin: object = None) -> str:
     """Give the author's innermost line that a thread is at, in the same words.
 
     Args:
-        frame: the thread's innermost, as `sys._current_frames()` has it; None for a thread that has ended.
+        frame: the thread's innermost, inside of `hookd.frames.held`; None for a thread that has ended.
         plugin: as above.
     """
     return _line(_authors(reversed(list(traceback.walk_stack(frame))), plugin)) if frame is not None else ""
+
+
+def line_of(ident: int | None, plugin: object = None) -> str:
+    """Give the author's line that a thread is at just now, by its ident; "" for one that has ended."""
+    with held() as frames:
+        return line_at(frames.get(ident or 0), plugin)
 
 
 def _line(found: traceback.FrameSummary | None) -> str:

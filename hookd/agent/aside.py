@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from hookd.agent import spawn
-from hookd.authors import line_at
+from hookd.authors import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +90,7 @@ class Aside:
             thread, since_s = queue.thread, time.monotonic() - queue.begun
             if thread is not None and since_s > STUCK_S:
                 plugin = registry.named(name).plugin if registry.has(name) else None
-                at = line_at(sys._current_frames().get(thread.ident or 0), plugin)
+                at = line_of(thread.ident, plugin)
                 found.append(f"a thread in the work aside of the plugin {name}, at {at}")
         return found
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import queue
 import signal
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import spawn
 from hookd.agent.faults import Failure, is_from_signal_handler
-from hookd.authors import line_at
+from hookd.authors import line_of
 from hookd.errors import PluginError, worded
 
 if TYPE_CHECKING:
@@ -194,7 +193,7 @@ class Cold:
                 self._idle.append(thread)
             else:
                 thread.is_left = True
-                job.where = line_at(sys._current_frames().get(thread.thread.ident or 0), plugin)
+                job.where = line_of(thread.thread.ident, plugin)
                 self._left.append((thread, job))
         return job
 
@@ -213,7 +212,7 @@ class Cold:
         found = []
         for thread, job in self._left:
             if not job.is_over.is_set():
-                at = line_at(sys._current_frames().get(thread.thread.ident or 0), job.plugin)
+                at = line_of(thread.thread.ident, job.plugin)
                 found.append(f"a thread in the hook {job.hook} of the plugin {job.plugin.name}, at {at}")
         return found
 

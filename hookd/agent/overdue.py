@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from hookd.agent.governor import DEAR_RATIO, RUNAWAY_RATIO
 from hookd.agent.listeners import Listener
 from hookd.agent.threads import is_ours
 from hookd.authors import line_at
+from hookd.frames import held
 from hookd.page import MODULE, PHASE, PHASES
 
 if TYPE_CHECKING:
@@ -76,10 +76,11 @@ class Overdue:
 
     def _found(self) -> list[Found]:
         """Give the plugins whose hooks run just now, with the author's line."""
-        frames = sys._current_frames()
-        self._forget_gone(self._states.keys() - frames.keys())
         hooks = self._hooks()
-        found = [_hook(frames.get(ident), hooks) for ident, state in list(self._states.items()) if self._is_busy(state)]
+        with held() as frames:
+            self._forget_gone(self._states.keys() - frames.keys())
+            busy = [ident for ident, state in list(self._states.items()) if self._is_busy(state)]
+            found = [_hook(frames.get(ident), hooks) for ident in busy]
         return [one for one in found if one is not None]
 
     def _forget_gone(self, idents: set[int]) -> None:

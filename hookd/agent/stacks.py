@@ -6,11 +6,11 @@ Frames are named, not read: no locals, which `frame.f_locals` would keep alive, 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from typing import Any
 
 from hookd.agent.threads import is_ours
+from hookd.frames import held
 from hookd.page.layout import clean
 
 MOST_THREADS = 256
@@ -31,11 +31,12 @@ def stacks() -> dict[str, Any]:
     # The frames are of running threads: each is looked at once, from its innermost frame out.
     found = []
     own = {ident for ident, thread in known.items() if thread.name == "hookd"}
-    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident not in own}
     main = threading.main_thread()
-    for ident, frame in list(frames.items())[:MOST_THREADS]:
+    with held() as running:
+        frames = {ident: frame for ident, frame in running.items() if ident not in own}
+        stacks = [(ident, *_frames(frame)) for ident, frame in list(frames.items())[:MOST_THREADS]]
+    for ident, told, left_out in stacks:
         thread = known.get(ident)
-        told, left_out = _frames(frame)
         found.append(
             {
                 # In a forked child the main thread still has its parent's number (CPython before 3.13).
@@ -50,8 +51,9 @@ def stacks() -> dict[str, Any]:
 
 def thread_frames(thread: threading.Thread | None) -> list[str]:
     """Say where a thread is in lines like a traceback's, innermost first, hookd's own frames left out."""
-    frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
-    told = [one for one in _frames(frame)[0] if not one["own"] and one["file"] != threading.__file__]
+    with held() as frames:
+        frame = frames.get(thread.ident or 0) if thread is not None else None
+        told = [one for one in _frames(frame)[0] if not one["own"] and one["file"] != threading.__file__]
     return [f"{one['function']} ({one['file']}:{one['line']})" for one in told[:16]]
 
 

@@ -10,6 +10,7 @@ import sys
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from hookd.frames import held
 from hookd.metrics import Counter, Gauge
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def _is_compiling() -> bool:
     """Whether a thread is inside of dynamo's or inductor's compiler (torch 2.0 to 2.14)."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return False
-    return any(_compiles(frame) for frame in sys._current_frames().values())
+    with held() as frames:
+        return any(map(_compiles, frames.values()))
 
 
 def _compiles(frame: Any) -> bool:

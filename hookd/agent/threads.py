@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookd.frames import held
 from hookd.page import MODULE, PHASES
 
 if TYPE_CHECKING:
@@ -112,16 +112,17 @@ def frames_inside() -> list[str]:
     """
     inside = []
     own = {t.ident for t in threading._active.copy().values() if t.name == "hookd"}  # type: ignore[attr-defined]
-    for ident, frame in sys._current_frames().items():
-        if ident == threading.get_ident() or ident in own:
-            continue
-        top: Any = frame
-        while top is not None:
-            file = top.f_code.co_filename
-            if is_ours(file) and not file.startswith(_DAEMON):
-                inside.append(str(ident))
-                break
-            top = top.f_back
+    with held() as frames:
+        for ident, frame in frames.items():
+            if ident == threading.get_ident() or ident in own:
+                continue
+            top: Any = frame
+            while top is not None:
+                file = top.f_code.co_filename
+                if is_ours(file) and not file.startswith(_DAEMON):
+                    inside.append(str(ident))
+                    break
+                top = top.f_back
     return inside
 
 

@@ -79,7 +79,11 @@ def lint(
     if not NAME.match(name) or "__" in name:
         yield told("metric", f"{name!r} is no name for a metric", "use lower-case words with single underscores")
     if name.startswith("hookd_"):
-        yield told("metric", f"{name!r} begins with 'hookd_', which is put before it anyway", f"call it {name[6:]!r}")
+        yield told(
+            "metric",
+            f"{name!r} begins with 'hookd_', which is put before it anyway",
+            "leave out 'hookd_' and the plugin's name",
+        )
     if words[-1] == "total":
         yield told("metric", f"{name!r} ends with '_total', which counters get by themselves", f"call it {name[:-6]!r}")
     elif words[-1] in ("count", "sum", "bucket", "info") and (kind == "counter" or half == "daemon"):

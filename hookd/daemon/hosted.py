@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import sys
 import threading
 import time
 import traceback
@@ -13,7 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hookd.authors import author_line, line_at
+from hookd.authors import author_line, line_of
 from hookd.daemon.herald import plain
 from hookd.daemonspecs import TIMES_S
 from hookd.errors import HookdError, worded
@@ -254,8 +253,7 @@ class Hosted:
 
     def _where(self) -> str:
         """Say where its thread is."""
-        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001  the way to another's stack
-        return line_at(frame, self._plugin)
+        return line_of(self._thread.ident, self._plugin)
 
     def row(self) -> dict[str, Any]:
         """Describe it for people."""

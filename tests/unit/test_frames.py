@@ -1,0 +1,67 @@
+"""Looking at the stacks of threads that go on meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from hookd import frames
+
+# A collection whose callbacks let other threads go on, at each object that is made: as weak references' callbacks do.
+PROGRAM = """
+import gc, sys, threading, time
+from hookd.frames import held
+
+def deep(n):
+    return deep(n - 1) if n else sum([1, 2, 3])
+
+def wide(*values, **more):
+    a = b = c = d = e = f = {}
+    return sorted(values), len(more), [len(x) for x in (a, b, c, d, e, f)]
+
+def run():
+    while not stop:
+        for depth in range(12):
+            deep(depth)
+            wide(depth, True, False, x={})
+
+stop, walked = False, 0
+thread = threading.Thread(target=run)
+thread.start()
+gc.callbacks.append(lambda *_: time.sleep(0))
+gc.set_threshold(1, 1, 1)
+try:
+    for _ in range(100):
+        with held() as found:
+            top = found.get(thread.ident)
+            while top is not None:
+                walked += len(top.f_code.co_name)
+                top = top.f_back
+finally:
+    gc.disable()
+    stop = True
+    thread.join()
+print("walked", walked > 0)
+"""
+
+
+def test_a_collection_in_the_middle_of_a_walk_does_no_harm() -> None:
+    command = [sys.executable, "-X", "faulthandler", "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "walked True\n"), done.stderr
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_whether_garbage_is_collected_is_as_before(monkeypatch, is_enabled: bool) -> None:
+    monkeypatch.setattr(frames, "_MAKES_FRAMES", True)
+    before = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        with frames.held(), frames.held():
+            assert not gc.isenabled()
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if before else gc.disable)()
