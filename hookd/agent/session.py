@@ -374,7 +374,8 @@ class Session:
         self.core.incidents.labels(kind).inc()
         offset = self.steps.offset
         where = {"step": self.step_number(), "is_step_absolute": offset is not None}
-        self.page.incident({**fields, "kind": kind, "plugin": plugin, "message": message, **where})
+        # What arrived later, as from a device, is of an earlier step.
+        self.page.incident({**where, **fields, "kind": kind, "plugin": plugin, "message": message})
 
     def write_log(self, level: str, message: str) -> None:
         """Write a line into the page's log."""

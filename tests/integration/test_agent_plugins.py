@@ -422,7 +422,7 @@ def test_what_a_plugin_says_beside_an_incident_is_not_taken_for_what_hookd_says(
         @hookimpl
         def configure(self, context):
             super().configure(context)
-            context.incident("strange", "message", step=-5, plugin="another", rows=3)
+            context.incident("strange", "message", plugin="another", rows=3)
 
     fake_target.start(Liar)
     (incident,) = [one for one in fake_target.incidents if one["kind"] == "strange"]
