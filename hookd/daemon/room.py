@@ -9,6 +9,8 @@ import resource
 
 RESERVE = 128
 """So many are kept for scrapes, attaches and looks; a quarter of all where there are fewer than four times as many."""
+MARGIN = 8
+"""So many more must be free before those that were turned away are looked at again: a scrape that has just ended frees some."""
 _log = logging.getLogger(__name__)
 
 
@@ -61,4 +63,4 @@ class Room:
         except OSError:
             return False
         os.close(fd)
-        return self.has(fd)
+        return self.has(fd + MARGIN)
