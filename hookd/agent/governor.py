@@ -5,8 +5,8 @@ sampled, is measured call by call, so that the clock is not read at every event;
 each plugin's sampled steps and of those between them.
 Sampled hooks are on in one step of `interval`; where those of all plugins together exceed what every step leaves of the
 budget, with what hookd itself needs to call them, the costliest gets a longer interval, and a shorter one again when there
-is room. A plugin that
-cannot be sampled and takes too much of a step is quarantined, unless the person who enabled it fixed its interval.
+is room. A plugin that cannot be sampled and takes too much of a step is quarantined, unless the person who enabled it fixed
+its interval.
 """
 
 from __future__ import annotations

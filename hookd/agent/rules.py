@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from hookd.plugin import Plugin
 
-NAMING = ("mutating", "sampled", "rare", "fixed_by_every")
-"""The attributes of a plugin that name hooks of its."""
-
 
 def check(plugin: Plugin, *, by_name: bool) -> None:
     """Refuse a plugin that breaks a rule, with the author's line.
@@ -35,7 +32,7 @@ def check(plugin: Plugin, *, by_name: bool) -> None:
         raise PluginError(f"{name} changes training, so it must be enabled by name: -p {name}")
     for hook, function in marked(type(plugin)):
         check_hook(name, hook, function)
-    for attribute in NAMING:
+    for attribute in api.NAMING:
         _check_named(plugin, attribute)
 
 

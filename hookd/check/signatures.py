@@ -15,7 +15,6 @@ from hookd.errors import PluginError
 
 ALWAYS = ("configure", "select", "succeed")
 """Hooks of one argument, which are called with it whatever they ask for."""
-_NAMING = ("mutating", "sampled", "rare", "fixed_by_every")
 _IN_PLACE = re.compile(r"[^_]_$")
 _DAEMON_HOOKS = tuple(name for name, value in vars(daemonspecs).items() if hasattr(value, "hookd_daemon_spec"))
 
@@ -74,7 +73,7 @@ def _naming(file: str, part: ast.ClassDef) -> Iterator[Problem]:
     for one in part.body:
         targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
         for target in targets:
-            if isinstance(target, ast.Name) and target.id in _NAMING:
+            if isinstance(target, ast.Name) and target.id in api.NAMING:
                 yield from _named(file, target.id, one.value)  # type: ignore[attr-defined]
 
 
