@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from typing_extensions import Self
+
 CONFIDENCE = 0.95
 DRAWS = 2000
 PAIRS = 100
@@ -71,6 +73,12 @@ class Pairs:
 
     plain: list[float] = field(default_factory=list)
     observed: list[float] = field(default_factory=list)
+
+    def __iadd__(self, more: Pairs) -> Self:
+        """Take over the blocks of another run of the same comparison."""
+        self.plain += more.plain
+        self.observed += more.observed
+        return self
 
     @property
     def ratio(self) -> Estimate:

@@ -3,7 +3,8 @@
     python -m tests.bench.hot_path [--pairs N] [--calls N] [--piece NAME]...
 
 One process, one thread, blocks of calls in turn without and with the piece (A B B A, `hookd/testing/pairs.py`), CPU time of
-the thread. A call is of an `nn.Identity` inside of another module; where a backward is part of it, of an `nn.Linear(8, 8)`
+the thread; and all pieces in turn, five times over, because a processor that changes its clock changes ratios as well:
+pieces that are compared with each other must see the same of it. A call is of an `nn.Identity` inside of another module; where a backward is part of it, of an `nn.Linear(8, 8)`
 with its backward; at a compiled model, of the model. `between` is a step that is not sampled, nine in ten or more.
 Prints one JSON object: ns per call.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import platform
 import statistics
 import time
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 TITLE = "What a call costs, piece by piece"
 CALLS = 1000
+ROUNDS = 5
 NEVER = 1_000_000
 """An interval that this bench does not live to see the end of."""
 
@@ -215,10 +218,12 @@ def measure(pieces: Sequence[Piece], pairs: int, calls: int) -> dict[str, Pairs]
     warnings.filterwarnings(
         "ignore", "Using `torch.compile", UserWarning
     )  # hooks fire once more for its wrapper: they may
-    found = {}
-    for piece in pieces:
-        found[piece.name] = piece.measure(pairs, calls)
-        torch._dynamo.reset()
+    found = {piece.name: Pairs() for piece in pieces}
+    in_a_round = 2 * math.ceil(pairs / ROUNDS / 2)  # `alternate` makes two at a time
+    for _ in range(ROUNDS):
+        for piece in pieces:
+            found[piece.name] += piece.measure(in_a_round, calls)
+            torch._dynamo.reset()
     return found
 
 
