@@ -13,6 +13,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class NotPython(PluginError):  # noqa: N818 - says what is so
+    """A file is no Python.
+
+    Attributes:
+        file: that cannot be parsed.
+        line: from 1.
+        why: in the words of the parser.
+    """
+
+    def __init__(self, file: Path, line: int, why: str) -> None:
+        super().__init__(f"{file}:{line}: not valid Python: {why}")
+        self.file, self.line, self.why = file, line, why
+
+
 class Import(NamedTuple):
     """One import.
 
@@ -34,13 +48,12 @@ def parsed(path: Path) -> ast.Module:
     """Parse a file.
 
     Raises:
-        PluginError: it is no Python; with the line.
+        NotPython: it is none.
     """
     try:
         return ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as exc:
-        line, why = getattr(exc, "lineno", None) or 1, getattr(exc, "msg", None) or exc
-        raise PluginError(f"{path}:{line}: not valid Python: {why}") from exc
+        raise NotPython(path, getattr(exc, "lineno", None) or 1, getattr(exc, "msg", None) or str(exc)) from exc
 
 
 def imports(path: Path, directory: Path) -> Iterator[Import]:

@@ -14,7 +14,7 @@ class Problem:
         file: where it is, as the author knows the file; "" where there is no file.
         line: from 1; 0 where there is none.
         rule: a short word: hook, argument, default, wrapper, return, blocking, ranks, random, metric, label, import, name,
-            api, types, raised, changed.
+            api, types, raised, changed, source.
         message: what is wrong.
         fix: what to do.
         is_warning: it does not fail the check.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hookd.check.imports import parsed, reached
+from hookd.check.imports import NotPython, parsed, reached
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 GROUPS = ("hookd.plugins", "hookd.daemon_plugins")
 BASES: dict[str, Half] = {"Plugin": "target", "DaemonPlugin": "daemon"}
 """The classes that plugins derive from, and which half of a plugin that makes."""
+_OTHERS = ("setup.py", "conftest.py")
+"""Files of a project that hold no plugin."""
 
 
 @dataclass(frozen=True)
@@ -74,38 +76,51 @@ class Subject:
         return reached(self.file, self.directory, self.files)
 
 
-def subjects(path: str) -> list[Subject]:
+def subjects(path: str, unread: list[NotPython] | None = None) -> list[Subject]:
     """Find the plugins of a file, of a package or project folder, or that an installed name stands for.
+
+    Args:
+        path: of a file or a folder, or an installed name.
+        unread: takes what is no Python, so that the other plugins of a folder are found; without it that is raised.
 
     Raises:
         PluginError: there is none, or a file is no Python.
     """
-    found = list(_of_path(Path(path)) if Path(path).exists() else _installed(path))
-    if not found:
+    found = list(_of_path(Path(path), unread) if Path(path).exists() else _installed(path))
+    if not found and not unread:
         hint = "A plugin is a class that derives from hookd.Plugin; `hookd plugin new NAME` writes one."
         raise PluginError(f"there is no plugin in {path}", reason="unknown-plugin", hint=hint)
     return found
 
 
-def _of_path(path: Path) -> Iterator[Subject]:
-    path = path.resolve()
-    if path.is_file():
-        return (
-            _of_package(path.parent) if path.name == "__init__.py" else _of_file(path, path.stem, path.parent, (path,))
-        )
-    if (path / "__init__.py").exists():
-        return _of_package(path)
-    return _of_project(path)
+def _of_path(path: Path, unread: list[NotPython] | None) -> Iterator[Subject]:
+    for inside in _inside(path.resolve()):
+        try:
+            yield from inside
+        except NotPython as error:
+            if unread is None:
+                raise
+            unread.append(error)
 
 
-def _of_project(path: Path) -> Iterator[Subject]:
-    for folder in (path, path / "src"):
-        for inner in sorted(folder.glob("*/__init__.py")):
-            if inner.parent.name not in ("tests", "test"):
-                yield from _of_package(inner.parent)
-        for file in sorted(folder.glob("*.py")):
-            if file.name not in ("setup.py", "conftest.py"):
-                yield from _of_file(file, file.stem, folder, (file,))
+def _inside(path: Path) -> Iterator[Iterator[Subject]]:
+    """Give what finds the plugins of a file or a package, or of each one in a folder."""
+    if path.is_file() and path.name != "__init__.py":
+        yield _of_file(path, path.stem, path.parent, (path,))
+    elif path.is_file() or (path / "__init__.py").exists():
+        yield _of_package(path.parent if path.is_file() else path)
+    else:
+        for folder in (path, path / "src"):
+            yield from (_of_package(one.parent) for one in _packages(folder))
+            yield from (
+                _of_file(one, one.stem, folder, (one,))
+                for one in sorted(folder.glob("*.py"))
+                if one.name not in _OTHERS
+            )
+
+
+def _packages(folder: Path) -> Iterator[Path]:
+    return (one for one in sorted(folder.glob("*/__init__.py")) if one.parent.name not in ("tests", "test"))
 
 
 def _classes(file: Path) -> Iterator[ast.ClassDef]:

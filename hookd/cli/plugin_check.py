@@ -22,6 +22,7 @@ from hookd.errors import HookdError, PluginError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hookd.check.imports import NotPython
     from hookd.check.problem import Problem
     from hookd.check.source import Subject
 
@@ -53,8 +54,10 @@ def check(
     """
     from hookd.check import source
 
-    found = source.subjects(path)
+    unread: list[NotPython] = []
+    found = source.subjects(path, unread)
     reports = [_read(subject, found) for subject in found]
+    broken = [_broken(error) for error in unread]
     sound = [one for one, report in zip(found, reports, strict=True) if all(it.is_warning for it in report["problems"])]
     chosen, daemon_chosen = _options(settings), _options(daemon_settings)
     try:
@@ -67,9 +70,10 @@ def check(
                 _add_rehearsal(report, subject, _rehearse(subject, daemon_chosen))
     except HookdError:  # a trial that hangs, say: what was found without it is told all the same
         if not as_json:
-            for report in reports:
+            for report in [*broken, *reports]:
                 _show_found(report)
         raise
+    reports = [*broken, *reports]
     is_good = all(one.is_warning for report in reports for one in report["problems"])
     if as_json:
         told = [{**one, "problems": [problem.as_json() for problem in one["problems"]]} for one in reports]
@@ -135,6 +139,17 @@ def _read(subject: Subject, beside: Sequence[Subject]) -> dict[str, Any]:
         _progress(f"{subject.name or subject.class_name}: mypy looks at the types")
         found += types.problems(subject)
     return {**report, "problems": sorted(set(found))}
+
+
+def _broken(error: NotPython) -> dict[str, Any]:
+    """Report a file in which no plugin can be found."""
+    from hookd.check.problem import Problem
+
+    problem = Problem(str(error.file), error.line, "source", f"not valid Python: {error.why}")
+    return {
+        "plugin": "", "half": "target", "file": str(error.file), "hooks": {}, "uncalled": [], "is_run": False,
+        "is_typed": False, "problems": [problem],
+    }  # fmt: skip
 
 
 def _add_run(report: dict[str, Any], subject: Subject, ran: dict[str, Any]) -> None:
@@ -328,7 +343,8 @@ def _show_run(report: dict[str, Any]) -> None:
 
 
 def _titled(report: dict[str, Any]) -> str:
-    return f"{report['plugin']}, in the daemon" if report["half"] == "daemon" else str(report["plugin"])
+    name = report["plugin"] or Path(report["file"]).name
+    return f"{name}, in the daemon" if report["half"] == "daemon" else str(name)
 
 
 def _hosted(report: dict[str, Any]) -> str:

@@ -374,6 +374,28 @@ class TestSources:
         with pytest.raises(PluginError, match=r"broken\.py:2: not valid Python"):
             source.subjects(str(tmp_path / "broken.py"))
 
+    def test_of_a_folder_the_others_are_found_all_the_same(self, tmp_path, capsys):
+        (tmp_path / "hookd_broken.py").write_text("x = 1\ndef (:\n")
+        package = tmp_path / "hookd_torn"
+        package.mkdir()
+        (package / "__init__.py").write_text("(")
+        (tmp_path / "hookd_sound.py").write_text(
+            'from hookd import Plugin, hookimpl\n\nclass Sound(Plugin):\n    name = "sound"\n\n'
+            "    @hookimpl\n    def step_post(self): ...\n"
+        )
+        assert main(["plugin", "check", str(tmp_path), "--static", "--json"]) == 1
+        told = json.loads(capsys.readouterr().out)["plugins"]
+        broken = [
+            (one["file"], one["line"]) for report in told for one in report["problems"] if one["rule"] == "source"
+        ]
+        assert broken == [(str(package / "__init__.py"), 1), (str(tmp_path / "hookd_broken.py"), 2)]
+        assert [report["plugin"] for report in told] == ["", "", "sound"]
+        assert main(["plugin", "check", str(tmp_path), "--static"]) == 1
+        told = capsys.readouterr()
+        assert "hookd_broken.py:2: error: not valid Python" in told.out
+        assert "hookd_broken.py: nothing was trained with it before this is mended" in told.err
+        assert "sound: nothing to mend" in told.err
+
     def test_where_there_is_none_it_says_so(self, tmp_path):
         with pytest.raises(PluginError, match="there is no plugin in"):
             source.subjects(str(tmp_path))
