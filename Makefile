@@ -37,7 +37,7 @@ format: .venv/.dev ## let ruff rewrite the sources
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: .venv/.bench ## measure what hookd costs beside its peers into docs/benchmarks.md (half an hour; ARGS=--quick: two minutes)
+bench: .venv/.bench ## measure what hookd costs beside its peers into docs/benchmarks.md (three quarters of an hour; ARGS=--quick: a few minutes)
 	$(BIN)/python -m tests.bench $(ARGS)
 
 bounds: .venv/.dev ## what hookd may cost: benches that fail above it

@@ -97,22 +97,23 @@ class Calls:
 
     def turn(self, thread: ThreadState, phase: int) -> None:
         """A thread goes over to another phase: tell its heartbeat, and who listens."""
-        self._session.cells[thread.beat + PHASE] = phase
-        if self._session.namespace["accounting"] and phase != OTHER:  # in some steps only, as the calls are recorded
-            self._session.page.record(pages.PHASE_RECORD, 0, self._session.step_number(), phase)
-        heard = self._session.models.listeners("phase", None)
+        session = self._session
+        namespace = session.namespace
+        session.cells[thread.beat + PHASE] = phase
+        if namespace["accounting"] and phase != OTHER:  # in some steps only, as the calls are recorded
+            session.page.record(pages.PHASE_RECORD, 0, session.step_number(), phase)
+        heard = session.dispatch.switched_on("phase", None)
         if not heard or thread.busy or thread.is_engine:
             return
         values = {"name": pages.PHASES[phase], "now_ns": time.perf_counter_ns()}
-        frame = self._session.namespace["no_frame"](None)
+        frame = namespace["no_frame"](None)
         try:
             thread.busy = True
             for one in heard:
-                if self._session.namespace.get(one.switch):
-                    self._session.dispatch.guarded(one, [values[a] for a in one.arguments])
+                session.dispatch.guarded(one, values)
         finally:
             thread.busy = False
-            self._session.namespace["no_frame"](frame)
+            namespace["no_frame"](frame)
 
     def _hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
         mark = time.perf_counter_ns()

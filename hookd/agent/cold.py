@@ -163,7 +163,7 @@ class Cold:
         for one in session.registry.ordered("tick"):
             entry = session.registry.entries.get(one.plugin)
             if entry is not None and session.namespace.get(one.switch):
-                self._counted(entry, self._done(entry.plugin, "tick", session.dispatch.call, one, [now_s] if one.arguments else []))  # fmt: skip
+                self._counted(entry, self._done(entry.plugin, "tick", session.dispatch.call, one, {"now_s": now_s}))
 
     def _counted(self, entry: Entry, job: Job) -> None:
         """Count what a hook has raised, a TrainingError as well: there is no training code here; put aside what is stuck."""

@@ -53,15 +53,17 @@ class Dispatch:
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
         """Give who listens to a hook, at a module where it is a module's hook, and is to be called now."""
-        namespace = self._session.namespace
-        return [one for one in self._session.models.listeners(hook, module) if namespace.get(one.switch)]
+        session = self._session
+        heard = session.models.audience.listeners(hook, module)
+        return [one for one in heard if session.namespace.get(one.switch)] if heard else []
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
         """Give the listeners of a hook that is not part of a plan, and whose result nobody uses."""
-        begun, before = self.mark(), self.charged
         heard = self.switched_on(hook, module)
-        if heard:
-            self.tell(heard, values)
+        if not heard:
+            return
+        begun, before = self.mark(), self.charged
+        self.tell(heard, values)
         if begun:
             self.settle(begun, before)
 
@@ -105,44 +107,61 @@ class Dispatch:
             return None
         no_frame = self._session.namespace["no_frame"]
         frame = no_frame(None)
-        replaced = None
         try:
             thread.busy = True
             for one in heard:
-                result = self.call(one, [values[a] for a in one.arguments])
-                if result is not None and one.mutates and replaces:
-                    new = result if isinstance(result, tuple) else (result,)
-                    if len(new) == len(values[replaces]):
-                        values[replaces] = replaced = new
-                    else:
-                        self.fault(one.plugin, one.hook, ValueError(f"{len(new)} gradients returned"))
+                if one.mutates:
+                    return self._in_turn(heard, values, replaces)
+            self.observe(heard, values)
+            return None
         finally:
             thread.busy = False
             no_frame(frame)
+
+    def _in_turn(self, heard: list[Listener], values: dict[str, Any], replaces: str) -> Any:
+        replaced = None
+        for one in heard:
+            result = self.call(one, values)
+            if result is not None and replaces:
+                new = result if isinstance(result, tuple) else (result,)
+                if len(new) == len(values[replaces]):
+                    values[replaces] = replaced = new
+                else:
+                    self.fault(one.plugin, one.hook, ValueError(f"{len(new)} gradients returned"))
         return replaced
 
-    def call(self, one: Listener, arguments: list[Any]) -> Any:
-        """Call a listener, an observer with torch's modes taken away."""
+    def call(self, one: Listener, values: dict[str, Any]) -> Any:
+        """Call a listener, an observer with torch's modes taken away; what a mutator returns."""
         if one.mutates:
-            return self.guarded(one, arguments)
+            return self.guarded(one, values)
+        self.observe([one], values)
+        return None
+
+    def observe(self, heard: list[Listener], values: dict[str, Any]) -> None:
+        """Call observers, torch's modes taken away for all of them at once."""
         was, undo = quiet.is_grad_enabled(), None
         try:
-            quiet.set_grad_enabled(False)
-            undo = quiet.enter()
-            return None if undo is None else self.guarded(one, arguments)
-        except Failure as failure:
-            self.fault(one.plugin, one.hook, failure)
-            return None
+            undo = self._enter()
+            for one in heard if undo is not None else ():
+                quiet.set_grad_enabled(False)  # each time, for the one before may have switched it on
+                self.guarded(one, values)
         finally:
             quiet.set_grad_enabled(was)
             if undo:
                 quiet.leave(undo)
 
-    def guarded(self, one: Listener, arguments: list[Any]) -> Any:
-        """Call a listener; what leaves it is its own error, unless it may tell the training code."""
-        mark = self.mark()
+    def _enter(self) -> list[Any] | None:
         try:
-            result = one.call(*arguments)
+            return quiet.enter()
+        except Failure as failure:  # torch's own, as of a device that is lost
+            self.own_failure("quiet", failure)
+            return None
+
+    def guarded(self, one: Listener, values: dict[str, Any]) -> Any:
+        """Call a listener with those of the values that it wants; what leaves it is its own error, unless it may tell the training."""
+        mark = time.perf_counter_ns() if self._session.namespace.get("accounting") else 0
+        try:
+            result = one.call(*[values[a] for a in one.arguments])
             if result is not None and not one.mutates:
                 self._stray(one.plugin, one.hook)
             return result

@@ -1,8 +1,8 @@
 """What hookd and the plugins cost, and the budget that they are kept in. Runs in the target, at each step boundary.
 
-One step in `METERED_EVERY`, in `CALM_EVERY` when nothing has changed for a while, and each in which something seldom is
-sampled, is measured call by call, so that the clock is not read at every event; it stands for the others of its kind, of
-each plugin's sampled steps and of those between them.
+One step in `METERED_EVERY`, in `CALM_EVERY` when nothing has surprised for a while, is measured call by call, so that the clock
+is not read at every event; it stands for the others of its kind: those in which the same is sampled. Of each kind one in so
+many is measured, so that what is seldom sampled always is.
 Sampled hooks are on in one step of `interval`; where those of all plugins together exceed what every step leaves of the
 budget, with what hookd itself needs to call them, the costliest gets a longer interval, and a shorter one again when there
 is room. A plugin that cannot be sampled and takes too much of a step is quarantined, unless the person who enabled it fixed
@@ -23,12 +23,21 @@ if TYPE_CHECKING:
     from hookd.agent.listeners import Entry, Listener
     from hookd.agent.session import Session
 
-METERED_EVERY, CALM_EVERY = 4, 16
+    _Kind = tuple[tuple[int, ...], tuple[int, ...]]
+    """Of a step, by what is sampled in it: the plugins' numbers, and `Entry.kind` of each."""
+
+METERED_EVERY, CALM_EVERY = 5, 17
+"""Odd: a training whose steps take turns, as of a generator and a discriminator, must not be metered in one of them alone."""
+METERED_RATIO = 1 / 3
+"""At most so many of all steps are metered, however many kinds there are."""
 CALM_WINDOWS = 4
-"""After so many windows without a change of an interval."""
+"""After so many windows in which every metered step has cost what it was taken for."""
 WINDOW_STEPS = 16
-ALARM_RATIO = 4
-"""A metered step that costs so many times the budget is decided upon at once, not at the end of the window."""
+SURPRISE, ALARM_RATIO = 2, 4
+"""A metered step that costs so many times what it was taken for, and so many times the budget, is decided upon at once."""
+SMOOTHED = 4
+"""Over about so many windows the time of a step is averaged, for one with a heavy sample makes a window much longer; a shorter
+one is believed at once: a share of it is more."""
 LEFT_RATIO = 1 / 2
 """So much of the budget is for what is sampled, whatever comes at every step: that must not starve it."""
 RUNAWAY_RATIO = 1 / 3
@@ -43,7 +52,7 @@ FLOWS = ("backward_pre", "backward")
 FIXED = 3
 """What a kind of step is more by where hooks of a fixed interval are called (`Entry.kind`)."""
 KINDS = 81
-"""So many kinds of steps are told apart by what is sampled in them: all of four plugins."""
+"""So many kinds of steps are told apart by what is sampled in them, the last ones: all of four plugins."""
 
 
 class _Draw(NamedTuple):
@@ -83,13 +92,19 @@ class Governor:
         self._boundary_ns = 0
         self._runaway: dict[int, int] = {}
         self._own: dict[tuple[int, ...], int] = {}  # ns of hookd itself, by what was sampled in the step
-        self._last: dict[tuple[int, ...], list[int]] = {}  # metered costs, see `_typical`
+        self._costs: dict[_Kind, dict[int, int]] = {}  # ns of each plugin, likewise
+        self._last: dict[tuple[int, int | _Kind], list[int]] = {}  # metered costs, see `_typical`
         self._window_ns = self._window_steps = self._calm_windows = 0
+        self._step_ns = 0.0
+        self._is_alarmed = self._is_changed = False
+        self._allowance = 0.0  # of steps to be metered
         self._window_spent: dict[int, int] = {}
-        self._drawn: list[tuple[Entry, list[_Draw]]] = []
+        self._kind: _Kind = ((), ())  # of the step in progress
+        self._metered: dict[_Kind, int] = {}  # the last step of each kind that was
+        self._drawn: list[tuple[Entry, list[_Draw], bool]] = []  # and whether an interval of them is fixed
+        self._numbers: tuple[int, ...] = ()
         self._always_flows = False
-        # Steps that are not charged yet, by the numbers of the plugins and what was sampled of each.
-        self._unpaid: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self._unpaid: dict[_Kind, int] = {}  # steps that are not charged yet
 
     def boundary(self, step: int) -> int:
         """Close the accounts of a step and set the switches of the next.
@@ -103,18 +118,25 @@ class Governor:
         now = time.perf_counter_ns()
         elapsed, self._boundary_ns = now - self._boundary_ns if self._boundary_ns else 0, now
         namespace = self._session.namespace
+        if self._is_changed:
+            self._is_changed = False
+            self._renew()
         if elapsed:
             self._account(elapsed, was_metered=namespace["accounting"])
         self._draw(step)
-        namespace["accounting"] = step % (CALM_EVERY if self._is_calm() else METERED_EVERY) == 0 or self._is_seldom()
+        namespace["accounting"] = self._is_to_be_metered(step)
         return elapsed
 
-    def _is_calm(self) -> bool:
-        return self._calm_windows >= CALM_WINDOWS
-
-    def _is_seldom(self) -> bool:
-        """Whether what is sampled in this step comes so seldom that its cost would be known of long ago."""
-        return any(entry.stretch >= METERED_EVERY and entry.kind % FIXED for entry in self._entries())
+    def _is_to_be_metered(self, step: int) -> bool:
+        every = CALM_EVERY if self._calm_windows >= CALM_WINDOWS else METERED_EVERY
+        self._allowance = min(self._allowance + METERED_RATIO, 2)
+        if step - self._metered.get(self._kind, -every) < every:
+            return False
+        if self._allowance < 1 and all(entry.kind in entry.cost_ns for entry, _, _ in self._drawn):
+            return False
+        self._allowance -= 1
+        self._metered[self._kind] = step
+        return True
 
     def switch(self, step: int) -> None:
         """Set which hooks are called during the step after `step` done ones, after any change of who is to be called."""
@@ -131,21 +153,29 @@ class Governor:
                 else:
                     namespace[one.switch] = on and not is_sampled
                     flows = flows or (on and not is_sampled and one.hook in FLOWS)
-            drawn.append((entry, draws))
-        self._drawn, self._always_flows = drawn, flows
+            drawn.append((entry, draws, any(one.fixed for one in draws)))
+            entry.kind = FIXED  # so that all is set
+        numbers = tuple(entry.number for entry, _, _ in drawn)
+        if numbers != self._numbers:
+            self._is_changed = True  # what is counted is the training's thread's
+        active = [entry.number for entry, _, _ in drawn if entry.state == "active"]
+        self._runaway = {number: self._runaway.get(number, 0) for number in active}
+        self._drawn, self._numbers, self._always_flows = drawn, numbers, flows
         self._draw(step)
 
     def _draw(self, step: int) -> None:
         """Set which of the sampled hooks are called during the step after `step` done ones."""
         namespace = self._session.namespace
         backward = self._always_flows
-        for entry, draws in self._drawn:
+        for entry, draws, has_fixed in self._drawn:
             is_on = bool(draws) and entry.state == "active"  # it may have been put aside meanwhile
             usual = is_on and entry.is_due(step)
+            if not (usual or has_fixed or entry.kind):
+                continue  # all is off, and stays so
             rare = usual and entry.is_due_rarely(step)
             is_fixed, dearest = False, 0
-            for one in draws if is_on else ():
-                on = step % one.fixed == 0 if one.fixed else rare if one.is_rare else usual
+            for one in draws:
+                on = is_on and (step % one.fixed == 0 if one.fixed else rare if one.is_rare else usual)
                 namespace[one.switch] = on
                 if on:
                     backward = backward or one.is_backward
@@ -153,6 +183,7 @@ class Governor:
                     dearest = max(dearest, one.kind)
             entry.kind = FIXED * is_fixed + dearest
         namespace["backward_on"] = backward
+        self._kind = self._numbers, tuple([entry.kind for entry, _, _ in self._drawn])
 
     def _entries(self) -> Iterable[Entry]:
         return list(self._session.registry.entries.values())
@@ -161,49 +192,75 @@ class Governor:
 
     def _account(self, elapsed: int, *, was_metered: bool) -> None:
         """Charge a step: with what metered steps of the same kind have taken."""
-        spent = self._session.dispatch.spent
         self._window_ns += elapsed
         self._window_steps += 1
         if was_metered:
             self._pay()
-            for entry in self._entries():
-                ns = spent.get(entry.number, 0)
-                entry.calls += self._session.dispatch.calls.get(entry.number, 0)
-                entry.call_ns += ns
-                entry.cost_ns[entry.kind] = self._typical((entry.number, entry.kind), ns)
-                self._watch(entry, ns, elapsed)
-            self._learn_own(spent.get(OWN, 0))
-        entries = self._entries()
-        key = tuple([entry.number for entry in entries]), tuple([entry.kind for entry in entries])
-        self._unpaid[key] = self._unpaid.get(key, 0) + 1
-        is_alarming = was_metered and sum(list(spent.values())) > ALARM_RATIO * self.budget * elapsed
-        if is_alarming or any(self._runaway.values()):
-            self._calm_windows = 0
-        if was_metered:
-            spent.clear()
-            self._session.dispatch.calls.clear()
-        if self._window_steps >= WINDOW_STEPS or (is_alarming and self._window_steps >= METERED_EVERY):
+            self._learn(elapsed)
+        self._unpaid[self._kind] = self._unpaid.get(self._kind, 0) + 1
+        if self._window_steps >= WINDOW_STEPS or (self._is_alarmed and self._window_steps >= METERED_EVERY):
             self._pay()
             self._decide()
 
-    def _typical(self, key: tuple[int, ...], ns: int) -> int:
+    def _learn(self, elapsed: int) -> None:
+        """Note what a metered step has cost."""
+        ledger, kinds = self._session.dispatch, self._kind[1]
+        known = self._costs.pop(self._kind, {})  # it becomes the last of them
+        if len(self._costs) >= KINDS:
+            self._forget(next(iter(self._costs)))
+        costs = self._costs[self._kind] = {}
+        for entry in self._entries():
+            ns = ledger.spent.get(entry.number, 0)
+            entry.calls += ledger.calls.get(entry.number, 0)
+            entry.call_ns += ns
+            entry.cost_ns[entry.kind] = self._typical((entry.number, entry.kind), ns)
+            costs[entry.number] = self._typical((entry.number, self._kind), ns)
+            self._watch(entry, ns, elapsed)
+        # Where no step like it was metered, the least of all is charged.
+        self._own[kinds] = self._typical((OWN, self._kind), ledger.spent.get(OWN, 0))
+        spent, taken_for = sum(ledger.spent.values()), sum(known.values()) + self._own[kinds]
+        is_surprising = not taken_for / SURPRISE <= spent <= taken_for * SURPRISE
+        if is_surprising:
+            self._metered.pop(self._kind, None)  # so that the next one like it is metered
+        if (known and is_surprising) or any(self._runaway.values()):
+            self._calm_windows = 0
+        if is_surprising and spent > ALARM_RATIO * self.budget * elapsed:
+            self._is_alarmed = True
+        ledger.spent.clear()
+        ledger.calls.clear()
+
+    def _forget(self, kind: _Kind) -> None:
+        """Forget a kind of steps."""
+        self._costs.pop(kind, None)
+        self._own.pop(kind[1], None)
+        self._metered.pop(kind, None)
+
+    def _renew(self) -> None:
+        """Forget what kinds of steps there were: other plugins are there now."""
+        self._pay()
+        for known in (self._costs, self._own, self._metered):
+            known.clear()
+
+    def _typical(self, key: tuple[int, int | _Kind], ns: int) -> int:
         """Give the middle one of the last three metered costs: what interrupts one step must not be charged to all like it.
 
-        If the last one is lower it is that: one seldom sampled would long be taken for as dear as it was.
+        Of two it is the lower one: in its first sampled step a plugin does what it never does again. And one of less than
+        half is believed at once: what is seldom sampled would long be taken for as dear as it was.
         """
         if len(self._last) >= 4 * KINDS:
             self._last.clear()
         last = self._last[key] = [*self._last.get(key, ()), ns][-3:]
-        middle: int = sorted(last)[len(last) // 2]
-        return min(ns, middle)
+        middle = sorted(last)[(len(last) - 1) // 2]
+        return ns if 2 * ns < middle else middle
 
     def _pay(self) -> None:
         """Charge the steps since the last time; one by one that would cost more than much of what is charged."""
         entries = self._session.registry.entries
         for (numbers, kinds), steps in self._unpaid.items():
+            costs = self._costs.get((numbers, kinds), {})
             for entry, kind in zip(map(entries.get, numbers), kinds):
                 if entry is not None:
-                    ns = steps * entry.cost_ns.get(kind, 0)
+                    ns = steps * costs.get(entry.number, entry.cost_ns.get(kind, 0))
                     entry.spent_ns += ns
                     self._charge(entry.number, entry.name, ns)
             self._charge(OWN, "hookd", steps * self._own.get(kinds, min(self._own.values(), default=0)))
@@ -212,13 +269,6 @@ class Governor:
     def _charge(self, number: int, name: str, ns: int) -> None:
         self._window_spent[number] = self._window_spent.get(number, 0) + ns
         self._session.core.overhead.labels(name).inc(ns / 1e9)
-
-    def _learn_own(self, ns: int) -> None:
-        """Note what hookd itself took in a step; where none like it was metered, the least of all is charged."""
-        if len(self._own) >= KINDS:
-            self._own.clear()
-        kinds = tuple(entry.kind for entry in self._entries())
-        self._own[kinds] = self._typical((OWN, *kinds), ns)
 
     def _watch(self, entry: Entry, ns: int, elapsed: int) -> None:
         """Stop a plugin that takes much of the training's time, if it cannot be made to look less often."""
@@ -239,9 +289,13 @@ class Governor:
         for entry in self._entries():
             self._session.core.show_cost(entry)
         self._calm_windows += 1
+        step_ns = self._window_ns / self._window_steps
+        weight = 1.0 if self._is_alarmed or not self._step_ns or step_ns < self._step_ns else 1 / SMOOTHED
+        self._step_ns += weight * (step_ns - self._step_ns)
         if self.budget > 0:
             self._adapt()
         self._window_ns = self._window_steps = 0
+        self._is_alarmed = False
         self._window_spent.clear()
 
     def _adapt(self) -> None:
@@ -262,7 +316,7 @@ class Governor:
         ns = min(self._own.values(), default=0) + sum(entry.cost_ns.get(0, 0) for entry in self._entries())
         longest = sum(self._share(entry) for entry in governed if entry.stretch >= entry.limit)
         usual_ns = sum(self._usual_ns(entry) / entry.longest for entry in governed if entry.stretch > entry.longest)
-        steady = (ns + usual_ns) * self._window_steps / self._window_ns + longest
+        steady = (ns + usual_ns) / self._step_ns + longest
         return max(self.budget - steady, self.budget * LEFT_RATIO)
 
     @staticmethod
@@ -280,7 +334,7 @@ class Governor:
         Those are all sampled ones, or where these are at their longest interval the rare ones alone.
         """
         extra_ns = self._extra_ns(entry) * self._with_own()
-        return extra_ns / entry.stretch * self._window_steps / self._window_ns
+        return extra_ns / entry.stretch / self._step_ns
 
     @staticmethod
     def _extra_ns(entry: Entry) -> int:
@@ -324,5 +378,4 @@ class Governor:
         # Rare hooks are called in sampled steps: their interval is a multiple of the others'.
         is_rare = entry.plugin.rare and stretch > entry.longest
         entry.stretch = stretch // entry.longest * entry.longest if is_rare else stretch
-        self._calm_windows = 0
         self._session.core.show_interval(entry)

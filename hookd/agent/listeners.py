@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hookd import hookspecs
@@ -35,12 +36,12 @@ class Listener:
     remembers: bool
     call: Callable[..., Any] = field(compare=False, hash=False)
 
-    @property
+    @cached_property
     def function(self) -> str:
         """Its name in a plan's namespace."""
         return f"f_{self.plugin}_{self.hook}"
 
-    @property
+    @cached_property
     def switch(self) -> str:
         """The name of the flag that says whether it is called."""
         return f"on_{self.plugin}_{self.hook}"

@@ -40,8 +40,8 @@ _MODULES_PER_S = 200
 """and so many for each second since the call before: a share of the time that does not depend on the step's length;"""
 _LARGEST_PORTION = 24
 """but no more than these, however long a step is: it would be noticed."""
-_LEFT_AT_ONCE = 2048
-"""So many modules that are not to be observed are noted in one outermost call, at some 5 us each."""
+_LEFT_AT_ONCE = 1024
+"""So many modules that are not to be observed are noted in one outermost call, at 5 to 25 us each (cold)."""
 _FORGET_AFTER_S = 60.0
 """How long the series of a model that is gone wait for a model of the same shape."""
 

@@ -1,6 +1,6 @@
 """Hooks that keep the training waiting for seconds within one step. Runs in hookd's own thread.
 
-The governor decides at steps' boundaries, by steps in which the time is taken: one in four. Of a plugin that takes half a second
+The governor decides at steps' boundaries, by steps in which the time is taken: one in five. Of a plugin that takes half a second
 at each call of hundreds of modules that is known after many minutes. So a few times a second it is looked which threads are
 inside of a plugin just now: a flag, and the stacks only where it is set. The training pays nothing for it.
 """

@@ -97,11 +97,14 @@ class Losses:
         window = self._windows.setdefault(place, deque(maxlen=self.WINDOW))
         found = False
         if len(window) >= self.LEAST:
-            low, top = min(window), max(window)
-            found = value - top > max(self._factor * (top - low), abs(median(window)) / 2)
-            found = found and (low <= 0 or value / top > min((top / low) * (top / low), self.SURELY))
+            top = max(window)
+            found = value > top and self._leaves(window, min(window), top, value)
         window.append(value)
         return found
+
+    def _leaves(self, window: deque[float], low: float, top: float, value: float) -> bool:
+        found = value - top > max(self._factor * (top - low), abs(median(window)) / 2)
+        return found and (low <= 0 or value / top > min((top / low) * (top / low), self.SURELY))
 
 
 class Course:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,8 @@ class Backward(Looking):
 
     def _about_to_use(self, optimizer: Optimizer) -> None:
         """Look at gradients that are reduced over ranks, accumulated and unscaled."""
-        with torch.no_grad():  # with a policy this hook is a mutator's, for whom nothing is switched off
+        # With a policy this hook is a mutator's, for whom nothing is switched off.
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             found = self.scan.many(self.gradients.of(optimizer))
             self.recorder.step(optimizer, self.scan.largest)
             self.is_skipping = self.policy.may_skip(optimizer) and is_bad(found)

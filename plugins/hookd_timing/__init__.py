@@ -169,6 +169,7 @@ class Timing(Plugin):
     @hookimpl
     def step_post(self) -> None:
         """End a step."""
+        self.phases.step_done()
         self.throughput.step_done()
         self.device.read()
 

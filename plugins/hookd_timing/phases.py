@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 TRAINING = ("backward", "optimizer")
 """What a thread that only evaluates does not do."""
+OFTEN_NS = 100_000_000
+"""In a thread that steps, time is shown at each step, and so long after it was last: at each turn would cost more than to take it."""
 
 
 class Phases(threading.local):
@@ -22,20 +24,27 @@ class Phases(threading.local):
     def __init__(self, seconds: Counter) -> None:
         self._children = {name: seconds.labels(name) for name in PHASES}
         self._unpublished_ns = dict.fromkeys(PHASES, 0)
-        self._trains = False
+        self._trains = self._steps = False
         self._name = ""
-        self._since_ns = 0
+        self._since_ns = self._published_ns = 0
 
     def turn(self, name: str, now_ns: int) -> None:
         """Go over to another phase."""
         if self._since_ns:
             self._unpublished_ns[self._name] += now_ns - self._since_ns
         self._name, self._since_ns = name, now_ns
-        self._trains = self._trains or name in TRAINING
-        if self._trains:
+        if name in TRAINING:
+            self._trains = True
+        if self._trains and (not self._steps or now_ns - self._published_ns > OFTEN_NS):
             self._publish()
 
+    def step_done(self) -> None:
+        """Show what has passed until the last turn."""
+        self._steps = True
+        self._publish()
+
     def _publish(self) -> None:
+        self._published_ns = self._since_ns
         for name, ns in self._unpublished_ns.items():
             if ns:
                 self._children[name].inc(ns * 1e-9)

@@ -4,7 +4,7 @@
 
 Each bench is a module with TITLE, a docstring that says how it measures, and `report(quick=...)`; it runs in a process of
 its own. Sections of benches that are not run stay as they are. Ends with 1 where a bound does not hold. `--quick` takes
-two minutes, says what the figures look like and, without `--out`, writes to stdout only.
+some minutes, says what the figures look like and, without `--out`, writes to stdout only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.bench import fresh
 from tests.bench.document import Document, Machine
 
-BENCHES = ("hot_path", "side_by_side", "claimed", "kernel_cost", "timing_oracle")
+BENCHES = ("hot_path", "side_by_side", "claimed", "kernel_cost", "timing_oracle", "agent_memory", "scrape", "scale")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 

@@ -30,6 +30,7 @@ class Attached:
 
     def __init__(self, plugins: Iterable[object], *, budget: float = 0.01, more: Iterable[Plugin] = ()) -> None:
         self._plugins, self._budget, self._more = plugins, budget, more
+        self._calm_windows = 0
 
     def __enter__(self) -> Self:
         hookd.start(self._plugins, run="bench", budget=self._budget)
@@ -53,16 +54,22 @@ class Attached:
 
     def leave(self) -> None:
         """Put back everything that it has replaced."""
+        governor = self.session.governor
+        self._calm_windows = governor._calm_windows
+        if self.session.namespace["accounting"]:  # the step that was to be metered does not come
+            governor._metered.pop(governor._kind, None)
         assert self.session.disarm() == "identity"
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Observe for a while."""
         # What lay between is no step of the training: to the governor all that it spends would look half as dear.
-        self.session.governor._boundary_ns = 0
+        governor = self.session.governor
+        governor._boundary_ns = 0
         self.session.namespace["accounting"] = False
         self.session.arm()
         self.session.models.replan()
+        governor._calm_windows = self._calm_windows  # to come back is no change
         try:
             yield
         finally:

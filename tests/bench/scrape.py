@@ -1,6 +1,6 @@
 """How long a scrape takes: one page of 50,000 series, and 64 pages of 2,000, beside prometheus_client's own encoder.
 
-    python -m tests.bench.scrape [--rounds N]
+    python -m tests.bench --only scrape
 
 Real pages of this process are read, decoded and rendered as by `GET /metrics` in detail "all", all values changed before
 each scrape. The best and the median of the rounds, in ms, after the first, which makes what is kept of each series.
@@ -8,7 +8,6 @@ each scrape. The best and the median of the rounds, in ms, after the first, whic
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -23,9 +22,14 @@ from hookd.daemon.selection import Limits
 from hookd.daemon.targets import Target
 from hookd.daemon.web import render
 from hookd.page import PageWriter
+from tests.bench.tables import Bound, Report, Table
 
+TITLE = "A scrape"
 FORMATS = {"text": "", "OpenMetrics": "application/openmetrics-text; version=1.0.0"}
-SIZES = ((1, 50_000), (64, 2_000))
+SIZES = {(1, 50_000): 100, (64, 2_000): 250}
+"""Targets and series of each, and in how many ms they are to be served."""
+TIMES = ("first", "best", "median", "generate_latest")
+ROUNDS = 10
 FAMILIES = 10
 
 
@@ -106,23 +110,19 @@ class Given:
         return iter(self._metrics)
 
 
-def table(rounds: int = 10) -> tuple[str, list[str], list[list[str]]]:
-    """Give title, columns and rows for docs/benchmarks.md."""
-    rows = [row for size in SIZES for row in measure(*size, rounds)]
-    times = ("first", "best", "median", "generate_latest")
+def report(*, quick: bool = False) -> Report:
+    """Measure both sizes in both formats."""
+    rows = [row for size in SIZES for row in measure(*size, 3 if quick else ROUNDS)]
     shown = [
-        [f"{r['targets']} x {r['series']:,}", r["format"], *(f"{r[t]:.0f}" for t in times), f"{r['ratio']:.2f}"]
+        [f"{r['targets']} x {r['series']:,}", r["format"], *(f"{r[t]:.0f}" for t in TIMES), f"{r['ratio']:.2f}"]
         for r in rows
     ]
-    return "A scrape, ms", ["targets x series", "format", *times, "ratio to it"], shown
+    columns = ["targets x series", "format", *TIMES, "ratio to it"]
+    return Report([Table("ms of a scrape", columns, shown)], [bound for row in rows for bound in bounds(row)])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    title, columns, rows = table(parser.parse_args().rounds)
-    print(title, columns, *rows, sep="\n")
-
-
-if __name__ == "__main__":
-    main()
+def bounds(row: dict[str, Any]) -> list[Bound]:
+    """Compare with what was promised."""
+    name = f"{row['targets']} x {row['series']:,}, {row['format']}"
+    return [Bound(f"{name}: ms, the best", SIZES[row["targets"], row["series"]], row["best"]),
+            Bound(f"{name}: ours to prometheus_client's", 0.35, row["ratio"])]  # fmt: skip

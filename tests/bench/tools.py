@@ -177,6 +177,20 @@ def _kernel_alone(_job: Job) -> Iterator[None]:
     made.close()
 
 
+@contextlib.contextmanager
+def _gate_alone(_job: Job) -> Iterator[None]:
+    """Look at every gradient before it is used, and do nothing else."""
+    made = kernel.load()
+    assert made is not None, "python hookd/native/build.py"
+
+    def step_pre(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        made.largest([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
+
+    with _removed([register_optimizer_step_pre_hook(step_pre)]):
+        yield
+    made.close()
+
+
 def statistics(x: torch.Tensor) -> list[float]:
     """Give what hookd's kernel gives in one pass, as a person would write it."""
     found = (x.mean(), x.std(), x.min(), x.max(), x.abs().max(), x.norm(), (x == 0).float().mean(), x.isnan().sum(),
@@ -201,6 +215,8 @@ TORCH = [
          _each_block(backward_hooks), 1, TIMING),
     Tool("autograd.detect_anomaly", "the forward call whose backward made the first NaN; stops the training there",
          _each_block(lambda _job: torch.autograd.detect_anomaly()), 1, NAN),
+    Tool("hookd's kernel on the gradients alone", "whether a gradient is not finite; what the default observers do besides is above it",
+         _each_block(_gate_alone), 1, OBSERVERS),
     Tool("torch's hook and hookd's kernel alone", "whether all outputs and gradients are finite; the floor of nan:every=1",
          _each_block(_kernel_alone), 1, NAN),
     Tool("hooks with isfinite().all().item()", "which modules' outputs are not finite, in every step",

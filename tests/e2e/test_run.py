@@ -555,7 +555,10 @@ def test_what_a_killed_one_has_left_is_removed_by_the_next(tmp_path):
             os.utime(directory, (0, 0))
         with run("true") as process:
             process.finish()
-        assert len({*tmp_path.glob("hookd-*")} - {young, old}) == 1
+        # What it has made itself is removed by its watcher, after its end.
+        wait_until(
+            lambda: len({*tmp_path.glob("hookd-*")} - {young, old}) == 1, what="the end of all but the one alive"
+        )
         assert {young, old} <= {*tmp_path.glob("hookd-*")}
         alive.popen.stdin.close()
         assert alive.wait() == 0

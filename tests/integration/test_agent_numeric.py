@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -95,11 +96,17 @@ def sums(request):
         yield lambda tensor: numeric.device_sums(tensor).tolist()
     else:
         level = ["plain", "AVX2", "AVX-512"].index(request.param)
-        made = kernel.load_image(request.getfixturevalue("image"))
+        with at_level(request.getfixturevalue("image"), level) as made:
+            yield made.sums
+
+
+@contextlib.contextmanager
+def at_level(image, level):
+    """Give the kernel with a set of instructions; one that is not given back would be found by its name again."""
+    with contextlib.closing(kernel.load_image(image)) as made:
         if level > made.level:
-            pytest.skip(f"this processor has no {request.param}")
-        yield kernel.Kernel(made.library, level).sums
-        made.close()
+            pytest.skip("this processor has no such instructions")
+        yield kernel.Kernel(made.library, level)
 
 
 def definitions(tensor):
@@ -165,10 +172,11 @@ def test_tensors_as_modules_put_them_out(sums, name):
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_gate_lets_only_finite_numbers_pass_and_knows_masks(image, dtype, level):
-    made = kernel.load_image(image)
-    if level > made.level:
-        pytest.skip("this processor has no such instructions")
-    gate = kernel.Kernel(made.library, level).gate
+    with at_level(image, level) as made:
+        check_gate(made.gate, dtype)
+
+
+def check_gate(gate, dtype):
     largest = torch.finfo(dtype).max
     for size in SIZES:
         for at in {0, size // 2, size - 1}:
@@ -180,7 +188,6 @@ def test_the_gate_lets_only_finite_numbers_pass_and_knows_masks(image, dtype, le
         masked = torch.full((size + 3000,), -INF, dtype=dtype)
         masked[-1] = NAN
         assert (gate(masked[:-1]), gate(masked)) == (1, 2)
-    made.close()
 
 
 def fp8(x):

@@ -83,14 +83,25 @@ def test_what_takes_a_hundred_times_the_budget_is_throttled_within_20_steps_and_
         assert len(looker.losses) < 20
         assert agent.state("looker") == "active"
         Heavy.cost_s = 0.0
-        train(16, pause_s=0.01)  # these steps are shorter, so it is still stretched further
-        (longest,) = agent.values("hookd_sampling_interval_steps").values()
-        for _ in range(2 * int(longest) // 100 + 3):  # it is sampled again in one of two blocks at the latest
-            train(100, pause_s=0.01)
-            (interval,) = agent.values("hookd_sampling_interval_steps").values()
+        for _ in range(3):  # what else the machine does may make one sample look dear
+            interval = wait_for_a_sample(agent, looker)
             if interval <= 16:
                 break
         assert interval <= 16
+
+
+def wait_for_a_sample(agent, looker) -> float:
+    """Train until it is sampled again, in one of two blocks at the latest, and the governor has had its say."""
+    known, trained, longest = len(looker.losses), 0, 1.0
+    while len(looker.losses) == known:
+        assert trained <= 2 * longest + 50
+        train(50, pause_s=0.01)
+        trained += 50
+        # It grows at first, as these steps are shorter.
+        longest = max(longest, *agent.values("hookd_sampling_interval_steps").values())
+    train(100, pause_s=0.01)
+    (interval,) = agent.values("hookd_sampling_interval_steps").values()
+    return interval
 
 
 class Steady(Looker):
@@ -189,7 +200,7 @@ def test_a_plugin_can_hold_its_interval_and_let_it_go() -> None:
 
 
 def test_what_is_exported_as_overhead_is_what_a_sampled_plugin_really_took() -> None:
-    """Measured steps are one in four and sampled ones one in eight: each kind stands for its own."""
+    """Measured steps are one in five and sampled ones one in eight: each kind stands for its own."""
 
     class Spender(Looker):
         fixed_by_every = ()

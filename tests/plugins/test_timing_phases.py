@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import threading
 import time
 
 import pytest
@@ -218,6 +219,19 @@ def test_phases_add_up_to_the_wall_time_of_the_steps(hook, loop):
     assert statistics.median(ratios) == pytest.approx(1, abs=0.02), ratios
     whole = sum(seen[-1][1].values()) - sum(seen[0][1].values())
     assert whole == pytest.approx(seen[-1][0] - seen[0][0], rel=0.02)
+
+
+def test_backwards_in_threads_that_end_before_the_step_are_counted(hook):
+    hook.start("timing")
+    model = Slow()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(5):
+        thread = threading.Thread(target=lambda: loss_of(model).backward())
+        thread.start()
+        thread.join(60)
+        optimizer.step()
+    for phase in ("forward", "backward"):
+        assert hook.value("timing_phase_seconds", phase) >= 5 * LONG_S * 0.99
 
 
 def test_data_that_workers_load_is_waited_for(hook):

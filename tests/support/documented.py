@@ -190,7 +190,13 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "hookd incidents": Run(r"#\d+ .*llama"),
     "hookd incidents --follow": Run(r"#\d+ .*llama", stays=True, status=130),
     "hookd incidents --run llama --kind nan --since 2h": Run(r"#\d+ .*nan .*llama/0"),
-    "hookd incidents --json --follow | jq .": Run(r'"run": "llama"', stays=True, status=130, needs="jq"),
+    "hookd incidents --json --follow | jq .": Run(
+        r'"run": "llama"',
+        stays=True,
+        status=130,
+        needs="jq",
+        fill={"jq .": "jq --unbuffered ."},  # as in a terminal
+    ),
     "hookd report 4711": Run("run llama, rank 0"),
     "hookd report llama": Run("RANK"),
     "hookd report '#12'": Run("llama"),

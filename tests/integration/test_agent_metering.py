@@ -1,0 +1,96 @@
+"""Which steps the time is taken in, and that they stand for the others."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from hookd import Plugin, hookimpl
+from tests.support.agent import running
+
+
+def metered(agent, steps: int, pause_s: float = 0.0) -> float:
+    """Train, and give the share of the steps in which the time was taken."""
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    taken = 0
+    for _ in range(steps):
+        taken += agent.session.namespace["accounting"]
+        net(torch.ones(3, 4)).pow(2).sum().backward()
+        optimizer.step()
+        time.sleep(pause_s)
+    return taken / steps
+
+
+class Spender(Plugin):
+    name = "spender"
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+
+    def spend(self, cost_s: float) -> None:
+        began = time.perf_counter()
+        time.sleep(cost_s)
+        self.spent_s += time.perf_counter() - began
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_plugin_that_is_dear_at_every_other_step_is_charged_with_what_it_took(turn) -> None:
+    """As in a training whose steps take turns, of a generator and a discriminator."""
+
+    class Alternating(Spender):
+        @hookimpl
+        def loss(self):
+            if self.context.step % 2 == turn:
+                self.spend(0.004)
+
+    with running(Alternating) as agent:
+        metered(agent, 160, pause_s=0.008)
+        spent, said = agent.plugin("spender").spent_s, agent.values("hookd_overhead_seconds")[("spender",)]
+        assert agent.state("spender") == "active"
+        assert 0.67 < said / spent < 1.5, (said, spent)
+
+
+def sampled_every(interval: int) -> type[Plugin]:
+    class Fixed(Plugin):
+        name = f"fixed{interval}"
+        sampled = ("loss",)
+        longest = 64
+
+        @hookimpl
+        def configure(self, context):
+            context.hold(interval)
+
+        @hookimpl
+        def loss(self):
+            pass
+
+    Fixed.__name__ = f"Fixed{interval}"
+    return Fixed
+
+
+def test_however_many_kinds_of_steps_there_are_few_are_metered() -> None:
+    with running(*map(sampled_every, (2, 3, 5, 7, 11, 13, 17))) as agent:
+        metered(agent, 200)
+        assert 0.05 < metered(agent, 600) <= 0.35
+
+
+def test_a_plugin_that_was_dear_as_it_was_unloaded_does_not_keep_steps_metered() -> None:
+    class Dear(Spender):
+        @hookimpl
+        def loss(self):
+            self.spend(0.05)
+
+    with running(Dear) as agent:
+        while not any(agent.session.governor._runaway.values()):
+            metered(agent, 1, pause_s=0.01)
+        agent.session.unload("spender")
+        # What else the machine does may surprise once more.
+        assert min(metered(agent, 170, pause_s=0.002) for _ in range(3)) <= 0.1
