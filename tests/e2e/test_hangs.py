@@ -16,6 +16,9 @@ from tests.support.tool import hookd
 
 pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
 
+RUN = f"hangs-{os.getpid()}"
+"""The daemon sees what else trains on this machine."""
+
 
 @pytest.fixture
 def serve(stack, tmp_path):
@@ -33,7 +36,7 @@ def serve(stack, tmp_path):
 
 def told(daemon):
     """Give the kinds of what the daemon has told of hangs, the first first, and the last one."""
-    rows = daemon.client.request("GET", "/v1/incidents")["incidents"]
+    rows = daemon.client.request("GET", f"/v1/incidents?run={RUN}")["incidents"]
     rows = [row for row in rows if row["kind"].startswith("hang")]
     return [row["kind"] for row in reversed(rows)], (rows[0] if rows else None)
 
@@ -48,12 +51,12 @@ def wait_for(daemon, count):
 
 def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_the_daemon(serve, stack, tmp_path):
     command = [bare_python(), TARGETS / "hanging.py", tmp_path]
-    job = stack.enter_context(Process(command, env=training.environment(), cwd=TARGETS, popen=forked.Popen))
+    job = stack.enter_context(Process(command, env=training.environment(HOOKD_RUN=RUN), cwd=TARGETS, popen=forked.Popen))
     pids = [int(job.expect(rf"rank {rank} is (\d+)")[1]) for rank in (0, 1)]
     daemon = serve()
     host = ("--host", f"unix://{daemon.client.path}")
     hookd("attach", *map(str, pids), "-p", "timing", *host)
-    wait_until(lambda: all(row["step"]["counted"] > 5 for row in daemon.client.targets()), what="steps")
+    wait_until(lambda: all(row["step"]["counted"] > 5 for row in daemon.rows(RUN)), what="steps")
 
     (tmp_path / "sleep").touch()
     found = wait_for(daemon, 1)
@@ -62,8 +65,8 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
     assert "rank 0 waits for it in backward" in found["message"]
     assert found["detail"]["basis"] == "collectives"
     metrics = daemon.metrics()
-    assert metrics.labels("hookd_hang", "rank", role="stands") == {"0", "1"}
-    standing = {sample.labels["rank"]: sample.value for sample in metrics.select("hookd_hang", role="stands")}
+    assert metrics.labels("hookd_hang", "rank", run=RUN, role="stands") == {"0", "1"}
+    standing = {sample.labels["rank"]: sample.value for sample in metrics.select("hookd_hang", run=RUN, role="stands")}
     assert standing == {"0": 0.0, "1": 1.0}
     shown = hookd("status", *host)
     assert f"{pids[1]}: hangs in forward of blocks.2" in shown
@@ -76,7 +79,7 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
     daemon.process.signal(signal.SIGKILL)
     daemon.process.wait()
     daemon = serve()
-    wait_until(lambda: [row["hang"]["role"] for row in daemon.client.targets() if row["hang"]] == ["waits", "stands"])
+    wait_until(lambda: [row["hang"]["role"] for row in daemon.rows(RUN) if row["hang"]] == ["waits", "stands"])
     (tmp_path / "sleep").unlink()
     over = wait_for(daemon, 2)
     assert (over["kind"], over["pid"]) == ("hang_over", pids[1])
@@ -101,7 +104,7 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_stalled_rank_of_a_job_under_torchrun_is_named(serve, stack, workloads, ranks):
     job = training.Job("workloads/ddp.py", "--steps 0 --quiet --pause 0.3 --stall-rank 1 --stall-step 40", ranks)
-    process = stack.enter_context(training.start(job))
+    process = stack.enter_context(training.start(job, HOOKD_RUN=RUN))
     daemon = serve()
     host = ("--host", f"unix://{daemon.client.path}")
     wait_until(lambda: hookd("ps", "--json").count("ddp.py") >= ranks, what="the ranks")

@@ -195,7 +195,7 @@ def test_a_clock_that_is_set_ends_no_target_and_changes_no_value(serve, herd, ru
         wait_until(lambda: served(daemon) == pids, what="one more target")
         after = counters(daemon)
         assert {key: value for key, value in before.items() if after[key] < value} == {}
-    assert not daemon.client.request("GET", "/v1/incidents?kind=lost")["incidents"]
+    assert not lost(daemon, pids)
     herd.end([new], "kill")
     wait_until(lambda: served(daemon) == pids - {new}, what="its end")
 

@@ -65,6 +65,11 @@ def follow(stack):
     return start
 
 
+def followed(follower, kind, pid):
+    """Give the incident of that kind and process; others on this machine may have some as well."""
+    return json.loads(follower.expect(rf'(?=.*"kind": "{kind}")(?=.*"pid": {pid}\b)').string)
+
+
 PAGER = """
 import pathlib
 
@@ -109,13 +114,13 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     of_another = hookd("report", str(second.pid), *host)
     assert "incidents: none of this rank" in of_another
     assert f"of rank 0 (process {first.pid}): first <b>NaN</b>" in of_another
-    assert json.loads(follower.expect('"first').string)["id"] == number
+    assert followed(follower, "nan", first.pid)["id"] == number
     (post,) = wait_until(lambda: posted(got, run), what="the post")
     assert post["commonAnnotations"]["command"] == f"hookd report '#{number}'"
 
     # reported: the process, the run, the incident; the last words of one that was killed
     second.signal(signal.SIGKILL)
-    lost = json.loads(follower.expect(rf'(?=.*"lost")(?=.*"pid": {second.pid}\b)').string)["id"]
+    lost = followed(follower, "lost", second.pid)["id"]
     report = hookd_json("report", str(second.pid), *host)
     assert [(one["kind"], one["id"]) for one in report["incidents"]] == [("lost", lost)]
     assert (report["curve"][-1]["step"], report["curve"][-1]["seconds"]) == (20, 0.3)
