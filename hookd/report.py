@@ -42,6 +42,7 @@ def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> dict[str, A
         "overhead": {
             "ratio": _single(values, "hookd_overhead_ratio"),
             "seconds": _sum(values, "hookd_overhead_seconds"),
+            "own_seconds": _own(values.get("hookd_overhead_seconds", [])),
         },
         "incidents": snapshot.incidents,
         "threads": _threads(snapshot),
@@ -208,6 +209,11 @@ def _threads(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 def _single(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> Any:
     return next((value for _, value in values.get(name, [])), None)
+
+
+def _own(seconds: list[tuple[dict[str, str], Any]]) -> Any:
+    """Give what hookd itself has taken, without its plugins."""
+    return next((value for labels, value in seconds if labels.get("plugin") == OWN), None)
 
 
 def _sum(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> float:

@@ -255,10 +255,13 @@ def incidents(found: dict[str, Any]) -> Iterator[str]:
 
 
 def plugins(found: dict[str, Any]) -> Table:
-    """Tabulate the plugins: state, how often they look, what they cost."""
+    """Tabulate the plugins: state, how often they look, what they cost; and what hookd itself does."""
     table = output.table("PLUGIN", "STATE", "LOOKS AT", ">ERRORS", ">TIME SPENT")
     rows = []
     for one in found["plugins"]:
         spent = output.seconds(one["overhead_seconds"])
         rows.append((one["name"], _state(one), looks_at(one), f"{one['errors'] or 0:.0f}", spent))
+    own = found["overhead"].get("own_seconds")
+    if own is not None:
+        rows.append(("hookd itself", "-", "-", "-", output.seconds(own)))
     return output.fill(table, rows)

@@ -51,7 +51,9 @@ def wait_for(daemon, count):
 
 def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_the_daemon(serve, stack, tmp_path):
     command = [bare_python(), TARGETS / "hanging.py", tmp_path]
-    job = stack.enter_context(Process(command, env=training.environment(HOOKD_RUN=RUN), cwd=TARGETS, popen=forked.Popen))
+    job = stack.enter_context(
+        Process(command, env=training.environment(HOOKD_RUN=RUN), cwd=TARGETS, popen=forked.Popen)
+    )
     pids = [int(job.expect(rf"rank {rank} is (\d+)")[1]) for rank in (0, 1)]
     daemon = serve()
     host = ("--host", f"unix://{daemon.client.path}")

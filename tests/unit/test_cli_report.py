@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from hookd.cli import output
-from hookd.cli.report import heading, incidents, modules
+from hookd.cli.report import heading, incidents, modules, plugins
 from hookd.cli.status import _cells, _notes, _row
 
 
@@ -64,6 +64,19 @@ def test_a_wide_terminal_gets_one_table_with_the_same_rules(monkeypatch):
     told = lines([module("a.b", **LOOKED_AT, **TIMED)])
     assert told[0].split() == ["MODULE", "TYPE", "CALLS", "FORWARD", "MEAN", "STD", "MIN", "MAX"]
     assert told[2].startswith("a.b")
+
+
+def test_what_hookd_itself_took_stands_below_its_plugins():
+    def told(**own):
+        nan = {"name": "nan", "state": "active", "errors": 0, "interval_steps": 10, "overhead_seconds": 0.25}
+        stream = io.StringIO()
+        found = {"plugins": [nan], "overhead": {"ratio": None, "seconds": 0.3, **own}}
+        Console(file=stream, width=80).print(plugins(found))
+        return [line.split() for line in stream.getvalue().splitlines()]
+
+    assert told(own_seconds=0.05)[-1] == ["hookd", "itself", "-", "-", "-", "50", "ms"]
+    assert told(own_seconds=None)[-1][0] == "nan"
+    assert told()[-1][0] == "nan"  # as an older daemon tells of it
 
 
 # ---- what a person is to know

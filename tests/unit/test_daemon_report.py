@@ -113,7 +113,7 @@ def test_plugins_overhead_and_what_is_observed(page):
         "error": {"text": "KeyError: 'x'"},
     }
     assert (clips["name"], clips["changes_training"]) == ("gradclip", False)
-    assert found["overhead"] == {"ratio": 0.004, "seconds": 0.3}
+    assert found["overhead"] == {"ratio": 0.004, "seconds": 0.3, "own_seconds": 0.05}
     assert found["observed"] == {"observed": 12}
 
 

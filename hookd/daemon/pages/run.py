@@ -238,9 +238,10 @@ def _plugins(report: dict[str, Any]) -> Markup:
     if not report["plugins"]:
         return tag("p", "None is loaded.", class_="soft")
     head = ("plugin", "state", "training", "looks at", ">errors", ">time spent", "settings")
-    whole = report["overhead"]["seconds"]
+    whole, own = (wording.seconds(report["overhead"][key]) for key in ("seconds", "own_seconds"))
     made = table("Plugins", head, [_plugin(one) for one in report["plugins"]])
-    return join(made, tag("p", f"hookd and its plugins have taken {wording.seconds(whole)} together.", class_="soft"))
+    told = f"hookd and its plugins have taken {whole} together, hookd itself {own} of it."
+    return join(made, tag("p", told, class_="soft"))
 
 
 def _plugin(one: dict[str, Any]) -> list[object]:
