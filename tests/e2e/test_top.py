@@ -59,6 +59,7 @@ def shell_pid(opened):
 
 def is_as_before(opened):
     """The shell has its terminal back: the cursor, echo, lines, and its own screen."""
+    opened.wait_for_shell()
     opened.type("clear; stty -a | grep -oE -- '-?(icanon|echo)\\b'; echo ==''==")
     lines = opened.wait("====")
     assert "icanon" in lines
@@ -95,7 +96,6 @@ def test_targets_then_modules_at_80_columns(training, open_terminal):
     opened.press("x", "Escape")
     opened.wait("STEP/S")
     opened.press("q")
-    opened.wait(lambda seen: seen[0].startswith("$"))
     is_as_before(opened)
 
 
@@ -112,6 +112,7 @@ def test_a_wider_terminal_has_more_columns_at_once(training, open_terminal):
     assert len(lines) == 10
     assert max(map(len, lines)) <= 40
     opened.press("C-c")
+    opened.wait_for_shell()
     opened.type("echo status $?")
     opened.wait("status 130")
     is_as_before(opened)
@@ -143,7 +144,7 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(training, o
     opened.type("fg")
     opened.wait("by SHARE")
     os.kill(pid, signal.SIGTERM)
-    opened.wait("$")
+    opened.wait_for_shell()
     opened.type("echo status $?")
     opened.wait("status 143")
     is_as_before(opened)

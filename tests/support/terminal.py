@@ -61,6 +61,10 @@ class Terminal:
         wait_until(is_there, what=lambda: f"{wanted} on the screen:\n" + "\n".join(seen))
         return seen
 
+    def wait_for_shell(self) -> None:
+        """Wait until what was started has ended or is stopped: what is typed before, it may read or throw away."""
+        wait_until(lambda: self.tmux("display-message", "-p", "#{pane_current_command}").strip() == "bash", what="bash")
+
     def resize(self, width: int, height: int) -> None:
         self.tmux("resize-window", "-x", str(width), "-y", str(height))
 
