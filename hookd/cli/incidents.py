@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, stored, targets
-from hookd.errors import DaemonNotRunning
+from hookd.errors import DaemonNotRunning, HookdError
 from hookd.wording import moment
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def incidents(
 
     They are asked of the daemon, or read from its file where none runs.
     """
-    client = targets.daemon(host)
+    client = targets.reader(host)
     found = stored.rows(client, state_dir, limit=limit, order="id", **wanted)[::-1]
     if as_json and not follow:
         output.emit({"incidents": found})
@@ -101,13 +101,15 @@ def _pause() -> None:
 
 
 def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bool, **wanted: Any) -> None:
-    """Show what comes; a daemon that goes away and comes again is waited for."""
+    """Show what comes; a daemon that goes away or hangs, and comes again, is waited for."""
     was_there = True
     while True:
         _pause()
         try:
             found = stored.rows(targets.daemon(host), state_dir, after=after, **wanted)
-        except DaemonNotRunning as error:
+        except HookdError as error:
+            if not (isinstance(error, DaemonNotRunning) or error.reason == "silent"):
+                raise
             if was_there:
                 output.say(f"{error.message}; waiting for it")
             was_there = False

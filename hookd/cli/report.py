@@ -54,7 +54,7 @@ def report(*, word: str, limit: int, everything: bool, html: Path | None, host: 
     """
     from hookd.cli import subject
 
-    found = subject.find(word, targets.daemon(host))
+    found = subject.find(word, targets.reader(host))
     if html is not None:
         from hookd.cli.html import document
 

@@ -25,7 +25,7 @@ BORN = ("nan", "inf")
 @options.json
 def status(*, host: str | None, as_json: bool) -> None:
     """Show who serves, and one line for each attached target."""
-    client = targets.daemon(host)
+    client = targets.reader(host)
     daemon = client.status() if client is not None else None
     others = [one for one in targets.foregrounds() if daemon is None or one["pid"] != daemon["pid"]]
     rows = [_row(pid, found) for pid, found in targets.reports(client, others)]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hookd.daemon.client import DaemonClient
 
 POLL_S = 0.2
+ANSWER_S = 10.0
+"""For so long a daemon may take to say which version it is."""
 
 
 def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
@@ -31,14 +33,15 @@ def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
         timeout_s: how long one request to it may take.
 
     Raises:
-        DaemonNotRunning: the daemon that was named does not answer.
+        DaemonNotRunning: the daemon that was named is not there.
+        HookdError: reason "silent": one is there and does not answer.
     """
     from hookd.daemon.client import DaemonClient
 
     client = DaemonClient.of(host, os.environ, timeout_s)
     named_by = _named_by(host)
     try:
-        client.version()
+        client.version(min(timeout_s, ANSWER_S))
     except PermissionDenied:
         if named_by:
             raise
@@ -51,6 +54,20 @@ def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
         )
         raise DaemonNotRunning(error.message, reason=error.reason, hint=hint) from error
     return client
+
+
+def reader(host: str | None) -> DaemonClient | None:
+    """Give the daemon, as `daemon` does; None, after a warning, where one hangs that nobody named.
+
+    For what can be read without it as well: somebody looks because something is wrong.
+    """
+    try:
+        return daemon(host)
+    except HookdError as error:
+        if error.reason != "silent" or _named_by(host):
+            raise
+        output.say(f"hookd: warning: {error.message}; what it alone knows is missing. {error.hint}")
+        return None
 
 
 def _named_by(host: str | None) -> str:

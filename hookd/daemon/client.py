@@ -86,9 +86,9 @@ class DaemonClient:
             timeout_s: how long to wait for the answer.
 
         Raises:
-            DaemonNotRunning: nobody answers on the socket.
+            DaemonNotRunning: nobody listens on the socket.
             PermissionDenied: the socket is another user's.
-            HookdError: what the daemon reports: kind, reason and hint are its own.
+            HookdError: reason "silent": it took longer than `timeout_s`. Else what the daemon reports: kind, reason and hint are its own.
         """
         connection = _Connection(self.path, timeout_s or self.timeout_s)
         try:
@@ -97,7 +97,7 @@ class DaemonClient:
             response = connection.getresponse()
             answer = json.loads(response.read())
         except TimeoutError as exc:
-            raise HookdError(f"the daemon on {self.path} does not answer", reason="timeout") from exc
+            raise connection.silent() from exc
         except (OSError, http.client.HTTPException, ValueError) as exc:
             raise DaemonNotRunning(f"the daemon on {self.path} has closed the connection: {exc}") from exc
         finally:
@@ -110,17 +110,17 @@ class DaemonClient:
 
     # What the routes are, in words.
 
-    def version(self) -> dict[str, Any]:
+    def version(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Give `version`, `pid` and `protocol` of the daemon."""
-        return self.request("GET", "/v1/version")
+        return self.request("GET", "/v1/version", timeout_s=timeout_s)
 
     def status(self) -> dict[str, Any]:
         """Give the daemon's own state, and its targets in short."""
         return self.request("GET", "/v1/status")
 
-    def targets(self) -> list[dict[str, Any]]:
+    def targets(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
         """Give all targets, those that linger too."""
-        return list(self.request("GET", "/v1/targets")["targets"])
+        return list(self.request("GET", "/v1/targets", timeout_s=timeout_s)["targets"])
 
     def attach(self, pid: int, *, timeout_s: float = 10.0, **options: Any) -> dict[str, Any]:
         """Attach to a process; `options` are the other keys of `POST /v1/attach`."""
@@ -177,6 +177,17 @@ class _Connection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
+        self._pid = 0
+
+    def silent(self) -> HookdError:
+        """Say that there is a daemon, and that nothing comes from it."""
+        who = f" (process {self._pid})" if self._pid else ""
+        return HookdError(
+            f"the daemon on {self._path}{who} does not answer within {self.timeout:g} s",
+            reason="silent",
+            hint="It is stopped, hangs or has too much to do: see its log. Its targets train on, and one that is started in "
+            "its place finds them.",
+        )
 
     def connect(self) -> None:
         """Connect, and check who is there: the fallback for a runtime directory lies among everybody's files."""
@@ -189,13 +200,16 @@ class _Connection(http.client.HTTPConnection):
             raise PermissionDenied(
                 f"the daemon's control socket {self._path} is another user's", hint="Ask as that user, or as root."
             ) from exc
+        except BlockingIOError as exc:  # more wait for it already than its socket lets wait
+            connection.close()
+            raise self.silent() from exc
         except OSError as exc:
             connection.close()
             raise DaemonNotRunning(
                 f"no daemon answers on {self._path}: {exc.strerror or exc}",
                 hint="Start one with `hookd serve`, or name its socket with --host unix://PATH.",
             ) from exc
-        _, uid, _ = peer_credentials(connection)
+        self._pid, uid, _ = peer_credentials(connection)
         if uid not in (0, os.geteuid()) and os.geteuid() != 0:
             connection.close()
             raise PermissionDenied(f"the process that answers on {self._path} belongs to user {uid}", reason="impostor")

@@ -169,3 +169,23 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     wait_until(lambda: len(paged()) == 3, what="the call of the function")
     assert [line.split()[1] for line in paged()] == ["nan", "lost", "hang"]
     assert paged()[0] == f"{number} nan [2, 2]"
+
+
+def test_a_daemon_that_is_stopped_is_named_and_waited_for(serve, hold, tmp_path, follow):
+    run = f"run-{tmp_path.name}"
+    holder, daemon = hold(run=run), serve()
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    host = ("--host", f"unix://{tmp_path}/control.sock")
+    follower = follow("--run", run, *host)
+    tell(holder, incident={"kind": "nan", "message": "first"})
+    followed(follower, "nan", holder.pid)
+    daemon.process.signal(signal.SIGSTOP)
+    with Process([*HOOKD, "status", *host], env=tool_environment()) as status:
+        assert status.wait() == 1
+        told = " ".join(status.err)
+    assert f"(process {daemon.process.pid}) does not answer within 10 s" in told
+    assert "hint: It is stopped, hangs" in told
+    follower.expect("does not answer within 10 s; waiting for it")
+    daemon.process.signal(signal.SIGCONT)
+    tell(holder, incident={"kind": "hang", "message": "second"})
+    followed(follower, "hang", holder.pid)

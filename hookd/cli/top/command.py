@@ -29,7 +29,7 @@ def top(*, word: str | None, interval_s: float, once: bool, host: str | None, as
     from hookd.cli.top import plain
     from hookd.cli.top.node import Node
 
-    node = Node(targets.daemon(host))
+    node = Node(targets.reader(host))
     node.read(time.monotonic())
     try:
         pid, run = node.of(word) if word else (None, None)

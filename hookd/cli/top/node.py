@@ -20,6 +20,8 @@ FULL_SCANS = 5
 """Every so many of these looks into every process, also where nothing seems to have been mapped since the last one."""
 KEPT = 100
 """Targets that have ended and are still shown, the last ones: each holds its last copy of a page."""
+ASK_S = 3.0
+"""For so long the view waits for the daemon's answer."""
 DAEMON_S = 10.0
 """How long a daemon that did not answer is left in peace."""
 
@@ -88,7 +90,7 @@ class Node:
 
     def _ask(self, client: DaemonClient, now: float) -> None:
         try:
-            rows = client.targets()
+            rows = client.targets(ASK_S)
         except HookdError:
             self.daemon, self._ask_again = "daemon does not answer", now + DAEMON_S
             return

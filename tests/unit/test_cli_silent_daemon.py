@@ -1,0 +1,62 @@
+"""A daemon that is there and says nothing, as one that is stopped: who looks does without it, unless it was named."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from hookd.cli import targets
+from hookd.cli.top import node
+from hookd.cli.top.node import Node
+from hookd.daemon.client import DaemonClient
+from hookd.errors import HookdError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def path(stack, tmp_path, monkeypatch):
+    """The default control socket, on which this process listens and never answers; one more may wait there."""
+    for name in ("HOOKD_HOST", "HOOKD_CONTROL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("hookd.cli.targets.ANSWER_S", 0.1)
+    monkeypatch.setattr("hookd.daemon.client.default_control_path", lambda *_: tmp_path / "control.sock")
+    listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    listener.bind(str(tmp_path / "control.sock"))
+    listener.listen(0)
+    return tmp_path / "control.sock"
+
+
+def test_who_only_looks_is_warned_and_does_without_it(path, capsys):
+    assert targets.reader(None) is None
+    told = capsys.readouterr().err
+    assert f"warning: the daemon on {path} (process {os.getpid()}) does not answer within 0.1 s" in told
+    assert "train on" in told
+
+
+def test_who_changes_something_or_names_it_is_refused(path):
+    with pytest.raises(HookdError, match="does not answer within") as caught:
+        targets.daemon(None)
+    assert (caught.value.reason, caught.value.exit_code) == ("silent", 1)
+    with pytest.raises(HookdError, match="does not answer within"):
+        targets.reader(f"unix://{path}")
+
+
+def test_one_at_which_too_many_wait_is_there_all_the_same(path, stack):
+    waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    waiting.connect(str(path))
+    with pytest.raises(HookdError, match=f"the daemon on {path} does not answer within 0.1 s") as caught:
+        targets.daemon(None)
+    assert caught.value.reason == "silent"
+
+
+def test_the_live_view_goes_on_and_says_so(path, monkeypatch):
+    monkeypatch.setattr(node, "ASK_S", 0.1)
+    view = Node(DaemonClient(path))
+    try:
+        view.read(1.0)
+    finally:
+        view.close()
+    assert view.daemon == "daemon does not answer"
