@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookd.errors import HookdError
+from hookd.errors import HookdError, UsageError
 from hookd.version import __version__
 
 if TYPE_CHECKING:
@@ -119,7 +119,12 @@ def daemon(host: str | None) -> Check:
     """Whether a daemon answers."""
     from hookd.cli import targets
 
-    client = targets.daemon(host)
+    try:
+        client = targets.daemon(host)
+    except UsageError:
+        raise
+    except HookdError as error:
+        return Check("daemon", "bad", error.message, error.hint)
     if client is None:
         return Check("daemon", "note", "none runs: `hookd attach` serves by itself, in the foreground")
     return Check("daemon", "ok", f"answers on {client.path}")

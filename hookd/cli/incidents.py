@@ -63,7 +63,7 @@ def incidents(
 ) -> None:
     """List incidents, in the order in which hookd learned of them: the newest last.
 
-    They are asked of the daemon, or read from its file where none runs.
+    They are asked of the daemon, or read from its file where none answers.
     """
     client = targets.reader(host)
     found = stored.rows(client, state_dir, limit=limit, order="id", **wanted)[::-1]

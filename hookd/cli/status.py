@@ -61,7 +61,7 @@ def _who_serves(daemon: dict[str, Any] | None, others: list[dict[str, Any]]) -> 
     if daemon is not None:
         yield f"daemon: {daemon['url']}/metrics"
     elif not others:
-        yield "daemon: none runs (pages are read directly)"
+        yield "daemon: none answers (pages are read directly)"
     for one in others:
         pids = ", ".join(str(target["pid"]) for target in one["targets"]) or "nothing yet"
         yield f"hookd attach (process {one['pid']}): {one['url']}/metrics serves {pids}"

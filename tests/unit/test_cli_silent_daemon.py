@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from hookd.cli import targets
+from hookd.cli import checks, targets
 from hookd.cli.top import node
 from hookd.cli.top.node import Node
 from hookd.daemon.client import DaemonClient
-from hookd.errors import HookdError
+from hookd.errors import HookdError, UsageError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -42,6 +42,17 @@ def test_who_changes_something_or_names_it_is_refused(path):
     assert (caught.value.reason, caught.value.exit_code) == ("silent", 1)
     with pytest.raises(HookdError, match="does not answer within"):
         targets.reader(f"unix://{path}")
+
+
+def test_the_doctor_tells_of_it_and_goes_on(path):
+    found = checks.daemon(None)
+    assert (found.name, found.state) == ("daemon", "bad")
+    assert "does not answer" in found.found
+    assert "see its log" in found.cure
+    gone = checks.daemon(f"unix://{path}x")
+    assert (gone.state, "leave --host out" in gone.cure) == ("bad", True)
+    with pytest.raises(UsageError):
+        checks.daemon("tcp://localhost")
 
 
 def test_one_at_which_too_many_wait_is_there_all_the_same(path, stack):
