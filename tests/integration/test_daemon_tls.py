@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 
 import bcrypt
 import pytest
 
 from tests.support import prometheus, served
 from tests.support.daemon import tell
+from tests.support.deployment import DEPLOY
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD
@@ -84,3 +88,20 @@ def test_prometheus_scrapes_over_mtls_with_a_password_and_a_renewal_costs_no_scr
     assert "Traceback" not in said
     assert "correct horse" not in said
     assert os.fspath(directory / "web-config.yml") in said
+
+
+def test_the_container_is_healthy_as_long_as_the_daemon_answers_whatever_its_address_asks_for(daemon, tmp_path):
+    lines = (DEPLOY / "docker" / "Dockerfile").read_text().partition("HEALTHCHECK ")[2].splitlines()
+    python, *words = json.loads(lines[1].partition("CMD ")[2])
+    assert python == "python"
+
+    def check():
+        environment = tool_environment(HOOKD_CONTROL=tmp_path / "sock")
+        return subprocess.run([sys.executable, *words], env=environment, timeout=30, check=False).returncode
+
+    assert check() == 0
+    daemon[0].signal(signal.SIGSTOP)
+    assert check() == 1
+    daemon[0].signal(signal.SIGKILL)
+    daemon[0].wait()
+    assert check() == 1

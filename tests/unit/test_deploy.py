@@ -91,7 +91,7 @@ def test_the_image_is_pinned_and_nobodys_by_default():
     last = lines[max(n for n, line in enumerate(lines) if line.startswith("FROM ")) :]
     assert re.search(r"^ARG PYTHON=\d+\.\d+", DOCKERFILE.read_text(), re.MULTILINE)
     assert "USER 65532:65532" in last
-    assert any("/-/healthy" in line for line in last)
+    assert any(line.startswith("HEALTHCHECK ") for line in last)
     variables = set(re.findall(r"\bHOOKD_([A-Z_]+)=", "\n".join(last)))
     assert variables
     assert {name.lower() for name in variables} <= set(config.SETTINGS)
