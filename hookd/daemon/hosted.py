@@ -184,7 +184,10 @@ class Hosted:
             self.every_s = float(plugin.every_s)
         except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
             text = error.message if isinstance(error, HookdError) else f"configure: {worded(error)}"
-            self._refuse(text, author_line(error, self._plugin), "".join(traceback.format_exception(error)))
+            where = author_line(error, self._plugin)
+            # The way to an error of our own goes through our code alone, and tells an author nothing.
+            told = error if where or not isinstance(error, HookdError) else error.__cause__
+            self._refuse(text, where, "".join(traceback.format_exception(told)) if told is not None else "")
         else:
             source = self.half.source
             if self.state == "starting":

@@ -436,6 +436,19 @@ def test_collect_comes_as_seldom_as_its_plugin_says_and_is_served_until_then(mad
     all_of_them.close()
 
 
+def test_what_hookd_itself_refuses_is_told_without_a_way_through_its_code(made, clock):
+    one = begun(made("@hookimpl\ndef colect(self, metrics):\n    pass\n"), clock)
+    assert (one.state, one.trouble["traceback"]) == ("refused", "")
+    assert "did you mean 'collect'?" in one.trouble["text"]
+    one = begun(made("pass", name="mine_import", head="import nowhere_at_all"), clock)
+    assert "import nowhere_at_all" in one.trouble["traceback"]
+    raises = "@hookimpl\ndef configure(self):\n    raise ConfigError('no url')\n"
+    one = begun(made(raises, name="mine_raises", head="from hookd.errors import ConfigError"), clock)
+    assert one.trouble["text"] == "no url"
+    assert "raise ConfigError" in one.trouble["where"]
+    assert "raise ConfigError" in one.trouble["traceback"]
+
+
 def test_an_interval_that_is_no_number_refuses_the_plugin(made, clock):
     one = begun(made("every_s = 'often'\n@hookimpl\ndef collect(self, metrics):\n    pass\n"), clock)
     assert (one.state, one.errors["configure"]) == ("refused", 1)
