@@ -397,7 +397,8 @@ def test_the_whole_way_through_a_daemon(training, daemon):
     host, process = daemon
     done = hookd("attach", str(training.pid), "--host", host, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["targets"][0]["run"] == "train.py"
+    run = json.loads(done.stdout)["targets"][0]["run"]
+    assert run in ("train.py", f"train.py~{training.pid}")  # others may train on this machine, by the same name
 
     status = json.loads(hookd("status", "--json", "--host", host).stdout)
     assert status["daemon"]["pid"] == process.pid
@@ -406,10 +407,10 @@ def test_the_whole_way_through_a_daemon(training, daemon):
     assert f"held by hookd serve {process.pid}" in agent_check(training.pid)
     process.expect(
         rf"^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ hookd INFO: attached to process {training.pid} as asked: "
-        r"run train\.py, rank 0, for user \d+ .*payload sha256 [0-9a-f]{64}; plugins nan "
+        rf"run {re.escape(run)}, rank 0, for user \d+ .*payload sha256 [0-9a-f]{{64}}; plugins nan "
     )
-    assert [row["pid"] for row in status["targets"] if row["run"] == "train.py"] == [training.pid]
-    assert "train.py" in hookd("status", HOOKD_HOST=host).stdout
+    assert [row["pid"] for row in status["targets"] if row["run"] == run] == [training.pid]
+    assert run in hookd("status", HOOKD_HOST=host).stdout
     assert json.loads(hookd("report", str(training.pid), "--json", "--host", host).stdout)["pid"] == training.pid
 
     done = hookd("detach", str(training.pid), "--host", host)
