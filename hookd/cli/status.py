@@ -91,8 +91,9 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['pid']}: {hang(row['hang'])}"
         yield from (f"{row['pid']}: {line}" for line in ongoing(row["ongoing"]))
         if row["incident"]:
+            when = f"{moment(row['incident_time'])}  " if isinstance(row["incident_time"], (int, float)) else ""
             more = f" (and {row['incidents'] - 1} more: hookd report {row['pid']})" if row["incidents"] > 1 else ""
-            yield f"{row['pid']}: {row['incident']}{more}"
+            yield f"{row['pid']}: {when}{row['incident']}{more}"
 
 
 def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
@@ -103,6 +104,7 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         return {"pid": pid, **found.as_json()}
     identity, target = found["identity"], found.get("target", {})
     incidents = found["incidents"]
+    foremost = _foremost(incidents)
     return {
         "pid": pid,
         "run": target.get("run", identity.get("run")),
@@ -116,7 +118,8 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         "changed_by": [one["name"] for one in found["plugins"] if one.get("changes_training")],
         "ongoing": target.get("ongoing", {}),
         "incidents": target.get("incidents", len(incidents)),
-        "incident": _foremost(incidents),
+        "incident": foremost.get("message"),
+        "incident_time": foremost.get("time"),
         "last_incident": incidents[-1].get("message") if incidents else None,
         "paused": paused(found),
         "how": target.get("how"),
@@ -125,12 +128,11 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
     }
 
 
-def _foremost(incidents: list[dict[str, Any]]) -> str | None:
-    """Give the message of the first NaN or infinity, from which all others follow, else the newest that is no question."""
+def _foremost(incidents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Give the first NaN or infinity, from which all others follow, else the newest that is no question; {}: none."""
     born = next((one for one in incidents if one.get("kind") in BORN), None)
     others = [one for one in incidents if one.get("kind") != ASKED]
-    one = born or (others[-1] if others else {})
-    return one.get("message")
+    return born or (others[-1] if others else {})
 
 
 def hang(told: dict[str, Any]) -> str:

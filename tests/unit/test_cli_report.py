@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -110,6 +111,12 @@ def test_status_shows_the_first_nan_whatever_came_before_and_after(kind):
 def test_without_a_nan_status_shows_the_newest_incident():
     told = [incident("dead", "one"), incident("leak", "two")]
     assert list(_notes([_row(7, report(incidents=told))])) == ["7: two (and 1 more: hookd report 7)"]
+
+
+def test_status_says_when_an_incident_was_told_which_may_be_over():
+    found = report(incidents=[{**incident("quarantine", "mine is set aside"), "time": 1_700_000_000.5}])
+    (note,) = _notes([_row(7, found)])
+    assert re.fullmatch(r"7: 2023-11-1\d \d\d:\d\d:20  mine is set aside", note)
 
 
 def test_a_paused_target_is_called_so_and_how_it_goes_on_is_said():
