@@ -61,9 +61,13 @@ class Terminal:
         wait_until(is_there, what=lambda: f"{wanted} on the screen:\n" + "\n".join(seen))
         return seen
 
+    def in_front(self) -> str:
+        """Give the name of the program that has the terminal."""
+        return self.tmux("display-message", "-p", "#{pane_current_command}").strip()
+
     def wait_for_shell(self) -> None:
         """Wait until what was started has ended or is stopped: what is typed before, it may read or throw away."""
-        wait_until(lambda: self.tmux("display-message", "-p", "#{pane_current_command}").strip() == "bash", what="bash")
+        wait_until(lambda: self.in_front() == "bash", what=lambda: "\n".join(["the shell", *self.screen()]))
 
     def resize(self, width: int, height: int) -> None:
         self.tmux("resize-window", "-x", str(width), "-y", str(height))
