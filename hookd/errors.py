@@ -5,6 +5,7 @@ HookdError                    exit 1
 |   +-- ConfigError                    an option, a file or an environment variable is wrong
 |   +-- PluginError                    a plugin cannot be loaded as it is
 +-- DaemonNotRunning          exit 3   nothing answers on the control socket
++-- DaemonSilent              exit 1   something is there, and does not answer in time
 +-- NoSuchTarget              exit 4   no such process, or it holds no agent
 +-- PermissionDenied          exit 5   the kernel, the owner or a policy refuses
 +-- TargetUnsupported         exit 6   this process cannot be served, whatever one does
@@ -79,6 +80,12 @@ class DaemonNotRunning(HookdError):  # noqa: N818 - says what is so
 
     exit_code = 3
     reason = "daemon-not-running"
+
+
+class DaemonSilent(HookdError):  # noqa: N818
+    """A daemon is there, and does not answer in time: it is stopped or hangs."""
+
+    reason = "silent"
 
 
 class NoSuchTarget(HookdError):  # noqa: N818

@@ -112,7 +112,7 @@ def _modules(found: Page) -> bytes:
 
 
 def incident(scene: Scene) -> bytes:
-    rows = scene.daemon.client.request("GET", f"/v1/incidents?run={LONE}&kind=nan")["incidents"]
+    rows = scene.daemon.client.incidents(run=LONE, kind="nan")
     with _page(scene, f"/incident/{rows[0]['id']}", 1000) as found:
         return found.screenshot()
 

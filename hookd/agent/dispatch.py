@@ -159,7 +159,7 @@ class Dispatch:
 
     def guarded(self, one: Listener, values: dict[str, Any]) -> Any:
         """Call a listener with those of the values that it wants; what leaves it is its own error, unless it may tell the training."""
-        mark = time.perf_counter_ns() if self._session.namespace.get("accounting") else 0
+        mark = self.mark()
         try:
             result = one.call(*[values[a] for a in one.arguments])
             if result is not None and not one.mutates:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hookd.agent.listeners import Listener
     from hookd.agent.session import Session
     from hookd.agent.threads import ThreadState
-    from hookd.events import Module
 
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiler = getattr(torch, "compiler", torch)
@@ -357,10 +356,6 @@ class Models:
             make = self._makers[shape] = self._session.namespace.pop("make")
             skip_frames(_inner_code(make))
         return make
-
-    def listeners(self, hook: str, module: Module | None) -> list[Listener]:
-        """Give who listens to a hook, at a module where it is a module's hook, in the order of calling."""
-        return self.audience.listeners(hook, module)
 
     # -- from time to time
 

@@ -136,7 +136,7 @@ class Portions:
         for one in heard:
             theirs = calls
             if len(heard) > 1:
-                theirs = [call for call in calls if one in models.listeners("forwards", call.module)]
+                theirs = [call for call in calls if one in models.audience.listeners("forwards", call.module)]
             if theirs:
                 dispatch.tell([one], {"calls": theirs})
 

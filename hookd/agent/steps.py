@@ -95,7 +95,7 @@ class Steps:
             values = {"optimizer": optimizer, "step": session.step_number(), "has_closure": callable(closure)}
             session.dispatch.emit("step_pre", values)
             self._started_ns = time.perf_counter_ns()
-            if not callable(closure) or not session.models.listeners("closure_done", None):
+            if not callable(closure) or not session.models.audience.listeners("closure_done", None):
                 return None
             return _replaced(args, kwargs, self._observed_closure(optimizer, closure))
 

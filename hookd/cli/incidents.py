@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.cli import options, output, stored, targets
-from hookd.errors import DaemonNotRunning, HookdError
+from hookd.errors import DaemonNotRunning, DaemonSilent
 from hookd.wording import moment
 
 if TYPE_CHECKING:
@@ -107,9 +107,7 @@ def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bo
         _pause()
         try:
             found = stored.rows(targets.daemon(host), state_dir, after=after, **wanted)
-        except HookdError as error:
-            if not (isinstance(error, DaemonNotRunning) or error.reason == "silent"):
-                raise
+        except (DaemonNotRunning, DaemonSilent) as error:
             if was_there:
                 output.say(f"{error.message}; waiting for it")
             was_there = False

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from hookd.attach.launch import Launch
     from hookd.config import ServeConfig
 
-DAEMON_TIMEOUT_S = 10.0
-"""For so long a command that is to be started waits for a daemon that is there and does not answer."""
-
 
 @click.command(
     short_help="Start a command and watch every training it becomes.",
@@ -87,7 +84,7 @@ def _serve(config: ServeConfig, stack: contextlib.ExitStack, pid: int, *, is_ask
     warning = ""
     if not is_asked:
         try:
-            client = targets.daemon(None, timeout_s=DAEMON_TIMEOUT_S)
+            client = targets.daemon(None, timeout_s=targets.ANSWER_S)
             if client is not None:
                 return f"metrics on {client.status()['url']}/metrics, by the daemon that runs here"
         except UsageError:

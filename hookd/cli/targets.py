@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
 from hookd.config.rules import fits
-from hookd.errors import DaemonNotRunning, HookdError, NoSuchTarget, PermissionDenied, UsageError
+from hookd.errors import DaemonNotRunning, DaemonSilent, HookdError, NoSuchTarget, PermissionDenied, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
 
     Raises:
         DaemonNotRunning: the daemon that was named is not there.
-        HookdError: reason "silent": one is there and does not answer.
+        DaemonSilent: one is there and does not answer.
     """
     from hookd.daemon.client import DaemonClient
 
@@ -63,8 +63,8 @@ def reader(host: str | None) -> DaemonClient | None:
     """
     try:
         return daemon(host)
-    except HookdError as error:
-        if error.reason != "silent" or _named_by(host):
+    except DaemonSilent as error:
+        if _named_by(host):
             raise
         output.say(f"hookd: warning: {error.message}; what it alone knows is missing. {error.hint}")
         return None

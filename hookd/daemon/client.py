@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from hookd.config import default_control_path, host_path
 from hookd.errors import (
     DaemonNotRunning,
+    DaemonSilent,
     HookdError,
     NoSuchTarget,
     PermissionDenied,
@@ -71,7 +72,7 @@ class DaemonClient:
             PermissionDenied: one may be there, but it is not ours to ask.
         """
         try:
-            self.request("GET", "/v1/version")
+            self.version()
         except DaemonNotRunning:
             return False
         return True
@@ -88,7 +89,8 @@ class DaemonClient:
         Raises:
             DaemonNotRunning: nobody listens on the socket.
             PermissionDenied: the socket is another user's.
-            HookdError: reason "silent": it took longer than `timeout_s`. Else what the daemon reports: kind, reason and hint are its own.
+            DaemonSilent: it took longer than `timeout_s`.
+            HookdError: what the daemon reports: kind, reason and hint are its own.
         """
         connection = _Connection(self.path, timeout_s or self.timeout_s)
         try:
@@ -179,12 +181,11 @@ class _Connection(http.client.HTTPConnection):
         self._path = path
         self._pid = 0
 
-    def silent(self) -> HookdError:
+    def silent(self) -> DaemonSilent:
         """Say that there is a daemon, and that nothing comes from it."""
         who = f" (process {self._pid})" if self._pid else ""
-        return HookdError(
+        return DaemonSilent(
             f"the daemon on {self._path}{who} does not answer within {self.timeout:g} s",
-            reason="silent",
             hint="It is stopped, hangs or has too much to do: see its log. Its targets train on, and one that is started in "
             "its place finds them.",
         )

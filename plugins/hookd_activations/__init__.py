@@ -261,13 +261,8 @@ class Activations(Plugin):
     def loss(self, tensors: tuple[Any, ...]) -> None:
         """Show the loss, and look for a spike; of one number only: what else a backward starts from is no loss."""
         place, self.place = self.place, self.place + 1
-        loss = tensors[0] if len(tensors) == 1 else None
-        if loss is None or loss.numel() != 1 or not is_real(loss):
-            return
-        if loss.is_cpu:
-            self._lost(place, loss.item())  # hookd: may block
-        else:
-            self.context.later([loss.detach().reshape(1)], lambda got: self._lost(place, *got))
+        if len(tensors) == 1 and tensors[0].numel() == 1 and is_real(tensors[0]):
+            self._read([tensors[0].detach().reshape(1)], lambda got: self._lost(place, *got))
 
     def _lost(self, place: int, value: float) -> None:
         self.shown.show(place, value)

@@ -98,11 +98,12 @@ class Losses:
         found = False
         if len(window) >= self.LEAST:
             top = max(window)
-            found = value > top and self._leaves(window, min(window), top, value)
+            found = value > top and self._leaves(window, top, value)
         window.append(value)
         return found
 
-    def _leaves(self, window: deque[float], low: float, top: float, value: float) -> bool:
+    def _leaves(self, window: deque[float], top: float, value: float) -> bool:
+        low = min(window)
         found = value - top > max(self._factor * (top - low), abs(median(window)) / 2)
         return found and (low <= 0 or value / top > min((top / low) * (top / low), self.SURELY))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -138,8 +137,7 @@ class Backward(Looking):
 
     def _about_to_use(self, optimizer: Optimizer) -> None:
         """Look at gradients that are reduced over ranks, accumulated and unscaled."""
-        # With a policy this hook is a mutator's, for whom nothing is switched off.
-        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+        with torch.no_grad():  # with a policy this hook is a mutator's, for whom nothing is switched off
             found = self.scan.many(self.gradients.of(optimizer))
             self.recorder.step(optimizer, self.scan.largest)
             self.is_skipping = self.policy.may_skip(optimizer) and is_bad(found)

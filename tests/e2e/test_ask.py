@@ -85,7 +85,7 @@ def test_a_live_target_answers_and_a_stopped_one_is_told_of(target, daemon):
     target.signal(signal.SIGCONT)
 
     def outcomes():
-        rows = daemon.client.request("GET", f"/v1/incidents?pid={pid}&kind=eval")["incidents"]
+        rows = daemon.client.incidents(pid=pid, kind="eval")
         return {row["detail"]["expression"]: row["detail"]["outcome"] for row in rows}
 
     wait_until(lambda: "1 / 0" in outcomes(), what="the record of what was evaluated")

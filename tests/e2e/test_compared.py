@@ -48,7 +48,7 @@ def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
         return [int(daemon.metrics().total(name, run=RUN, rank=rank)) for rank in "01"]
 
     def told(kind):
-        return daemon.client.request("GET", f"/v1/incidents?run={RUN}&kind={kind}")["incidents"]
+        return daemon.client.incidents(run=RUN, kind=kind)
 
     def steps():
         return min(values("hookd_steps_total"))

@@ -48,7 +48,7 @@ def story(daemon, process):
 
 
 def incidents(daemon, process):
-    return daemon.client.request("GET", f"/v1/incidents?pid={process.pid}")["incidents"]
+    return daemon.client.incidents(pid=process.pid)
 
 
 def row(daemon, process):

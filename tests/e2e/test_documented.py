@@ -116,9 +116,9 @@ class Setting:
         self.incident = wait_until(self._newest, what="the incident")
 
     def _newest(self) -> int:
-        rows = self.client.request("GET", "/v1/incidents?kind=nan")["incidents"]
         # Other tests' trainings may be among its targets: it finds all agents of the machine.
-        return next((row["id"] for row in rows if row["run"] == RUN), 0)
+        rows = self.client.incidents(run=RUN, kind="nan")
+        return rows[0]["id"] if rows else 0
 
     @property
     def pid(self) -> int:

@@ -114,9 +114,7 @@ def test_a_restarted_daemon_finds_everything_again_and_incidents_are_kept_once(s
     for _ in range(2):
         daemon = serve()
         wait_until(lambda: daemon.rows(run), what="discovery")  # noqa: B023
-        assert [row["message"] for row in daemon.client.request("GET", f"/v1/incidents?run={run}")["incidents"]] == [
-            "first NaN"
-        ]
+        assert [row["message"] for row in daemon.client.incidents(run=run)] == ["first NaN"]
         daemon.process.signal(signal.SIGTERM)
         assert daemon.process.wait() == 0, daemon.process.describe()
         assert not daemon.client.path.exists()

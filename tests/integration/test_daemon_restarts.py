@@ -112,7 +112,7 @@ def test_who_died_while_no_daemon_ran_is_told_by_the_next_one_once(serve, herd, 
 
 
 def lost(daemon, pids):
-    rows = daemon.client.request("GET", "/v1/incidents?kind=lost")["incidents"]
+    rows = daemon.client.incidents(kind="lost")
     return sorted((row["pid"], row["detail"]["reason"]) for row in rows if row["pid"] in pids)
 
 

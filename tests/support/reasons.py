@@ -37,6 +37,9 @@ def _of(node: ast.AST) -> Iterator[tuple[str, str]]:
         elif name == "kind" or name in _INNER or hasattr(errors, name):
             given = [keyword.value for keyword in node.keywords if keyword.arg == "reason"]
             yield from ((one, _message(node.args[0])) for value in given for one in _words(value))
+            of_class = getattr(getattr(errors, name, None), "reason", "")
+            if of_class and node.args and not given:
+                yield of_class, _message(node.args[0])
     elif isinstance(node, ast.ClassDef):
         yield from ((one, "") for value in _assigned(node.body, "reason") for one in _words(value))
     elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("['reason']"):

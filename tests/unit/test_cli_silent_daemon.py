@@ -11,7 +11,7 @@ from hookd.cli import checks, targets
 from hookd.cli.top import node
 from hookd.cli.top.node import Node
 from hookd.daemon.client import DaemonClient
-from hookd.errors import HookdError, UsageError
+from hookd.errors import DaemonSilent, UsageError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -37,10 +37,10 @@ def test_who_only_looks_is_warned_and_does_without_it(path, capsys):
 
 
 def test_who_changes_something_or_names_it_is_refused(path):
-    with pytest.raises(HookdError, match="does not answer within") as caught:
+    with pytest.raises(DaemonSilent, match="does not answer within") as caught:
         targets.daemon(None)
     assert (caught.value.reason, caught.value.exit_code) == ("silent", 1)
-    with pytest.raises(HookdError, match="does not answer within"):
+    with pytest.raises(DaemonSilent, match="does not answer within"):
         targets.reader(f"unix://{path}")
 
 
@@ -58,7 +58,7 @@ def test_the_doctor_tells_of_it_and_goes_on(path):
 def test_one_at_which_too_many_wait_is_there_all_the_same(path, stack):
     waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     waiting.connect(str(path))
-    with pytest.raises(HookdError, match=f"the daemon on {path} does not answer within 0.1 s") as caught:
+    with pytest.raises(DaemonSilent, match=f"the daemon on {path} does not answer within 0.1 s") as caught:
         targets.daemon(None)
     assert caught.value.reason == "silent"
 
