@@ -4,9 +4,10 @@
 #   TORCH   what pip installs as torch, before anything else; pinned, so that two runs test the same thing. Any pip
 #           arguments will do, e.g. those that the PyTorch site gives for a CPU-only build, or a wheel on disk.
 #   ARGS    handed to pytest: make test ARGS="-k page -x"; make bench ARGS="--only hot_path" has options of its own
-#   JOBS    how many tests run at a time; 0: in one process, as for `--pdb`.
+#   JOBS    how many tests run at a time: by default 4, each worker in a PID namespace of its own, or 2 where none may be
+#           made; 0: in one process, as for `--pdb`.
 TORCH ?= torch==2.13.0
-JOBS ?= 2
+JOBS ?=
 ARGS ?=
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.10 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$python && break; done)
@@ -25,7 +26,7 @@ demo: .venv/.runtime ## attach to a live training process, watch a NaN being bor
 	@$(BIN)/hookd demo
 
 test: lint ## everything that must hold: lint, types, import contracts, tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m tests.gate $(if $(JOBS),-n $(JOBS)) $(ARGS)
 
 lint: .venv/.dev ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support import own_pids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +26,7 @@ NODE = (
     "test_documented", "test_examples_at_once", "test_grafana", "test_hangs", "test_hosts", "test_incidents", "test_page_web", "test_plugins",
     "test_prometheus", "test_ranks", "test_rules", "test_run", "test_top", "test_upgrade",
 )  # fmt: skip
-"""What runs a daemon or lists processes: these see everything on this machine, so two of them never run at a time."""
+"""What runs a daemon or lists processes. Where workers share one PID namespace, no two of these run at a time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,17 +35,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Ctrl-C reach what tests start, also below `nohup` and CI runners, whose children inherit SIGINT as ignored."""
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, default)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Give each worker a PID namespace of its own, where that is allowed."""
+    options = own_pids.unshare_options()
+    if options is not None:
+        for spec in specs:
+            spec.python = str(own_pids.WORKER)
+        os.environ.update(WORKER_PYTHON=sys.executable, WORKER_UNSHARE=options)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep tests together of which no two may run at a time, and those of a file, which share its plain runs."""
-    from xdist.scheduler import LoadScopeScheduling
+    """Keep the tests of a file together, which share its plain runs; and, without namespaces, those of NODE."""
+    from tests.support.by_file import ByFile  # noqa: PLC0415  needs pytest-xdist
 
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "node" if Path(file).stem in NODE else file
-
-    return ByFile(config, log)
+    return ByFile(config, log, one_at_a_time=() if own_pids.unshare_options() is not None else NODE)
 
 
 @pytest.fixture

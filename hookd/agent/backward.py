@@ -15,7 +15,6 @@ with a higher sequence number, which run earlier.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -299,7 +298,7 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
     """Make the pre-hook of one node that made outputs; `outputs` and `later` are the nodes that run after it."""
 
     def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        mark, before = time.perf_counter_ns(), flow.dispatch.charged
+        mark, before = flow.dispatch.clock(), flow.dispatch.charged
         if not flow.is_open:
             ends = own + [e for e in later if _will_run(e.node)]
             flow.open(1 + sum(1 for n in outputs if _will_run(n)), ends, mark)
@@ -347,7 +346,7 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
     def posthook(grads_in: tuple[Any, ...], _grads_out: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not flow.is_open:
             return None
-        mark, before = time.perf_counter_ns(), flow.dispatch.charged
+        mark, before = flow.dispatch.clock(), flow.dispatch.charged
         thread = flow.thread
         for at, i in places if flow.keeps_in else ():
             share = grads_in[at]
@@ -366,7 +365,7 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
 def _lose(flow: Flow, thread: ThreadState | None, mark: int, before: int) -> None:
     """Note what a hook has taken, so that it is not taken for the module's."""
     if thread is not None:
-        thread.lost += time.perf_counter_ns() - mark
+        thread.lost += flow.dispatch.clock() - mark
     if flow.dispatch.mark():
         flow.dispatch.settle(mark, before)
 

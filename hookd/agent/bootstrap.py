@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 from hookd.agent import loader as claims
 from hookd.errors import AttachError, ControlError, TargetUnsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _lock = threading.Lock()
 _agent: Any = None
 
 
-def start(config: dict[str, Any], loader: Any = None) -> None:
+def start(config: dict[str, Any], loader: Any = None, clock: Callable[[], int] = time.perf_counter_ns) -> None:
     """Create the page, load the plugins, patch torch, listen.
 
     Args:
         config: method, plugins, lease_s, budget, run, rank (see the working contract of the attach side).
         loader: what imported this code, where that was a payload: it lends its importer and cleans up at the end.
+        clock: ns; steps and what plugins take of them are measured by it.
 
     Raises:
         HookdError: an agent runs already, torch is not there, the page or a plugin is refused. Nothing is left behind.
@@ -26,20 +31,20 @@ def start(config: dict[str, Any], loader: Any = None) -> None:
     global _agent
     with _lock:
         if loader is not None:  # it has claimed this process before it imported us
-            _agent = _begin(config, loader)
+            _agent = _begin(config, loader, clock)
             return
         try:
             claims.claim()
         except claims.RefusalError as exc:
             raise AttachError(str(exc), reason=exc.reason) from None
         try:
-            _agent = _begin(config, None)
+            _agent = _begin(config, None, clock)
         except BaseException:
             claims.release()
             raise
 
 
-def _begin(config: dict[str, Any], loader: Any) -> Any:
+def _begin(config: dict[str, Any], loader: Any, clock: Callable[[], int]) -> Any:
     if "t" in getattr(sys, "abiflags", ""):
         hint = "hookd counts under the interpreter's lock; use the ordinary build of the same version."
         raise TargetUnsupported("this is a free-threaded build of Python", reason="free-threaded", hint=hint)
@@ -49,7 +54,7 @@ def _begin(config: dict[str, Any], loader: Any) -> Any:
     # Not before: it imports torch, and everything else that will ever be needed, for the payload may be gone later.
     from hookd.agent.lifecycle import Agent  # noqa: PLC0415
 
-    agent = Agent(config, loader, _left)
+    agent = Agent(config, loader, _left, clock)
     try:
         agent.begin()
     except BaseException:

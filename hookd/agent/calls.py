@@ -5,7 +5,6 @@ The plans (`hookd.agent.plan`) call this: rarely for most modules, and at every 
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,7 +57,7 @@ class Calls:
         """Hook the graph that a call has made; in a recompute only where that graph will be used (reentrant)."""
         if recompute and not backward.is_reentrant():
             return output
-        mark = time.perf_counter_ns()
+        mark = self._session.clock()
         before, after = (self._session.dispatch.switched_on(hook, module) for hook in ("backward_pre", "backward"))
         if not before and not after:
             return output
@@ -69,7 +68,7 @@ class Calls:
             self._session.dispatch.own_failure(f"backward of {module.name}", failure)
             return output
         finally:
-            entered.thread.lost += time.perf_counter_ns() - mark
+            entered.thread.lost += self._session.clock() - mark
             if self._session.namespace.get("accounting"):  # who listens pays for the hooks on the graph as well
                 self._session.dispatch.charge((after or before)[0].plugin, mark)
 
@@ -105,7 +104,7 @@ class Calls:
         heard = session.dispatch.switched_on("phase", None)
         if not heard or thread.busy or thread.is_engine:
             return
-        values = {"name": pages.PHASES[phase], "now_ns": time.perf_counter_ns()}
+        values = {"name": pages.PHASES[phase], "now_ns": self._session.clock()}
         frame = namespace["no_frame"](None)
         try:
             thread.busy = True
@@ -116,13 +115,13 @@ class Calls:
             namespace["no_frame"](frame)
 
     def _hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
-        mark = time.perf_counter_ns()
+        mark = self._session.clock()
         entered = None
         try:
             entered = backward.begin(thread, args)
         except Failure as failure:
             self._session.dispatch.own_failure("backward", failure)
-        thread.lost += time.perf_counter_ns() - mark
+        thread.lost += self._session.clock() - mark
         if entered is not None:
             entered.lost = thread.lost  # what was lost until now lies outside of the call
         return entered

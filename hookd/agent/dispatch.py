@@ -5,7 +5,6 @@ What happens at every call of a module is in the plans (`hookd.agent.plan`), whi
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -38,10 +37,12 @@ class Dispatch:
         spent: ns spent in each plugin during a metered step, by the plugin's number, and in hookd itself as `OWN`.
         charged: ns of all that so far.
         calls: of each plugin's hooks during a metered step, by the plugin's number.
+        clock: the session's.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.clock = session.clock
         self.spent: dict[int, int] = {}
         self.charged = 0
         self.calls: dict[int, int] = {}
@@ -86,7 +87,7 @@ class Dispatch:
             return None
         values = {
             "module": flow.module, "grad_input": tuple(flow.grads_in), "grad_output": tuple(flow.grads_out),
-            "elapsed_ns": flow.elapsed_ns or time.perf_counter_ns() - flow.started, "self_ns": flow.self_ns,
+            "elapsed_ns": flow.elapsed_ns or self.clock() - flow.started, "self_ns": flow.self_ns,
         }  # fmt: skip
         replaces = "grad_output" if hook == "backward_pre" else "grad_input"
         values[replaces] = grads
@@ -193,7 +194,7 @@ class Dispatch:
 
     def mark(self) -> int:
         """Give the time, ns, in a metered step, and 0 in all others; also of a backward that comes after a detach."""
-        return time.perf_counter_ns() if self._session.namespace.get("accounting") else 0
+        return self.clock() if self._session.namespace.get("accounting") else 0
 
     def charge(self, number: int, mark: int) -> int:
         """Add the time since `mark` to what a plugin has spent.
@@ -201,7 +202,7 @@ class Dispatch:
         Returns:
             The time now, ns.
         """
-        now = time.perf_counter_ns()
+        now = self.clock()
         self.spent[number] = self.spent.get(number, 0) + now - mark
         self.charged += now - mark
         self.calls[number] = self.calls.get(number, 0) + 1
@@ -214,7 +215,7 @@ class Dispatch:
             begun: when the training's own code was left, ns.
             before: what `charged` was then.
         """
-        spent = max(0, time.perf_counter_ns() - begun - (self.charged - before))  # another thread may charge meanwhile
+        spent = max(0, self.clock() - begun - (self.charged - before))  # another thread may charge meanwhile
         self.spent[OWN] = self.spent.get(OWN, 0) + spent
         self.charged += spent
 

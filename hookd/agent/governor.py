@@ -11,7 +11,6 @@ its interval.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.agent.dispatch import OWN
@@ -115,7 +114,7 @@ class Governor:
         Returns:
             The wall time of the step in ns, 0 for the first, whose beginning nobody saw.
         """
-        now = time.perf_counter_ns()
+        now = self._session.clock()
         elapsed, self._boundary_ns = now - self._boundary_ns if self._boundary_ns else 0, now
         namespace = self._session.namespace
         if self._is_changed:

@@ -43,13 +43,15 @@ ORPHAN_S = 60.0
 class Agent:
     """A session with its page, its control socket and its end."""
 
-    def __init__(self, config: dict[str, Any], loader: Any, on_left: Callable[[], None]) -> None:
+    def __init__(
+        self, config: dict[str, Any], loader: Any, on_left: Callable[[], None], clock: Callable[[], int]
+    ) -> None:
         self._config, self._loader, self._on_left = config, loader, on_left
         self._pid = os.getpid()
         who = identity(config)
         self.came = who["attached"]
         self._page = PageWriter.create(who)
-        self._session = Session(self._page, who, budget=float(config.get("budget", 0.01)))
+        self._session = Session(self._page, who, budget=float(config.get("budget", 0.01)), clock=clock)
         self._control: Any = None
         self._questions = Questions(self._session, lambda: self._control.asking)
         self._changing: Any = None

@@ -62,17 +62,21 @@ class Session:
     Attributes:
         is_live: False from the beginning of a detach; whatever is still under way then calls through.
         namespace: the globals of all plans: plugins' callbacks, their switches, the page.
+        clock: ns; steps and what plugins take of them are measured by it.
         tracing: torch's profiler, when somebody has asked for a trace.
         dispatch: gives events to the plugins, and keeps what they spend.
     """
 
-    def __init__(self, page: pages.PageWriter, identity: dict[str, Any], *, budget: float) -> None:
+    def __init__(
+        self, page: pages.PageWriter, identity: dict[str, Any], *, budget: float, clock: Callable[[], int]
+    ) -> None:
         self.page = page
         self.cells = page.cells
         self.run: str = identity["run"]
         self.rank: int = identity["rank"]
         self.world_size: int = identity["world_size"]
         self.is_live = False
+        self.clock = clock
         self._installing = threading.RLock()
         self._imported = 0  # modules in the process when it was last looked for what is to be replaced
         self._heartbeats: dict[int, int] = {}
@@ -102,7 +106,7 @@ class Session:
 
     def _namespace(self) -> dict[str, Any]:
         return {
-            "cells": self.cells, "record": self.page.record, "local": self.local, "clock": time.perf_counter_ns, "Failure": Failure,
+            "cells": self.cells, "record": self.page.record, "local": self.local, "clock": self.clock, "Failure": Failure,
             "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
             "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "accounting": False, "backward_on": False,

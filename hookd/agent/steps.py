@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +93,7 @@ class Steps:
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
             values = {"optimizer": optimizer, "step": session.step_number(), "has_closure": callable(closure)}
             session.dispatch.emit("step_pre", values)
-            self._started_ns = time.perf_counter_ns()
+            self._started_ns = session.clock()
             if not callable(closure) or not session.models.audience.listeners("closure_done", None):
                 return None
             return _replaced(args, kwargs, self._observed_closure(optimizer, closure))
@@ -118,7 +117,7 @@ class Steps:
             session = self._session
             if is_dynamo_compiling() or not session.is_live or _is_nested(sys._getframe(1)):
                 return
-            elapsed_ns = time.perf_counter_ns() - self._started_ns if self._started_ns else 0
+            elapsed_ns = session.clock() - self._started_ns if self._started_ns else 0
             session.calls.turn(session.local.thread, self._outside)
             self._step_done(optimizer, elapsed_ns)
 
@@ -174,17 +173,17 @@ class Steps:
     def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
         session = self._session
         phase = int(session.cells[thread.beat + PHASE])
-        started = time.perf_counter_ns()
+        started = session.clock()
         try:
             thread.backwards += 1  # inside: a signal handler may raise after any call
             self._announce(args, kwargs)
             session.calls.turn(thread, BACKWARD)
-            started = time.perf_counter_ns()
+            started = session.clock()
             return original(*args, **kwargs)
         finally:
             thread.backwards = 0
             if session.is_live:
-                elapsed_ns = time.perf_counter_ns() - started
+                elapsed_ns = session.clock() - started
                 session.calls.turn(thread, phase)
                 session.dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
             self._is_stepped_by_backward = not self.has_hooks

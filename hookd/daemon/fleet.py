@@ -125,6 +125,7 @@ class Fleet:
         with self._lock:
             known = self._held.get(pid)
             if fd is None:
+                self._room.forget(pid)
                 if known is not None and known.ended is None:
                     self._left(known)
                 return None
@@ -151,6 +152,7 @@ class Fleet:
         target.claim = self.claim(target.identity, pid)
         self._take_over(target.claim)
         self._held[pid] = target
+        self._room.forget(pid)
         if self._only is not None:
             self._seen.add((pid, target.start_ticks))
         target.witness.memory = self._memories.of(pid)

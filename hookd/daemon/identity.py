@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookd import labels
-from hookd.attach import commandline, proc
+from hookd.attach import commandline, snapshot
 from hookd.errors import HookdError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from hookd.attach.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Identity:
     @classmethod
     def of_page(cls, raw: Mapping[str, Any], *, pid: int) -> Identity:
         """Read the identity of a page; what has another type than it should is as if it were not there."""
+        seen = _look(pid, settles=False)  # an agent runs in it: it has done its exec
         script = text(raw, "script")
         offset = raw.get("step_offset")
         return cls(
@@ -49,31 +52,29 @@ class Identity:
             torch=text(raw, "torch"),
             method=text(raw, "method"),
             agent_version=text(raw, "agent_version"),
-            uid=_owner(pid),
-            ppid=_parent(pid),
+            uid=seen.uid if seen is not None else -1,
+            ppid=seen.ppid if seen is not None else 0,
             started=_real(raw, "started"),
             attached=_real(raw, "attached"),
             step_offset=offset if isinstance(offset, int) and not isinstance(offset, bool) else None,
             keep=raw.get("keep") is True,
-            meeting=_meeting(pid),
+            meeting=_meeting(seen),
         )
 
     @classmethod
     def of_process(cls, pid: int) -> Identity:
         """Guess from outside what a process would say of itself: before its attach, or when its page is unreadable."""
-        try:
-            environ, script = proc.environ(pid), script_of(proc.words(pid, "cmdline"))
-        except (HookdError, OSError):
-            environ, script = {}, ""
+        seen = _look(pid, settles=True)
+        environ, script = (seen.environ, script_of(seen.cmdline)) if seen is not None else ({}, "")
         return cls(
             run=labels.run_label(environ, script),
             rank=labels.rank_label(environ),
             local_rank=labels.local_rank(environ),
             world_size=labels.world_size(environ),
             script=script,
-            uid=_owner(pid),
-            ppid=_parent(pid),
-            meeting=_meeting(pid),
+            uid=seen.uid if seen is not None else -1,
+            ppid=seen.ppid if seen is not None else 0,
+            meeting=_meeting(seen),
         )
 
     @property
@@ -82,7 +83,7 @@ class Identity:
         return self.run != labels.script_name(self.script)
 
 
-def script_of(cmdline: list[str]) -> str:
+def script_of(cmdline: Sequence[str]) -> str:
     """Find the script, or the module after `-m`, in the command line of a Python process; "" when there is none."""
     name, is_module = commandline.program(cmdline)
     return name.rpartition(".")[2] + ".py" if is_module and name else name
@@ -106,28 +107,19 @@ def _real(raw: Mapping[str, Any], key: str) -> float:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
 
 
-def _owner(pid: int) -> int:
+def _look(pid: int, *, settles: bool) -> Snapshot | None:
     try:
-        return proc.status(pid).uid
-    except (HookdError, OSError, LookupError, ValueError):
-        return -1
+        return snapshot.take(pid, settles=settles)
+    except (HookdError, OSError, LookupError, ValueError):  # it goes while it is read
+        return None
 
 
-def _parent(pid: int) -> int:
-    try:
-        return proc.status(pid).ppid
-    except (HookdError, OSError, LookupError, ValueError):
-        return 0
-
-
-def _meeting(pid: int) -> str:
+def _meeting(seen: Snapshot | None) -> str:
     """Give the address and port where a job's ranks meet, in their network: 127.0.0.1 of two containers is not one place.
 
     "" where the environment that the process was started with does not have them (torch.distributed's `env://`).
     """
-    try:
-        environ = proc.environ(pid)
-    except (HookdError, OSError):
+    if seen is None:
         return ""
-    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    return f"{address}:{port} {proc.link(pid, 'ns/net')}" if address and port else ""
+    address, port = seen.environ.get("MASTER_ADDR", ""), seen.environ.get("MASTER_PORT", "")
+    return f"{address}:{port} {seen.network}" if address and port else ""

@@ -23,15 +23,14 @@ def widen() -> None:
 
 
 class Room:
-    """Knows whether one more target has room, and says so once when it has not.
+    """Knows whether one more target has room, and logs once when it has not.
 
     Attributes:
-        refused: the processes that were turned away.
+        refused: the processes that were turned away and are not served yet, and whether each is still to be looked at again.
     """
 
     def __init__(self) -> None:
-        self.refused: set[int] = set()
-        self._is_told = False
+        self.refused: dict[int, bool] = {}
 
     def has(self, fd: int) -> bool:
         """Tell whether the newest descriptor leaves the reserve alone: the kernel gives the lowest number that is free."""
@@ -39,10 +38,14 @@ class Room:
         return limit < 0 or fd < limit - min(RESERVE, limit // 4)
 
     def refuse(self, pid: int) -> None:
-        """Note a process that is not served for want of a descriptor; the first of them is logged."""
-        self.refused.add(pid)
-        if not self._is_told:
-            self._is_told = True
+        """Note a process that is not served for want of a descriptor.
+
+        It is logged where all others that were turned away are served or gone by now. Room that opens for some of them
+        only is not the end of the shortage.
+        """
+        was_told = any(map(_is_there, list(self.refused)))
+        self.refused[pid] = True
+        if not was_told:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             _log.warning(
                 "process %d and those found after it are not served: hookd may open %d files, and each target takes up to "
@@ -50,17 +53,29 @@ class Room:
                 pid, limit,
             )  # fmt: skip
 
-    def reopened(self) -> list[int]:
-        """Give those that were turned away, once there is room again."""
-        if not self.refused or not self._is_there():
-            return []
-        again, self.refused, self._is_told = sorted(self.refused), set(), False
-        return again
+    def forget(self, pid: int) -> None:
+        """Forget a process that is served now, or holds no page any more."""
+        self.refused.pop(pid, None)
 
-    def _is_there(self) -> bool:
+    def reopened(self) -> list[int]:
+        """Return the pids that were turned away, once there is room again; each once, until it is turned away again."""
+        waiting = sorted(pid for pid, waits in self.refused.items() if waits)
+        if not waiting or not self._has_opened():
+            return []
+        for pid in waiting:
+            self.refused[pid] = False
+            if not _is_there(pid):
+                self.forget(pid)
+        return waiting
+
+    def _has_opened(self) -> bool:
         try:
             fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return False
         os.close(fd)
         return self.has(fd + MARGIN)
+
+
+def _is_there(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")  # noqa: PTH110  asked of many

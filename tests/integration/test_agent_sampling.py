@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import operator
 import threading
-import time
 
+import pytest
 import torch
 from torch import nn
 
 from hookd import Plugin, hookimpl
-from tests.support.agent import running
+from tests.support.agent import Clock, running
+
+STEP_S = 0.001
 
 
-def train(steps: int, pause_s: float = 0.0) -> None:
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """The clock of the agent, and of what the plugins of this file take."""
+    made = Clock()
+    monkeypatch.setattr(Looker, "clock", made)
+    return made
+
+
+def train(clock: Clock, steps: int, step_s: float = STEP_S) -> None:
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(steps):
         net(torch.ones(3, 4)).pow(2).sum().backward()
         optimizer.step()
-        time.sleep(pause_s)
+        clock.advance(step_s)
 
 
 class Looker(Plugin):
     """Notes the steps in which its sampled hooks are called."""
 
+    clock = Clock()
     name = "looker"
     sampled = ("forward", "loss")
     longest = 8
@@ -45,7 +56,7 @@ class Looker(Plugin):
     @hookimpl
     def loss(self):
         self.losses.append(self.context.step)
-        time.sleep(0.002)  # far more than one per cent of these steps
+        self.clock.advance(0.002)  # far more than one per cent of these steps
 
 
 def blocks(steps: list[int], interval: int) -> list[int]:
@@ -53,10 +64,10 @@ def blocks(steps: list[int], interval: int) -> list[int]:
     return [(step - 1) // interval for step in steps]
 
 
-def test_the_budget_stretches_what_is_sampled_to_the_longest_interval_and_no_further() -> None:
-    with running(Looker) as agent:
+def test_the_budget_stretches_what_is_sampled_to_the_longest_interval_and_no_further(clock) -> None:
+    with running(Looker, clock=clock) as agent:
         # A tenth of a step: far over the budget, and far from the third of one at which a plugin is put aside.
-        train(96, pause_s=0.02)
+        train(clock, 96, step_s=0.02)
         steps = agent.plugin("looker").forwards
         assert steps[:4] == list(range(1, 5)), "at first it is not known what they cost"
         assert blocks(steps, 8)[-9:] == list(range(3, 12)), "one of each eight"
@@ -65,7 +76,7 @@ def test_the_budget_stretches_what_is_sampled_to_the_longest_interval_and_no_fur
         assert agent.state("looker") == "active"
 
 
-def test_what_takes_a_hundred_times_the_budget_is_throttled_within_20_steps_and_recovers() -> None:
+def test_what_takes_a_hundred_times_the_budget_is_throttled_within_20_steps_and_recovers(clock) -> None:
     class Heavy(Looker):
         longest = 4096
         cost_s = 0.02
@@ -73,33 +84,29 @@ def test_what_takes_a_hundred_times_the_budget_is_throttled_within_20_steps_and_
         @hookimpl
         def loss(self):
             self.losses.append(self.context.step)
-            time.sleep(self.cost_s)
+            self.clock.advance(self.cost_s)
 
-    with running(Heavy) as agent:
-        train(20, pause_s=0.02)
+    with running(Heavy, clock=clock) as agent:
+        train(clock, 20, step_s=0.02)
         looker = agent.plugin("looker")
         assert agent.values("hookd_sampling_interval_steps")[("looker",)] >= 64, "half of each step was its"
-        train(100, pause_s=0.02)
+        train(clock, 100, step_s=0.02)
         assert len(looker.losses) < 20
         assert agent.state("looker") == "active"
         Heavy.cost_s = 0.0
-        for _ in range(3):  # what else the machine does may make one sample look dear
-            interval = wait_for_a_sample(agent, looker)
-            if interval <= 16:
-                break
-        assert interval <= 16
+        assert wait_for_a_sample(agent, looker, clock) <= 16
 
 
-def wait_for_a_sample(agent, looker) -> float:
+def wait_for_a_sample(agent, looker, clock) -> float:
     """Train until it is sampled again, in one of two blocks at the latest, and the governor has had its say."""
     known, trained, longest = len(looker.losses), 0, 1.0
     while len(looker.losses) == known:
         assert trained <= 2 * longest + 50
-        train(50, pause_s=0.01)
+        train(clock, 50, step_s=0.01)
         trained += 50
         # It grows at first, as these steps are shorter.
         longest = max(longest, *agent.values("hookd_sampling_interval_steps").values())
-    train(100, pause_s=0.01)
+    train(clock, 100, step_s=0.01)
     (interval,) = agent.values("hookd_sampling_interval_steps").values()
     return interval
 
@@ -109,49 +116,49 @@ class Steady(Looker):
     sampled = ()
 
 
-def test_what_comes_at_every_step_takes_its_part_of_the_budget_from_what_is_sampled() -> None:
+def test_what_comes_at_every_step_takes_its_part_of_the_budget_from_what_is_sampled(clock) -> None:
     found = {}
     for plugins in ((Looker,), (Looker, Steady)):
-        with running(*plugins, budget=0.25) as agent:
-            train(96, pause_s=0.01)
+        with running(*plugins, budget=0.25, clock=clock) as agent:
+            train(clock, 96, step_s=0.01)
             found[plugins] = agent.values("hookd_sampling_interval_steps")[("looker",)]
     assert found[Looker,] == 1, "2 of 12 ms are less than a quarter"
     assert found[Looker, Steady] >= 2, "it and 2 ms of each step are more"
 
 
-def test_what_cannot_be_sampled_and_takes_a_hundred_times_the_budget_is_put_aside_within_20_steps() -> None:
+def test_what_cannot_be_sampled_and_takes_a_hundred_times_the_budget_is_put_aside_within_20_steps(clock) -> None:
     class Unsampled(Looker):
         sampled = ()
 
         @hookimpl
         def loss(self):
-            time.sleep(0.02)
+            self.clock.advance(0.02)
 
-    with running(Unsampled) as agent:
-        train(20, pause_s=0.02)
+    with running(Unsampled, clock=clock) as agent:
+        train(clock, 20, step_s=0.02)
         assert agent.state("looker") == "quarantined"
 
 
-def test_without_a_budget_nothing_is_sampled_but_what_the_person_has_fixed() -> None:
-    with running(Looker, budget=0.0) as agent:
-        train(40)
+def test_without_a_budget_nothing_is_sampled_but_what_the_person_has_fixed(clock) -> None:
+    with running(Looker, budget=0.0, clock=clock) as agent:
+        train(clock, 40)
         assert agent.plugin("looker").forwards == agent.plugin("looker").losses == []
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 0}
         assert agent.values("hookd_overhead_budget_ratio") == {(): 0.0}
-    with running(Looker, options={"every": "2"}, budget=0.0) as agent:
-        train(6)
+    with running(Looker, options={"every": "2"}, budget=0.0, clock=clock) as agent:
+        train(clock, 6)
         assert agent.plugin("looker").forwards == [1, 3, 5]
         assert agent.plugin("looker").losses == []
 
 
-def test_rare_hooks_are_stretched_further_and_called_in_steps_in_which_the_others_are() -> None:
+def test_rare_hooks_are_stretched_further_and_called_in_steps_in_which_the_others_are(clock) -> None:
     class Rarer(Looker):
         longest = 4
         rare = ("loss",)
         rarest = 30
 
-    with running(Rarer) as agent:
-        train(200, pause_s=0.005)
+    with running(Rarer, clock=clock) as agent:
+        train(clock, 200, step_s=0.005)
         looker = agent.plugin("looker")
         assert blocks(looker.forwards, 4)[-10:] == list(range(40, 50))
         assert blocks(looker.losses, 28)[-3:] == [4, 5, 6]
@@ -159,28 +166,28 @@ def test_rare_hooks_are_stretched_further_and_called_in_steps_in_which_the_other
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 4}
 
 
-def test_every_fixes_the_hooks_that_the_plugin_names_and_the_budget_stretches_the_others() -> None:
-    with running(Looker, options={"every": "1"}) as agent:
-        train(80)
+def test_every_fixes_the_hooks_that_the_plugin_names_and_the_budget_stretches_the_others(clock) -> None:
+    with running(Looker, options={"every": "1"}, clock=clock) as agent:
+        train(clock, 80)
         looker = agent.plugin("looker")
         assert looker.forwards == list(range(1, 81))
         assert blocks(looker.losses, 8)[-6:] == list(range(4, 10))
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 1}, "what the person has fixed"
 
 
-def test_steps_that_take_turns_are_all_sampled() -> None:
+def test_steps_that_take_turns_are_all_sampled(clock) -> None:
     class Turns(Looker):
         every = 10
 
-    with running(Turns) as agent:
-        train(400)
+    with running(Turns, clock=clock) as agent:
+        train(clock, 400)
         sampled = agent.plugin("looker").forwards
         for length in (2, 3, 5, 10):
             shares = [sum(step % length == turn for step in sampled) / len(sampled) for turn in range(length)]
             assert min(shares) > 0.5 / length, (length, shares)
 
 
-def test_a_plugin_can_hold_its_interval_and_let_it_go() -> None:
+def test_a_plugin_can_hold_its_interval_and_let_it_go(clock) -> None:
     class Holder(Looker):
         fixed_by_every = ()
 
@@ -191,37 +198,32 @@ def test_a_plugin_can_hold_its_interval_and_let_it_go() -> None:
             elif step == 8:
                 self.context.hold(None)
 
-    with running(Holder, options={"every": "5"}) as agent:
-        train(5)
+    with running(Holder, options={"every": "5"}, clock=clock) as agent:
+        train(clock, 5)
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 1}
-        train(11)
+        train(clock, 11)
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 5}
         assert agent.plugin("looker").forwards == [1, 4, 5, 6, 7, 8, 11, 16]
 
 
-def test_what_is_exported_as_overhead_is_what_a_sampled_plugin_really_took() -> None:
+def test_what_is_exported_as_overhead_is_what_a_sampled_plugin_really_took(clock) -> None:
     """Measured steps are one in five and sampled ones one in eight: each kind stands for its own."""
 
     class Spender(Looker):
         fixed_by_every = ()
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.spent_s = 0.0
-
         @hookimpl
         def loss(self):
-            began = time.perf_counter()
-            time.sleep(0.003)
-            self.spent_s += time.perf_counter() - began
+            self.losses.append(self.context.step)
+            self.clock.advance(0.003)
 
-    with running(Spender, options={"every": "8"}) as agent:
-        train(160)
-        spent, said = agent.plugin("looker").spent_s, agent.values("hookd_overhead_seconds")[("looker",)]
-        assert 0.5 < said / spent < 2.0, (said, spent)
+    with running(Spender, options={"every": "8"}, clock=clock) as agent:
+        train(clock, 160)
+        spent, said = 0.003 * len(agent.plugin("looker").losses), agent.values("hookd_overhead_seconds")[("looker",)]
+        assert 0.9 < said / spent < 1.1, (said, spent)
 
 
-def test_a_step_of_another_thread_in_the_middle_of_a_hook_does_not_charge_it_with_the_clock_itself() -> None:
+def test_a_step_of_another_thread_in_the_middle_of_a_hook_does_not_charge_it_with_the_clock_itself(clock) -> None:
     class Stepping(Plugin):
         """Steps, in each call of its hook, in another thread: whether a step is measured changes meanwhile."""
 
@@ -232,17 +234,16 @@ def test_a_step_of_another_thread_in_the_middle_of_a_hook_does_not_charge_it_wit
             other = threading.Thread(target=optimizer.step)
             other.start()
             other.join(60)
+            clock.advance(STEP_S)
 
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with running(Stepping) as agent:
-        began = time.perf_counter()
+    with running(Stepping, clock=clock) as agent:
         for _ in range(12):
             net(torch.ones(1, 2))
-        took = time.perf_counter() - began
         assert agent.session.steps.done >= 12
         assert agent.state("stepping") == "active"
-        assert agent.values("hookd_overhead_seconds")[("stepping",)] <= 4 * took
+        assert agent.values("hookd_overhead_seconds")[("stepping",)] <= 12 * STEP_S
 
 
 class Waiter(Plugin):
@@ -268,8 +269,8 @@ class Waiter(Plugin):
         self.done.append(self.context.step)
 
 
-def test_a_hook_that_a_plugin_does_not_want_is_not_called_from_its_next_event_on() -> None:
-    with running(Waiter) as agent:
-        train(9)
+def test_a_hook_that_a_plugin_does_not_want_is_not_called_from_its_next_event_on(clock) -> None:
+    with running(Waiter, clock=clock) as agent:
+        train(clock, 9)
         assert agent.plugin("waiter").begun == [*range(1, 10)]
         assert agent.plugin("waiter").done == [3, 6, 9]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import types
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,26 @@ from hookd.agent import bootstrap
 from hookd.page import PageReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hookd.page import Snapshot
+
+
+class Clock:
+    """A clock that stands still until the test moves it.
+
+    Attributes:
+        ns: what it shows.
+    """
+
+    def __init__(self) -> None:
+        self.ns = 10**15  # far from 0, which stands for "not measured"
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def advance(self, seconds: float) -> None:
+        self.ns += round(seconds * 1e9)
 
 
 class Running:
@@ -49,9 +67,21 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    *plugins: type | str, options: dict[str, str] | None = None, method: str = "start", **config: object
+    *plugins: type | str,
+    options: dict[str, str] | None = None,
+    method: str = "start",
+    clock: Callable[[], int] = time.perf_counter_ns,
+    **config: object,
 ) -> Iterator[Running]:
-    """Start an agent with these plugin classes (or names of installed ones), and stop it at the end."""
+    """Start an agent with these plugin classes (or names of installed ones), and stop it at the end.
+
+    Args:
+        plugins: the classes, or names.
+        options: of each plugin.
+        method: how the agent comes, as in the target's identity.
+        clock: by which steps and plugins are measured, ns.
+        config: the rest of what the agent is given.
+    """
     module = types.ModuleType("hookd_of_the_test")
     specs = []
     for plugin in plugins:
@@ -63,7 +93,7 @@ def running(
             specs.append({"name": plugin.name, "entry": entry, "options": options or {}, "by_name": True})
     sys.modules["hookd_of_the_test"] = module
     try:
-        bootstrap.start({"method": method, "plugins": specs, "lease_s": None, **config})
+        bootstrap.start({"method": method, "plugins": specs, "lease_s": None, **config}, clock=clock)
         seen = Running()
         try:
             yield seen

@@ -120,12 +120,12 @@ def test_the_extended_state_of_a_signal_frame_says_what_it_holds(size, features,
 
 
 def test_the_injected_statement_is_one_line_that_leaves_no_name():
-    text = mailbox.at_address(mailbox.statement(mailbox.code(1, 2, 3.0)), 4096)
+    text = mailbox.at_address(mailbox.statement(mailbox.code(0, 2, 3.0)), 4096)
     assert text.endswith(b"\n\0")
     assert text.count(b"\n") == 1
     assert b"@" not in text
     namespace: dict[str, object] = {}
-    exec(text[:-1].decode(), namespace)  # another pid: it does nothing
+    exec(text[:-1].decode(), namespace)  # no process has pid 0: it does nothing
     assert set(namespace) == {"__builtins__"}
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hookd.daemon.identity import Identity
+from hookd.daemon.room import Room
 from tests.support.pages import Ranks, new_fleet
 from tests.support.processes import Process
 
@@ -74,3 +75,18 @@ def test_ranks_started_by_hand_are_one_run_where_they_meet_at_one_place(stack, f
     other, stranger = started_by_hand(stack, 1, 29512)
     assert fleet.claim(identity, second).run == served.claim.run
     assert fleet.claim(stranger, other).run == f"{served.claim.run}~{stranger.ppid}"
+
+
+def test_a_shortage_of_descriptors_is_logged_once_however_often_some_become_free(caplog):
+    room, (one, other) = Room(), (os.getpid(), os.getppid())
+    room.refuse(one)
+    room.refuse(other)
+    assert room.reopened() == sorted([one, other])
+    room.forget(one)
+    assert room.reopened() == [], "it is being looked at"
+    room.refuse(other)
+    assert len(caplog.records) == 1
+    assert room.reopened() == [other]
+    room.forget(other)
+    room.refuse(one)
+    assert [one.message.split()[1] for one in caplog.records] == [str(one)] * 2, "a new one is logged again"

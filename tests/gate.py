@@ -1,0 +1,116 @@
+"""Run the tests; those that fail run once more, alone.
+
+    python -m tests.gate [OPTIONS OF PYTEST]
+
+A test that fails among the others and passes alone is printed as `FLAKY name`. Nothing is retried before that, and the
+second look is for at most MAX_FLAKY tests: where more have failed, it would change nothing.
+
+Exit status: 0 where all tests passed, at most MAX_FLAKY of them at the second look; otherwise pytest's own, 1 for tests
+that failed twice, are too many, or did not run.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import own_pids
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+MAX_FLAKY = 3
+SLOWEST = 10
+
+
+class Watch:
+    """A pytest plugin that remembers what runs, what has run and what failed. Of pytest-xdist's controller, not its workers.
+
+    Attributes:
+        running: the tests that have begun and not ended, oldest first.
+        ran: those that have ended.
+        failed: those of `ran` that failed, in order; the values mean nothing.
+        seconds: by file, what its tests took.
+        missing: how many tests were collected and did not run.
+    """
+
+    def __init__(self) -> None:
+        self.running: dict[str, None] = {}
+        self.ran: set[str] = set()
+        self.failed: dict[str, None] = {}
+        self.seconds: Counter[str] = Counter()
+        self.missing = 0
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Say which tests run when the whole run is told to end, as by a time limit."""
+
+        def stop(_number: int, _frame: object) -> None:
+            writer = config.get_terminal_writer()
+            for nodeid in self.running:
+                writer.line(f"STOPPED IN {nodeid}", flush=True)
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGTERM, stop)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.running[nodeid] = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid.partition("::")[0]] += getattr(report, "duration", 0.0)
+        if report.failed:
+            self.failed[report.nodeid] = None
+        if report.when not in ("setup", "call"):  # "???": its worker crashed, and nothing more is heard of it
+            self.pytest_runtest_logfinish(report.nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.running.pop(nodeid, None)
+        self.ran.add(nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not session.config.option.collectonly:
+            self.missing = session.testscollected - len(self.ran)
+
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        """Write which files took longest."""
+        terminalreporter.section(f"the {SLOWEST} slowest files")
+        for file, seconds in self.seconds.most_common(SLOWEST):
+            terminalreporter.line(f"{seconds:8.1f} s  {file}")
+
+
+def passes_alone(nodeid: str) -> bool:
+    """Run one test in a process of its own, whichever marks it has."""
+    print(f"\nonce more, alone: {nodeid}", flush=True)
+    return subprocess.run([sys.executable, "-m", "pytest", "-n", "1", "-m", "", nodeid], check=False).returncode == 0
+
+
+def main(arguments: list[str]) -> int:
+    """Run pytest, and once more what fails.
+
+    Args:
+        arguments: pytest's.
+
+    Returns:
+        The exit status.
+    """
+    watch = Watch()
+    workers = "4" if own_pids.unshare_options() is not None else "2"
+    status = int(pytest.main(["-n", workers, "--dist", "loadscope", "--no-loadscope-reorder", *arguments], [watch]))
+    if watch.missing:
+        print(f"{watch.missing} of the tests that were collected did not run")
+        return status or 1
+    if status != pytest.ExitCode.TESTS_FAILED or len(watch.failed) > MAX_FLAKY:
+        return status
+    flaky = [nodeid for nodeid in watch.failed if passes_alone(nodeid)]
+    print()
+    for nodeid in watch.failed:
+        print(f"{'FLAKY' if nodeid in flaky else 'FAILED TWICE'} {nodeid}")
+    return 0 if len(flaky) == len(watch.failed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

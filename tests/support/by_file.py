@@ -1,0 +1,52 @@
+"""How tests are handed to pytest-xdist's workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import pytest
+
+
+class ByFile(LoadScopeScheduling):
+    """Give whole files to workers.
+
+    Args:
+        config: pytest's.
+        log: pytest-xdist's.
+        one_at_a_time: names of files of which no two run at a time.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any, *, one_at_a_time: Collection[str]) -> None:
+        super().__init__(config, log)
+        self._one_at_a_time = one_at_a_time
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "one at a time" if Path(file).stem in self._one_at_a_time else file
+
+    def remove_node(self, node: Any) -> str | None:
+        """Give what a worker that crashed has left to the others, without the test that it crashed in: that has failed."""
+        crashed = None
+        for unit in self.assigned_work[node].values():
+            crashed = next((nodeid for nodeid, is_done in unit.items() if not is_done), None)
+            if crashed is not None:
+                unit[crashed] = True
+                break
+        super().remove_node(node)
+        return crashed
+
+    def schedule(self) -> None:
+        """Give each worker a second file: it begins its last test only when it knows the next one, or that there is none.
+
+        pytest-xdist 3.8 gives one to the worker that takes a crashed one's place: with a single test in it, that waits
+        for ever.
+        """
+        super().schedule()
+        for node in self.nodes:
+            self._reschedule(node)
