@@ -31,6 +31,8 @@ SLOWEST = 10
 class Watch:
     """A pytest plugin that remembers what runs, what has run and what failed. Of pytest-xdist's controller, not its workers.
 
+    What fails is named at once, for who waits for the rest.
+
     Attributes:
         running: the tests that have begun and not ended, oldest first.
         ran: those that have ended.
@@ -45,14 +47,19 @@ class Watch:
         self.failed: dict[str, None] = {}
         self.seconds: Counter[str] = Counter()
         self.missing = 0
+        self._config: pytest.Config | None = None
+
+    def _write(self, line: str) -> None:
+        assert self._config is not None
+        self._config.get_terminal_writer().line("\n" + line, flush=True)
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Say which tests run when the whole run is told to end, as by a time limit."""
+        self._config = config
 
         def stop(_number: int, _frame: object) -> None:
-            writer = config.get_terminal_writer()
             for nodeid in self.running:
-                writer.line(f"STOPPED IN {nodeid}", flush=True)
+                self._write(f"STOPPED IN {nodeid}")
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGTERM, stop)
@@ -62,8 +69,9 @@ class Watch:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid.partition("::")[0]] += getattr(report, "duration", 0.0)
-        if report.failed:
+        if report.failed and report.nodeid not in self.failed:
             self.failed[report.nodeid] = None
+            self._write(f"failed: {report.nodeid}")
         if report.when not in ("setup", "call"):  # "???": its worker crashed, and nothing more is heard of it
             self.pytest_runtest_logfinish(report.nodeid)
 
