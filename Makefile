@@ -16,7 +16,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bounds long soak churn faults screenshots compat docs docs-serve clean
+.PHONY: help demo test lint format bench bounds long soak churn faults attacks lock screenshots compat torch-tests docs docs-serve clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -44,7 +44,7 @@ bench: .venv/.bench ## measure what hookd costs beside its peers into docs/bench
 bounds: .venv/.dev ## what hookd may cost: benches that fail above it
 	$(BIN)/python -m pytest -m bench -s tests/bench $(ARGS)
 
-long: .venv/.long ## what is too long for `make test`: 2,000 healthy steps of each workload, all of torch's own modules (an hour)
+long: .venv/.long ## what is too long for `make test`: more attacks, faults and containers, 2,000 healthy steps of each workload, all of torch's modules (an hour and a half)
 	$(BIN)/python -m pytest -m "load and not bench" $(ARGS)
 
 soak: .venv/.dev ## 5,000 injections and 500 attaches to busy and hostile processes (an hour)
@@ -56,11 +56,29 @@ churn: .venv/.dev ## a day of a busy node: 5,000 targets come, live and die, the
 faults: .venv/.dev ## make every fault for real and write what hookd said of it into docs/reliability.md (7 minutes, as root for all)
 	$(BIN)/python -m tests.faults $(ARGS)
 
+attacks: .venv/.dev ## attack hookd as other users, targets and network peers would, and write the table in docs/security.md (as root)
+	$(BIN)/python -m tests.attacks $(ARGS)
+
+# Compiled for every Python and processor that hookd supports.
+LOCK = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.10 \
+	--generate-hashes --no-annotate --no-emit-index-url --custom-compile-command "make lock" --upgrade
+lock: .venv/.dev ## renew the versions and hashes of what the container image is made of: deploy/docker/*.txt
+	$(PIP) uv==0.13.9
+	$(LOCK) pyproject.toml --output-file deploy/docker/requirements.txt > /dev/null
+	echo hatchling | $(LOCK) - --output-file deploy/docker/build.txt > /dev/null
+
 screenshots: .venv/.dev ## make the pictures of docs/screenshots from real runs (needs Debian's chromium; 4 minutes)
 	$(BIN)/python -m tests.screenshots $(ARGS)
 
 compat: .venv/.dev ## tool and target on every CPython found here (see HOOKD_COMPAT_PYTHONS, HOOKD_COMPAT_ROOTS)
 	$(BIN)/python -m pytest -m "not load" tests/compat $(ARGS)
+
+# ROOT: whose torch is tested, a Debian root or /; SOURCES: torch's sources of that version, unpacked. Where not named,
+# Debian's source package of the torch in ROOT is fetched. Nothing of either is kept.
+ROOT ?= /
+SOURCES ?=
+torch-tests: .venv/.dev ## torch's own tests, plain and with all observers, compared by name, into docs/torch-tests.md (an hour, as root)
+	$(BIN)/python -m tests.torch_tests --root $(ROOT) $(if $(SOURCES),--sources $(SOURCES)) $(ARGS)
 
 docs: .venv/.dev ## the documentation as a site, in site/; its pages about commands, metrics and hooks are made anew
 	$(BIN)/python docs/generate.py
@@ -74,7 +92,7 @@ clean: ## remove what was made
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp file for each part of the installation: the second call is quick, and the demo does without the test tools.
-.venv/.runtime: pyproject.toml hookd/native/kernel.c
+.venv/.runtime: pyproject.toml hookd/native/kernel.c hookd/native/entry.c
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 with venv found: apt-get install python3-venv, or PYTHON=..." >&2; exit 1; }
 	@echo "installing $(TORCH) and hookd into .venv (once)" >&2
 	$(PYTHON) -m venv .venv

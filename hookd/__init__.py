@@ -16,7 +16,20 @@ from hookd.held import hooks_on
 from hookd.inprocess import Observation, load_ipython_extension, observe, read, start, stop
 from hookd.metrics import Counter, Gauge, Histogram
 from hookd.nested import is_whole, tensors, versions
+from hookd.passive import (
+    attributes_of,
+    buffers_of,
+    children_of,
+    groups_of,
+    modules_in,
+    of_tensor,
+    originals_of,
+    parameters_in,
+    parameters_of,
+    peek,
+)
 from hookd.plugin import Plugin
+from hookd.refs import tensor_ref
 from hookd.summary import Summary
 from hookd.version import __version__
 
@@ -39,14 +52,25 @@ __all__ = [
     "Summary",
     "TrainingError",
     "__version__",
+    "attributes_of",
+    "buffers_of",
+    "children_of",
+    "groups_of",
     "hookimpl",
     "hooks_on",
     "is_whole",
     "load_ipython_extension",
+    "modules_in",
     "observe",
+    "of_tensor",
+    "originals_of",
+    "parameters_in",
+    "parameters_of",
+    "peek",
     "read",
     "start",
     "stop",
+    "tensor_ref",
     "tensors",
     "versions",
 ]

@@ -10,6 +10,7 @@ from hookd.errors import PluginError
 from hookd.globs import Globs
 from hookd.metrics import Counter, Gauge, Histogram
 from hookd.page.series import Bound
+from hookd.totals import Families, Totals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,6 +44,7 @@ class Numeric(Protocol):
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor: ...  # noqa: D102
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None: ...  # noqa: D102
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]: ...  # noqa: D102
+    def is_readable(self, tensor: Tensor) -> bool: ...  # noqa: D102
     def ask(self, context: Context, values: Sequence[Tensor], then: Numbers) -> None: ...  # noqa: D102
 
 
@@ -80,6 +82,7 @@ class Context:
         options: what the person gave as `-p NAME:key=value,...`, unparsed; use `option` to read them.
         settings: every option that the plugin has asked for, with the value that is in force.
         bound: how many series it may have.
+        totals: what `add_up` has asked for; hookd's own.
     """
 
     def __init__(self, plugin: str, options: Mapping[str, str], host: Host) -> None:
@@ -92,6 +95,7 @@ class Context:
         self.settings: dict[str, object] = {}
         self._fixed: dict[str, int] = {}
         self._held: int | None = None
+        self.totals: Totals | None = None
         self._unwanted: set[str] = set()
 
     # -- options
@@ -156,6 +160,28 @@ class Context:
         for number in numbers:
             for table in self._per_module:
                 table.pop(number, None)
+
+    def add_up(
+        self,
+        *,
+        seconds: Counter | None = None,
+        self_seconds: Counter | None = None,
+        calls: Counter | None = None,
+        recompute: bool = False,
+    ) -> None:
+        """Have every call of the modules at which the plugin listens to `forward` added to counters, without a hook.
+
+        That needs no function of the plugin's own: a few additions, at every call of every step. In `configure` only.
+
+        Args:
+            seconds: of the calling thread, modules called inside included; this counter and the others have the label `module`.
+            self_seconds: without the modules called inside.
+            calls: how many.
+            recompute: add the calls that activation checkpointing makes again, and none of the others.
+        """
+        if self.totals is None:
+            self.totals = Totals(self._host.page.cells, (self.per_module(), self.per_module()))
+        self.totals.families[recompute].append(Families(seconds, self_seconds, calls))
 
     # -- metrics
 
@@ -262,6 +288,17 @@ class Context:
             tensor of 0 dimensions that stays there. Empty if no tensor has numbers.
         """
         return self._host.numeric.largest(tensors)
+
+    def is_readable(self, tensor: Tensor) -> bool:
+        """Whether torch's operations can read the elements of a tensor of the training. Ask before a plugin uses one.
+
+        They end the process on a tensor whose memory is not there: freed by an offloading engine, or a parameter whose
+        class keeps its numbers elsewhere. The four methods above ask by themselves.
+
+        Returns:
+            False also for an empty tensor, and for sparse, nested and other kinds that are not one block of torch's own.
+        """
+        return self._host.numeric.is_readable(tensor)
 
     def later(self, values: Sequence[Tensor], then: Numbers) -> None:
         """Read small tensors without waiting for their device: `then` is called with all their elements in one list.

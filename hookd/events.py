@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hookd.passive import of_tensor
 
 if TYPE_CHECKING:
     import weakref
@@ -82,8 +85,8 @@ class Call(NamedTuple):
         return tuple(reversed(modules))
 
     def is_changed(self) -> bool:
-        """Whether an operation in place has changed the output since it was returned."""
-        return self.version >= 0 and self.version != self.output._version  # noqa: SLF001
+        """Whether the output has been changed in place, or its memory freed, since it was returned."""
+        return self.version >= 0 and (self.version != self.output._version or is_freed(self.output))  # noqa: SLF001
 
 
 class Returned(NamedTuple):
@@ -102,6 +105,16 @@ class Returned(NamedTuple):
     inputs: tuple[Callable[[], Tensor | None], ...]
 
     def tensor(self) -> Tensor | None:
-        """Give the tensor as it was returned; None when it is gone or was changed in place."""
+        """Return the tensor as it was returned; None when it is gone, was changed in place, or its memory was freed."""
         tensor = self.ref()
-        return tensor if tensor is not None and self.version == tensor._version else None  # noqa: SLF001
+        is_as_it_was = tensor is not None and self.version == of_tensor(tensor, "_version") and not is_freed(tensor)
+        return tensor if is_as_it_was else None
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Whether the storage of a tensor has been emptied (`resize_(0)`) while the tensor still has elements."""
+    try:
+        kind = sys.modules["torch"].Tensor  # past what a class of tensors has in its place
+        return not kind.untyped_storage(tensor).nbytes() and kind.numel(tensor) > 0
+    except (RuntimeError, AttributeError):  # without a storage: sparse; torch before 2.0
+        return False

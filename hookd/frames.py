@@ -16,7 +16,7 @@ _MAKES_FRAMES = sys.version_info[:2] == (3, 11)
 
 @contextlib.contextmanager
 def held() -> Iterator[dict[int, FrameType]]:
-    """Give the innermost frames of all threads, by their ident; only inside of this may `f_back` be followed.
+    """Yield the innermost frames of all threads by ident; only inside of this may `f_back` be followed.
 
     CPython 3.11 makes the object of a frame when it is asked for, and may collect garbage then. A weak reference's callback
     lets the thread go on, its function returns, and the object is written into what the stack has there by now: `f_back`
@@ -27,8 +27,10 @@ def held() -> Iterator[dict[int, FrameType]]:
     stops = _MAKES_FRAMES and gc.isenabled()
     if stops:
         gc.disable()
+    frames = sys._current_frames()  # noqa: SLF001  the only way to the stack of another thread
     try:
-        yield sys._current_frames()  # noqa: SLF001  the only way to the stack of another thread
+        yield frames
     finally:
+        frames.clear()  # the calling thread's own frame leads to whoever holds the dict: a cycle
         if stops:
             gc.enable()

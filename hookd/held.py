@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
+
+from hookd.passive import attributes_of, entries, peek
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,6 +26,8 @@ KINDS = {
     "_load_state_dict_post_hooks": "load_state_dict",
 }
 
+_FUNCTIONS = (FunctionType, BuiltinFunctionType)
+
 
 def hooks_on(module: nn.Module) -> Counter[tuple[str, str]]:
     """Count the hooks on a module: those of the training code, of accelerate, FSDP, peft...
@@ -32,7 +37,7 @@ def hooks_on(module: nn.Module) -> Counter[tuple[str, str]]:
     """
     found: Counter[tuple[str, str]] = Counter()
     for attribute, kind in KINDS.items():
-        for function in list((vars(module).get(attribute) or {}).values()):
+        for function in list(entries(attributes_of(module).get(attribute)).values()):
             found[kind, home(function)] += 1
     return found
 
@@ -40,10 +45,14 @@ def hooks_on(module: nn.Module) -> Counter[tuple[str, str]]:
 def home(function: Any) -> str:
     """Say where a function is from, as `module:name`; of an object that can be called, its class."""
     while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif type(function).__name__ == "_WrappedHook":  # torch's own, around hooks that get the module
-            function = function.hook
+        kind = type(function)
+        if issubclass(kind, functools.partial):
+            function = functools.partial.func.__get__(function)  # a slot
+        elif kind is MethodType:
+            function = function.__func__
+        elif kind.__name__ == "_WrappedHook":  # torch's own, around hooks that get the module
+            function = peek(function, "hook")
         else:
-            named = function if isinstance(getattr(function, "__qualname__", None), str) else type(function)
-            return f"{named.__module__}:{named.__qualname__}"
+            own = attributes_of(function)  # of one that functools has wrapped
+            named = function if kind in _FUNCTIONS else kind
+            return f"{own.get('__module__') or named.__module__}:{own.get('__qualname__') or named.__qualname__}"

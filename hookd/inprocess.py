@@ -7,7 +7,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from hookd.errors import AttachError, ControlError, HookdError, PageError
+from hookd.errors import AttachError, HookdError, PageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hookd.page import PageReader
 
 _log = logging.getLogger("hookd")
-_OUTSIDE = "hookd was brought into this process from outside"
 DEFAULT = ("nan", "timing", "activations")
 
 
@@ -90,11 +89,8 @@ def _page() -> Iterator[PageReader]:
 
 
 def _report(reader: PageReader) -> dict[str, Any]:
-    try:
-        from hookd.report import build_report
-    except ImportError:  # a payload has no more than an agent needs
-        hint = f"`hookd report {os.getpid()}` in a terminal tells the same."
-        raise ControlError(_OUTSIDE, reason="already-attached", hint=hint) from None
+    from hookd.report import build_report
+
     return {"pid": os.getpid(), **build_report(reader.read())}
 
 
@@ -148,6 +144,8 @@ class Observation:
 
     def end(self) -> None:
         """Keep the report, and stop what this one has started. May be called twice, and never raises an error of hookd's."""
+        from hookd.collapse import collapse
+
         is_mine, self._came = self.is_on, None
         try:
             with _page() as reader:
@@ -155,7 +153,7 @@ class Observation:
                 if is_mine:
                     stop()
                     last = reader.read()  # what was not yet looked at is at a detach
-                    report.update(state=last.state, incidents=last.incidents)
+                    report.update(state=last.state, incidents=collapse(last.incidents))
                 self.report = report
         except HookdError as exc:
             if is_mine:
@@ -183,16 +181,7 @@ def observe(
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Give a notebook `%hookd` and `%%hookd`: IPython calls it at `%load_ext hookd`.
+    """Register `%hookd` and `%%hookd` in a notebook: IPython calls it at `%load_ext hookd`."""
+    from hookd.integrations.jupyter import HookdMagics
 
-    Raises:
-        ControlError: this process has the hookd of somebody who attached, which can do nothing here.
-    """
-    try:
-        from hookd.integrations.jupyter import HookdMagics
-    except ModuleNotFoundError as exc:
-        if exc.name != "hookd.integrations":
-            raise
-        hint = f"`hookd report {os.getpid()}` in a terminal tells what it sees; `hookd detach {os.getpid()}` ends it."
-        raise ControlError(f"{_OUTSIDE}; {hint}", reason="already-attached", hint=hint) from None
     shell.register_magics(HookdMagics)

@@ -21,8 +21,12 @@ _LAUNCHERS = (
 )
 _SLURM_PSEUDO_STEPS = 0xFFFFFFF0
 """Steps from here on are no numbers but words: batch, extern, interactive (slurm.h, SLURM_BATCH_SCRIPT)."""
-_PRINTABLE = ((" ", "~"), ("\u00a0", "\ud7ff"), ("\ue000", "\U0010ffff"))
-"""Ranges, not a regular expression: to compile that takes a target 6 ms."""
+_PRINTABLE = (
+    (" ", "~"), ("\u00a0", "\u061b"), ("\u061d", "\u200d"), ("\u2010", "\u2027"), ("\u202f", "\u2065"), ("\u206a", "\ud7ff"),
+    ("\ue000", "\U0010ffff"),
+)  # fmt: skip
+"""Without line separators and without marks that turn the direction of writing, which would show a text in another order.
+Ranges, not a regular expression: to compile that takes a target 6 ms."""
 MAX_RUN = 128
 """Characters of a run's name."""
 
@@ -77,21 +81,25 @@ class Claim:
         rank: see `rank_label`.
         wanted: the run as the target's page names it.
         run: the run it is served under, which differs from `wanted` after a clash.
+        uid: owner of the process.
     """
 
-    __slots__ = ("launcher", "meeting", "pid", "rank", "run", "wanted")
+    __slots__ = ("launcher", "meeting", "pid", "rank", "run", "uid", "wanted")
 
-    def __init__(self, pid: int, launcher: int, rank: str, wanted: str, run: str) -> None:
+    def __init__(self, pid: int, launcher: int, rank: str, wanted: str, run: str, *, uid: int = -1) -> None:
         self.pid = pid
         self.launcher = launcher
         self.rank = rank
         self.wanted = wanted
         self.run = run
+        self.uid = uid
         self.meeting = ""
 
 
-def claim(pid: int, job: int, rank: str, wanted: str, *, chosen: bool, others: Iterable[Claim]) -> Claim:
-    """Settle the run of one more target so that no two targets share run and rank.
+def claim(  # noqa: PLR0913  a claim has no fewer parts
+    pid: int, job: int, rank: str, wanted: str, *, chosen: bool, others: Iterable[Claim], uid: int = -1
+) -> Claim:
+    """Settle the run of one more target so that no two targets share run and rank, and no two users a run.
 
     Those that are served already keep their names: callers bring targets in the order of their start, so it is the
     younger job that gets `~<pid of its launcher>`, all of its ranks alike.
@@ -103,17 +111,20 @@ def claim(pid: int, job: int, rank: str, wanted: str, *, chosen: bool, others: I
         wanted: its run, as its page or its environment has it.
         chosen: whether somebody chose that name; ranks of several launchers then form one run, as in a job that
             spans nodes, while two jobs that merely run the same script never do.
-        others: the living targets' claims.
+        others: the claims of those that are served.
+        uid: owner of the process.
     """
     others = list(others)
-    siblings = [other.run for other in others if other.launcher == job and other.wanted == wanted]
-    names = [*siblings, wanted, f"{wanted}~{job}", f"{wanted}~{pid}"]
-    for name in names:
+    siblings = [one.run for one in others if (one.uid, one.launcher, one.wanted) == (uid, job, wanted)]
+    more = (f"{wanted}~{pid}.{number}" for number in range(2, 3 + len(others)))  # those before may be taken on purpose
+
+    def is_free(name: str) -> bool:
         sharing = [other for other in others if other.run == name]
-        strangers = not chosen and any(other.launcher != job for other in sharing)
-        if not strangers and all(other.rank != rank for other in sharing):
-            return Claim(pid, job, rank, wanted, name)
-    return Claim(pid, job, rank, wanted, names[-1])
+        strangers = any(other.uid != uid or (not chosen and other.launcher != job) for other in sharing)
+        return not strangers and all(other.rank != rank for other in sharing)
+
+    names = (*siblings, wanted, f"{wanted}~{job}", f"{wanted}~{pid}", *more)
+    return Claim(pid, job, rank, wanted, next(filter(is_free, names)), uid=uid)
 
 
 def clean(text: str) -> str:

@@ -7,7 +7,9 @@ import sys
 from collections import UserDict, deque
 from enum import Enum
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
+
+from hookd.passive import attributes_of, class_attribute, classes_of, module_name_of, peek, plainly
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,12 +30,17 @@ def tensors(value: Any) -> list[Tensor]:
     Returns:
         The tensors themselves, of any dtype and device; never keep them.
     """
-    torch = sys.modules["torch"]
-    if isinstance(value, torch.Tensor):
+    kind = sys.modules["torch"].Tensor
+    if issubclass(type(value), kind):
         return [value]
     found: list[Tensor] = []
-    _collect(value, found, torch.Tensor, DEPTH)
+    _collect(value, found, kind, DEPTH)
     return found
+
+
+def is_tensor(value: object) -> bool:
+    """Whether an object is a tensor by its type: `isinstance` would ask the object itself."""
+    return issubclass(type(value), sys.modules["torch"].Tensor)
 
 
 def versions(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
@@ -42,8 +49,10 @@ def versions(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]
     Returns:
         One number for each tensor that `tensors` finds; -1 for one made in inference mode, which has no counter.
     """
-    found = tensors((inputs, kwargs))
-    return tuple(-1 if one.is_inference() else one._version for one in found)  # noqa: SLF001
+    kind = sys.modules["torch"].Tensor
+    is_inference, version = kind.is_inference, kind._version.__get__  # noqa: SLF001 - there is no public name
+    with plainly():
+        return tuple([-1 if is_inference(one) else version(one) for one in tensors((inputs, kwargs))])
 
 
 def is_whole(value: Any) -> bool:
@@ -55,49 +64,59 @@ def is_whole(value: Any) -> bool:
 
 
 def _is_seen(value: Any, kind: type, depth: int) -> bool:
-    if isinstance(value, kind):
+    if issubclass(type(value), kind):
         return depth > 0
-    if _is_plain(value, kind):
+    if _is_plain(value):
         return True
     if depth == 0:
         return False
-    items = _items(value)
-    if items is None:
+    inside = items(value)
+    if inside is None:
         return False
     return all(
-        _is_seen(item, kind, depth - 1) if at < LIMIT else _is_plain(item, kind) for at, item in enumerate(items)
+        _is_seen(item, kind, depth - 1) if at < LIMIT else _is_plain(item) and not issubclass(type(item), kind)
+        for at, item in enumerate(inside)
     )
 
 
-def _is_plain(value: Any, kind: type) -> bool:
+def _is_plain(value: Any) -> bool:
     # A dtype or a device is of torch's, and an array has no tensor in it.
-    is_theirs = type(value).__module__ in ("torch", "numpy") and not isinstance(value, kind)
-    return value is None or isinstance(value, (*PLAIN, Enum)) or is_theirs
+    return value is None or issubclass(type(value), (*PLAIN, Enum)) or module_name_of(type(value)) in ("torch", "numpy")
 
 
 def _collect(value: Any, found: list[Tensor], kind: type, depth: int) -> None:
     if len(found) >= LIMIT or depth == 0:
         return
-    if isinstance(value, kind):
-        found.append(value)  # type: ignore[arg-type]
-    elif isinstance(value, (tuple, list)):
-        for item in value[:LIMIT]:
-            _collect(item, found, kind, depth - 1)
-    elif value is not None and not isinstance(value, PLAIN):
-        for item in (_items(value) or ())[:LIMIT]:
+    if issubclass(type(value), kind):
+        found.append(value)
+    elif value is not None and not issubclass(type(value), PLAIN):
+        for item in (items(value) or ())[:LIMIT]:
             _collect(item, found, kind, depth - 1)
 
 
-def _items(value: Any) -> tuple[Any, ...] | list[Any] | None:
-    """Give what a container has in it; None for an object of another type."""
-    if isinstance(value, (tuple, list)):
-        return value
-    if isinstance(value, (dict, UserDict)):
-        return list(value.values())
-    if isinstance(value, deque):
-        return list(value)
-    if isinstance(value, SimpleNamespace):
-        return list(vars(value).values())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+def items(value: Any) -> tuple[Any, ...] | list[Any] | None:
+    """Return what a container has in it, past what its class makes of it; None for an object of another type.
+
+    Its type is asked and not the object, as `isinstance` would: a lazy object then makes what it stands for.
+    """
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return value  # type: ignore[no-any-return]
+    for base in classes_of(kind):
+        read = _READERS.get(id(base))
+        if read is not None:
+            return read(value)  # type: ignore[no-any-return]
+    if class_attribute(kind, "__dataclass_fields__") is not None:  # what is_dataclass() asks for, past a metaclass
+        return [peek(value, field.name) for field in dataclasses.fields(kind)]
     return None
+
+
+# By the id of the class: to look a class up by itself would hash it, which is its metaclass's affair.
+_READERS: dict[int, Callable[[Any], Any]] = {
+    id(tuple): lambda value: tuple.__getitem__(value, slice(None)),
+    id(list): lambda value: list.__getitem__(value, slice(None)),
+    id(dict): lambda value: list(dict.values(value)),
+    id(UserDict): lambda value: items(peek(value, "data")),
+    id(deque): lambda value: list(deque.__iter__(value)),
+    id(SimpleNamespace): lambda value: list(attributes_of(value).values()),
+}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_LINE = 100
-SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place")
+SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place", "count", "last")
 """Of an incident's detail what stands elsewhere; `place` is what the daemon knows a silence by, and nothing to read."""
 
 

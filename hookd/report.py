@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from hookd.collapse import collapse
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -44,7 +46,7 @@ def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> dict[str, A
             "seconds": _sum(values, "hookd_overhead_seconds"),
             "own_seconds": _own(values.get("hookd_overhead_seconds", [])),
         },
-        "incidents": snapshot.incidents,
+        "incidents": collapse(snapshot.incidents),
         "threads": _threads(snapshot),
         "logs": snapshot.logs[-MAX_LOGS:],
         "dropped_series": snapshot.dropped,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def finite(data: Any) -> Any:
@@ -54,12 +57,26 @@ def span(value: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
+def process_of(row: Mapping[str, Any]) -> str:
+    """Name the process of an incident, and its user where that is known."""
+    return f"process {row['pid']}" + (f" of user {row['user']}" if row.get("user") else "")
+
+
 def moment(unix_s: float) -> str:
     """Write a time for people, as local as they are."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
     except (OverflowError, ValueError, OSError):  # the clock of a target may say anything
         return "-"
+
+
+def repeated(incident: Mapping[str, Any]) -> str:
+    """Write how often an incident was told, and when last, to stand behind its message; "" of one that was told once."""
+    times = incident.get("count", 1)
+    if not isinstance(times, int) or times < 2:
+        return ""
+    last = incident.get("last")
+    return f" ({times:,} times, last at {moment(last) if isinstance(last, (int, float)) else '-'})"
 
 
 def count(number: int, what: str) -> str:

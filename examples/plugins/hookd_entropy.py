@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookd import Context, Module, Plugin, hookimpl
+from hookd import Context, Module, Plugin, hookimpl, peek
 
 
 class Entropy(Plugin):
@@ -29,13 +29,13 @@ class Entropy(Plugin):
     def select(self, module: Module) -> bool:
         """Take torch's own attention, where queries, keys and values have one width."""
         attention = module.torch()
-        return isinstance(attention, nn.MultiheadAttention) and attention.in_proj_weight is not None
+        return issubclass(type(attention), nn.MultiheadAttention) and peek(attention, "in_proj_weight") is not None
 
     @hookimpl
     def forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the attention weights again: what computes them fast does not keep them."""
         attention, given = module.torch(), dict(zip(("query", "key"), inputs), **kwargs)
-        if isinstance(attention, nn.MultiheadAttention) and given["query"].dim() == 3:
+        if attention is not None and given["query"].dim() == 3:
             heads = entropy(attention, given["query"], given["key"], given.get("attn_mask"))
             self.context.later([heads], lambda numbers: self._show(module.name, numbers))
 
@@ -44,14 +44,14 @@ class Entropy(Plugin):
             self.entropy.labels(name, str(head)).set(number)
 
 
-def entropy(attention: nn.MultiheadAttention, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+def entropy(attention: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     """Give the mean entropy of each head, over log(keys); a query or key is [batch, length, width]."""
-    if not attention.batch_first:
+    if not peek(attention, "batch_first"):
         query, key = query.transpose(0, 1), key.transpose(0, 1)
-    weights, bias = attention.in_proj_weight.chunk(3), getattr(attention, "in_proj_bias", None)
+    weights, bias = peek(attention, "in_proj_weight").chunk(3), peek(attention, "in_proj_bias")
     biases = bias.chunk(3) if bias is not None else (None, None, None)
     q, k = (nn.functional.linear(x, w, b) for x, w, b in zip((query, key), weights, biases))
-    q, k = (x.view(*x.shape[:2], attention.num_heads, -1).transpose(1, 2) for x in (q, k))
+    q, k = (x.view(*x.shape[:2], peek(attention, "num_heads"), -1).transpose(1, 2) for x in (q, k))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None and mask.dim() == 2:
         scores = scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask

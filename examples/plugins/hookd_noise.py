@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from hookd import Context, Plugin, PluginError, hookimpl
+from hookd import Context, Plugin, PluginError, hookimpl, parameters_in
 
 
 class Noise(Plugin):
@@ -34,8 +34,7 @@ class Noise(Plugin):
     @hookimpl
     def loss_done(self) -> None:
         """Take the squared norm of what is accumulated so far, where it is."""
-        models = [model for _, model in self.context.models()]
-        grads = [p.grad for model in models for p in model.parameters() if p.grad is not None]
+        grads = [p.grad for _, model in self.context.models() for _, p in parameters_in(model) if p.grad is not None]
         if grads and self.squares is not None:
             norms = [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in grads]
             self.squares.append(torch.stack(norms).square().sum())

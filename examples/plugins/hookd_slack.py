@@ -27,14 +27,14 @@ class Slack(DaemonPlugin):
         self.address = Address(options.get("url", ""), timeout_s=10.0)
         self.kinds = set(options["kinds"].split("|")) if "kinds" in options else None
         self.quiet_s = float(options.get("quiet_s", "60"))
-        self.told: dict[tuple[str, str], float] = {}
-        self.held: Counter[tuple[str, str]] = Counter()
+        self.told: dict[tuple[int, str, str], float] = {}
+        self.held: Counter[tuple[int, str, str]] = Counter()
         self.posts = 0
 
     @hookimpl
     def incident(self, incident: Mapping[str, Any]) -> None:
-        """Post it, unless one of this kind and run was posted a moment ago: the next one says how many were not."""
-        key, now = (incident["run"], incident["kind"]), time.monotonic()
+        """Post it, unless one of this kind and run of its user was posted a moment ago: the next one says how many were not."""
+        key, now = (incident["owner"], incident["run"], incident["kind"]), time.monotonic()
         if self.kinds is not None and incident["kind"] not in self.kinds:
             return
         if now - self.told.get(key, -self.quiet_s) < self.quiet_s:

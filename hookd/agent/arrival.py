@@ -27,7 +27,7 @@ _POLL_S = 0.002
 _BREATH_S = 0.01
 
 
-def start(config: dict[str, Any], archive: bytes, breath_s: float = 0.0) -> None:
+def start(config: dict[str, Any], archive: bytes, breath_s: float = 0.0) -> Any:
     """Start the agent that a payload holds.
 
     Args:
@@ -35,15 +35,18 @@ def start(config: dict[str, Any], archive: bytes, breath_s: float = 0.0) -> None
         archive: the payload's zip.
         breath_s: for how long to leave the interpreter to the training between two pieces of the loader.
 
+    Returns:
+        The module that stops it, as `start` of the loader does.
+
     Raises:
         HookdError: the agent's own, when it refuses; `RefusalError` of the loader, when another is there.
     """
     files = unpack(archive)
-    loader: dict[str, Any] = {"__name__": "hookd.agent.loader"}
+    loader: dict[str, Any] = {"__name__": "_hookd.agent.loader"}
     for code in codes(files, _LOADER):
         exec(code, loader)  # noqa: S102  this is how it comes in
         time.sleep(breath_s)
-    loader["start"](config, files, codes)
+    return loader["start"](config, files, codes)
 
 
 def unpack(archive: bytes) -> dict[str, bytes]:
@@ -162,11 +165,11 @@ def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
         box.close()
         return
     try:
-        start(request["config"], archive, _BREATH_S)
+        agent = start(request["config"], archive, _BREATH_S)
     except BaseException as exc:  # noqa: BLE001  told to the tool
         _finish(box, request, _failure(exc))
     else:
-        _finish(box, request, {"ok": True}, sys.modules["hookd.agent.bootstrap"])
+        _finish(box, request, {"ok": True}, agent)
 
 
 def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any], agent: Any = None) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hookd.agent.listeners import Registry
+    from hookd.agent.work import Work
 
 DETACH_S, EXIT_S = 30.0, 10.0
 """For how long a detach waits for work under way, and for how long the end of the process does."""
@@ -43,10 +44,11 @@ class Aside:
 
     Args:
         failed: is told of what a piece of work raised, with the plugin that asked for it.
+        work: of all threads of the agent.
     """
 
-    def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
-        self._failed = failed
+    def __init__(self, failed: Callable[[str, BaseException], None], work: Work) -> None:
+        self._failed, self._work = failed, work
         self._lock = threading.Lock()
         self._queues: dict[str, _Queue] = {}
 
@@ -107,7 +109,8 @@ class Aside:
                 return False
             work, queue.begun = queue.due.popleft(), time.monotonic()
         try:
-            work()
+            with self._work.piece():
+                work()
         except BaseException as failure:  # noqa: BLE001  it is nobody's thread but ours: what comes next must be done
             self._failed(plugin, failure)
         return True

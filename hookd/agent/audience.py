@@ -83,6 +83,7 @@ class Audience:
         except BaseException:
             self._registry.remove(entry)
             raise
+        entry.is_asked = True
 
     def listeners(self, hook: str, module: Module | None) -> list[Listener]:
         """Give who listens to a hook, at a module where it is a module's hook, in the order of calling."""
@@ -137,7 +138,7 @@ class Audience:
         """Ask the plugins that have something to listen to there."""
         answers = []
         for number, entry in self._registry.entries.items():
-            if any(_may_be_told(one, module) for one in entry.listeners):
+            if entry.is_asked and any(_may_be_told(one, module) for one in entry.listeners):
                 answers.append((number, known[number] if number in known else self._select(entry, module)))
         return tuple(answers)
 

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hookd.agent.dynamo import is_dynamo_compiling
 from hookd.agent.faults import Failure
-from hookd.agent.quiet import is_unreal
+from hookd.agent.quiet import is_unreal, unseen
 from hookd.hookspecs import TIMES
-from hookd.nested import tensors
+from hookd.nested import is_tensor, tensors
+from hookd.passive import of_tensor, requires_grad
 
 if TYPE_CHECKING:
     from hookd.agent.dispatch import Dispatch
@@ -34,6 +36,8 @@ _sequence = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 _will_run = getattr(torch._C, "_will_engine_execute_node", lambda _node: True)
 _is_grad_enabled = torch.is_grad_enabled
 _node = getattr(torch._C, "_current_autograd_node", lambda: None)
+_Tensor: Any = torch.Tensor
+_grad_fn, _output_nr = _Tensor.grad_fn.__get__, _Tensor.output_nr.__get__  # past what a class of tensors has there
 _WALK_LIMIT = 20_000
 _ACCUMULATE = 1 << 63
 """AccumulateGrad has the highest number there is (UINT64_MAX): it leads nowhere."""
@@ -64,19 +68,20 @@ class Slot(NamedTuple):
 
 
 def _edge(x: Any) -> tuple[Any, int] | None:
-    if not isinstance(x, torch.Tensor) or not x.requires_grad:
+    if not is_tensor(x) or not requires_grad(x):
         return None
-    if x.grad_fn is not None:
-        return (x.grad_fn, x.output_nr)
-    # A leaf's AccumulateGrad node is reached through a view, which no mode and no subclass of the user may see.
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    node = of_tensor(x, "grad_fn")
+    if node is not None:
+        return (node, of_tensor(x, "output_nr"))
+    # A leaf's AccumulateGrad node is reached through a view, which no mode of the user may see.
+    with torch._C._DisableTorchDispatch():
         view: Any = _view_of_leaf(x)
     return None if view is None else (view.grad_fn.next_functions[0][0], 0)
 
 
 def _view_of_leaf(x: torch.Tensor) -> torch.Tensor | None:
     try:
-        return x.view_as(x)
+        return torch.Tensor.view_as(x, x)
     except (RuntimeError, NotImplementedError):  # sparse and nested tensors have no views
         return None
 
@@ -163,8 +168,15 @@ class Entry:
 
 
 def begin(thread: ThreadState, args: tuple[Any, ...]) -> Entered | None:
-    """Note where the graph stands before a module runs; None where no graph is being built, or none of training's."""
-    return Entered(thread, args) if _is_grad_enabled() and not is_unreal() else None
+    """Note where the graph stands before a module runs.
+
+    Returns:
+        None where no graph is being built, or none of training's.
+    """
+    if not _is_grad_enabled() or is_unreal():
+        return None
+    with unseen():
+        return Entered(thread, args)
 
 
 def is_reentrant() -> bool:
@@ -194,13 +206,13 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
     flow.expect(len(args), len(outputs))
     mutates = flow.mutates
     if mutates:
-        places = {id(x): i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad}
+        places = {id(x): i for i, x in enumerate(args) if entered.edges[i] is not None}
         passed = [(slot, places[id(t)]) for slot, t in enumerate(outputs) if id(t) in places]
         if passed:
             output = _viewed(output, places)
             outputs = tensors(output)
             _hook_passed(flow, passed, entered)
-    slots = [(t.grad_fn, t.output_nr) for t in outputs]
+    slots = _made(outputs, entered, passed_too=mutates)
     # The highest sequence number runs first, so a hook may hold the nodes that come after its own.
     nodes = sorted({id(n): n for n, _ in slots if n is not None}.values(), key=lambda n: -n._sequence_nr())
     walk = _Walk(nodes, entered, timed=flow.is_timed) if heard_backward else None
@@ -220,6 +232,21 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
         node = entry.node
         node.register_hook(_after(flow, entry.places, entry.inputs))
     return output
+
+
+def _made(outputs: list[torch.Tensor], entered: Entered, *, passed_too: bool) -> list[tuple[Any, int]]:
+    """Return the node and its output for each tensor of an output, (None, 0) where there is nothing to hook.
+
+    A tensor that the module was given, and gives back beside its own (a T5 block its position bias), has a node that runs
+    when the module's backward is long over: it belongs to the module that made it. Of a module that makes no node of its
+    own, such as Identity, it is all there is.
+    """
+    with unseen():
+        slots = [(_grad_fn(t), _output_nr(t)) for t in outputs]
+    is_own = [node is not None and node._sequence_nr() >= entered.sequence for node, _ in slots]
+    if passed_too or not any(is_own):
+        return slots
+    return [slot if own else (None, 0) for slot, own in zip(slots, is_own)]
 
 
 def _hook_passed(flow: Flow, passed: list[tuple[int, int]], entered: Entered) -> None:
@@ -247,7 +274,7 @@ def _instead(flow: Flow, slot: int, i: int, nr: int) -> Any:
 
 
 def _viewed(output: Any, passed: dict[int, int]) -> Any:
-    if isinstance(output, torch.Tensor):
+    if is_tensor(output):
         return output.view_as(output) if id(output) in passed else output
     if type(output) in (tuple, list):
         return type(output)(_viewed(item, passed) for item in output)
@@ -323,6 +350,8 @@ def _harmless(flow: Flow, hook: Any) -> Any:
     """Keep an error of our own from the backward: autograd would raise it in the training code."""
 
     def guarded(*grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if is_dynamo_compiling():  # a graph that was made before backward passes were compiled
+            return None
         try:
             return hook(*grads)  # type: ignore[no-any-return]
         except Failure as failure:

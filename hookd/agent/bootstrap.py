@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -36,7 +37,7 @@ def start(config: dict[str, Any], loader: Any = None, clock: Callable[[], int] =
         try:
             claims.claim()
         except claims.RefusalError as exc:
-            raise AttachError(str(exc), reason=exc.reason) from None
+            raise AttachError(str(exc), reason=exc.reason, hint="" if _agent is not None else _hint()) from None
         try:
             _agent = _begin(config, None, clock)
         except BaseException:
@@ -78,13 +79,24 @@ def page() -> int:
     """Open the page of this process once more, for its own code; who asks closes the descriptor.
 
     Raises:
-        ControlError: reason "not-attached".
+        ControlError: reason "not-attached"; "already-attached" where the agent is of another hookd.
     """
     agent = _agent
     try:
         return int(agent.page())
     except (AttributeError, OSError):  # none, or it has let go of its page just now
-        raise ControlError("no agent runs in this process", reason="not-attached") from None
+        raise _not_ours() from None
+
+
+def _not_ours() -> ControlError:
+    if claims.is_claimed():
+        return ControlError("hookd was brought into this process from outside", reason="already-attached", hint=_hint())
+    return ControlError("no agent runs in this process", reason="not-attached")
+
+
+def _hint() -> str:
+    pid = os.getpid()
+    return f"`hookd report {pid}` in a terminal shows what the agent from outside sees; `hookd detach {pid}` ends it."
 
 
 def orphan() -> None:
@@ -101,11 +113,11 @@ def stop(timeout_s: float = 10.0) -> dict[str, Any]:
         `restored` and `residue`, as the control socket's `detach` answers.
 
     Raises:
-        ControlError: reason "not-attached".
+        ControlError: as of `page`.
     """
     agent = _agent
     if agent is None:
-        raise ControlError("no agent runs in this process", reason="not-attached")
+        raise _not_ours()
     result: dict[str, Any] = agent.detach(timeout_s)
     agent.leave()
     return result

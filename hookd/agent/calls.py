@@ -11,6 +11,7 @@ import torch
 
 from hookd import page as pages
 from hookd.agent import backward
+from hookd.agent.dynamo import is_autograd_compiled
 from hookd.agent.faults import Failure, is_from_signal_handler
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Calls:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._is_unobserved_told = False
 
     def names(self) -> dict[str, Any]:
         """Give what plans call by name."""
@@ -75,7 +77,7 @@ class Calls:
     def _begins(self, thread: ThreadState) -> None:
         """A call begins inside of no other."""
         self._session.steps.forward_begins()
-        thread.returned, thread.kept, thread.held, thread.held_size = [], 0, [], 0
+        thread.returned, thread.passing, thread.kept, thread.held, thread.held_size = [], [], 0, [], 0
         if self._session.registry.alone:
             self._session.changes.require_alone()
         if self._session.models.learning:
@@ -91,6 +93,8 @@ class Calls:
             self._session.portions.hand_over(thread)
         if thread.kept:
             self._session.portions.let_go(thread)
+        if thread.passing and not torch.is_grad_enabled():  # no backward will ask what has returned
+            self._session.portions.end_passing(thread)
         if thread.outside != DATA:
             self.turn(thread, thread.outside)
 
@@ -115,6 +119,9 @@ class Calls:
             namespace["no_frame"](frame)
 
     def _hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
+        if is_autograd_compiled():
+            self._tell_unobserved()
+            return None
         mark = self._session.clock()
         entered = None
         try:
@@ -125,6 +132,11 @@ class Calls:
         if entered is not None:
             entered.lost = thread.lost  # what was lost until now lies outside of the call
         return entered
+
+    def _tell_unobserved(self) -> None:
+        if not self._is_unobserved_told:
+            self._is_unobserved_told = True
+            self._session.write_log("info", "backward passes are compiled: gradients inside the model are not observed")
 
 
 def _was_stopped(error: BaseException) -> bool:

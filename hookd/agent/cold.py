@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from hookd.agent.listeners import Entry
     from hookd.agent.session import Session
+    from hookd.agent.work import Work
     from hookd.context import Context
     from hookd.events import Module
     from hookd.plugin import Plugin
@@ -73,8 +74,8 @@ class Job:
 class _Thread:
     """Does one job after the other, until it has nothing to do, or one has not returned in its time."""
 
-    def __init__(self, idle: list[_Thread]) -> None:
-        self._idle = idle
+    def __init__(self, idle: list[_Thread], work: Work) -> None:
+        self._idle, self._work = idle, work
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.is_left = False
         self.thread = threading.Thread(target=self._run, name="hookd", daemon=True)
@@ -96,15 +97,16 @@ class _Thread:
                 return not self.is_left
             return False
         if job is not None:
-            job.do()
+            with self._work.piece():
+                job.do()
         return job is not None and not self.is_left
 
 
 class Cold:
     """Calls them. Any thread may ask, and waits."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, work: Work) -> None:
+        self._session, self._work = session, work
         self._idle: list[_Thread] = []
         self._left: list[tuple[_Thread, Job]] = []
 
@@ -201,7 +203,7 @@ class Cold:
         try:
             return self._idle.pop()
         except IndexError:
-            return _Thread(self._idle)
+            return _Thread(self._idle, self._work)
 
     def holds(self, plugin: object) -> bool:
         """Whether a hook of a plugin has not returned to this day."""

@@ -29,6 +29,8 @@ from hookd.errors import ControlError, HookdError, worded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hookd.agent.work import Work
+
 MAX_LINE = 16 << 20
 MAX_LEASE_S = 1e9
 TICK_S = 1.0
@@ -68,6 +70,7 @@ class Control:
         lease_s: how long the agent stays before the first lease; None: for ever. Each lease says for how long the
             agent stays after it; of several the one that ends last counts.
         expire: called when that time is over.
+        work: of all threads of the agent.
 
     Attributes:
         asking: whose request is being handled.
@@ -81,8 +84,9 @@ class Control:
         tick: Callable[[float], None],
         lease_s: float | None,
         expire: Callable[[], None],
+        work: Work,
     ) -> None:
-        self._handle, self._tick, self._expire = handle, tick, expire
+        self._handle, self._tick, self._expire, self._work = handle, tick, expire, work
         self._started = time.monotonic()
         self._stay_until = None if lease_s is None else self._started + lease_s
         self._connections: dict[int, Connection] = {}
@@ -151,13 +155,15 @@ class Control:
         ticked = time.monotonic()
         try:
             while not self._is_ending:
-                for key, _ in self._selector.select(TICK_S / 4):
-                    self._ready(key.fileobj)
-                self.look()
-                if time.monotonic() - ticked >= TICK_S:
-                    ticked = time.monotonic()
-                    self._tick(time.time())
-                    self._check_lease()
+                ready = self._selector.select(TICK_S / 4)
+                with self._work.piece():
+                    for key, _ in ready:
+                        self._ready(key.fileobj)
+                    self.look()
+                    if time.monotonic() - ticked >= TICK_S:
+                        ticked = time.monotonic()
+                        self._tick(time.time())
+                        self._check_lease()
         finally:
             self._close()
 

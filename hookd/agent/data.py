@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hookd.agent.patch import Replaced, is_dynamo_compiling
+from hookd.agent.patch import Replaced
 from hookd.page import MODULE, PHASES
 from hookd.page import PHASE as PHASE_CELL
 
@@ -46,7 +46,7 @@ class Data:
 
     def _wrap(self, original: Any) -> Callable[[Any], Any]:
         def waited(self: Any) -> Any:
-            if is_dynamo_compiling() or not session.is_live:
+            if not session.is_live:
                 return original(self)
             thread = session.local.thread
             phase = int(session.cells[thread.beat + PHASE])

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import quiet
-from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.agent.faults import Failure, for_program, is_from_signal_handler
 from hookd.agent.rules import where
 from hookd.agent.trouble import trouble
 from hookd.errors import TrainingError, worded
@@ -147,8 +147,8 @@ class Dispatch:
                 quiet.set_grad_enabled(False)  # each time, for the one before may have switched it on
                 self.guarded(one, values)
         finally:
-            quiet.set_grad_enabled(was)
             if undo:
+                quiet.set_grad_enabled(was)
                 quiet.leave(undo)
 
     def _enter(self) -> list[Any] | None:
@@ -162,7 +162,8 @@ class Dispatch:
         """Call a listener with those of the values that it wants; what leaves it is its own error, unless it may tell the training."""
         mark = self.mark()
         try:
-            result = one.call(*[values[a] for a in one.arguments])
+            call = self._session.namespace.get(one.function, one.call)  # it may be watched
+            result = call(*[values[a] for a in one.arguments])
             if result is not None and not one.mutates:
                 self._stray(one.plugin, one.hook)
             return result
@@ -227,7 +228,7 @@ class Dispatch:
             raise error
         entry = self._session.registry.entries.get(number)
         if entry is not None and entry.plugin.mutates and isinstance(error, TrainingError):
-            raise error
+            raise for_program(error)
         if entry is not None:
             self._count(entry, hook, worded(error), error)
 

@@ -7,6 +7,7 @@ returns. A thread cannot be killed; one that does not end is told of, and left b
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import itertools
 import reprlib
@@ -246,7 +247,8 @@ def _asker(by: dict[str, Any]) -> str:
 def _scope(session: Session) -> dict[str, Any]:
     models = [root for _, root in session.models.names.live_roots()]
     return {
-        "__name__": "hookd_eval", "model": models[0] if models else None, "models": models,
+        # The program's builtins, not those of carried code: its `__import__` would find what the program has not.
+        "__builtins__": builtins, "__name__": "hookd_eval", "model": models[0] if models else None, "models": models,
         "optimizers": session.steps.optimizers(), "step": session.step_number(), "torch": torch,
     }  # fmt: skip
 

@@ -12,14 +12,20 @@ thread (PyThreadState_SetAsyncExc) cannot be told from a plugin's own.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from hookd.agent.loader import public
+
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
+
+    from hookd.errors import TrainingError
 
 Failure = (Exception, SystemExit)
 """What a guard around hookd's own code catches. Around a plugin's it catches everything, and `Dispatch.fault` decides."""
@@ -43,6 +49,19 @@ def is_from_signal_handler(error: BaseException) -> bool:
             return True
         frame = frame.tb_next
     return False
+
+
+def for_program(error: TrainingError) -> TrainingError:
+    """Make an error one that the program catches with its own `except hookd.TrainingError`.
+
+    A carried hookd has classes of its own, beside those of the hookd that the program may have imported.
+    """
+    theirs, kind = getattr(sys.modules.get("hookd.errors"), "TrainingError", None), type(error)
+    if theirs is None or not isinstance(error, theirs):
+        bases = (kind,) if theirs is None else (kind, theirs)
+        with contextlib.suppress(TypeError):  # a class with a metaclass or a layout that does not allow it
+            error.__class__ = type(kind.__name__, bases, {"__module__": public(kind.__module__)})
+    return error
 
 
 def _is_raised(error: BaseException) -> bool:

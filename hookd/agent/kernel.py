@@ -8,83 +8,123 @@ or where the target may not have such a file, torch's own operations take its pl
 from __future__ import annotations
 
 import ctypes
-import errno
-import os
+import math
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from hookd.agent import memory, native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 """The types that it takes, by their numbers in kernel.c."""
+WIDTHS = {torch.float32: 4, torch.float64: 8, torch.float16: 2, torch.bfloat16: 2}
+BRIEF = 1 << 16
+"""Elements for which the lock is kept: some microseconds, in which no other thread of Python can free the memory. To get
+the lock back from a busy thread can take 5 ms."""
 VERSION = 2
 """What `hookd_version` of a kernel returns that is called as below."""
 SUMS = 9
 FINITE, MASKED, BAD = range(3)
 """What the gate says: no infinity and no NaN; none but -inf; any."""
-_MFD_EXEC = 0x10  # Linux 6.3: without it, a machine with vm.memfd_noexec = 1 makes files that cannot be mapped as code
 _Sums = ctypes.c_double * (SUMS + 1)  # the last is the kernel's own
 
 
+class _Calls(NamedTuple):
+    """The functions of the library, called in one way."""
+
+    dense: Any
+    strided: Any
+    gate: Any
+    largest: Any
+
+
 class Kernel:
-    """The functions of kernel.c for tensors of `DTYPES` in the host's memory; all release the interpreter's lock."""
+    """The functions of kernel.c for tensors of `DTYPES` in the host's memory.
+
+    All addresses come from `hookd.agent.memory`: where the memory is not there, nothing is read. The interpreter's lock
+    is released for more than BRIEF elements.
+    """
 
     def __init__(self, library: Any, level: int | None = None) -> None:
         self.library = library
-        number, size, memory = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
-        self.level = _function(library, "hookd_level")() if level is None else level
-        self._dense = _function(library, "hookd_summary", memory, size, number, number, memory)
-        gaps = memory, number, memory, memory, number, number, memory
-        self._strided = _function(library, "hookd_summary_strided", *gaps)
-        self._gate = _function(library, "hookd_is_finite", memory, size, number, number)
-        self._largest = _function(library, "hookd_largest", memory, memory, number, number, number)
-        self._largest.restype = ctypes.c_double
+        self.level = native.function(library, "hookd_level")() if level is None else level
+        self._long = _calls(library)
+        self._brief = _calls(ctypes.PyDLL(library._name, handle=library._handle))
 
-    def sums(self, tensor: Tensor) -> list[float]:
-        """Give the [9] sums of `Summary.of_sums` of a tensor that is not empty."""
+    def sums(self, tensor: Tensor) -> list[float] | None:
+        """Return the [9] sums of `Summary.of_sums` of a tensor that is not empty; None if its memory is not there."""
         out = _Sums()
-        dtype = DTYPES[tensor.dtype]
+        how = DTYPES[tensor.dtype], self.level, ctypes.addressof(out)
         if tensor.is_contiguous() or (tensor := in_memory_order(tensor)).is_contiguous():
-            self._dense(tensor.data_ptr(), tensor.numel(), dtype, self.level, ctypes.addressof(out))
+            elements = tensor.numel()
+            _storage, address = memory.locate(tensor, elements)
+            if address:
+                self._for(elements).dense(address, elements, *how)
         else:
-            dims = tensor.dim()
-            sizes, strides = ((ctypes.c_int64 * dims)(*of) for of in (tensor.shape, tensor.stride()))
-            self._strided(tensor.data_ptr(), dims, sizes, strides, dtype, self.level, ctypes.addressof(out))
-        return out[:SUMS]
+            # Dimensions of one element say nothing; without them no tensor has as many as the kernel has room for.
+            shape = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride()) if size != 1]
+            sizes, strides = zip(*shape)
+            _storage, address = memory.locate(tensor, memory.span_of(sizes, strides))
+            if address:
+                # Not ctypes arrays: each length would make a class, which only the cycle collector frees.
+                arrays = array("q", sizes), array("q", strides)
+                at = (values.buffer_info()[0] for values in arrays)
+                self._for(math.prod(sizes)).strided(address, len(shape), *at, *how)
+        return out[:SUMS] if address else None
 
     def gate(self, tensor: Tensor) -> int:
-        """Say whether a tensor that is not empty is FINITE, MASKED or BAD."""
+        """Say whether a tensor is FINITE, MASKED or BAD; FINITE where it is empty or its memory is not there."""
         if tensor.is_contiguous() or (tensor := in_memory_order(tensor)).is_contiguous():
-            return self._gate(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype], self.level)  # type: ignore[no-any-return]
-        *_, nans, infs, negative = self.sums(tensor)
+            elements = tensor.numel()
+            _storage, address = memory.locate(tensor, elements)
+            return self._for(elements).gate(address, elements, DTYPES[tensor.dtype], self.level) if address else FINITE
+        *_, nans, infs, negative = self.sums(tensor) or (0, 0, 0)
         return BAD if nans or infs else MASKED if negative else FINITE
 
     def is_finite(self, tensor: Tensor) -> bool:
-        """Say whether all is finite, of a tensor of `DTYPES` that is contiguous; `gate` without its questions."""
-        return not self._gate(tensor.data_ptr(), tensor.numel(), DTYPES[tensor.dtype], self.level)
+        """Say whether all is finite, of a tensor of `DTYPES` that is contiguous; False if its memory is not there."""
+        elements = tensor.numel()
+        _storage, address = memory.locate(tensor, elements)
+        return bool(address) and not self._for(elements).gate(address, elements, DTYPES[tensor.dtype], self.level)
 
-    def largest(self, tensors: Sequence[Tensor]) -> float:
-        """Give the largest magnitude in contiguous tensors of one of `DTYPES`; NaN if there is one, 0 of nothing."""
-        places, sizes = array("Q", map(Tensor.data_ptr, tensors)), array("q", map(Tensor.numel, tensors))
-        dtype = DTYPES[tensors[0].dtype]
+    def largest(self, tensors: Sequence[Tensor]) -> float | None:
+        """Return the largest magnitude in contiguous tensors of one of `DTYPES`: NaN if there is one, 0 of nothing.
+
+        Returns:
+            None if of any of them the memory is not there.
+        """
+        dtype = tensors[0].dtype
+        located = memory.locate_all(tensors, WIDTHS[dtype])
+        if located is None:
+            return None
+        _storages, places, sizes = located
         at = places.buffer_info()[0], sizes.buffer_info()[0]
-        return self._largest(*at, len(tensors), dtype, self.level)  # type: ignore[no-any-return]
+        found: float = self._for(sum(sizes)).largest(*at, len(sizes), DTYPES[dtype], self.level)
+        return found
+
+    def _for(self, elements: int) -> _Calls:
+        return self._brief if elements <= BRIEF else self._long
 
     def close(self) -> None:
         """Give its memory back (musl's dlclose keeps it mapped). No thread may be inside it, or call it later."""
-        import _ctypes  # noqa: PLC0415  # where there is ctypes there is this
-
-        _ctypes.dlclose(self.library._handle)
+        native.unload(self.library)
 
 
-def _function(library: Any, name: str, *arguments: Any) -> Any:
-    function = library[name]  # by index, for an attribute access would keep it in the library's dict: a cycle
-    function.argtypes, function.restype = arguments, ctypes.c_int
-    return function
+def _calls(library: Any) -> _Calls:
+    number, size, place = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+    largest = native.function(library, "hookd_largest", place, place, number, number, number)
+    largest.restype = ctypes.c_double
+    return _Calls(
+        native.function(library, "hookd_summary", place, size, number, number, place),
+        native.function(library, "hookd_summary_strided", place, number, place, place, number, number, place),
+        native.function(library, "hookd_is_finite", place, size, number, number),
+        largest,
+    )
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
@@ -95,9 +135,8 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 def load() -> Kernel | None:
     """Load the kernel that came with this code; None where that cannot be."""
     try:
-        image = _image()
-        return load_image(image) if image else None
-    except (OSError, AttributeError):  # no memory file, not executable, another machine's, an older kernel
+        return load_image(native.image_of("kernel"))
+    except (OSError, AttributeError):  # not built, no memory file, not executable, another machine's, an older kernel
         return None
 
 
@@ -108,30 +147,7 @@ def load_image(image: bytes, level: int | None = None) -> Kernel:
         OSError: the system does not allow it, or it is made for another machine.
         AttributeError: it is another version's.
     """
-    descriptor = _memory_file()
-    try:
-        view = memoryview(image)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        library = ctypes.CDLL(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
-    if _function(library, "hookd_version")() != VERSION:
+    library = native.load("hookd-kernel", image)
+    if native.function(library, "hookd_version")() != VERSION:
         raise AttributeError("a kernel of another version")
     return Kernel(library, level)
-
-
-def _image() -> bytes:
-    """Read the shared object beside us: a file of the payload, or where hookd is installed."""
-    path = os.path.join(os.path.dirname(os.path.dirname(__file__)), "native", "kernel.so")
-    return bytes(__spec__.loader.get_data(path))  # type: ignore[union-attr]  # all loaders that we meet have it
-
-
-def _memory_file() -> int:
-    flags: int = os.MFD_CLOEXEC
-    try:
-        return os.memfd_create("hookd-kernel", flags | _MFD_EXEC)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.memfd_create("hookd-kernel", flags)  # Linux before 6.3 does not know the flag

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from hookd.agent import quiet
+from hookd.agent.memory import PLAIN, is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -72,15 +73,15 @@ class Later:
             return
         was, undo = quiet.is_grad_enabled(), None
         try:
-            quiet.set_grad_enabled(False)
             undo = quiet.enter()
             if undo is not None:
+                quiet.set_grad_enabled(False)
                 self._take()
                 if self._asked:
                     self._send()
         finally:
-            quiet.set_grad_enabled(was)
             if undo:
+                quiet.set_grad_enabled(was)
                 quiet.leave(undo)
 
     def clear(self) -> None:
@@ -135,7 +136,13 @@ def _copies(asked: list[_Asked], device: torch.device, stream: Any) -> list[_Cop
 def _joined(asked: list[_Asked], device: torch.device) -> Tensor:
     wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     values = [value for one in asked for value in one.values]
+    if not all(map(_is_there, values)):  # it was when they were asked for
+        raise RuntimeError("their memory is not there")
     return torch.cat([value.detach().reshape(-1).to(device, wide, non_blocking=True) for value in values])
+
+
+def _is_there(value: Tensor) -> bool:
+    return type(value) not in PLAIN or not value.numel() or is_readable(value)
 
 
 def _copied(asked: list[_Asked], device: torch.device, stream: Any) -> _Copy:

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from hookd.agent import environment, spawn
+from hookd.agent import dynamo, environment, spawn
 from hookd.agent.aside import DETACH_S, EXIT_S
 from hookd.agent.control import Control
 from hookd.agent.faults import Failure
@@ -23,6 +23,7 @@ from hookd.agent.questions import Questions
 from hookd.agent.session import Session
 from hookd.agent.standby import Standby
 from hookd.agent.threads import frames_inside
+from hookd.agent.work import Work
 from hookd.agreement import Agreement
 from hookd.errors import ControlError, PluginError, several_ranks, worded
 from hookd.page import PageWriter
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 AGREED_END_S = 5.0
 """How long a detach waits for the step at which all ranks do without what changed their training."""
+TICK_END_S = 2.0
+"""How long the end of the process waits for what hookd's own threads are doing at that moment."""
 ORPHAN_S = 60.0
 """How long an agent stays that was to be kept, when who attached it has died before it could tell of it."""
 
@@ -51,7 +54,8 @@ class Agent:
         who = identity(config)
         self.came = who["attached"]
         self._page = PageWriter.create(who)
-        self._session = Session(self._page, who, budget=float(config.get("budget", 0.01)), clock=clock)
+        self._work = Work()
+        self._session = Session(self._page, who, self._work, budget=float(config.get("budget", 0.01)), clock=clock)
         self._control: Any = None
         self._questions = Questions(self._session, lambda: self._control.asking)
         self._changing: Any = None
@@ -62,11 +66,12 @@ class Agent:
 
     def begin(self) -> None:
         """Load the plugins, listen, arm."""
+        rest = self._loader.rest if self._loader is not None else lambda: None
         for spec in self._config.get("plugins", ()):
             self._load(spec)
-            if self._loader is not None:
-                self._loader.rest()
-        self._control = Control(self._handle, self._tick, self._config.get("lease_s"), self._expired)
+            rest()
+        dynamo.skip_package(__name__.partition(".")[0], rest)
+        self._control = Control(self._handle, self._tick, self._config.get("lease_s"), self._expired, self._work)
         self._control.left, self._control.look = self._left, self._session.overdue.look
         self._page.update_identity(control=self._control.path)
         self._tell_options()
@@ -145,7 +150,7 @@ class Agent:
         return {
             "version": __version__, "state": "running" if session.is_live else "detaching", "pid": self._pid,
             "step": session.steps.done, "step_offset": session.steps.offset, "plugins": plugins,
-            "modules": len(session.models.names.known), "leases": self._control.leases,
+            "modules": len(session.models.names.known), "why_patched": session.models.patch.why_patched, "leases": self._control.leases,
             "holders": self._control.holders, "age_s": self._control.age_s,
             **session.changes.describe(),
         }  # fmt: skip
@@ -266,7 +271,11 @@ class Agent:
     def _leave_soon(self) -> None:
         """End the control thread, which calls this and has an answer to send, and clean up behind it."""
         self._control.end()
-        spawn.start(threading.Thread(target=self.leave, name="hookd", daemon=True))
+        spawn.start(threading.Thread(target=self._leave, name="hookd", daemon=True))
+
+    def _leave(self) -> None:
+        with self._work.piece():
+            self.leave()
 
     def orphan(self) -> None:
         """Stay only while somebody holds the agent, unless somebody who is there has asked to keep it."""
@@ -286,12 +295,9 @@ class Agent:
         module, _, name = str(spec["entry"] if "entry" in spec else environment.entry_point(spec["name"])).partition(
             ":"
         )
-        importing = self._loader.importing() if self._loader is not None else contextlib.nullcontext()
+        imported = importlib.import_module if self._loader is None else self._loader.module
         try:
-            with importing:
-                if self._loader is not None:
-                    self._loader.require_free(module)
-                kind = getattr(importlib.import_module(module), name)
+            kind = getattr(imported(module), name)
         except (Exception, SystemExit) as exc:
             text = f"{spec['name']}: cannot be imported in the target: {worded(exc)}"
             raise PluginError(text) from exc
@@ -310,6 +316,7 @@ class Agent:
         """
         if self._detached is not None:
             return self._detached
+        self._work.go_on()  # where a function for the end of the process, called after ours, detaches
         self._session.tracing.abandon()
         # A training thread that calls `hookd.stop()` takes no step while it waits.
         self._session.changes.leave(min(timeout_s, AGREED_END_S) if self._is_own_thread() else 0.0)
@@ -334,11 +341,11 @@ class Agent:
         if self._detached is None:
             self.detach(10.0)
         set_after_fork(None)
-        atexit.unregister(self._exiting)
         if self._control is not None:
             self._control.end()
         while frames_inside():  # a call that began under us still stores to the page
             time.sleep(0.05)
+        self._session.models.patch.close()
         self._session.numeric.close()
         self._session.aside.close(DETACH_S)
         self._session.cold.close()
@@ -350,16 +357,21 @@ class Agent:
         if self._loader is not None:
             self._loader.purge()
         release()
+        atexit.unregister(self._exiting)
         self._page.close()  # the last: to a tool that waits, we are gone when the page is
 
     def _exiting(self) -> None:
         """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
+        if self._detached is not None:  # and is leaving now
+            self._work.end(TICK_END_S)
+            return
         with contextlib.suppress(*Failure):
             self._session.tracing.exiting()
             self._questions.exiting()
         self._session.aside.finish(EXIT_S)
+        self._work.end(TICK_END_S)
         with contextlib.suppress(Exception):
-            last = last_words(self._printed)
+            last = last_words(self._printed, self._session.models.names.name_of)
             if last is not None:
                 self._page.update_identity(exception=last)
         with contextlib.suppress(ValueError):

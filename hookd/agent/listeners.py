@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hookd.agreement import Agreement
     from hookd.context import Context
     from hookd.plugin import Plugin
+    from hookd.totals import Totals
 
 
 BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
@@ -27,7 +28,11 @@ BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
 
 @dataclass(frozen=True)
 class Listener:
-    """One hook implementation of one plugin, as a plan needs it."""
+    """One hook implementation of one plugin, as a plan needs it.
+
+    Attributes:
+        totals: adds calls up for the plugin, which has no function for that; None: `call` is a function of the plugin's.
+    """
 
     plugin: int
     hook: str
@@ -35,16 +40,21 @@ class Listener:
     mutates: bool
     remembers: bool
     call: Callable[..., Any] = field(compare=False, hash=False)
+    totals: Totals | None = None
 
     @cached_property
     def function(self) -> str:
         """Its name in a plan's namespace."""
-        return f"f_{self.plugin}_{self.hook}"
+        return f"f_{self._name}"
 
     @cached_property
     def switch(self) -> str:
         """The name of the flag that says whether it is called."""
-        return f"on_{self.plugin}_{self.hook}"
+        return f"on_{self._name}"
+
+    @property
+    def _name(self) -> str:
+        return f"{self.plugin}_{self.hook}" if self.totals is None else f"{self.plugin}_totals"
 
 
 @dataclass
@@ -67,6 +77,8 @@ class Entry:
         probation: when it comes back from a quarantine.
         readmits: whether it does.
         calls: in metered steps, and `call_ns` what they took.
+        is_asked: its `select` has answered for all modules that were known when it came. Until then the training's threads
+            do not ask it: it may never answer.
     """
 
     number: int
@@ -92,6 +104,7 @@ class Entry:
     readmits: bool = True
     calls: int = 0
     call_ns: int = 0
+    is_asked: bool = False
 
     @property
     def max_strikes(self) -> int:
@@ -104,9 +117,9 @@ class Entry:
         """Whether it changes the training now; one that may can be made not to, as by gradclip's dry run."""
         return self.plugin.mutates and self.state == "active"
 
-    def is_sampled(self, hook: str) -> bool:
-        """Whether this hook of the plugin is called on sampled steps only; a mutator's never is."""
-        return hook in self.plugin.sampled and not _mutates(self.plugin, hook)
+    def is_sampled(self, one: Listener) -> bool:
+        """Whether this hook of the plugin is called on sampled steps only; a mutator's never is, and totals are exact."""
+        return one.hook in self.plugin.sampled and one.totals is None and not _mutates(self.plugin, one.hook)
 
     def is_due(self, step: int) -> bool:
         """Whether the hooks whose interval depends on the budget are called in a step, but for the rare ones.
@@ -133,7 +146,7 @@ class Entry:
     @property
     def is_governed(self) -> bool:
         """Whether there is a hook whose interval depends on the budget."""
-        return any(self.is_sampled(one.hook) and self.context.fixed(one.hook) is None for one in self.listeners)
+        return any(self.is_sampled(one) and self.context.fixed(one.hook) is None for one in self.listeners)
 
 
 def is_drawn(number: int, interval: int) -> bool:
@@ -226,8 +239,10 @@ class Registry:
         for impl in reversed(caller.get_hookimpls()):
             entry = by_plugin.get(id(impl.plugin))
             if entry is not None:
-                found += [one for one in entry.listeners if one.hook == hook]
-        return found
+                found += [one for one in entry.listeners if one.hook == hook and one.totals is None]
+        return found + [
+            one for entry in self.entries.values() for one in entry.listeners if one.totals and one.hook == hook
+        ]
 
     def _frozen(self, entry: Entry) -> list[Listener]:
         listeners = []
@@ -237,6 +252,10 @@ class Registry:
                     names = tuple(impl.argnames)
                     rights = _mutates(entry.plugin, hook), entry.plugin.remembers
                     listeners.append(Listener(entry.number, hook, names, *rights, impl.function))
+        totals = entry.context.totals
+        if totals is not None:
+            names = ("module", "elapsed_ns", "self_ns", "recompute")
+            listeners.append(Listener(entry.number, "forward", names, False, False, totals.add, totals))  # noqa: FBT003
         return listeners
 
 
@@ -250,9 +269,12 @@ def wanted_interval(plugin: Plugin, context: Context) -> int:
     Raises:
         PluginError: the option `every` is no positive whole number.
     """
-    every = context.option("every", plugin.every)
+    every = context.option("every", plugin.every) if "every" in context.options else plugin.every
     if every < 1:
         raise PluginError(f"{plugin.name}: every must be at least 1, not {every}")
+    # Where nobody has fixed it the governor chooses, and one number would not be true.
+    adapts = "every" not in context.options and plugin.sampled and plugin.longest > every
+    context.settings["every"] = f"{every}..{plugin.longest}" if adapts else every
     return every
 
 

@@ -7,15 +7,18 @@ and purges it at detach.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import importlib.machinery
+import importlib.util
 import sys
 import time
+from importlib import _bootstrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import CodeType, ModuleType
 
     Codes = Callable[[Mapping[str, bytes], str], Iterable[CodeType]]
@@ -27,77 +30,93 @@ _PIECE = b"\n\f\f\f"
 """What `hookd/attach/payload.py` has marked pieces with; the same as in `arrival.py`."""
 _REST = 3.0
 """How much longer we leave the interpreter alone than we have just held it."""
+_PRIVATE = "_hookd"
 
 
 class Loader:
     """Imports modules from sources held in memory, and can take all of them back.
 
-    It claims `hookd`, everything below it and the top-level modules that it holds sources of; no other name. Modules
-    of hookd's that were there before are put aside at the first import and come back with `purge`. Others have names
-    that the training may want for a module of its own: they are importable only inside `importing`.
+    The names in `sys.modules` are common to all code of a process, and `hookd`, `hookd_nan` or `widths` may be installed
+    in the training's environment, too. So each module is known there by a private name: `hookd.page` is `_hookd.page`,
+    `widths` is `_hookd_widths`. The carried code need not know: its modules have builtins of their own, whose `__import__`
+    finds carried modules by their public names. No import of the training is affected by it.
 
     Args:
         files: source by path, as in a zip: `hookd/__init__.py`.
-        codes: gives the code of one of them, piece by piece (`codes` in `arrival.py`).
-        gentle: whether somebody trains meanwhile, so that the interpreter must not be held for long.
+        codes: returns the code of one of them, piece by piece (`codes` in `arrival.py`).
+        gentle: whether the training runs meanwhile, so that the interpreter must not be held for long.
     """
 
     def __init__(self, files: Mapping[str, bytes], codes: Codes, *, gentle: bool = False) -> None:
         self._files: dict[str, bytes] = {}
         self._codes = codes
-        self._claimed: frozenset[str] = frozenset()
+        self._tops: frozenset[str] = frozenset()
         self.add(files)
         self._gentle = gentle
         self._rested_at = time.thread_time()
         self._loaded: dict[str, ModuleType] = {}
-        self._private: dict[str, ModuleType] = {}
-        self._displaced: dict[str, ModuleType] = {}
-        self._depth = 0
+        self._loading: dict[str, ModuleType] = {}
+        self._builtins = {**vars(builtins), "__import__": self._import}
 
-    @contextlib.contextmanager
-    def importing(self) -> Iterator[None]:
-        """Let imports be served from the payload first. Not to be entered by two threads at once.
-
-        The list of finders is replaced and not changed: a thread of the training may be going through it, and would
-        skip the next finder when we left ("No module named ..." in the middle of the training, once in 3,240 injections).
-        """
-        self._displace()
-        for name, module in self._private.items():
-            sys.modules.setdefault(name, module)
-        if self._depth == 0:
-            self._finders = sys.meta_path
-            self._with_us = sys.meta_path = [self, *sys.meta_path]
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if self._depth == 0:
-                self._step_back()
-
-    def _step_back(self) -> None:
-        """Put the list of finders back, with what others have done to it meanwhile; leave private names to the training."""
-        self._private = {name: module for name, module in self._loaded.items() if not _is_hookds(name)}
-        for name, module in self._private.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
-        others = [finder for finder in sys.meta_path if finder is not self]
-        if sys.meta_path is not self._with_us:
-            sys.meta_path = others
-            return
-        if others != self._finders:
-            self._finders[:] = others
-        sys.meta_path = self._finders
-
-    def require_free(self, name: str) -> None:
-        """Check that the training has no module that a plugin's would take the place of.
+    def module(self, name: str) -> ModuleType:
+        """Import a carried module by its public name.
 
         Raises:
-            ImportError: it has.
+            ModuleNotFoundError: it is not carried.
         """
-        top = name.partition(".")[0]
-        if not _is_hookds(top) and sys.modules.get(top) not in (None, self._loaded.get(top)):
-            raise ImportError(f"the training has a module {top!r} of its own: give the plugin's file another name")
+        return self._module(_private(name))
+
+    def _import(
+        self,
+        name: str,
+        globals: Any = None,  # noqa: A002
+        locals: Any = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """Import for carried code, as `__import__` does."""
+        if level:
+            full = importlib.util.resolve_name("." * level + name, globals["__package__"])
+        elif name.partition(".")[0] in self._tops:
+            full = _private(name)
+        else:
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        module = self._module(full)
+        if not fromlist:
+            return self._module(full.partition(".")[0])
+        for one in getattr(module, "__all__", ()) if "*" in fromlist else fromlist:
+            if not hasattr(module, one) and self._find(f"{full}.{one}"):
+                self._module(f"{full}.{one}")
+        return module
+
+    def _module(self, name: str) -> ModuleType:
+        """Return a module by its private name; import it, and the packages that it is in, if that was not done yet."""
+        module = self._loaded.get(name)
+        if module is not None:
+            return module
+        above, _, child = name.rpartition(".")
+        package = self._module(above) if above else None
+        # The import system's own lock: it notices where two threads wait for each other, one for a module of the program.
+        with _bootstrap._ModuleLockManager(name):  # type: ignore[attr-defined]  # noqa: SLF001
+            if name in self._loading:  # a circular import
+                return self._loading[name]
+            if name not in self._loaded:  # by another thread meanwhile
+                module = self._load(name)
+                if package is not None:
+                    setattr(package, child, module)
+            return self._loaded[name]
+
+    def _load(self, name: str) -> ModuleType:
+        spec = self.find_spec(name)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {public(name)!r} in hookd's payload", name=public(name))
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            self.exec_module(module)
+        except BaseException:
+            _withdraw({name: module})
+            raise
+        return self._loaded[name]
 
     def add(self, files: Mapping[str, str | bytes]) -> None:
         """Add or replace sources; modules already imported stay as they are."""
@@ -105,7 +124,7 @@ class Loader:
             self._files[path] = source.encode() if isinstance(source, str) else bytes(source)
             if path.endswith(".py") and path + "c" not in files:
                 self._files.pop(path + "c", None)  # of the old source
-        self._claimed = frozenset(map(_top, self._files))
+        self._tops = frozenset(map(_top, self._files))
 
     @contextlib.contextmanager
     def renewing(self, files: Mapping[str, str | bytes]) -> Iterator[None]:
@@ -122,17 +141,16 @@ class Loader:
             yield
         except BaseException:
             old, back = self._taken_out(tops), old
-            self._files, self._claimed = before, frozenset(map(_top, before))
+            self._files, self._tops = before, frozenset(map(_top, before))
             self._loaded.update(back)
-            self._private = {name: module for name, module in self._loaded.items() if not _is_hookds(name)}
-            sys.modules.update({name: module for name, module in back.items() if _is_hookds(name)})
+            sys.modules.update(back)
             raise
         finally:
             for name, module in old.items():
                 self._let_go(name, module)
 
     def _renewed(self, files: Mapping[str, str | bytes]) -> set[str]:
-        """Give the top-level modules that are held with another source, or with files that they have no more."""
+        """Return the top-level modules that are held with another source, or with files that they no longer have."""
         new: dict[str, dict[str, bytes]] = {}
         held: dict[str, dict[str, bytes]] = {}
         for sources, by_top in ((files, new), (self._files, held)):
@@ -143,12 +161,10 @@ class Loader:
         return {top for top in new if top in held and held[top] != new[top]} - {"hookd"}
 
     def _taken_out(self, tops: set[str]) -> dict[str, ModuleType]:
-        """Forget the modules below some top-level ones, and give them."""
-        out = {name: self._loaded.pop(name) for name in list(self._loaded) if name.partition(".")[0] in tops}
-        for name, module in out.items():
-            self._private.pop(name, None)
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
+        """Forget the modules below some top-level ones, and return them by their private names."""
+        names = [name for name in self._loaded if public(name).partition(".")[0] in tops]
+        out = {name: self._loaded.pop(name) for name in names}
+        _withdraw(out)
         _forget_lines(tops)
         return out
 
@@ -158,23 +174,24 @@ class Loader:
         Raises:
             HookdError: the agent's own, when it refuses.
         """
+        _withdraw(
+            self._loaded
+        )  # its private names are those of the other one; its code, under way in this fork, needs none
         start(config, self._files, self._codes)
 
     def purge(self) -> None:
-        """Remove from sys.modules exactly what was loaded, and put back what had been displaced."""
-        for name, module in list(self._loaded.items()):
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
+        """Remove exactly what was loaded, and everything that ties it to us."""
+        _withdraw(self._loaded)
+        for name, module in self._loaded.items():
             self._let_go(name, module)
         # As CPython's own leak tests do (Lib/test/libregrtest/utils.py `clear_caches`): a generic class is kept by them.
         for clear in getattr(sys.modules.get("typing"), "_cleanups", ()):
             clear()
+        for location in [path for path, finder in list(sys.path_importer_cache.items()) if finder is self]:
+            del sys.path_importer_cache[location]
+        self._builtins["__import__"] = importlib.__import__  # a function that somebody keeps has these builtins
         self._loaded.clear()
-        self._private.clear()
         self._files.clear()
-        for name, module in self._displaced.items():
-            sys.modules.setdefault(name, module)
-        self._displaced.clear()
         _forget_lines()
 
     @staticmethod
@@ -182,23 +199,20 @@ class Loader:
         """Take away what ties a module to us: typing's caches keep some functions, which must not reach the payload."""
         getattr(sys.modules.get("typing"), "_overload_registry", {}).pop(name, None)
         for attribute in ("__loader__", "__spec__"):
-            module.__dict__.pop(attribute, None)
+            getattr(module, "__dict__", {}).pop(attribute, None)
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
-        """Serve as a meta path finder."""
-        top = name.partition(".")[0]
-        if top not in self._claimed:  # asked by all threads that import something
-            return None
-        if not _is_hookds(top) and sys.modules.get(top) not in (None, self._loaded.get(top)):
-            return None  # the training has one of its own, and uses it: never parts of two
+    def find_spec(self, name: str, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+        """Serve as a finder for the directory of a carried package, to `importlib.import_module(".part", __package__)`."""
         found = self._find(name)
-        if found is None:  # never the rest of another hookd that is installed here
-            raise ModuleNotFoundError(f"No module named {name!r} in hookd's payload", name=name)
+        if found is None:
+            return None
         me: Any = self
         spec = importlib.machinery.ModuleSpec(name, me, origin=_SOURCE_ROOT + found, is_package=_is_package(found))
         spec.has_location = True
         if _is_package(found):
-            spec.submodule_search_locations = [_SOURCE_ROOT + found.rpartition("/")[0]]
+            location = _SOURCE_ROOT + found.rpartition("/")[0]
+            spec.submodule_search_locations = [location]
+            sys.path_importer_cache[location] = me
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:  # noqa: ARG002
@@ -207,14 +221,16 @@ class Loader:
 
     def exec_module(self, module: ModuleType) -> None:
         """Serve as a loader: run the module piece by piece, because others wait for the interpreter meanwhile."""
-        name = module.__name__
-        path = self._find(name)
-        if path is None:
-            raise ImportError(f"no module {name!r} in hookd's payload", name=name)
-        self._loaded[name] = module
-        for code in self._codes(self._files, path):
-            exec(code, module.__dict__)  # noqa: S102  this is what a loader does
-            self.rest()
+        name, space = module.__name__, vars(module)
+        space["__builtins__"] = self._builtins
+        self._loading[name] = module
+        try:
+            for code in self._codes(self._files, self._path(name)):
+                exec(code, space)  # noqa: S102  this is what a loader does
+                self.rest()
+            self._loaded[name] = sys.modules.get(name, module)  # it may have put an object in its place
+        finally:
+            del self._loading[name]
 
     def rest(self) -> None:
         """Let the training thread have the interpreter, for longer than we have had it since the last rest."""
@@ -225,36 +241,52 @@ class Loader:
             self._rested_at = time.thread_time()
 
     def get_source(self, name: str) -> str:
-        """Give the source of a module: `linecache` asks, so that tracebacks show it."""
-        path = self._find(name)
-        if path is None:
-            raise ImportError(f"no module {name!r} in hookd's payload", name=name)
-        return self._files[path].replace(_PIECE, b"\n").decode()  # `str.splitlines` takes a form feed for a line's end
+        """Return the source of a module: `linecache` asks, so that tracebacks show it."""
+        text = self._files[self._path(name)]
+        return text.replace(_PIECE, b"\n").decode()  # `str.splitlines` takes a form feed for a line's end
 
     def is_package(self, name: str) -> bool:
-        """Say whether a module is a package."""
+        """Whether a module is a package."""
         return _is_package(self._find(name) or "")
 
     def get_data(self, path: str) -> bytes:
-        """Give a file of the payload by the path that `__file__` is relative to."""
+        """Return a file of the payload by the path that `__file__` is relative to."""
         try:
             return self._files[path[len(_SOURCE_ROOT) :]]
         except KeyError:
             raise OSError(f"{path} is not in hookd's payload") from None
 
     def _find(self, name: str) -> str | None:
-        path = name.replace(".", "/")
+        path = public(name).replace(".", "/")
         for candidate in (path + "/__init__.py", path + ".py"):
             if candidate in self._files:
                 return candidate
         return None
 
-    def _displace(self) -> None:
-        for name in list(sys.modules):
-            module = sys.modules.get(name)
-            if _is_hookds(name) and module is not None and self._loaded.get(name) is not module:
-                self._displaced[name] = module
-                del sys.modules[name]
+    def _path(self, name: str) -> str:
+        path = self._find(name)
+        if path is None:
+            raise ImportError(f"no module {name!r} in hookd's payload", name=name)
+        return path
+
+
+def _private(name: str) -> str:
+    """Return the name in `sys.modules` of a carried module."""
+    top, dot, rest = name.partition(".")
+    return (_PRIVATE if top == "hookd" else f"{_PRIVATE}_{top}") + dot + rest
+
+
+def public(name: str) -> str:
+    """Return the name by which carried code imports a module; of one that is not carried, its own."""
+    top, dot, rest = name.partition(".")
+    return ("hookd" if top == _PRIVATE else top.removeprefix(_PRIVATE + "_")) + dot + rest
+
+
+def _withdraw(modules: Mapping[str, ModuleType]) -> None:
+    """Take modules out of `sys.modules`, unless somebody has put others in their places."""
+    for name, module in modules.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
 
 
 def _collect_young() -> None:
@@ -281,10 +313,6 @@ def _forget_lines(tops: Iterable[str] | None = None) -> None:
             linecache.cache.pop(path, None)  # type: ignore[union-attr]
 
 
-def _is_hookds(name: str) -> bool:
-    return name.partition(".")[0].partition("_")[0] == "hookd"
-
-
 def _is_package(path: str) -> bool:
     return path.endswith("/__init__.py")
 
@@ -295,6 +323,14 @@ class RefusalError(Exception):
     def __init__(self, kind: str, reason: str, message: str) -> None:
         super().__init__(message)
         self.kind, self.reason = kind, reason
+
+
+def is_claimed() -> bool:
+    """Whether this process has an agent, of this hookd or of another."""
+    import os  # noqa: PLC0415
+
+    claimed: tuple[int, object] = sys.__dict__.get(CLAIM, (0, None))
+    return claimed[0] == os.getpid()
 
 
 def claim() -> None:
@@ -317,8 +353,11 @@ def release() -> None:
     sys.__dict__.pop(CLAIM, None)
 
 
-def start(config: dict[str, Any], files: Mapping[str, bytes], codes: Codes) -> Loader:
+def start(config: dict[str, Any], files: Mapping[str, bytes], codes: Codes) -> ModuleType:
     """Import the agent and start it; leave nothing behind if it cannot.
+
+    Returns:
+        `hookd.agent.bootstrap`, by which it is stopped.
 
     Raises:
         HookdError: the agent's own, when it refuses; RefusalError when another is there.
@@ -327,13 +366,11 @@ def start(config: dict[str, Any], files: Mapping[str, bytes], codes: Codes) -> L
     loader = None
     try:
         loader = Loader(files, codes, gentle=config.get("method") == "attach")
-        with loader.importing():
-            from hookd.agent import bootstrap  # noqa: PLC0415
-
-            bootstrap.start(config, loader)
+        bootstrap = loader.module("hookd.agent.bootstrap")
+        bootstrap.start(config, loader)
     except BaseException:
         if loader is not None:
             loader.purge()
         release()
         raise
-    return loader
+    return bootstrap

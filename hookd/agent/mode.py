@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hookd.agent.patch import Replaced, is_dynamo_compiling
+from hookd.agent.patch import Replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ class Mode:
 
     def _wrap_train(self, original: Any) -> Callable[..., Any]:
         def train(self: nn.Module, mode: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's signature
-            if is_dynamo_compiling() or not session.is_live:
+            if not session.is_live:
                 return original(self, mode)
             thread = session.local.thread
             thread.switching += 1

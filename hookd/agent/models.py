@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
@@ -11,12 +12,14 @@ import torch
 from torch import nn
 
 from hookd.agent.audience import Audience
+from hookd.agent.dynamo import skip_frames
+from hookd.agent.entry import SHAPES, CannotEnterError, Counted, Entry
 from hookd.agent.faults import Failure
 from hookd.agent.mode import Mode
 from hookd.agent.names import Model, Names, Ref, has_more
 from hookd.agent.parameters import Parameters
-from hookd.agent.patch import SKIP, ClassPatch, is_in_flight, plain_call, skip_frames
-from hookd.agent.plan import compile_plan, source
+from hookd.agent.patch import SKIP, ClassPatch, is_in_flight, plain_call
+from hookd.agent.plan import compile_plan, remembers, source
 from hookd.agent.seen import Seen
 from hookd.hookspecs import MODULE
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from hookd.agent.listeners import Listener
     from hookd.agent.session import Session
     from hookd.agent.threads import ThreadState
+    from hookd.events import Module
 
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiler = getattr(torch, "compiler", torch)
@@ -38,7 +42,11 @@ _PORTION = 8
 _MODULES_PER_S = 200
 """and so many for each second since the call before: a share of the time that does not depend on the step's length;"""
 _LARGEST_PORTION = 24
-"""but no more than these, however long a step is: it would be noticed."""
+"""but no more than these, however long a step is: it would be noticed;"""
+_PORTION_S = 0.002
+"""nor any more once they have taken so long: code that is compiled for a kind of module takes a millisecond."""
+_BREATH_S = 0.0005
+"""How long hookd's own thread leaves the interpreter to the training between two shapes that it compiles."""
 _LEFT_AT_ONCE = 1024
 """So many modules that are not to be observed are noted in one outermost call, at 5 to 25 us each (cold)."""
 _FORGET_AFTER_S = 60.0
@@ -54,6 +62,7 @@ class Models:
             in its middle should not pay for all of a deep model in one step.
 
     Attributes:
+        can_meter: whether a metered step takes no compiling.
         learning: the models of which a portion is still to be learnt, or left out.
         closed: their ordinals.
         lock: held while plans are made or taken away.
@@ -63,12 +72,16 @@ class Models:
     def __init__(self, session: Session, *, gentle: bool = False) -> None:
         self._session = session
         self._gentle = gentle
+        self.can_meter = not gentle
         self.learning: set[Model] = set()
         self.closed: set[int] = set()
-        self.plans: dict[int, Any] = {}
         self.names = Names(session.page.module, self._forget)
-        self.patch = ClassPatch(self.plans, self._make_missing())
+        self.patch = call_patch(self._make_missing())
+        self.plans = self.patch.plans
         self._makers: dict[tuple[Any, ...], Any] = {}
+        self._counting = self.patch if isinstance(self.patch, Entry) else None
+        self._shapes: dict[tuple[Listener, ...], int] = {}
+        self._numbers = itertools.cycle(range(SHAPES))
         self._others: dict[bool, dict[tuple[int, bool], Any]] = {True: {}, False: {}}  # by whether a step is metered
         self._again, self._metered = self._make_other(recompute=True), self._make_other(recompute=False)
         self.audience = Audience(session.registry, session.cold.select, session.dispatch.fault)
@@ -82,8 +95,10 @@ class Models:
     # -- install and restore
 
     def install(self) -> None:
-        """Patch `nn.Module.__call__` and `nn.Module.train`."""
+        """Watch calls of `nn.Module.__call__`, and patch `nn.Module.train`."""
         self._mode.install()
+        if self._counting is not None:
+            self._counting.host(self._session)
         self.patch.install()
 
     def restore(self) -> tuple[bool, list[str]]:
@@ -92,20 +107,16 @@ class Models:
         Returns:
             Whether `__call__` is the original again, and what could not be undone.
         """
-        restored = self.patch.restore()
-        residue = [] if restored else ["nn.Module.__call__: somebody has patched on top of us; ours passes through"]
-        residue += self._mode.restore()
+        left = self.patch.restore()
+        residue = [*([left] if left else []), *self._mode.restore()]
         with self.lock:  # a training thread that is learning a model right now must not hook what was unhooked
-            # Dynamo guards on the plan of a compiled module that has hooks of its own: what it has traced must not change.
-            compiled = {key for model in self.names.models for key in model.compiled}
-            for key in [key for key in self.plans if key not in compiled]:
-                self.plans.pop(key, None)
+            self.plans.clear()
             self._ignored.clear()
             self.learning.clear()
             self.closed.clear()
             self._parameters.restore()
             self.seen.restore()
-        return restored, residue
+        return not left, residue
 
     def restore_in_child(self) -> None:
         """Undo `install` in a forked child, where another thread of the parent's may have held the lock."""
@@ -132,7 +143,6 @@ class Models:
                     plan = models._plan_for(module)
             return plain(module, args, kwargs) if plan is None or plan is SKIP else plan(module, args, kwargs)
 
-        skip_frames(missing.__code__)
         return missing
 
     def _plan_for(self, module: nn.Module) -> Any:
@@ -206,7 +216,9 @@ class Models:
         since_s = min(now - model.proceeded_at, 1.0) if model.proceeded_at else 0.0
         model.proceeded_at = now
         portion = min(max(_PORTION, int(_MODULES_PER_S * since_s)), _LARGEST_PORTION)
-        self._plan_modules(self.names.proceed(model, portion))
+        while portion and model.walk is not None and time.monotonic() < now + _PORTION_S:
+            self._plan_modules(self.names.proceed(model, 1))
+            portion -= 1
         if model.walk is None:
             self._open(model)
             self._parameters.hook(model)
@@ -278,6 +290,7 @@ class Models:
         """Make all plans anew: a plugin came or went."""
         with self.lock:
             self.audience.changed()
+            self._shapes.clear()
             for others in self._others.values():
                 others.clear()
             if not self._may_wait():
@@ -328,7 +341,6 @@ class Models:
             plan = others[metered].get(key) or self._other_plan(key, metered=metered)
             return plan(called, args, kwargs)
 
-        skip_frames(other.__code__)
         return other
 
     def _other_plan(self, key: tuple[int, bool], *, metered: bool) -> Any:
@@ -342,9 +354,48 @@ class Models:
 
     def _made(self, key: int, *, recompute: bool, metered: bool) -> Any:
         _, model, module = self.names.known[key]
-        wrapped = key in model.wrapped or not module.depth
-        make = self._maker(self.audience.of_calls(module), wrapped=wrapped, recompute=recompute, metered=metered)
-        return make(module, float(module.id), self._again, self._metered)
+        wrapped = _is_wrapped(key, model, module)
+        heard = self.audience.of_calls(module)
+        make = self._maker(heard, wrapped=wrapped, recompute=recompute, metered=metered)
+        plan = make(module, float(module.id), self._again, self._metered)
+        if self._counting is not None and not (wrapped or recompute or metered):
+            totals = [one.totals for one in heard if one.totals is not None]
+            plan.counted = Counted(module, self._shape(heard), remembers(heard), totals)
+        return plan
+
+    # -- what the entry counts without a plan
+
+    def _shape(self, heard: tuple[Listener, ...]) -> int:
+        """Number the modules of which the same is heard; SHAPES: there are too many to be told apart, and plans count."""
+        shape = self._shapes.get(heard)
+        if shape is None:
+            # Not one of those before the last change, whose modules may still be called.
+            is_one_more = len(self._shapes) < SHAPES // 2
+            shape = self._shapes[heard] = next(self._numbers) if is_one_more else SHAPES
+            self._arm(heard, shape)
+        return shape
+
+    def _arm(self, heard: tuple[Listener, ...], shape: int) -> None:
+        """Have calls go through their plans where any Python function is switched on, or any totals are switched off."""
+        if self._counting is not None:
+            switches = self._session.namespace
+            called = [one for one in heard if one.hook != "forward_error"]  # which no plan calls
+            listens = any(bool(switches.get(one.switch)) is (one.totals is None) for one in called)
+            self._counting.arm(shape, is_armed=listens)
+
+    def arm(self) -> None:
+        """Have each call go through its module's plan while a Python function listens to it; after any switch was turned."""
+        for heard, shape in list(self._shapes.items()):
+            self._arm(heard, shape)
+
+    def meter(self, *, is_metered: bool) -> None:
+        """Meter the calls that come, or do not; the plans meter themselves."""
+        if self._counting is not None:
+            self._counting.meter(is_metered=is_metered)
+
+    def metered_ns(self) -> int:
+        """Return what calls without a plan have taken in the metered step that is over, in ns."""
+        return 0 if self._counting is None else self._counting.metered_ns()
 
     def _maker(self, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool, metered: bool) -> Any:
         """Compile the plans of one shape."""
@@ -355,7 +406,25 @@ class Models:
             exec(compile_plan(text), self._session.namespace)
             make = self._makers[shape] = self._session.namespace.pop("make")
             skip_frames(_inner_code(make))
+            if self._gentle and not metered:
+                self.can_meter = False
         return make
+
+    def _prepare_metering(self) -> None:
+        """Compile what metered steps need, in hookd's own thread: in the training's it would be noticed."""
+        if self.can_meter or self.learning:
+            return
+        self.can_meter = True  # set first: a shape that the training thread compiles meanwhile unsets it
+        shapes: dict[tuple[int, bool], tuple[Listener, ...]] = {}
+        with self.lock:
+            for key, (_, model, module) in self.names.known.items():
+                if self.plans.get(key, SKIP) is not SKIP:
+                    heard = self.audience.of_calls(module)
+                    shapes[id(heard), _is_wrapped(key, model, module)] = heard
+        for (_, wrapped), heard in shapes.items():
+            with self.lock:
+                self._maker(heard, wrapped=wrapped, recompute=False, metered=True)
+            time.sleep(_BREATH_S)
 
     # -- from time to time
 
@@ -367,6 +436,7 @@ class Models:
 
     def tick(self, now_s: float) -> None:
         """Forget models that have been gone for a while, and publish what has changed."""
+        self._prepare_metering()
         self.seen.look(is_training_thread=False)
         dead = self.names.dead()
         self._died_at = {m.ordinal: self._died_at.get(m.ordinal, now_s) for m in dead}
@@ -396,6 +466,19 @@ class Models:
     def steps_done(self) -> int:
         """Give the steps since the attach."""
         return self._session.steps.done
+
+
+def call_patch(missing: Callable[..., Any]) -> Entry | ClassPatch:
+    """Return what sees the calls of modules: the entry, or the patch in Python where that cannot be."""
+    try:
+        return Entry.load(missing)
+    except CannotEnterError as why:
+        return ClassPatch(missing, str(why))
+
+
+def _is_wrapped(key: int, model: Model, module: Module) -> bool:
+    """Whether a module may stand inside a wrapper of the same name."""
+    return key in model.wrapped or not module.depth
 
 
 def _inner_code(make: Any) -> Any:

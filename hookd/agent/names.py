@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hookd.events import Module
+from hookd.passive import attributes_of, children_of, groups_of, parameters_of, peek
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -89,7 +90,7 @@ class Names:
         A root of the same shape as one that has died takes over its names: a loss module that is made anew for every
         step is one series, not one per step.
         """
-        if root.__dict__.get("_is_replica"):
+        if attributes_of(root).get("_is_replica"):
             return self._learn_replica(root)
         signature = _signature(root)
         model = self._model_inside(root) or self._reborn(signature) or self._new(signature)
@@ -163,7 +164,9 @@ class Names:
             label = f"#{model.ordinal}.{label}"
         number = self._new_id(label, type(module).__name__, model.ordinal)
         parent = _nearest(model.names, path)
-        named = Module(label, type(module).__name__, number, model.ordinal, parent, leaf=not module._modules)
+        named = Module(
+            label, type(module).__name__, number, model.ordinal, parent, leaf=not attributes_of(module).get("_modules")
+        )
         model.names[path] = named
         return named
 
@@ -194,6 +197,11 @@ class Names:
             known[1].compiled.discard(ref.key)
             self._forget(ref.key)
 
+    def name_of(self, module: Any) -> str:
+        """Return the name of a known module, and "" for anything else."""
+        known = self.known.get(id(module))
+        return known[2].name if known is not None and known[0]() is module else ""
+
     def dead(self) -> list[Model]:
         """Give the models of which nothing is alive any more."""
         return [model for model in self.models if not model.alive]
@@ -211,19 +219,19 @@ class Names:
 
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
         """Give what `optimizer` holds in the models' order; parameters of no known model come last."""
-        held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        held = {id(p): p for group in groups_of(optimizer) for p in group["params"]}
         ordered: list[tuple[str, Parameter]] = []
         for model, root in self.live_roots():
             prefix = f"#{model.ordinal}." if model.ordinal > 1 else ""
             for path, module, _, _ in Walk(root):
-                for name, parameter in module._parameters.items():
-                    if parameter is not None and held.pop(id(parameter), None) is not None:
+                for name, parameter in parameters_of(module).items():
+                    if held.pop(id(parameter), None) is not None:
                         ordered.append((prefix + (f"{path}.{name}" if path else name), parameter))
         return ordered + [(f"parameter {at}", p) for at, p in enumerate(held.values())]
 
 
 def _signature(root: nn.Module) -> tuple[Any, ...]:
-    return (type(root), tuple((name, type(child)) for name, child in root._modules.items()))
+    return (type(root), tuple((name, type(child)) for name, child in children_of(root).items()))
 
 
 def _nearest(names: dict[str, Module], path: str) -> Module | None:
@@ -274,16 +282,15 @@ class Walk:
 
     def _descend(self, path: str, module: nn.Module, depth: int, *, is_compiled: bool) -> None:
         inside = _wrapped_child(module)
-        is_compiled |= inside == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None
-        children = [] if depth > self._depth else list(module._modules.items())
+        is_compiled |= inside == "_orig_mod" or peek(module, "_compiled_call_impl") is not None
+        children = [] if depth > self._depth else list(children_of(module).items())
         if depth == self._depth:
             children = children[: self._extra]
             self._extra -= len(children)
         for name, child in reversed(children):
-            if child is not None:
-                same = name == inside
-                below = path if same else f"{path}.{name}" if path else name
-                self._todo.append((below, weakref.ref(child), depth + 1, same, is_compiled))
+            same = name == inside
+            below = path if same else f"{path}.{name}" if path else name
+            self._todo.append((below, weakref.ref(child), depth + 1, same, is_compiled))
 
 
 def has_more(root: nn.Module, most: int) -> bool:
@@ -293,19 +300,23 @@ def has_more(root: nn.Module, most: int) -> bool:
 
 def _reach(root: nn.Module, most: int) -> tuple[int, int]:
     """Find the depth down to which all modules are among the `most`, and how many those of the next level are."""
-    level, count, depth = [root], 1, 0
+    level, seen, depth = [root], {id(root)}, 0
     while level:
-        below = [child for module in level for child in module._modules.values() if child is not None]
-        if count + len(below) > most:
-            return depth, most - count
-        level, count, depth = below, count + len(below), depth + 1
+        below = {id(child): child for module in level for child in children_of(module).values()}
+        new = [
+            child for key, child in below.items() if key not in seen
+        ]  # it may stand in many places, even below itself
+        if len(seen) + len(new) > most:
+            return depth, most - len(seen)
+        seen.update(below)
+        level, depth = new, depth + 1
     return sys.maxsize, 0
 
 
 def _innermost(module: nn.Module) -> nn.Module:
     while True:
         name = _wrapped_child(module)
-        inside = module._modules.get(name) if name is not None else None
+        inside = children_of(module).get(name) if name is not None else None
         if inside is None:
             return module
         module = inside

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from hookd.agent import kernel
 from hookd.agent.later import Later
+from hookd.agent.memory import PLAIN, STRIDED, is_readable
+from hookd.passive import of_tensor
 from hookd.summary import Summary
 
 if TYPE_CHECKING:
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
     from hookd.context import Context
 
 INF = math.inf
-STRIDED = torch.strided
 norms: Any = getattr(torch, "_foreach_norm", None)  # torch 1.13+
-PLAIN = frozenset((Tensor, torch.nn.Parameter))
-_kind = operator.attrgetter("is_cpu", "layout", "dtype")
+_kind = operator.attrgetter("layout", "dtype")
+_dtype, _is_cpu = operator.attrgetter("dtype"), operator.attrgetter("is_cpu")
+_has_names = getattr(Tensor, "has_names", None) or (lambda _: False)
+KINDS = frozenset((STRIDED, dtype) for dtype in kernel.DTYPES)
+_NoFunctions = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
 COMPRESSED = frozenset(getattr(torch, f"sparse_{name}", None) for name in ("csr", "csc", "bsr", "bsc"))
 CHUNK = 1 << 16
 """Elements reduced at a time: their differences from the mean stay in the processor's cache."""
@@ -50,7 +54,7 @@ class Numeric:
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
         """Do what `Context.summary` says."""
-        found = real(tensor)
+        found = tensor if self._is_common(tensor) else real(tensor)
         if found is None:
             return None
         if not on_host(found):
@@ -59,7 +63,10 @@ class Numeric:
                 self.later.ask(context, [device_sums(found)], lambda sums: act(Summary.of_sums(sums)))
             return None
         made = self.kernel
-        summary = Summary.of_sums(host_sums(found) if made is None else made.sums(found))
+        sums = host_sums(found) if made is None else made.sums(found)
+        if sums is None:
+            return None
+        summary = Summary.of_sums(sums)
         if then is not None:
             then(summary)
         return summary
@@ -91,28 +98,37 @@ class Numeric:
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]:
         """Do what `Context.largest` says."""
         tensors = list(tensors)
-        if self.kernel is not None and _is_one_kind(tensors):
-            return [self.kernel.largest(tensors)]
+        made = self.kernel
+        if made is not None and _is_one_kind(tensors):
+            of_all = made.largest(tensors)
+            if of_all is not None:
+                return [of_all]
         groups: dict[tuple[bool, Any], list[Tensor]] = {}
         for tensor in tensors:
             if self._is_common(tensor):
                 groups.setdefault((True, tensor.dtype), []).append(tensor)
             elif (found := real(tensor)) is not None:
                 groups.setdefault((False, (found.device, found.dtype)), []).append(found)
-        made = self.kernel
-        host = [made.largest(group) for (common, _), group in groups.items() if common and made is not None]
+        host = [
+            most
+            for (common, _), group in groups.items()
+            if common and made is not None and (most := _largest_there(made, group)) is not None
+        ]
         others = [largest_of(group) for (common, _), group in groups.items() if not common]
         host += [one.item() for one in others if on_host(one)]
         away: list[float | Tensor] = [one for one in others if not on_host(one)]
         return [_max(host), *away] if host else away
+
+    def is_readable(self, tensor: Tensor) -> bool:
+        """Do what `Context.is_readable` says."""
+        return is_readable(tensor)
 
     def _is_common(self, tensor: Tensor) -> bool:
         """Whether it is what nearly all tensors are, which the kernel takes as it is."""
         return (
             type(tensor) in PLAIN
             and on_host(tensor)
-            and tensor.dtype in kernel.DTYPES
-            and tensor.layout is STRIDED
+            and _kind(tensor) in KINDS
             and self.kernel is not None
             and tensor.is_contiguous()
         )
@@ -130,14 +146,25 @@ class Numeric:
 
 
 def _is_one_kind(tensors: list[Tensor]) -> bool:
-    """Whether the kernel takes all of them at once, as nearly always; asked without a line of Python for each."""
+    """Whether the kernel may take all of them at once, as nearly always; asked without a line of Python for each."""
     if not set(map(type, tensors)) <= PLAIN:
         return False
-    kinds = set(map(_kind, tensors))
-    if len(kinds) != 1:
+    dtypes = set(map(_dtype, tensors))
+    if len(dtypes) != 1 or not dtypes <= kernel.DTYPES.keys() or not all(map(_is_cpu, tensors)):
         return False
-    is_cpu, layout, dtype = kinds.pop()
-    return is_cpu and layout is STRIDED and dtype in kernel.DTYPES and all(map(Tensor.is_contiguous, tensors))
+    try:
+        return all(map(Tensor.is_contiguous, tensors))
+    except RuntimeError:  # compressed layouts cannot say; others that are not strided have no storage, see `locate_all`
+        return False
+
+
+def _largest_there(made: kernel.Kernel, tensors: list[Tensor]) -> float | None:
+    """Return the largest magnitude in those tensors whose memory is there; None if it is of none of them."""
+    found = made.largest(tensors)
+    if found is None:
+        there = list(filter(is_readable, tensors))
+        found = made.largest(there) if there else None
+    return found
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -152,22 +179,23 @@ def real(tensor: Tensor) -> Tensor | None:
     imaginary parts.
 
     Returns:
-        None where there are none: integers, empty, meta and quantized tensors, and kinds that only their class knows.
+        None where there are none: integers, empty, meta and quantized tensors, those whose memory is not there, and kinds
+        that only their class knows.
     """
-    if type(tensor) not in PLAIN or tensor.layout is not STRIDED or getattr(tensor, "is_nested", False):
+    if type(tensor) not in PLAIN or tensor.layout is not STRIDED or of_tensor(tensor, "is_nested"):
         found = _stored(tensor)
         if found is None:
             return None
         tensor = found
-    if tensor.dtype not in kernel.DTYPES:
-        if tensor.is_complex():
-            tensor = torch.view_as_real(tensor.resolve_conj())
-        elif tensor.is_floating_point():
-            tensor = tensor.float()  # float8 has no reductions
-        else:
-            return None
-    if not tensor.numel() or tensor.is_meta:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not is_readable(tensor):
         return None
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    elif tensor.dtype not in kernel.DTYPES:
+        tensor = tensor.float()  # float8 has no reductions
+    if _has_names(tensor):
+        # Before torch 2.13, named tensors lack some operations; torch 2.13 has no names and no such method.
+        tensor = tensor.rename(None)  # type: ignore[attr-defined]
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
@@ -192,19 +220,31 @@ def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _stored(tensor: Tensor) -> Tensor | None:
-    """Give the strided tensor that a tensor of another kind is made of."""
-    if getattr(tensor, "is_nested", False) or tensor.layout in COMPRESSED:
-        tensor = tensor.values()
-    if type(tensor) not in PLAIN:
-        if hasattr(tensor, "to_local"):
-            tensor = tensor.to_local()  # a DTensor: reducing it as a whole would talk to other ranks
-        elif hasattr(tensor, "__tensor_flatten__"):
-            return None  # made of other tensors, in a way that only its own class knows
-        else:
-            tensor = tensor.as_subclass(Tensor)
-    if tensor.layout == torch.sparse_coo:
-        tensor = tensor._values()  # values() would want it coalesced first
+    """Give the strided tensor that a tensor of another kind is made of; no code of a class that is not torch's runs."""
+    with _NoFunctions():
+        if type(tensor) not in PLAIN and not type(tensor).__module__.startswith("torch."):
+            tensor = _as_plain(tensor)
+        if getattr(tensor, "is_nested", False) or tensor.layout in COMPRESSED:
+            try:
+                tensor = tensor.values()
+            except RuntimeError:  # a compressed one, inside a transform of torch.func
+                return None
+        if type(tensor) not in PLAIN:
+            if hasattr(tensor, "to_local"):
+                tensor = tensor.to_local()  # a DTensor: reducing it as a whole would talk to other ranks
+            if type(tensor) not in PLAIN:
+                if hasattr(type(tensor), "__tensor_flatten__"):
+                    return None  # made of other tensors, in a way that only its own class knows
+                tensor = _as_plain(tensor)
+        if tensor.layout == torch.sparse_coo:
+            tensor = tensor._values()  # values() would want it coalesced first
     return tensor if tensor.layout is STRIDED else None
+
+
+def _as_plain(tensor: Tensor) -> Tensor:
+    """Give what a tensor of a subclass is to torch, whatever its class makes of it: without memory if it is a wrapper."""
+    with torch._C._DisableTorchDispatch():
+        return tensor.as_subclass(Tensor)
 
 
 # -- what the kernel does, by torch's operations

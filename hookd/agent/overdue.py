@@ -116,7 +116,7 @@ class Overdue:
         self._looks.clear()
         why = f"{one.hook} has kept the training for {times * LOOK_S:.2g} s of one step"
         at = f": it is at {where}" if where else ""
-        if entry.is_sampled(one.hook) and self._put_off(entry, share):
+        if entry.is_sampled(one) and self._put_off(entry, share):
             self._session.write_log(
                 "info", f"plugin {entry.name}: {why}, and is called once in {entry.interval} steps now{at}"
             )
@@ -133,8 +133,9 @@ class Overdue:
         if not governor.stretch(entry, times):
             return False
         for one in entry.listeners:
-            if entry.is_sampled(one.hook) and entry.context.fixed(one.hook) is None:
+            if entry.is_sampled(one) and entry.context.fixed(one.hook) is None:
                 namespace[one.switch] = False
+        self._session.models.arm()
         return True
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from hookd.agent.dynamo import is_dynamo_compiling
+from hookd.passive import hook_gradient, of_tensor, parameters_of, requires_grad
 
 if TYPE_CHECKING:
     from hookd.agent.names import Model, Names
@@ -19,7 +21,7 @@ class Parameters:
     def __init__(self, session: Session, names: Names) -> None:
         self._session = session
         self._names = names
-        self._hooked: dict[int, tuple[Any, Any]] = {}
+        self._hooked: dict[int, Any] = {}
 
     def hook(self, model: Model) -> None:
         """Hook what is new in a model."""
@@ -31,32 +33,29 @@ class Parameters:
         for ref, owner, module in list(self._names.known.values()):
             held = ref()
             if owner is model and held is not None:
-                for name, parameter in held._parameters.items():
-                    if parameter is not None and parameter.requires_grad:
+                for name, parameter in parameters_of(held).items():
+                    if requires_grad(parameter):
                         self._hook(parameter, module, name)
 
     def _hook(self, parameter: Any, module: Module, name: str) -> None:
-        known = self._hooked.get(id(parameter))
-        if known is not None and known[0]() is parameter:
+        handle = self._hooked.get(id(parameter))
+        if handle is not None and handle.id in (of_tensor(parameter, "_post_accumulate_grad_hooks") or ()):
             return
         prefix = "" if not module.depth else f"{module.name}."
 
         def accumulated(param: Any) -> None:
             session = self._session
-            if session.is_live and param.grad is not None:
-                values = {"module": module, "name": prefix + name, "param": param, "grad": param.grad}
+            if is_dynamo_compiling() or not session.is_live:
+                return
+            grad = of_tensor(param, "grad")
+            if grad is not None:
+                values = {"module": module, "name": prefix + name, "param": param, "grad": grad}
                 session.dispatch.emit("param_grad", values, module)
 
-        handle = parameter.register_post_accumulate_grad_hook(accumulated)
-        self._hooked[id(parameter)] = (weakref.ref(parameter), handle)
-
-    def forget_dead(self) -> None:
-        """Forget parameters that are gone."""
-        for key in [key for key, (ref, _) in list(self._hooked.items()) if ref() is None]:
-            self._hooked.pop(key, None)
+        self._hooked[id(parameter)] = hook_gradient(parameter, accumulated)
 
     def restore(self) -> None:
         """Take back all hooks."""
-        for _, handle in self._hooked.values():
+        for handle in self._hooked.values():
             handle.remove()
         self._hooked.clear()

@@ -3,11 +3,6 @@
 `nn.Module.__call__` is replaced at the class: cheaper than torch's global hooks, sees keyword arguments and
 exceptions, changes no kernel. CPython 3.13+ stops caching attributes of a class after about 1,000 assignments, so the
 class is assigned to at attach and at detach only.
-
-torch.compile: our frames are skipped by dynamo (else one of them becomes the compiled frame of every compiled module,
-which hits the recompile limit), our `__call__` is what dynamo knows as the unpatched one (else it inlines it), and
-`is_dynamo_compiling` comes before anything that it could not trace: a module with hooks of its own it inlines anyway.
-Source: torch/_dynamo/variables/nn_module.py `UnspecializedNNModuleVariable.call_function`, 2.13.
 """
 
 from __future__ import annotations
@@ -16,25 +11,17 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
+
+from hookd.agent import dynamo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
 
 SKIP = object()
 """What a known module that nobody wants to hear of has for a plan."""
 
 HAS_COMPILED_IMPL = hasattr(nn.Module, "_compiled_call_impl")
-_DYNAMO = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
-
-
-def _never() -> bool:
-    return False
-
-
-is_dynamo_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", _never)
 
 
 def is_pristine(call: Any) -> bool:
@@ -57,14 +44,12 @@ def plain_call(original: Any) -> str:
 CALL_SOURCE = """
 def __call__(self, *args, **kwargs):
     plan = get(id(self))
-    if plan is SKIP or is_dynamo_compiling():
+    if plan is SKIP:
         return CALL
     if plan is None:
         return missing(self, args, kwargs)
     return plan(self, args, kwargs)
 """
-# Globals, not a closure: where dynamo inlines this, it guards on what the names stand for. Globals it finds through
-# their dict, a closure through `Module.__call__`, so that each attach and detach would be a recompile.
 
 
 def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any) -> Any:
@@ -74,32 +59,14 @@ def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any)
     `missing` calls through.
     """
     namespace: dict[str, Any] = {
-        "get": plans.get, "missing": missing, "original": original, "is_dynamo_compiling": is_dynamo_compiling,
-        "SKIP": SKIP,
+        "get": plans.get, "missing": missing, "original": original, "SKIP": SKIP,
     }  # fmt: skip
     exec(compile(CALL_SOURCE.replace("CALL", plain_call(original)), "<hookd call>", "exec"), namespace)
     call = namespace["__call__"]
     functools.update_wrapper(call, original)
     del call.__wrapped__
-    skip_frames(call.__code__)
+    dynamo.stand_in(call, original)
     return call
-
-
-def skip_frames(code: CodeType) -> None:
-    """Tell dynamo never to compile frames of this code; needs no import of dynamo, and survives its reset."""
-    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    if hasattr(frames, "set_code_exec_strategy"):
-        action = frames._FrameAction
-        strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
-        frames.set_code_exec_strategy(code, strategy)
-    elif hasattr(frames, "skip_code"):
-        frames.skip_code(code)
-
-
-def no_frame() -> Callable[[Any], Any]:
-    """Give the function that switches dynamo's frame evaluation and returns what was set before."""
-    frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    return getattr(frames, "set_eval_frame", lambda previous: previous)
 
 
 def is_in_flight() -> bool:
@@ -114,11 +81,19 @@ def is_in_flight() -> bool:
 
 
 class ClassPatch:
-    """`nn.Module.__call__` replaced by ours, and put back by identity."""
+    """`nn.Module.__call__` replaced by ours, and put back by identity.
 
-    def __init__(self, plans: dict[int, Any], missing: Callable[..., Any]) -> None:
+    Attributes:
+        original: what it was.
+        plans: by id(module).
+        why_patched: why calls are not entered in C, for a person.
+    """
+
+    def __init__(self, missing: Callable[..., Any], why_patched: str) -> None:
+        self.why_patched = why_patched
+        self.plans: dict[int, Any] = {}
         self.original: Any = nn.Module.__dict__["__call__"]
-        self.ours = make_call(plans, missing, self.original)
+        self.ours = make_call(self.plans, missing, self.original)
 
     def install(self) -> None:
         """Put ours in place."""
@@ -126,27 +101,24 @@ class ClassPatch:
         self.register()
 
     def register(self) -> None:
-        """Tell dynamo, if it is loaded, that ours is the unpatched `__call__`. Called again as dynamo may load later."""
-        for name in _DYNAMO:
-            module = sys.modules.get(name)
-            known = getattr(module, "unpatched_nn_module_call", None)
-            if known is self.original:
-                module.unpatched_nn_module_call = self.ours  # type: ignore[union-attr]
+        """Tell dynamo of ours; again from time to time, for it may be loaded later."""
+        dynamo.replace_call(self.original, self.ours)
 
-    def restore(self) -> bool:
+    def restore(self) -> str:
         """Put the original back.
 
         Returns:
-            False where somebody has patched on top of us: ours then stays as a bare pass-through.
+            What is left where somebody has patched on top of us, "" where nothing is.
         """
-        for name in _DYNAMO:
-            module = sys.modules.get(name)
-            if getattr(module, "unpatched_nn_module_call", None) is self.ours:
-                module.unpatched_nn_module_call = self.original  # type: ignore[union-attr]
-        if nn.Module.__dict__["__call__"] is not self.ours:
-            return nn.Module.__dict__["__call__"] is self.original
-        nn.Module.__call__ = self.original  # type: ignore[method-assign]
-        return True
+        dynamo.replace_call(self.ours, self.original)
+        if nn.Module.__dict__["__call__"] is self.ours:
+            nn.Module.__call__ = self.original  # type: ignore[method-assign]
+        is_original = nn.Module.__dict__["__call__"] is self.original
+        return "" if is_original else "nn.Module.__call__: somebody has patched on top of us; ours passes through"
+
+    def close(self) -> None:
+        """Let go of the plans; the function outlives them where something keeps a bound copy."""
+        self.plans.clear()
 
 
 class Replaced:
@@ -158,7 +130,7 @@ class Replaced:
         ours: Any = wrap(self.original)
         self.ours = functools.update_wrapper(ours, self.original)
         del self.ours.__wrapped__
-        skip_frames(ours.__code__)
+        dynamo.stand_in(ours, self.original)
         setattr(owner, name, self.ours)
 
     def restore(self) -> bool:

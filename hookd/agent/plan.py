@@ -153,11 +153,15 @@ def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapp
     return "\n".join(_filled(line, parts) for line in lines)
 
 
+def remembers(listeners: tuple[Listener, ...]) -> bool:
+    """Whether what a call returns is remembered, for any of these."""
+    return any(one.remembers and one.hook in ("forward", "forwards") for one in listeners)
+
+
 def _remember(listeners: tuple[Listener, ...]) -> str:
     """Write how a call is remembered where it is not handed over in a portion, which remembers it as well."""
-    remembering = [one for one in listeners if one.remembers and one.hook in ("forward", "forwards")]
-    holding = [one.switch for one in remembering if one.hook == "forwards"]
-    if not remembering:
+    holding = [one.switch for one in listeners if one.remembers and one.hook == "forwards"]
+    if not remembers(listeners):
         return ""
     return f"if not ({' or '.join(holding)}):\n{_indented(REMEMBER)}" if holding else REMEMBER
 
@@ -227,13 +231,13 @@ def _section(listeners: list[Listener], *, recompute: bool, metered: bool) -> st
                 f"if {switches}:",
                 "    was, undo = is_grad_enabled(), None",
                 "    try:",
-                "        set_grad_enabled(False)",
                 "        undo = enter()",
                 "        if undo is not None:",
+                "            set_grad_enabled(False)",
                 *("            " + c for c in calls),
                 "    finally:",
-                "        set_grad_enabled(was)",
                 "        if undo:",
+                "            set_grad_enabled(was)",
                 "            leave(undo)",
             ]
         lines += calls

@@ -9,7 +9,6 @@ that has made such a one the numbers are looked at as it returns, without a plug
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ import torch
 from hookd.agent import quiet
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.events import Call, Returned
+from hookd.passive import of_tensor
+from hookd.refs import passing_ref
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -42,7 +43,7 @@ LAST = 32
 WAITS, CHANGES = 1, 2
 """What `Module._waits` is: its outputs wait, or do so where they are finite, for they are changed in place; else 0."""
 _Tensor = torch.Tensor
-_new, _ref = tuple.__new__, weakref.ref  # a NamedTuple's own constructor takes three times as long
+_new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
 
 class Portions:
@@ -83,9 +84,10 @@ class Portions:
         version = -1
         if failure is not None and is_from_signal_handler(failure):
             raise failure
-        if failure is None and type(call.output) is _Tensor and not quiet.function_modes():  # a mode would see it asked
+        if failure is None and type(call.output) is _Tensor:
             try:
-                version = call.output._version
+                with quiet.unseen():
+                    version = call.output._version
             except RuntimeError:  # an inference tensor counts none
                 version = -1
         thread.held.append(call._replace(version=version))
@@ -95,22 +97,36 @@ class Portions:
         """Note weakly what a call has returned that nobody is told of; where it is small, a plan keeps it at a tenth of the cost."""
         if failure is not None and is_from_signal_handler(failure):
             raise failure
-        quiet.remember(thread.returned, call.module, call.inputs, call.output)
+        quiet.remember(thread, call.module, call.inputs, call.output)
+
+    def remember_call(
+        self, thread: ThreadState, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Remember a call that the entry in C cannot: see `_remember`."""
+        self._remember(thread, _new(Call, (module, args, kwargs, output, -1, (), None, False)), None)
 
     def let_go(self, thread: ThreadState) -> None:
         """Keep nothing alive any more: the outermost call is over."""
         thread.returned[:] = [
             one
             if isinstance(one, Returned)
-            else _new(Returned, (one.module, _ref(one.output), one.version, ()))  # nobody is led back from here
-            for one in thread.returned[-LAST:]
+            else _new(
+                Returned, (one.module, passing_ref(one.output, thread.passing), one.version, ())
+            )  # nobody is led back from here
+            for one in map(_named, thread.returned[-LAST:])
         ]
         thread.kept = 0
 
     @staticmethod
+    def end_passing(thread: ThreadState) -> None:
+        """End the references to what may be a model's buffer, which the training may be about to swap."""
+        while thread.passing:
+            thread.passing.pop().end()
+
+    @staticmethod
     def returned(thread: ThreadState) -> list[Returned]:
         """Give what is remembered of a thread's calls."""
-        return [one if isinstance(one, Returned) else _as_returned(one) for one in thread.returned]
+        return [one if isinstance(one, Returned) else _as_returned(one) for one in map(_named, thread.returned)]
 
     def hand_over(self, thread: ThreadState) -> None:
         """Give the plugins what a thread holds.
@@ -123,8 +139,9 @@ class Portions:
         if not self._session.is_live or quiet.is_unreal():  # a trace would note that the size is asked for
             return
         try:
-            self._tell(thread, calls, size)
-            self._learn(thread, calls)
+            with quiet.unseen():
+                self._tell(thread, calls, size)
+                self._learn(thread, calls)
         except Failure as failure:
             self._session.dispatch.own_failure("calls that were held", failure)
 
@@ -149,8 +166,8 @@ class Portions:
             thread.kept += size
         else:
             for call in waited:
-                quiet.remember(thread.returned, call.module, call.inputs, call.output)
-        quiet.remember(thread.returned, last.module, last.inputs, last.output)
+                quiet.remember(thread, call.module, call.inputs, call.output)
+        quiet.remember(thread, last.module, last.inputs, last.output)
 
     def _learn(self, thread: ThreadState, calls: list[Call]) -> None:
         """Find out which of them may wait the next time; what may not is always the last of a portion."""
@@ -178,7 +195,9 @@ class Portions:
     def _settle(self, thread: ThreadState) -> None:
         """Let wait what has given small outputs that nothing has changed, as far as they are still there."""
         seen = [(one, one.ref()) for one in self.returned(thread)]
-        self._changes(one.module for one, tensor in seen if tensor is not None and tensor._version != one.version)
+        self._changes(
+            one.module for one, tensor in seen if tensor is not None and of_tensor(tensor, "_version") != one.version
+        )
         for module in list(self._candidates):  # hookd's own thread may be forgetting some
             module._waits = WAITS
         self._candidates.clear()
@@ -194,6 +213,14 @@ def _unversioned(failure: BaseException) -> tuple[()]:
     if is_from_signal_handler(failure):
         raise failure
     return ()
+
+
+def _named(one: Call | Returned | tuple[Any, ...]) -> Call | Returned:
+    """Return a remembered call as a Call; the entry in C remembers a bare tuple `(module, inputs, output, version)`."""
+    if type(one) is not tuple:
+        return one  # type: ignore[return-value]
+    module, inputs, output, version = one
+    return _new(Call, (module, inputs, {}, output, version, (), None, False))
 
 
 def _as_returned(call: Call) -> Returned:

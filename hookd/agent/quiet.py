@@ -2,13 +2,13 @@
 
 An observer's tensor operations must leave no trace: not in the autograd graph (no_grad), not in a dispatch mode
 (under selective activation checkpointing an operation that runs in the first pass alone gives silently wrong
-gradients), not in a function mode, and not in autocast's cache of cast weights (a weight cast under no_grad and cached
-would lose its gradient).
+gradients), not in a function mode or the `__torch_function__` of a tensor's class, where already the reading of an
+attribute shows, and not in autocast's cache of cast weights (a weight cast under no_grad and cached would lose its
+gradient).
 """
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +16,10 @@ import torch
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.events import Returned
 from hookd.nested import tensors, versions
+from hookd.refs import passing_ref
 
 if TYPE_CHECKING:
+    from hookd.agent.threads import ThreadState
     from hookd.events import Module
 
 REMEMBERED = 20_000
@@ -26,7 +28,10 @@ INPUTS = 8
 
 _C = torch._C
 _Tensor = torch.Tensor
-_new, _ref = tuple.__new__, weakref.ref  # a NamedTuple's own constructor takes three times as long
+_version: Any = _Tensor._version.__get__  # type: ignore[attr-defined]  # past what a class of tensors has in its place
+unseen: Any = _C.DisableTorchFunction
+"""A context manager: no function mode and no tensor's class is told of what is asked of tensors inside."""
+_new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 tracing = _C._get_tracing_state
 _no_count = int  # int() is 0: stands in for a counter that this torch does not have
 _dispatch_modes = getattr(_C, "_len_torch_dispatch_stack", _no_count)
@@ -45,29 +50,26 @@ user may raise after any call, also before this module's functions have returned
 
 
 def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Give `hookd.versions` of a call's inputs, or nothing where asking could be seen or could fail."""
-    if function_modes():
-        return ()
+    """Return `hookd.versions` of a call's inputs, or nothing where asking fails."""
     try:
-        if len(inputs) == 1 and not kwargs and type(inputs[0]) is _Tensor:  # as nearly always
-            return (inputs[0]._version,)
-        return versions(inputs, kwargs)
+        with unseen():
+            return versions(inputs, kwargs)
     except Failure as failure:
         if is_from_signal_handler(failure):
             raise
         return ()
 
 
-def remember(returned: list[Any], module: Module, args: tuple[Any, ...], output: Any) -> None:
+def remember(thread: ThreadState, module: Module, args: tuple[Any, ...], output: Any) -> None:
     """Note what a call has returned, in the order of returning; nothing is kept alive, and nothing of it can fail."""
-    if function_modes() or len(returned) >= REMEMBERED:  # a mode would see that the version is asked for
+    returned, passing = thread.returned, thread.passing
+    if len(returned) >= REMEMBERED:
         return
     try:
-        inputs = tuple([_ref(x) for x in args[:INPUTS] if type(x) is _Tensor])
-        if type(output) is _Tensor:  # as nearly always
-            returned.append(_new(Returned, (module, _ref(output), output._version, inputs)))
-        else:
-            returned += [Returned(module, _ref(one), one._version, inputs) for one in tensors(output)]
+        with unseen():
+            inputs = tuple([passing_ref(x, passing) for x in args[:INPUTS] if type(x) is _Tensor])
+            found = tensors(output)
+            returned += [_new(Returned, (module, passing_ref(x, passing), _version(x), inputs)) for x in found]
     except Failure as failure:  # an inference tensor has no version
         if is_from_signal_handler(failure):
             raise
@@ -77,16 +79,15 @@ def enter() -> list[Any] | None:
     """Take modes and autocast away from this thread, or say that tensors must not be looked at now.
 
     Returns:
-        What `leave` needs, mostly nothing; None while tracing, exporting, under vmap, with fake tensors or in a CUDA
+        What `leave` needs; None while tracing, exporting, under vmap, with fake tensors or in a CUDA
         graph's capture.
     """
     if is_unreal():
         return None
-    undo: list[Any] = []
+    # Of a tensor's subclass as well: what it makes of a function of torch is the training's code.
+    undo: list[Any] = [_entered(unseen())]
     if _dispatch_modes():
         undo.append(_entered(_C._DisableTorchDispatch()))
-    if function_modes():
-        undo.append(_entered(_C.DisableTorchFunction()))
     if _autocast():
         undo.append(_AutocastOff())
     return undo

@@ -38,14 +38,16 @@ def check(plugin: Plugin, *, by_name: bool) -> None:
 
 def _check_named(plugin: Plugin, attribute: str) -> None:
     """Refuse what would be taken for other hooks, or for none: such a plugin would be called at every step."""
-    named, at = getattr(plugin, attribute), _class_line(type(plugin))
+    named = getattr(plugin, attribute)
     if not isinstance(named, (tuple, list)):
-        raise PluginError(f"{plugin.name}: {attribute} is {named!r}, and must be a tuple of hook names{at}",
-                          hint=f'Write {attribute} = ("forward",), with the comma.')  # fmt: skip
+        message = f"{plugin.name}: {attribute} is {named!r}, and must be a tuple of hook names"
+        raise PluginError(
+            message + _class_line(type(plugin)), hint=f'Write {attribute} = ("forward",), with the comma.'
+        )
     for one in named:
         if one not in hookspecs.HOOKS:
-            raise PluginError(f"{plugin.name}: {attribute} names {one!r}, and there is no such hook{at}",
-                              hint=nearest(str(one), hookspecs.HOOKS))  # fmt: skip
+            message = f"{plugin.name}: {attribute} names {one!r}, and there is no such hook"
+            raise PluginError(message + _class_line(type(plugin)), hint=nearest(str(one), hookspecs.HOOKS))
 
 
 def marked(kind: type[Plugin]) -> Iterable[tuple[str, Callable[..., Any]]]:
@@ -105,6 +107,7 @@ def where(function: Any) -> str:
 
 
 def _class_line(kind: type[Plugin]) -> str:
+    """Return ` (file:line)` of a plugin's class for a refusal: `inspect` tokenizes the whole class, which takes 10 ms."""
     try:
         return f" ({inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]})"
     except (OSError, TypeError):

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hookd.agent.patch import SKIP, skip_frames
+from hookd.agent.dynamo import is_dynamo_compiling
+from hookd.agent.patch import SKIP
+from hookd.passive import class_attribute, hook_gradient, parameters_of, requires_grad
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,8 +61,6 @@ class Seen:
         self._bypassed: set[int] = set()
         self._watched: dict[int, list[Any]] = {}
         self._is_changed = self._is_watch_due = False
-        skip_frames(First.__call__.__code__)
-        skip_frames(Seen.note.__code__)
 
     def plan(self, module: Module, plan: Any) -> Any:
         """Give what is to be called instead of a plan: the plan itself once the module has been called."""
@@ -112,7 +112,7 @@ class Seen:
 
     def state(self, key: int, held: nn.Module, model: Model, module: Module) -> str:
         """Give the state of one module of a model; `key` is the id of `held`."""
-        if isinstance(held, torch.jit.ScriptModule):
+        if issubclass(type(held), torch.jit.ScriptModule):
             return SCRIPTED
         if key in model.compiled:
             return COMPILED
@@ -123,7 +123,7 @@ class Seen:
         if module.id in self._bypassed:
             return BYPASSED
         # ModuleList and its kind are never called: they have no forward of their own.
-        return "" if type(held).forward is nn.Module.forward else NEVER_CALLED
+        return "" if has_no_forward(held) else NEVER_CALLED
 
     def _is_settled(self, model: Model) -> bool:
         has_stepped = self._models.steps_done() > model.learnt_step
@@ -143,23 +143,27 @@ class Seen:
             (ref(), module.id) for ref, _, module in list(self._models.names.known.values())
         ]
         # A parameter that two modules share gets its gradient through either.
-        shared = {id(p) for held, number in known if held is not None and number not in missing for p in _own(held)}
+        shared = {
+            id(p)
+            for held, number in known
+            if held is not None and number not in missing
+            for p in parameters_of(held).values()
+        }
         for held, number in known:
             if held is not None and number in missing and number not in self._watched:
                 hook = self._got_gradient(number)
                 self._watched[number] = [
-                    p.register_post_accumulate_grad_hook(hook)
-                    for p in _own(held)
-                    if p.requires_grad and id(p) not in shared
+                    hook_gradient(p, hook)
+                    for p in parameters_of(held).values()
+                    if requires_grad(p) and id(p) not in shared
                 ]
 
     def _got_gradient(self, number: int) -> Any:
         def hook(_parameter: torch.Tensor) -> None:
-            if number not in self._bypassed:
+            if not is_dynamo_compiling() and number not in self._bypassed:
                 self._bypassed.add(number)
                 self._is_changed = True
 
-        skip_frames(hook.__code__)
         return hook
 
     def _release(self, number: int) -> None:
@@ -179,5 +183,6 @@ class Seen:
             self._release(number)
 
 
-def _own(module: nn.Module) -> list[Any]:
-    return [p for p in list(module._parameters.values()) if p is not None]
+def has_no_forward(module: nn.Module) -> bool:
+    """Whether a module is never called itself: it only holds others, as a ModuleList does."""
+    return class_attribute(type(module), "forward") is nn.Module.__dict__["forward"]

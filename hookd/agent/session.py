@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hookd import page as pages
-from hookd.agent import isolation, quiet, rules
+from hookd.agent import dynamo, isolation, quiet, rules
 from hookd.agent.aside import Aside
 from hookd.agent.calls import Calls
 from hookd.agent.changes import Changes
@@ -20,13 +20,13 @@ from hookd.agent.core import CoreMetrics
 from hookd.agent.data import Data
 from hookd.agent.dispatch import Dispatch
 from hookd.agent.faults import Failure
+from hookd.agent.global_state import watched
 from hookd.agent.governor import Governor
 from hookd.agent.holding import Watch
 from hookd.agent.listeners import Registry, wanted_interval, wanted_readmission
 from hookd.agent.models import Models
 from hookd.agent.numeric import Numeric
 from hookd.agent.overdue import Overdue
-from hookd.agent.patch import no_frame
 from hookd.agent.plan import pair
 from hookd.agent.portions import Portions
 from hookd.agent.stall import Stall
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from hookd.agent.listeners import Entry
     from hookd.agent.threads import ThreadState
+    from hookd.agent.work import Work
     from hookd.events import Module, Returned
     from hookd.plugin import Plugin
 
@@ -68,7 +69,7 @@ class Session:
     """
 
     def __init__(
-        self, page: pages.PageWriter, identity: dict[str, Any], *, budget: float, clock: Callable[[], int]
+        self, page: pages.PageWriter, identity: dict[str, Any], work: Work, *, budget: float, clock: Callable[[], int]
     ) -> None:
         self.page = page
         self.cells = page.cells
@@ -84,8 +85,8 @@ class Session:
         self.calls = Calls(self)
         self.portions = Portions(self)
         self.numeric = Numeric(self.dispatch.deliver)
-        self.aside = Aside(self.dispatch.failed_aside)
-        self.cold = Cold(self)
+        self.aside = Aside(self.dispatch.failed_aside, work)
+        self.cold = Cold(self, work)
         self._kinds = isolation.Kinds(self)
         states: dict[int, ThreadState] = {}
         self.local = Threads(page, self._heartbeats, states)
@@ -107,7 +108,7 @@ class Session:
     def _namespace(self) -> dict[str, Any]:
         return {
             "cells": self.cells, "record": self.page.record, "local": self.local, "clock": self.clock, "Failure": Failure,
-            "no_frame": no_frame(), "enter": quiet.enter, "leave": quiet.leave,
+            "no_frame": dynamo.no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
             "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "accounting": False, "backward_on": False,
             **self.portions.names(), **self.calls.names(), **self.dispatch.names(),
@@ -181,7 +182,9 @@ class Session:
                 raise
             raise PluginError(f"{plugin.name}: configure raised {worded(exc)}{author_place(exc, plugin)}") from exc
         for one in entry.listeners:
-            self.namespace[one.function] = one.call
+            # A tick is called beside the training, and totals are hookd's own.
+            is_watched = not one.mutates and one.totals is None and one.hook != "tick"
+            self.namespace[one.function] = watched(one, self.namespace) if is_watched else one.call
         if old is None:
             self.core.show(entry)
         self.governor.switch(self.steps.done)
@@ -251,6 +254,7 @@ class Session:
         entry.state = state
         for one in entry.listeners:
             self.namespace[one.switch] = False
+        self.models.arm()
 
     # -- steps
 
@@ -265,6 +269,7 @@ class Session:
             thread = self.local.thread
             if thread.kept:  # a training loop inside of a module's forward never leaves it
                 self.portions.let_go(thread)
+            self.portions.end_passing(thread)
             self.cells[thread.beat + STEP] = float(self.step_number())
             self.page.record(pages.STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
             self.models.boundary(thread)

@@ -7,16 +7,23 @@ for subclasses. Where torch has none, the first forward after a backward begins 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import weakref
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookd import nested
+from hookd.agent.dynamo import is_dynamo_compiling
 from hookd.agent.faults import Failure
-from hookd.agent.patch import Replaced, is_dynamo_compiling, skip_frames
+from hookd.agent.memory import is_readable
+from hookd.agent.patch import Replaced
+from hookd.agent.quiet import unseen
 from hookd.page import MODULE, PHASES
 from hookd.page import PHASE as PHASE_CELL
+from hookd.passive import attributes_of, entries, peek
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +56,9 @@ class Steps:
         self._started_ns = 0
         self._outside = OTHER
         self._stepped: list[weakref.ref[Any]] = []  # the optimizers that have stepped since the last boundary
-        self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._asked: weakref.WeakValueDictionary[int, Any] = (
+            weakref.WeakValueDictionary()
+        )  # by id: it may not be hashable
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
@@ -62,7 +71,6 @@ class Steps:
                 (register_optimizer_step_pre_hook, self._before()),
                 (register_optimizer_step_post_hook, self._after()),
             ):
-                skip_frames(hook.__code__)
                 self._handles.append(register(hook))
         self._backward = Replaced(torch.autograd, "backward", self._wrap_backward)
 
@@ -101,7 +109,6 @@ class Steps:
         return step_pre
 
     def _observed_closure(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(closure)  # an optimizer may ask for what the training has put on its closure
         def observed(*args: Any, **kwargs: Any) -> Any:
             result = closure(*args, **kwargs)
             if self._session.is_live:
@@ -110,6 +117,10 @@ class Steps:
                 )
             return result
 
+        # An optimizer may ask for what the training has put on its closure.
+        if type(closure) is FunctionType:
+            return functools.wraps(closure)(observed)
+        vars(observed).update(attributes_of(closure))
         return observed
 
     def _after(self) -> Callable[..., None]:
@@ -147,21 +158,25 @@ class Steps:
             optimizer: has its state from its first step on.
             completed: whether the step in progress is counted in it.
         """
-        if optimizer in self._asked or not optimizer.state:
+        if self._asked.get(id(optimizer)) is optimizer:
             return
-        self._asked.add(optimizer)
-        for state in list(optimizer.state.values())[:1]:
-            step = state.get("step") if isinstance(state, dict) else None
-            if isinstance(step, torch.Tensor) and (step.device.type != "cpu" or step.numel() != 1):
+        try:
+            states = peek(optimizer, "state")  # by parameter: another dict of them would hash them
+            first = next(iter(dict.values(states)), None) if issubclass(type(states), dict) else None
+            if first is None:
                 return
-            if step is not None and int(step) + 1 - completed > self.done + (self.offset or 0):
-                self.offset = max(0, int(step) - self.done - completed)
+            self._asked[id(optimizer)] = optimizer
+            step = _whole_number(entries(first).get("step"))
+            if step is not None and step + 1 - completed > self.done + (self.offset or 0):
+                self.offset = max(0, step - self.done - completed)
                 self._session.page.update_identity(step_offset=self.offset)
+        except Failure as failure:  # an optimizer may keep anything as its state
+            self._session.dispatch.own_failure("the optimizer's own count of steps", failure)
 
     def _wrap_backward(self, original: Any) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
             session = self._session
-            if is_dynamo_compiling() or not session.is_live:
+            if not session.is_live:
                 return original(*args, **kwargs)
             thread = session.local.thread
             if thread.busy or thread.backwards:
@@ -186,14 +201,15 @@ class Steps:
                 elapsed_ns = session.clock() - started
                 session.calls.turn(thread, phase)
                 session.dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
+            session.portions.end_passing(thread)
             self._is_stepped_by_backward = not self.has_hooks
 
     def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             tensors = kwargs["tensors"] if "tensors" in kwargs else args[0] if args else ()
-            if isinstance(tensors, torch.Tensor):
-                tensors = (tensors,)
-            self._session.dispatch.emit("loss", {"tensors": tuple(t for t in tensors if isinstance(t, torch.Tensor))})
+            # A generator is the training's own to consume.
+            found = [tensors] if nested.is_tensor(tensors) else nested.items(tensors) or ()
+            self._session.dispatch.emit("loss", {"tensors": tuple(filter(nested.is_tensor, found))})
         except Failure as failure:
             self._session.dispatch.own_failure("loss", failure)
 
@@ -204,6 +220,18 @@ class Steps:
             self.done += 1
             self._session.step_boundary()
             self._session.changes.boundary()
+
+
+def _whole_number(step: Any) -> int | None:
+    """Return the value of an optimizer's `step`.
+
+    Returns:
+        None where it is no whole number, or where reading it would wait for a device or run a class's own code.
+    """
+    if type(step) is torch.Tensor:
+        with unseen(), torch._C._DisableTorchDispatch():
+            step = step.item() if step.device.type == "cpu" and step.numel() == 1 and is_readable(step) else None
+    return int(step) if type(step) in (int, float) and math.isfinite(step) else None
 
 
 def _replaced(args: tuple[Any, ...], kwargs: dict[str, Any], closure: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

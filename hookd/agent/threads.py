@@ -14,6 +14,7 @@ from hookd.page import MODULE, PHASES
 if TYPE_CHECKING:
     from hookd.events import Call, Module, Returned
     from hookd.page import PageWriter
+    from hookd.refs import Passing
 
     Top = tuple[Module, "Top | None", float]
 
@@ -49,7 +50,7 @@ class ThreadState:
     """
 
     __slots__ = (
-        "again", "backwards", "beat", "busy", "held", "held_size", "inner", "is_engine", "kept", "lost", "native", "outside", "returned", "switching", "top",
+        "again", "backwards", "beat", "busy", "held", "held_size", "inner", "is_engine", "kept", "lost", "native", "outside", "passing", "returned", "switching", "top",
     )  # fmt: skip
 
     def __init__(self, native: int, beat: int, *, is_engine: bool) -> None:
@@ -63,6 +64,7 @@ class ThreadState:
         self.outside = OTHER
         self.inner = self.lost = self.again = 0
         self.returned: list[Call | Returned] = []
+        self.passing: list[Passing] = []  # of what is in `returned`, the references that end in time
         self.kept = 0
         self.held: list[Call] = []
         self.held_size = 0

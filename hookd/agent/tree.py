@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +18,12 @@ from torch import nn
 
 from hookd.agent.faults import Failure
 from hookd.agent.names import ROOT, Walk
+from hookd.agent.seen import has_no_forward
 from hookd.agent.threads import is_ours
 from hookd.errors import worded
 from hookd.held import home, hooks_on
 from hookd.page.layout import clean
+from hookd.passive import attributes_of, entries, of_tensor, peek, plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +42,6 @@ MOST_HOOKS = 64
 MOST_NAME = 256
 """Characters of a name."""
 _Lazy: Any = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # torch's stubs lack it
-_Quiet = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
 
 
 class Trees:
@@ -100,13 +102,13 @@ class Tour:
             if found is not None:
                 path, module, wrapped, _ = found
                 prefix = f"#{model.ordinal}." if model.ordinal > 1 else ""
-                with _Quiet():
+                with plainly():
                     return self._row(model, prefix + (path or ROOT), module, wrapped=wrapped)
             self._walks.pop()
         return None
 
     def _row(self, model: Model, name: str, module: nn.Module, *, wrapped: bool) -> dict[str, Any]:
-        kind, held = type(module), vars(module)
+        kind, held = type(module), attributes_of(module)
         parameters, left_out = _first(held.get("_parameters"))
         buffers, more_left_out = _first(held.get("_buffers"))
         transient = held.get("_non_persistent_buffers_set", ())
@@ -141,7 +143,7 @@ class Tour:
         _, owner, named = known
         state = models.seen.state(id(module), module, owner, named)
         if not state:
-            state = "container" if type(module).forward is nn.Module.forward else "unheard"
+            state = "container" if has_no_forward(module) else "unheard"
         numbers = models.audience.listening(named) if state not in ("container", "compiled", "scripted") else ()
         return state, [self._plugins[number] for number in numbers if number in self._plugins]
 
@@ -159,29 +161,25 @@ def described(tensor: Any) -> dict[str, Any]:
     if issubclass(kind, _Lazy):
         return {**told, "uninitialized": True}
     try:
-        told["dtype"], told["device"] = str(_own("dtype", tensor)).rpartition(".")[2], str(_own("device", tensor))
-        told["requires_grad"] = bool(_own("requires_grad", tensor))
+        told["dtype"] = str(of_tensor(tensor, "dtype")).rpartition(".")[2]
+        told["device"] = str(of_tensor(tensor, "device"))
+        told["requires_grad"] = bool(of_tensor(tensor, "requires_grad"))
         if kind.__name__ == "DTensor":
-            told["global_shape"] = list(_own("shape", tensor))[:64]
-            tensor = tensor._local_tensor
-        told["shape"], told["elements"] = list(_own("shape", tensor))[:64], int(torch.Tensor.numel(tensor))
-        if _own("layout", tensor) is torch.strided:
+            told["global_shape"] = list(of_tensor(tensor, "shape"))[:64]
+            tensor = peek(tensor, "_local_tensor")
+        told["shape"], told["elements"] = list(of_tensor(tensor, "shape"))[:64], int(torch.Tensor.numel(tensor))
+        if of_tensor(tensor, "layout") is torch.strided:
             told["bytes"] = told["elements"] * int(torch.Tensor.element_size(tensor))
         else:
-            told["layout"] = str(_own("layout", tensor)).rpartition(".")[2]
+            told["layout"] = str(of_tensor(tensor, "layout")).rpartition(".")[2]
     except Failure as failure:  # a subclass that answers for itself
         told["unknown"] = clean(worded(failure), MOST_NAME)
     return told
 
 
-def _own(name: str, tensor: Any) -> Any:
-    """Get a property of a tensor from torch itself, past what a subclass has put in its place."""
-    return getattr(torch.Tensor, name).__get__(tensor)
-
-
 def _first(held: Any) -> tuple[list[tuple[str, Any]], int]:
     """Give the tensors of a module's dict, at most MOST_TENSORS, and how many more there are."""
-    found = [(str(key), value) for key, value in list((held or {}).items()) if issubclass(type(value), torch.Tensor)]
+    found = [(str(key), value) for key, value in list(entries(held).items()) if issubclass(type(value), torch.Tensor)]
     return found[:MOST_TENSORS], max(0, len(found) - MOST_TENSORS)
 
 
@@ -193,10 +191,9 @@ def _hooks(module: nn.Module, parameters: Iterable[tuple[str, Any]]) -> list[dic
     ]
     for name, parameter in parameters:
         for attribute, kind in (("_backward_hooks", "grad"), ("_post_accumulate_grad_hooks", "post_accumulate_grad")):
-            functions = getattr(parameter, attribute, None)
+            functions = of_tensor(parameter, attribute) if hasattr(torch.Tensor, attribute) else None
             for function in list(functions.values()) if functions else ():
-                code = getattr(function, "__code__", None)
-                if code is None or not is_ours(code.co_filename):
+                if type(function) is not FunctionType or not is_ours(function.__code__.co_filename):
                     on = clean(name, MOST_NAME)
                     found.append({"kind": kind, "function": clean(home(function), MOST_NAME), "count": 1, "on": on})
     return found

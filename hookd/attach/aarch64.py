@@ -13,9 +13,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from hookd.attach import ptrace
 from hookd.errors import AttachError
+
+if TYPE_CHECKING:
+    from hookd.attach.memory import Memory
 
 _NT_FLOATING, _NT_SVE = 2, 0x405
 # Below mmap_min_addr, so never mapped; aligned to 4, because a misaligned pc is another fault.
@@ -36,11 +40,11 @@ class ArmThread(ptrace.Thread):
     """One thread on aarch64.
 
     Args:
-        tid: its number.
+        memory: of its process.
     """
 
-    def __init__(self, tid: int) -> None:
-        super().__init__(tid)
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
         self._saved = _Registers()
         self._changed = False
 
@@ -48,9 +52,8 @@ class ArmThread(ptrace.Thread):
         """See `Thread`."""
         return ctypes.c_int(self._run(function) & 0xFFFFFFFF).value
 
-    def call(self, function: int, *arguments: int, timeout_s: float = 2.0) -> None:
+    def call(self, function: int, *arguments: int) -> None:
         """See `Thread`."""
-        self._timeout_s = timeout_s
         self._run(function, *arguments)
 
     def map_memory(self, mmap: int, size: int) -> int:

@@ -7,12 +7,16 @@ millisecond. Training processes whose size changes all the time (large tensors c
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookd.attach import discover, proc
+from hookd.attach.accounts import Budget, account_of
+from hookd.attach.waiter import WAITERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -21,22 +25,42 @@ if TYPE_CHECKING:
 
 YOUNG_S = 60.0
 """For so long after it was first seen a process is inspected whenever its size has changed."""
+LOOK_S = 0.5
+"""So long one look takes at most for the processes of one user, but root's."""
+INSPECTION_S = 2.0
+"""How long all answers of one process may take together while it is inspected."""
+LONGEST_SILENCE_S = 60.0
 TURNS = 3
-"""So many older ones with torch, and as many without, are inspected in one look."""
+"""So many older ones of a user with torch, and as many without, are inspected in one look."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Seen:
-    """What is remembered of a process: the size at its inspection, and what that found."""
+    """What is remembered of a process: the size at its inspection, and what that found.
+
+    It is not what the process says of itself, which may be as long as it likes. After so many `silences` in a row, in which it
+    could not be read, it is left alone until `again`.
+    """
 
     first: float
     size: bytes = b""
     inspected: float = 0.0
-    found: Candidate | None = None
+    has_torch: bool = False
+    silences: int = 0
+    again: float = 0.0
 
-    @property
-    def has_torch(self) -> bool:
-        return self.found is not None and self.found.has_torch
+
+def inspected(pid: int) -> Candidate | None:
+    """Return what `discover.inspect` does, in bounded time; None as well if it fails, for others are to be looked at too."""
+    try:
+        with WAITERS.within(INSPECTION_S):
+            return discover.inspect(pid)
+    except (LookupError, ValueError):  # it ends while it is read
+        return None
+    except Exception:  # noqa: BLE001  what it may be nobody can tell: a target writes what is read
+        _log.exception("process %d cannot be inspected", pid)
+        return None
 
 
 class Census:
@@ -58,7 +82,13 @@ class Census:
         sizes = {pid: size for pid in self._pids() if (size := proc.size(pid))}
         self._seen = {pid: self._seen.get(pid) or _Seen(now) for pid in sizes}
         changed = [pid for pid, seen in self._seen.items() if seen.size != sizes[pid]]
-        found = [candidate for pid in self._chosen(changed, now) if (candidate := self._inspect(pid, sizes[pid], now))]
+        found, budget = [], Budget(LOOK_S, self._clock)
+        for pid, user in self._chosen(changed, now):
+            if user and budget.is_over(user):
+                continue  # the next look begins with those that have waited longest
+            with budget.of(user):
+                if candidate := self._inspect(pid, sizes[pid], now):
+                    found.append(candidate)
         return sorted(found, key=lambda candidate: (candidate.start, candidate.pid))
 
     def recheck(self, pid: int) -> None:
@@ -71,21 +101,31 @@ class Census:
             return iter(self._only)
         return (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  names only, in one call
 
-    def _chosen(self, changed: list[int], now: float) -> Iterator[int]:
-        """Give the young ones all, of the others those that have waited longest."""
-        turns = {True: TURNS, False: TURNS}
+    def _chosen(self, changed: list[int], now: float) -> Iterator[tuple[int, int]]:
+        """Yield which processes to inspect, each with the user who answers for it.
+
+        They are all young ones, and of each user's older ones those that have waited longest.
+        """
+        taken: Counter[tuple[int, bool]] = Counter()
         for pid in sorted(changed, key=lambda pid: self._seen[pid].inspected):
             seen = self._seen[pid]
-            if now - seen.first < YOUNG_S:
-                yield pid
-            elif turns[seen.has_torch]:
-                turns[seen.has_torch] -= 1
-                yield pid
+            if now < seen.again:
+                continue
+            user, is_old = account_of(pid), now - seen.first >= YOUNG_S
+            taken[user, seen.has_torch] += is_old
+            if not is_old or taken[user, seen.has_torch] <= TURNS:
+                yield pid, user
 
     def _inspect(self, pid: int, size: bytes, now: float) -> Candidate | None:
         seen = self._seen[pid]
         seen.size, seen.inspected = size, now  # before the inspection: what `recheck` says meanwhile must hold
-        seen.found = discover.inspect(pid)
-        if seen.found is not None and seen.found.has_page and seen.found.state != "attached":
+        found = inspected(pid)
+        seen.has_torch = found is not None and found.has_torch
+        if found is not None and found.has_page and found.state != "attached":
             seen.size = b""  # a page without a good header yet: its agent is just coming, and the size may stay
-        return seen.found
+        if found is not None and found.why == discover.SILENT:
+            seen.size, seen.again = b"", now + min(2.0**seen.silences, LONGEST_SILENCE_S)
+            seen.silences += 1
+        else:
+            seen.silences = 0
+        return found

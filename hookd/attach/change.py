@@ -187,19 +187,28 @@ def _naming(rank: int, pid: int) -> Iterator[None]:
 
 
 def _others(pid: int, world_size: int, name: str) -> dict[int, int]:
-    """Find the other ranks of a target's job: same run, same number of ranks, same parent.
+    """Find the other ranks of a target's job: same user, same run, same number of ranks, same parent.
 
     Raises:
-        PluginError: reason "several-ranks": they are not all here, or not all attached.
+        PluginError: reason "several-ranks": they are not all here, not all attached, or two of them are one rank.
     """
     here = discover.identity(pid) or {}
-    parent, found = proc.status(pid).ppid, {}
+    own = proc.status(pid)
+    parent, twice = own.ppid, ""
+    found: dict[int, int] = {}
     for one in discover.candidates():
         with contextlib.suppress(HookdError, OSError):  # it may end while we look at it
-            if one.state == "attached" and proc.status(one.pid).ppid == parent:
-                there = discover.identity(one.pid) or {}
-                if (there.get("run"), there.get("world_size")) == (here.get("run"), world_size):
-                    found[int(there.get("rank", 0))] = one.pid
+            status = proc.status(one.pid)
+            if one.state != "attached" or (status.uid, status.ppid) != (own.uid, parent):
+                continue
+            there = discover.identity(one.pid) or {}
+            if (there.get("run"), there.get("world_size")) == (here.get("run"), world_size):
+                rank = int(there.get("rank", 0))
+                if rank in found:  # what one of them is told would leave the other as it was
+                    twice = f"processes {found[rank]} and {one.pid} both say that they are rank {rank} of it"
+                found[rank] = one.pid
+    if twice:
+        raise several_ranks(name, world_size, twice)
     if sorted(found) != list(range(world_size)):
         ranks = ", ".join(map(str, sorted(found)))
         raise several_ranks(

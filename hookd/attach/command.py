@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hookd.attach import launch, proc
+from hookd.attach.waiter import WAITERS
 from hookd.errors import HookdError, UsageError
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def run(command: Sequence[str], request: AttachRequest, beside: Beside = _nothin
     channel = _leave_watcher(prepared, beside)
     try:
         _wait_until_ready(channel)
+        WAITERS.close()  # the command is to have no child that it did not start
         _become(path, list(command), prepared.env)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import json
 import math
 import os
 import re
 import socket
-import stat
 import struct
 import threading
 import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from hookd.attach import discover, permission, proc
+from hookd.attach import bounded, discover, permission, proc
 from hookd.errors import ControlError, HookdError, NoSuchTarget, rebuild
 
 if TYPE_CHECKING:
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MAX_ANSWER = 16 << 20
-_PIDFD_GETFD = 438  # on every machine; Linux 5.6
 _SOCKET_NAME = re.compile(r"hookd-\d+-[0-9a-f]{12}\.sock")
 
 
@@ -182,34 +178,9 @@ def remove_dead(control: str, uid: int, near: int | None = None) -> bool:
     if not _SOCKET_NAME.fullmatch(path.name) or ".." in path.parts or not path.is_absolute():
         return False
     try:
-        fd = proc.open_below_root(near or os.getpid(), path.parts[1:-1])
-    except OSError:
+        return bounded.remove_dead(near or os.getpid(), control, uid)
+    except (OSError, HookdError):
         return False
-    try:
-        return _is_dead_socket(fd, path.name, uid) and _unlink(fd, path.name)
-    finally:
-        os.close(fd)
-
-
-def _is_dead_socket(directory: int, name: str, uid: int) -> bool:
-    try:
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != uid:
-            return False
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-            probe.connect(f"/proc/self/fd/{directory}/{name}")
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
-def _unlink(directory: int, name: str) -> bool:
-    with contextlib.suppress(OSError):
-        os.unlink(name, dir_fd=directory)
-        return True
-    return False
 
 
 def _open(pid: int, control: str, timeout_s: float) -> socket.socket:
@@ -231,65 +202,35 @@ def _to_file(pid: int, control: str, timeout_s: float) -> socket.socket:
     By way of the directory, because a socket's address may not be long, and without following links, which would
     lead into our own root.
     """
-    directory, _, name = control.rpartition("/")
-    fd = proc.open_below_root(pid, tuple(part for part in directory.split("/") if part))
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)
-        connection.connect(f"/proc/self/fd/{fd}/{name}")
-        _require_peer(connection, pid)
+        bounded.connect(connection, pid, control, proc.status(pid).uid)
+        peer = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        _require_peer(peer, pid)
     except BaseException:
         connection.close()
         raise
-    finally:
-        os.close(fd)
     return connection
 
 
-def _require_peer(connection: socket.socket, pid: int) -> None:
-    peer = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+def _require_peer(peer: int, pid: int) -> None:
     if peer != pid:
         raise ControlError(f"process {peer} answers for process {pid}", reason="impostor")
 
 
 def _through_pair(pid: int, control: str) -> socket.socket:
-    """Copy the target's outer socket, and send an end of a new connection through it."""
+    """Send an end of a new connection through the target's outer socket, of which this process has no copy."""
     number, inode = map(int, control[1:].split(":"))
-    if not 0 <= number < 1 << 31:
-        raise ValueError(f"{number} is no descriptor")
-    pidfd = os.pidfd_open(pid)
-    try:
-        fd = proc.libc().syscall(_PIDFD_GETFD, pidfd, number, 0)
-    finally:
-        os.close(pidfd)
-    if fd < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"pidfd_getfd: {os.strerror(code)}")
-    try:
-        if os.fstat(fd).st_ino != inode:
-            raise OSError(errno.ESTALE, "its socket is not there any more")
-        return _sent_through(fd)
-    finally:
-        os.close(fd)
-
-
-def _sent_through(fd: int) -> socket.socket:
-    """Send an end of a new connection through a socket of the target, without waiting: it may block, and be full.
-
-    Not by `socket.send_fds`, which passes over its flags (Lib/socket.py, 3.11).
-    """
-    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-        raise OSError(errno.ENOTSOCK, "what it names is no socket")
-    with socket.socket(fileno=os.dup(fd)) as outer:
-        ours, theirs = socket.socketpair()
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", theirs.fileno()))]
+    if not 0 <= number < 1 << 31 or not 0 <= inode < 1 << 63:
+        raise ValueError(f"{control} is not a descriptor and its inode")
+    ours, theirs = socket.socketpair()
+    with theirs:
         try:
-            outer.sendmsg([b"hookd"], rights, socket.MSG_DONTWAIT)
+            _require_peer(bounded.send_through_pair(pid, number, inode, theirs), pid)
         except BaseException:
             ours.close()
             raise
-        finally:
-            theirs.close()
     return ours
 
 

@@ -6,8 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal
 
-from hookd.attach import mailbox
-from hookd.attach.helper import Injector
+from hookd.attach import helper, mailbox
 from hookd.attach.injector import Job
 from hookd.attach.target import require_awake
 from hookd.errors import HookdError
@@ -16,7 +15,8 @@ if TYPE_CHECKING:
     from hookd.attach.remote_debug import RemoteDebug, ScriptFolder
     from hookd.attach.target import Target
 
-_STOP_TIMEOUT_S = 2.0
+_STOP_TIMEOUT_S = 1.7
+"""For a stop, to which `ptrace.GRACE_S` may come: less than 2 s in all."""
 _FILTERED = 2  # `Seccomp:` in /proc/PID/status
 
 
@@ -64,7 +64,9 @@ class StopDelivery(Delivery):
     def queue(self) -> None:
         """See `Delivery`."""
         self._address = self._stop(direct=False)
-        self.box = mailbox.MemoryBox(self._target.pid, self._address)
+        memory = self._target.memory
+        memory.require_private(self._address, self._size)  # where the mailbox lies is the target's word
+        self.box = mailbox.MemoryBox(memory, self._address)
 
     def again(self) -> None:
         """See `Delivery`."""
@@ -83,7 +85,8 @@ class StopDelivery(Delivery):
         job = Job(
             pid=target.pid,
             ticks=target.ticks,
-            image=target.image,
+            program=target.program,
+            memory=target.memory.fd,
             symbols=target.python.symbols,
             returns=target.python.returns,
             code=self._code,
@@ -95,12 +98,12 @@ class StopDelivery(Delivery):
             direct=direct,
         )
         try:
-            answer = Injector().run(job)
+            answer = helper.run(job)
         except HookdError as exc:
             if exc.reason not in ("traced", "stopped"):
                 raise
             require_awake(target.pid)  # else it was another tool, which attaches at the same moment
-            answer = Injector().run(job)
+            answer = helper.run(job)
         self.pause_s += answer["pause_s"]
         return int(answer["box"])
 

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import platform
 import re
-import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookd import page
-from hookd.attach import commandline, permission, proc
+from hookd.attach import bounded, commandline, permission, proc
+from hookd.attach.accounts import account_of
 from hookd.errors import HookdError, NoSuchTarget, PageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_PAGE_LINK = f"/memfd:{page.NAME}"
+PAGE_LINK = f"/memfd:{page.NAME}"
 _PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
 _LIBTORCH = re.compile(r"libtorch[^/]*\.so|/torch/_C\.", re.ASCII)
 _LIBTORCH_IN_MAPS = re.compile(rb"libtorch[^/\n]*\.so|/torch/_C\.")
 _FORK_SERVER = "multiprocessing.forkserver"
+SILENT = "its memory does not answer"
+"""Why one is skipped whose address space is locked: somebody who reads its memory waits, see `waiter.py`."""
 NO_TORCH = "it has not loaded torch"
 """Why a process is skipped that may yet become a training."""
 LAUNCHER = "a launcher of training processes"
@@ -45,7 +49,7 @@ class Candidate:
     Attributes:
         has_torch: whether torch's library is mapped.
         has_page: whether an agent's page is mapped, which may be one that a fork has inherited.
-        start: start time in clock ticks after boot; with the pid it names the process for ever.
+        start: start time in clock ticks after boot; with the pid it names the process for ever. 0 where that cannot be read.
         state: "attached" (an agent of ours is there), "attachable", or "skipped" (`why` says why).
     """
 
@@ -60,6 +64,12 @@ class Candidate:
 
 
 _POLL_S = 0.005
+_MOST_PAGES = 64
+"""So many descriptors of a process are looked at: its own page, and those that forks have inherited."""
+_MOST_CHILDREN = 64
+"""So many children of a process are looked at, to tell whether it only waits for them."""
+_MAX_COMMAND = 1 << 16
+"""Bytes of a command line by which a process is judged: many processes are looked at together."""
 
 
 def find_page(pid: int) -> int | None:
@@ -71,21 +81,51 @@ def find_page(pid: int) -> int | None:
         NoSuchTarget: there is no such process.
         PermissionError: its descriptors cannot be seen.
     """
-    if _PAGE_LINK.encode() not in proc.read(pid, "maps"):  # an agent maps its page: one read, however many descriptors
+    if PAGE_LINK.encode() not in proc.read(pid, "maps"):  # an agent maps its page: one read, however many descriptors
         return None
-    directory = f"/proc/{pid}/fd"
+    for number in numbers_of_pages(pid):
+        if (fd := _own_page(pid, number)) is not None:
+            return fd
+    return None
+
+
+def numbers_of_pages(pid: int) -> list[int]:
+    """Return the first descriptors of a process that have the name of a page; whether they are pages only a look can tell.
+
+    Raises:
+        NoSuchTarget: there is no such process.
+        PermissionError: its descriptors cannot be seen.
+        AttachError: reason "unreadable", they were not told in time.
+    """
     try:
-        numbers = os.listdir(directory)  # noqa: PTH208  names only, in one call
+        numbers = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  names only, in one call
     except (FileNotFoundError, ProcessLookupError) as exc:
         raise NoSuchTarget(f"there is no process {pid}", hint="`hookd ps` lists training processes.") from exc
-    for number in numbers:
-        if proc.link(pid, f"fd/{number}").startswith(_PAGE_LINK):
-            with contextlib.suppress(OSError):
-                # The name is the target's word: behind it may be a pipe of its own, and to open that would wait for ever.
-                fd = os.open(f"{directory}/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                if stat.S_ISREG(os.fstat(fd).st_mode) and _is_own(pid, fd):
-                    return fd
-                os.close(fd)
+    names = bounded.links(account_of(pid), [f"{pid}/fd/{number}" for number in numbers])
+    named = (int(number) for number, name in zip(numbers, names, strict=True) if name.startswith(PAGE_LINK))
+    return list(itertools.islice(named, _MOST_PAGES))
+
+
+def _own_page(pid: int, number: int) -> int | None:
+    """Open what process `pid` holds under the name of a page; None if it is not a page of its own.
+
+    Raises:
+        OSError: we have no descriptors left.
+    """
+    try:
+        # Root's: the page of a process that has given up its rights since.
+        fd = bounded.open_memory_file(pid, number, frozenset({proc.status(pid).uid, 0}))
+    except OSError as exc:
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None
+    try:
+        if _is_own(pid, fd):
+            return fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
     return None
 
 
@@ -181,16 +221,29 @@ def candidates() -> list[Candidate]:
 
 def inspect(pid: int) -> Candidate | None:
     """Look at one process; None if it is no Python, is this one, has gone or may not be seen."""
+    start = 0
     try:
-        start, cmdline = proc.start_ticks(pid), tuple(proc.words(pid, "cmdline"))
-        if pid == os.getpid() or not is_python(pid, cmdline):
-            return None
-        maps, status = proc.read(pid, "maps"), proc.status(pid)
-        has_torch, has_page = _LIBTORCH_IN_MAPS.search(maps) is not None, _PAGE_LINK.encode() in maps
-        why = _why_skipped(status, cmdline) or ("" if has_torch else NO_TORCH)
-        is_attached = has_page and holds_page(pid)
+        status = proc.status(pid)
     except (HookdError, OSError):
         return None
+    try:
+        start = proc.start_ticks(pid)
+        return None if pid == os.getpid() else _inspected(start, status)
+    except (HookdError, OSError) as exc:
+        if isinstance(exc, HookdError) and exc.reason == "unreadable":
+            return Candidate(pid, start, (), status.uid, "skipped", SILENT, has_torch=False)
+        return None
+
+
+def _inspected(start: int, status: proc.Status) -> Candidate | None:
+    pid = status.pid
+    cmdline = tuple(proc.words(pid, "cmdline", _MAX_COMMAND))
+    if not is_python(pid, cmdline):
+        return None
+    maps = proc.read(pid, "maps")
+    has_torch, has_page = _LIBTORCH_IN_MAPS.search(maps) is not None, PAGE_LINK.encode() in maps
+    why = _why_skipped(status, cmdline) or ("" if has_torch else NO_TORCH)
+    is_attached = has_page and holds_page(pid)
     state: Literal["attached", "attachable", "skipped"] = (
         "attached" if is_attached else "skipped" if why else "attachable"
     )
@@ -259,16 +312,23 @@ def _waits_for_ranks(pid: int) -> bool:
     try:
         if not _waits_for_ever(proc.read(pid, "syscall").split()):
             return False
-        return any(_may_train(child) for child in _started_by(pid))
+        return any(map(_may_train, itertools.islice(_started_by(pid), 2 * _MOST_CHILDREN)))
     except (HookdError, OSError, ValueError):  # not allowed, or a kernel without them
         return False
 
 
-def _started_by(pid: int) -> list[int]:
-    """Give the children of the main thread, and those that a fork server has made for it."""
-    children = [int(word) for word in proc.read(pid, f"task/{pid}/children").split()]
-    servers = [child for child in children if _FORK_SERVER in "\0".join(_cmdline(child))]
-    return [*children, *(grandchild for server in servers for grandchild in _started_by(server))]
+def _started_by(pid: int) -> Iterator[int]:
+    """Yield the first children of the main thread, and those that a fork server has made for it: that has no other below it."""
+    children = _children(pid)
+    yield from children
+    for child in children:
+        if _FORK_SERVER in "\0".join(_cmdline(child)):
+            with contextlib.suppress(HookdError, OSError):
+                yield from _children(child)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in proc.read(pid, f"task/{pid}/children").split()[:_MOST_CHILDREN]]
 
 
 def _waits_for_ever(call: list[bytes]) -> bool:
@@ -292,6 +352,6 @@ def _may_train(pid: int) -> bool:
 
 def _cmdline(pid: int) -> list[str]:
     try:
-        return proc.words(pid, "cmdline")
+        return proc.words(pid, "cmdline", _MAX_COMMAND)
     except (HookdError, OSError):
         return []

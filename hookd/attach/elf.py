@@ -11,16 +11,17 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookd.attach.proc import read_memory
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from hookd.attach.memory import Memory
 
 MACHINES = {"x86_64": 62, "aarch64": 183}
 _LOAD, _DYNAMIC = 1, 2
 _HASH, _STRTAB, _SYMTAB, _GNU_HASH = 4, 5, 6, 0x6FFFFEF5
 _MAX_SYMBOLS = 1 << 16  # of a table that must be searched from its beginning; libpython has some 2,000
 _MAX_CHAIN = 4096
+_PAGE, _MAX_PAGES = 4096, 64
 
 
 class NotElfError(ValueError):
@@ -35,23 +36,47 @@ class Header:
     machine: int
 
 
-def header(pid: int, base: int) -> Header:
+def header(memory: Memory, base: int) -> Header:
     """Read the first bytes of the image at `base`.
 
     Raises:
         NotElfError: it is none.
     """
-    start = read_memory(pid, base, 20)
+    start = memory.read(base, 20)
     if start[:4] != b"\x7fELF":
         raise NotElfError(f"no ELF image at {base:#x}")
     return Header(32 * start[4], struct.unpack_from("<H", start, 18)[0])
+
+
+class _Pages:
+    """Reads memory by the page, and keeps what was read: a look-up asks for a hundred small pieces of a few pages.
+
+    Args:
+        memory: whose.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._held: dict[int, bytes] = {}
+
+    def read(self, address: int, size: int) -> bytes:
+        """Copy `size` bytes, see `Memory.read`."""
+        number, offset = divmod(address, _PAGE)
+        if offset + size > _PAGE:
+            return self._memory.read(address, size)
+        page = self._held.get(number)
+        if page is None:
+            if len(self._held) >= _MAX_PAGES:
+                self._held.clear()
+            page = self._held[number] = self._memory.read(number * _PAGE, _PAGE)
+        return page[offset : offset + size]
 
 
 class Image:
     """One ELF image in the memory of a process.
 
     Args:
-        pid: the process.
+        memory: of the process.
         base: where the file's first byte is mapped.
 
     Raises:
@@ -59,9 +84,9 @@ class Image:
         OSError: the memory cannot be read.
     """
 
-    def __init__(self, pid: int, base: int) -> None:
-        self._pid = pid
-        if header(pid, base).bits != 64:
+    def __init__(self, memory: Memory, base: int) -> None:
+        self._memory = _Pages(memory)
+        if header(memory, base).bits != 64:
             raise NotElfError("not a 64-bit image")
         self._bias, table = self._segments(base)
         tags = self._dynamic(table)
@@ -81,7 +106,7 @@ class Image:
         return found
 
     def _unpack(self, layout: str, address: int) -> tuple[int, ...]:
-        return struct.unpack(layout, read_memory(self._pid, address, struct.calcsize(layout)))
+        return struct.unpack(layout, self._memory.read(address, struct.calcsize(layout)))
 
     def _segments(self, base: int) -> tuple[int, tuple[int, int]]:
         """Give the load bias, and address and size of the dynamic section."""
@@ -89,7 +114,7 @@ class Image:
         size, count = self._unpack("<HH", base + 54)
         if size != 56 or count > 256 or offset > 1 << 20:
             raise NotElfError("strange program headers")
-        table = read_memory(self._pid, base + offset, size * count)
+        table = self._memory.read(base + offset, size * count)
         bias = dynamic = None
         for i in range(count):
             kind, _, file_offset, address, _, _, length, _ = struct.unpack_from("<IIQQQQQQ", table, i * size)
@@ -103,7 +128,7 @@ class Image:
 
     def _dynamic(self, table: tuple[int, int]) -> dict[int, int]:
         tags: dict[int, int] = {}
-        data = read_memory(self._pid, *table)
+        data = self._memory.read(*table)
         for tag, value in struct.iter_unpack("<QQ", data[: len(data) // 16 * 16]):
             if tag == 0:
                 break
@@ -147,7 +172,7 @@ class Image:
     def _symbol(self, index: int, name: bytes) -> int | None:
         """Give the address of symbol number `index` if it is called `name` and defined here."""
         text, _, _, section, value, _ = self._unpack("<IBBHQQ", self._symbols + 24 * index)
-        if section == 0 or read_memory(self._pid, self._strings + text, len(name) + 1) != name + b"\0":
+        if section == 0 or self._memory.read(self._strings + text, len(name) + 1) != name + b"\0":
             return None
         return self._bias + value
 

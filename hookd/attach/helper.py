@@ -2,73 +2,106 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import subprocess
-import sys
+import threading
+from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookd import errors
+from hookd.attach.accounts import account_of
+from hookd.attach.waiter import BOOTSTRAP, WAITERS, python_command
 from hookd.errors import AttachError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hookd.attach.injector import Job
 
-# The packages are made by hand, so that neither `hookd` nor `hookd.attach` pulls in what a stop does not need; and
-# without site-packages, so that nothing of the environment is loaded either.
-_START = """
-import sys, types
-for name, path in (("hookd", {root!r}), ("hookd.attach", {root!r} + "/attach")):
-    package = sys.modules[name] = types.ModuleType(name)
-    package.__path__ = [path]
-from hookd.attach.injector import main
-main()
-"""
-_MARGIN_S = 20.0
+_START = BOOTSTRAP + "from hookd.attach.injector import main\nmain()\n"
+_MARGIN_S = 5.0
+MOST, WIDTH = 6, 3
+"""So many injectors of this process at a time, and for one user's targets: each may stop a target, and is ahead of all
+other processes meanwhile. Those that hang for one user's targets leave room for others', and rules leave room for attaches that
+somebody has asked for, see `daemon.turns`."""
+WAIT_S = 60.0
+"""How long an attach waits for its turn: several times what those before it may take."""
 
 
-class Injector:
-    """One injector process. Start it early: it gets ready while the tool looks at the target."""
+class Turns:
+    """Who may start an injector. Usable from several threads."""
 
     def __init__(self) -> None:
-        root = str(Path(errors.__file__).parent)
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", _START.format(root=root)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={},
-            start_new_session=True,
-        )
+        self._running: Counter[int] = Counter()
+        self._changed = threading.Condition()
 
-    def run(self, job: Job) -> dict[str, Any]:
-        """Give it the job and wait for its answer; once only.
+    @contextlib.contextmanager
+    def of(self, user: int) -> Iterator[None]:
+        """Wait until one more may run for a user's target, and count it.
 
         Raises:
-            HookdError: what the injector says went wrong.
-            OSError: EPERM or ENOSYS from ptrace.
+            AttachError: reason "busy", it has waited too long.
         """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._running.total() < MOST and self._running[user] < WIDTH, WAIT_S):
+                raise AttachError(
+                    f"{self._running.total()} attaches are under way and do not end, {self._running[user]} of them to "
+                    "processes of this user",
+                    reason="busy", hint="Try again in a minute.",
+                )  # fmt: skip
+            self._running[user] += 1
         try:
-            text, _ = self._process.communicate(json.dumps(asdict(job)).encode(), job.timeout_s + _MARGIN_S)
-        except subprocess.TimeoutExpired:
-            self.close()
-            raise AttachError(f"the injector for process {job.pid} hangs", reason="internal") from None
-        try:
-            answer = json.loads(text)
-        except ValueError:
-            code = self._process.returncode
-            raise AttachError(f"the injector for process {job.pid} ended with {code}", reason="internal") from None
-        if "error" in answer:
-            raise _error(answer["error"])
-        return dict(answer)
+            yield
+        finally:
+            with self._changed:
+                self._running[user] -= 1
+                self._changed.notify_all()
 
-    def close(self) -> None:
-        """End it if it is still there: it has no job then, or it does not come back from one."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.communicate()
+
+_TURNS = Turns()
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Start an injector, give it the job and wait for its answer; the job's descriptor is the only one that it inherits.
+
+    Raises:
+        HookdError: what the injector says went wrong.
+        OSError: EPERM or ENOSYS from ptrace.
+    """
+    user = account_of(job.pid)
+    WAITERS.require_few(user)
+    with _TURNS.of(user):
+        text, code = _answer(job, user)
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        raise AttachError(f"the injector for process {job.pid} ended with {code}", reason="internal") from None
+    if "error" in answer:
+        raise _error(answer["error"])
+    return dict(answer)
+
+
+def _answer(job: Job, user: int) -> tuple[bytes, int]:
+    """Run an injector to its end; return what it printed, and its exit status."""
+    process = subprocess.Popen(
+        python_command(_START),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", env={},
+        start_new_session=True, pass_fds=(job.memory,),
+    )  # fmt: skip
+    with process.stdin, process.stdout:  # type: ignore[union-attr]
+        try:
+            text, _ = process.communicate(json.dumps(asdict(job)).encode(), job.timeout_s + _MARGIN_S)
+        except BaseException as error:
+            if process.returncode is None:
+                WAITERS.leave(user, process.pid)  # it may wait for the target's memory, and then cannot be ended
+                process.returncode = -signal.SIGKILL
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise AttachError(f"the injector for process {job.pid} hangs", reason="internal") from None
+            raise
+    return text, process.returncode
 
 
 def _error(told: dict[str, Any]) -> Exception:

@@ -13,18 +13,27 @@ import gc
 import json
 import os
 import platform
+import resource
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookd.attach import mailbox, proc, ptrace, seccomp, selftest
 from hookd.attach.interpreter import EVALUATE, GIL_CHECK, GIL_GIVE, GIL_TAKE, INITIALIZED, QUEUE
+from hookd.attach.memory import Memory
+from hookd.attach.waiter import WAITERS
 from hookd.errors import AttachError, HookdError, TargetUnsupported, worded
 
-_DIRECT_TIMEOUT_S = 5.0
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _MLOCK_NOW = 1
+_DIRECT_EVENTS = 4 * ptrace.MOST_EVENTS
+"""Who waits for the interpreter's lock wakes up every 5 ms (Python/ceval_gil.c), and code that runs makes system calls."""
+RTTIME_US = 100_000
+"""A stop takes 0.3 ms of the injector's processor time."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,8 @@ class Job:
 
     Attributes:
         ticks: start time of the process, so that a reused pid is noticed.
-        image: see `proc.image`: the symbols hold for no other program.
+        program: see `proc.program`: the symbols hold for no other program.
+        memory: descriptor of its memory, inherited from the tool.
         code: Python source with @BOX@ for the mailbox's address.
         box: address of the mailbox, 0 to make one.
         size: of the mailbox, in bytes.
@@ -43,7 +53,8 @@ class Job:
 
     pid: int
     ticks: int
-    image: str
+    program: str
+    memory: int
     symbols: dict[str, int]
     returns: tuple[int, int]
     code: str
@@ -65,26 +76,28 @@ def run(job: Job) -> dict[str, Any]:
     selftest.check()
     text = mailbox.statement(job.code)
     looked_ns = _require_mercy(job) if job.is_filtered and not job.box else 0
-    thread = ptrace.thread(job.pid, job.returns)
+    memory = Memory(job.pid, job.memory)
+    thread = ptrace.thread(memory, job.returns)
     proc.require_alive(job.pid, job.ticks)
-    thread.stop(job.timeout_s)
-    try:
-        if proc.image(job.pid) != job.image:
-            raise AttachError(f"process {job.pid} became another program", reason="died", hint="Try again.")
-        box = _operate(thread, job, text)
-    finally:
-        thread.release()
+    with ahead_of_others():
+        thread.stop(job.timeout_s)
+        try:
+            proc.require_program(job.pid, job.program)  # a thread that stands still can only leave it by its death
+            box = _operate(thread, memory, job, text)
+        finally:
+            thread.release()
     return {"box": box, "pause_s": (looked_ns + thread.released_ns - thread.stopped_ns) / 1e9}
 
 
 def _require_mercy(job: Job) -> int:
     """Check, in a stop of its own, that no filter ends the process for what an agent does; give the stop's ns."""
-    thread = ptrace.thread(job.pid, job.returns)
-    thread.stop(job.timeout_s)
-    try:
-        programs = seccomp.filters(job.pid)
-    finally:
-        thread.release()
+    thread = ptrace.thread(Memory(job.pid, job.memory), job.returns)
+    with ahead_of_others():
+        thread.stop(job.timeout_s)
+        try:
+            programs = seccomp.filters(job.pid)
+        finally:
+            thread.release()
     if names := seccomp.deadly(programs, platform.machine()):
         raise TargetUnsupported(
             f"a seccomp filter would end process {job.pid} for {', '.join(names)}", reason="seccomp-kills",
@@ -93,7 +106,7 @@ def _require_mercy(job: Job) -> int:
     return thread.released_ns - thread.stopped_ns
 
 
-def _operate(thread: ptrace.Thread, job: Job, text: bytes) -> int:
+def _operate(thread: ptrace.Thread, memory: Memory, job: Job, text: bytes) -> int:
     if thread.ask(job.symbols[INITIALIZED]) != 1:
         raise AttachError(
             f"Python is starting or ending in process {job.pid}",
@@ -101,13 +114,13 @@ def _operate(thread: ptrace.Thread, job: Job, text: bytes) -> int:
             hint="Try again in a moment.",
         )
     if job.box:
-        box = mailbox.MemoryBox(job.pid, job.box)
+        box = mailbox.MemoryBox(memory, job.box)
         if mailbox.word(box, mailbox.CLAIMED):
             return job.box  # it has run since the tool looked
         if not job.direct:  # a direct call is over when it returns: nothing stays queued
             mailbox.set_word(box, mailbox.SENT, mailbox.word(box, mailbox.SENT) + 1)
     else:
-        box = mailbox.MemoryBox(job.pid, thread.map_memory(job.symbols["mmap"], job.size))
+        box = mailbox.MemoryBox(memory, thread.map_memory(job.symbols["mmap"], job.size))
         box.write(0, mailbox.opening(job.token, job.size) + mailbox.at_address(text, box.address))
     if job.direct:
         _evaluate(thread, job, box.address + mailbox.CODE)
@@ -120,24 +133,43 @@ def _evaluate(thread: ptrace.Thread, job: Job, code: int) -> None:
     """Run the code on the stopped thread, which waits outside the interpreter for something that does not come."""
     if thread.ask(job.symbols[GIL_CHECK]) != 0:
         raise AttachError(f"the main thread of process {job.pid} holds the interpreter's lock", reason="blocked")
-    unlocked = 1
-    thread.call(job.symbols[GIL_TAKE], timeout_s=_DIRECT_TIMEOUT_S)
-    thread.call(job.symbols[EVALUATE], code, timeout_s=_DIRECT_TIMEOUT_S)
-    thread.call(job.symbols[GIL_GIVE], unlocked, timeout_s=_DIRECT_TIMEOUT_S)
+    unlocked, thread.most_events = 1, _DIRECT_EVENTS
+    thread.call(job.symbols[GIL_TAKE])
+    thread.call(job.symbols[EVALUATE], code)
+    thread.call(job.symbols[GIL_GIVE], unlocked)
 
 
 def harden() -> None:
-    """Make this process hard to interrupt: no signals, no garbage collection, no paging, ahead of others."""
+    """Make this process hard to interrupt: no signals, no garbage collection, no paging."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     gc.disable()
     proc.libc().mlockall(_MLOCK_NOW)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
-    try:
+
+
+@contextlib.contextmanager
+def ahead_of_others() -> Iterator[None]:
+    """Run before all normal processes for the time of a stop, where that is allowed.
+
+    A target that keeps the stop going has little of it: at RTTIME_US of processor time the kernel sends a signal, whose
+    handler makes this a normal process again, and the stop goes on to its end as one. Were it not to come to the handler,
+    the kernel would end it at twice that, which the target survives as it survives any death of the injector.
+    """
+    signal.signal(signal.SIGXCPU, _like_others)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGXCPU])
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_RTTIME, (RTTIME_US, 2 * RTTIME_US))
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.nice(-10)
+    try:
+        yield
+    finally:
+        _like_others()
+
+
+def _like_others(*_: object) -> None:
+    with contextlib.suppress(OSError):  # where even that is forbidden it was never ahead
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def failure(exc: BaseException) -> dict[str, Any]:
@@ -157,6 +189,7 @@ def failure(exc: BaseException) -> dict[str, Any]:
 def main() -> None:
     """Read one job, do it, answer. Without a job (the tool died) there is nothing to do."""
     harden()
+    WAITERS.make_calls_here()
     line = sys.stdin.readline()
     if not line:
         return

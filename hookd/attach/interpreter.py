@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookd.attach import elf
-from hookd.attach.proc import link, read_memory
+from hookd.attach.proc import link
 from hookd.errors import TargetUnsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hookd.attach.memory import Memory
     from hookd.attach.proc import Mapping
 
 OLDEST = (3, 10)
@@ -57,36 +58,36 @@ class Interpreter:
     returns: tuple[int, int]
 
 
-def find(pid: int, maps: Sequence[Mapping]) -> Interpreter:
-    """Look for Python in the images mapped by process `pid`.
+def find(memory: Memory, maps: Sequence[Mapping]) -> Interpreter:
+    """Look for Python in the images that a process maps.
 
     Raises:
         TargetUnsupported: reasons "32-bit", "architecture", "not-python", "python-version", "free-threaded".
         OSError: the memory cannot be read.
     """
-    images = _images(maps)
+    pid, images = memory.pid, _images(maps)
     exe = link(pid, "exe")
-    _require_machine(pid, [m for m in images if m.path == exe][:1])
-    image, symbols = _search(pid, images, _NEEDED, lambda path: _python_rank(path, exe))
+    _require_machine(memory, [m for m in images if m.path == exe][:1])
+    image, symbols = _search(memory, images, _NEEDED, lambda path: _python_rank(path, exe))
     if image is None:
         raise TargetUnsupported(
             f"process {pid} ({exe or 'no program'}) is no Python process", reason="not-python",
             hint="`hookd ps` lists training processes.",
         )  # fmt: skip
-    symbols.update(elf.Image(pid, image.start).find(_OPTIONAL))
-    version = _version(pid, symbols, [image.path, exe, *(m.path for m in maps)])
+    symbols.update(elf.Image(memory, image.start).find(_OPTIONAL))
+    version = _version(memory, symbols, [image.path, exe, *(m.path for m in maps)])
     if not OLDEST <= version <= NEWEST:
         word = f"{version[0]}.{version[1]}" if version != (0, 0) else "an unknown version"
         raise TargetUnsupported(
             f"process {pid} runs Python {word}; hookd serves {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
             reason="python-version",
         )
-    if _is_free_threaded(pid, version, symbols):
+    if _is_free_threaded(memory, version, symbols):
         raise TargetUnsupported(
             f"process {pid} runs a free-threaded build of Python", reason="free-threaded",
             hint="hookd counts under the interpreter's lock; use the ordinary build of the same version.",
         )  # fmt: skip
-    libc = find_libc(pid, maps)
+    libc = find_libc(memory, maps)
     return Interpreter(version, image.path, symbols | libc.symbols, libc.returns)
 
 
@@ -104,45 +105,57 @@ class Libc:
     returns: tuple[int, int]
 
 
-def find_libc(pid: int, maps: Sequence[Mapping]) -> Libc:
-    """Look for the C library in the images mapped by process `pid`.
+def find_libc(memory: Memory, maps: Sequence[Mapping]) -> Libc:
+    """Look for the C library in the images that a process maps.
 
     Raises:
         TargetUnsupported: reason "libc".
     """
-    image, symbols = _search(pid, _images(maps), _MEMORY, _libc_rank)
+    image, symbols = _search(memory, _images(maps), _MEMORY, _libc_rank)
     if image is None:
-        raise TargetUnsupported(f"process {pid} has no C library that hookd knows", reason="libc")
-    return Libc(symbols, (_code(pid, image.path, maps, _SIGRETURN), _code(pid, image.path, maps, _SYSCALL_RET)))
+        raise TargetUnsupported(f"process {memory.pid} has no C library that hookd knows", reason="libc")
+    return Libc(symbols, (_code(memory, image.path, maps, _SIGRETURN), _code(memory, image.path, maps, _SYSCALL_RET)))
 
 
 def _images(maps: Sequence[Mapping]) -> list[Mapping]:
-    return [m for m in maps if m.offset == 0 and "r" in m.access and m.path.startswith("/")]
+    return [m for m in maps if m.offset == 0 and "r" in m.access and m.path.startswith("/") and not _is_device(m.path)]
 
 
-def _require_machine(pid: int, program: Sequence[Mapping]) -> None:
+def _is_device(path: str) -> bool:
+    """Whether a mapping may be a device's registers, which to read may change."""
+    return re.match(r"/dev/(?!shm/)", path) is not None
+
+
+def _require_machine(memory: Memory, program: Sequence[Mapping]) -> None:
     ours = platform.machine()
     for mapping in program:
         try:
-            found = elf.header(pid, mapping.start)
+            found = elf.header(memory, mapping.start)
         except elf.NotElfError:
             continue
         if found.bits == 32:
-            raise TargetUnsupported(f"process {pid} is a 32-bit program", reason="32-bit")
+            raise TargetUnsupported(f"process {memory.pid} is a 32-bit program", reason="32-bit")
         if ours not in elf.MACHINES or found.machine != elf.MACHINES[ours]:
-            raise TargetUnsupported(f"process {pid} is built for another machine than {ours}", reason="architecture")
+            raise TargetUnsupported(
+                f"process {memory.pid} is built for another machine than {ours}", reason="architecture"
+            )
 
 
 def _search(
-    pid: int, images: Sequence[Mapping], names: Sequence[str], rank: Callable[[str], int]
+    memory: Memory, images: Sequence[Mapping], names: Sequence[str], rank: Callable[[str], int]
 ) -> tuple[Mapping | None, dict[str, int]]:
-    """Give the first image, in order of `rank`, that defines all of `names`."""
+    """Return the first image that defines all of `names`, asking those of the lowest `rank` first.
+
+    Raises:
+        AttachError: reason "unreadable", an image does not answer. Nothing more is asked of the process then: who waits there
+            holds a lock that it needs.
+    """
     until = time.monotonic() + _SEARCH_S
     for image in sorted(images, key=lambda m: rank(m.path)):
         if time.monotonic() > until:
             break
         try:
-            symbols = elf.Image(pid, image.start).find(names)
+            symbols = elf.Image(memory, image.start).find(names)
         except (elf.NotElfError, OSError, struct.error):
             continue
         if len(symbols) == len(names):
@@ -160,10 +173,10 @@ def _libc_rank(path: str) -> int:
     return 0 if re.match(r"libc[.-]|ld-musl|libc\.musl", name) else 1
 
 
-def _version(pid: int, symbols: dict[str, int], paths: Sequence[str]) -> tuple[int, int]:
+def _version(memory: Memory, symbols: dict[str, int], paths: Sequence[str]) -> tuple[int, int]:
     """Tell the version: 3.11 and newer export it, older ones show it in the names of what they have loaded."""
     if "Py_Version" in symbols:
-        (number,) = struct.unpack("<Q", read_memory(pid, symbols["Py_Version"], 8))
+        (number,) = struct.unpack("<Q", memory.read(symbols["Py_Version"], 8))
         return (number >> 24) & 0xFF, (number >> 16) & 0xFF
     for path in paths:
         found = re.search(r"(?:python|\.cpython-)(\d)\.?(\d+)", path.rpartition("/")[2])
@@ -172,28 +185,28 @@ def _version(pid: int, symbols: dict[str, int], paths: Sequence[str]) -> tuple[i
     return 0, 0
 
 
-def _is_free_threaded(pid: int, version: tuple[int, int], symbols: dict[str, int]) -> bool:
+def _is_free_threaded(memory: Memory, version: tuple[int, int], symbols: dict[str, int]) -> bool:
     """Read `free_threaded` of _Py_DebugOffsets (Include/internal/pycore_debug_offsets.h), the third of its words."""
     if version < (3, 13) or RUNTIME not in symbols:
         return False
-    cookie, _, flag = struct.unpack("<8sQQ", read_memory(pid, symbols[RUNTIME], 24))
+    cookie, _, flag = struct.unpack("<8sQQ", memory.read(symbols[RUNTIME], 24))
     return bool(cookie == DEBUG_COOKIE and flag)
 
 
-def _code(pid: int, path: str, maps: Sequence[Mapping], wanted: bytes) -> int:
+def _code(memory: Memory, path: str, maps: Sequence[Mapping], wanted: bytes) -> int:
     for mapping in maps:
         if mapping.path != path or "x" not in mapping.access or "r" not in mapping.access:
             continue
-        found = _find(pid, mapping.start, min(mapping.end, mapping.start + _MOST_CODE), wanted)
+        found = _find(memory, mapping.start, min(mapping.end, mapping.start + _MOST_CODE), wanted)
         if found is not None:
             return found
     return 0
 
 
-def _find(pid: int, start: int, end: int, wanted: bytes) -> int | None:
+def _find(memory: Memory, start: int, end: int, wanted: bytes) -> int | None:
     """Search memory in portions: a mapping may be larger than ours."""
     for at in range(start, end, _PORTION):
-        found = read_memory(pid, at, min(_PORTION + len(wanted) - 1, end - at)).find(wanted)
+        found = memory.read(at, min(_PORTION + len(wanted) - 1, end - at)).find(wanted)
         if found >= 0:
             return at + found
     return None

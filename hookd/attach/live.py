@@ -45,22 +45,22 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
         return _join(pid, request, there, started)
     if there is not None:
         request = upgrade.plan(pid, request, there)
-    found = target.look(pid)
-    built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(found.status.uid))
-    with _explaining(pid):
-        delivery, data = _prepare(found, request, built)
-        try:
-            if there is not None:
-                upgrade.send_away(pid, request.timeout_s)
-            _deliver(found, request, delivery, data, deadline)
-        except AttachError as exc:
-            rival = _await_rival(pid, deadline) if exc.reason == "already-attached" else None
-            if rival is None:
-                raise
-            return _join(pid, request, rival, started)  # another tool was quicker
-        finally:
-            delivery.finish()
-        here = discover.identity(pid)
+    with target.look(pid) as found:
+        built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(found.status.uid))
+        with _explaining(pid):
+            delivery, data = _prepare(found, request, built)
+            try:
+                if there is not None:
+                    upgrade.send_away(pid, request.timeout_s)
+                _deliver(found, request, delivery, data, deadline)
+            except AttachError as exc:
+                rival = _await_rival(pid, deadline) if exc.reason == "already-attached" else None
+                if rival is None:
+                    raise
+                return _join(pid, request, rival, started)  # another tool was quicker
+            finally:
+                delivery.finish()
+            here = discover.identity(pid)
     if here is None:
         raise AttachError(f"the agent in process {pid} ended at once", reason="died")
     return AttachResult(
@@ -101,7 +101,7 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
     """Choose the way in. Nothing of the target is changed yet."""
     token = secrets.randbits(63) | 1
     wait_s = request.timeout_s + _MARGIN_S
-    remote = remote_debug.find(found.pid, found.python)
+    remote = remote_debug.find(found.memory, found.python)
     config = {
         "method": "attach",
         "run": request.run,
@@ -130,6 +130,10 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
             )  # fmt: skip
         with contextlib.suppress(OSError):  # no directory for a script: through memory then
             folder = remote_debug.ScriptFolder(found.status)
+            with contextlib.ExitStack() as undo:
+                undo.callback(folder.remove)
+                proc.require_program(found.pid, found.program)  # the folder was reached by pid: it is this program's
+                undo.pop_all()
             return ScriptDelivery(found, remote, folder, token=token, size=size, wait_s=wait_s), data
     return StopDelivery(found, token, size, wait_s), data
 
@@ -229,6 +233,8 @@ def _is_claimed(found: target.Target, delivery: Delivery, deadline: float, timeo
             return False
         if _poll(found, is_claimed, time.monotonic() + _QUICK_S):
             return True
+        if time.monotonic() >= deadline:
+            return False
         delivery.again()
     return False
 

@@ -1,7 +1,7 @@
 """The mailbox: a few words, the injected code and the payload, shared with the target. Tool side and injector.
 
-It is private memory of the target, which the tool reads and writes with process_vm_readv and process_vm_writev; or,
-where nothing may be stopped (CPython 3.14), a file that both sides read and write. Each word has one writer.
+It is private memory of the target, which the tool reads and writes through `memory.py`; or, where nothing may be
+stopped (CPython 3.14), a file that both sides read and write. Each word has one writer.
 
     0    token      tool    the injected code runs only while this is the number that it carries
     8    sent       tool    how often the code was queued
@@ -26,13 +26,12 @@ import json
 import math
 import os
 import struct
-import time
 from typing import TYPE_CHECKING, Any, Protocol
-
-from hookd.attach.proc import read_memory, write_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hookd.attach.memory import Memory
 
 TOKEN, SENT, LENGTH, SEEN, CANCELLED, SIZE = 0, 8, 16, 24, 32, 40
 RAN, CLAIMED, ANSWERED = 64, 72, 80
@@ -82,7 +81,7 @@ try:
     d=C.string_at(B+4096,g(16)) if F is None else posix.pread(F,g(16),B+4096)
     n=16+int.from_bytes(d[:8],'little')
     k=n+int.from_bytes(d[8:16],'little')
-    e={'__name__':'hookd.agent.arrival'}
+    e={'__name__':'_hookd.agent.arrival'}
     if d[n:n+4]==sys.modules['_frozen_importlib_external'].MAGIC_NUMBER:c=sys.modules['marshal'].loads(d[n+4:k])
     else:c=compile(d[16:n],'hookd/agent/arrival.py','exec')
     time.sleep(.01)
@@ -128,19 +127,21 @@ class Box(Protocol):
 class MemoryBox:
     """A mailbox in the memory of a process. A tool that was held up must not write where other things may lie by now."""
 
-    def __init__(self, pid: int, address: int) -> None:
-        self._pid, self.address = pid, address
+    def __init__(self, memory: Memory, address: int) -> None:
+        self._memory, self.address = memory, address
         self._until = math.inf
 
     def read(self, offset: int, size: int) -> bytes:
         """Read `size` bytes at `offset`; OSError when they are gone."""
-        return read_memory(self._pid, self.address + offset, size)
+        return self._memory.read(self.address + offset, size)
 
     def write(self, offset: int, data: bytes) -> None:
         """Write `data` at `offset`; OSError when there is no such memory, or its time is over (ETIMEDOUT)."""
-        if time.monotonic() > self._until:
-            raise OSError(errno.ETIMEDOUT, f"the mailbox in process {self._pid} is not waited at any more")
-        write_memory(self._pid, self.address + offset, data)
+        try:
+            self._memory.write(self.address + offset, data, self._until)
+        except TimeoutError:
+            text = f"the mailbox in process {self._memory.pid} is not waited at any more"
+            raise OSError(errno.ETIMEDOUT, text) from None
 
     def expect(self, until: float) -> None:
         """See `Box`."""

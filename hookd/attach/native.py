@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hookd.attach import permission, proc
 from hookd.errors import HookdError
 
 TIMEOUT_S = 8.0
@@ -42,7 +43,8 @@ def dump(pid: int, *, native: bool = False, blocking: bool = False) -> dict[str,
         `native`), `owns_gil`; `seconds` that it took.
 
     Raises:
-        HookdError: reason "no-py-spy", "py-spy" (it failed, with what it says) or "timeout".
+        HookdError: reason "no-py-spy", "py-spy" (it failed, with what it says), "timeout", or "died": the process ended or
+            became another program meanwhile.
     """
     path = program()
     if path is None:
@@ -51,6 +53,10 @@ def dump(pid: int, *, native: bool = False, blocking: bool = False) -> dict[str,
     how = ["--native"] if native else [] if blocking else ["--nonblocking"]
     limit_s = BLOCKING_TIMEOUT_S if native or blocking else TIMEOUT_S
     began = time.monotonic()
+    try:
+        ticks, running = proc.start_ticks(pid), proc.program(pid)
+    except OSError as exc:
+        raise permission.explain(pid, exc) from exc
     try:
         done = subprocess.run(
             [path, "dump", "--pid", str(pid), "--json", "--full-filenames", *how],
@@ -63,6 +69,9 @@ def dump(pid: int, *, native: bool = False, blocking: bool = False) -> dict[str,
     if done.returncode != 0:
         told = done.stderr.decode(errors="replace").partition("Stack backtrace:")[0].strip()
         raise HookdError(f"py-spy failed: {' '.join(told.split())[:400]}", reason="py-spy", hint=_cure(told))
+    # py-spy goes by pid: what it read of another process, or of another program, is shown to nobody.
+    proc.require_same(pid, ticks)
+    proc.require_program(pid, running)
     return {"threads": _threads(done.stdout), "seconds": time.monotonic() - began}
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookd.config import PluginSpec
 
 _TOOL_SIDE = {
-    "__main__.py", "_pluggy.py", "attach", "check", "cli", "config", "daemon", "daemonspecs.py", "examples", "integrations",
+    "__main__.py", "_pluggy.py", "attach", "check", "cli", "collapse.py", "config", "daemon", "daemonspecs.py", "examples", "integrations",
     "native", "reading.py", "report.py", "serving.py", "testing", "wording.py",
 }  # fmt: skip
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -144,9 +144,8 @@ def _agent_files() -> Iterator[tuple[str, bytes]]:
         inside = path.relative_to(root)
         if inside.parts[0] not in _TOOL_SIDE:
             yield f"hookd/{inside.as_posix()}", path.read_bytes()
-    kernel = root / "native" / "kernel.so"
-    if kernel.exists():  # made at install, where there was a compiler
-        yield "hookd/native/kernel.so", kernel.read_bytes()
+    for path in sorted((root / "native").glob("*.so")):  # made at install, where there was a compiler
+        yield f"hookd/native/{path.name}", path.read_bytes()
     spec = importlib.util.find_spec("pluggy")
     assert spec is not None
     assert spec.origin is not None

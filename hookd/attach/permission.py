@@ -49,10 +49,8 @@ def explain(pid: int, error: OSError) -> HookdError:
         status = proc.status(pid)
     except NoSuchTarget as exc:
         return exc if error.errno == errno.ENOENT else AttachError(f"process {pid} ended", reason="died")
-    if error.errno == errno.ESRCH or status.state in "ZX":
-        return AttachError(f"process {pid} ended while hookd was attaching", reason="died")
-    if error.errno == errno.EFAULT:
-        return AttachError(f"process {pid} became another program while hookd was attaching", reason="died")
+    if error.errno in (errno.ESRCH, errno.EFAULT) or status.state in "ZX":
+        return proc.lost(pid)
     if error.errno == errno.ENOSYS:
         return forbidden(error)
     if error.errno not in (errno.EPERM, errno.EACCES):
@@ -67,14 +65,17 @@ def forbidden(error: OSError) -> PermissionDenied:
     return PermissionDenied(
         f"ptrace is forbidden here by a seccomp filter: {error}",
         reason="seccomp",
-        hint="Allow ptrace and process_vm_readv in the container's seccomp profile, or attach from the host.",
+        hint="Allow ptrace in the container's seccomp profile, or attach from the host.",
     )
 
 
 def traced(status: proc.Status) -> AttachError:
     """Say that another tracer is there."""
+    name = ""
+    with contextlib.suppress(HookdError, OSError, LookupError, ValueError):
+        name = f" ({proc.status(status.tracer).name})"
     return AttachError(
-        f"process {status.pid} is traced by process {status.tracer}",
+        f"process {status.pid} is traced by process {status.tracer}{name}",
         reason="traced",
         hint=f"End the debugger or strace with pid {status.tracer}, then try again.",
     )

@@ -1,4 +1,4 @@
-"""What /proc says of a process, and its memory. Tool side; reads only, except `write_memory`.
+"""What /proc says of a process. Tool side; reads only. Its memory is in `memory.py`.
 
 Nothing here trusts the target: names and counts that it controls are capped, its paths are never opened as ours.
 """
@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hookd.attach import bounded
+from hookd.attach.accounts import account_of
+from hookd.attach.waiter import WAITERS
+from hookd.attach.waiter_child import read_all
 from hookd.errors import AttachError, HookdError, NoSuchTarget
 
 MAX_WORDS = 1 << 21
 """Bytes of a command line or an environment that are read, as much as Linux gives a program by default. A process may
 show any part of its memory in their place (prctl(PR_SET_MM_MAP)): 16 MiB of words of two letters took 685 MiB here."""
+
+
+LOCKED = frozenset({"auxv", "cmdline", "environ", "io", "maps", "stack", "stat", "syscall", "wchan"})
+"""Files of /proc/PID for which the kernel takes the lock of the address space, or the one that an exec holds (`stat` and all links
+on Linux 6.18, not on 6.1): a process may keep both for ever."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +54,14 @@ class Status:
 
 @dataclass(frozen=True)
 class Mapping:
-    """One line of /proc/PID/maps."""
+    """One line of /proc/PID/maps; `inode` is 0 where no file is behind it."""
 
     start: int
     end: int
     access: str
     offset: int
     path: str
+    inode: int = 0
 
 
 def read(pid: int, name: str, limit: int = 1 << 24) -> bytes:
@@ -59,23 +70,18 @@ def read(pid: int, name: str, limit: int = 1 << 24) -> bytes:
     Raises:
         NoSuchTarget: there is no such process (any more).
         PermissionError: the kernel does not show it to us.
+        AttachError: reason "unreadable", its address space is locked.
     """
     try:
+        if name.rpartition("/")[2] in LOCKED:
+            return bytes(WAITERS.call(account_of(pid), "read_name", pid, name, limit))
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return _read_all(fd, limit)
+            return read_all(fd, limit)
         finally:
             os.close(fd)
     except (FileNotFoundError, ProcessLookupError) as exc:
         raise NoSuchTarget(f"there is no process {pid}", hint="`hookd ps` lists training processes.") from exc
-
-
-def _read_all(fd: int, limit: int) -> bytes:
-    parts, size = [], 0
-    while size < limit and (part := os.read(fd, min(limit - size, 1 << 16))):
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
 
 
 def size(pid: int) -> bytes:
@@ -139,42 +145,75 @@ def image(pid: int) -> str:
     return read(pid, "auxv").hex()
 
 
+def program(pid: int) -> str:
+    """Return what tells, for the short time of an attach, the program that a process runs from any other.
+
+    It may have changed its auxiliary vector, and its system may not choose addresses at random: the name of the file that
+    it executes, which it cannot choose, is compared too. Over a long time that name changes where the file is replaced.
+    """
+    return f"{image(pid)} {link(pid, 'exe')}"
+
+
+def require_program(pid: int, wanted: str) -> None:
+    """Check that a process runs the program that was looked at.
+
+    Raises:
+        AttachError: reason "died".
+    """
+    if program(pid) != wanted:
+        raise lost(pid)
+
+
+def lost(pid: int) -> AttachError:
+    """Make the error for a process that does not run any more what was looked at: it ended, or runs another program."""
+    with contextlib.suppress(OSError, NoSuchTarget):
+        if image(pid):
+            hint = "Try again."
+            return AttachError(f"process {pid} became another program while it was looked at", reason="died", hint=hint)
+    return AttachError(f"process {pid} ended while hookd was attaching", reason="died")
+
+
+def is_same(pid: int, ticks: int) -> bool:
+    """Whether a pid is still that of the process that was looked at, which may have ended and not been waited for."""
+    try:
+        return start_ticks(pid) == ticks
+    except (HookdError, OSError, LookupError, ValueError):
+        return False
+
+
+def require_same(pid: int, ticks: int) -> None:
+    """Check that a pid is still that of the process that was looked at, of which all that was read by pid is then.
+
+    Raises:
+        AttachError: reason "died".
+    """
+    with contextlib.suppress(OSError, NoSuchTarget):
+        if start_ticks(pid) == ticks:
+            return
+    raise AttachError(f"process {pid} ended while it was looked at", reason="died")
+
+
 def boot_shift_ticks(pid: int) -> int:
     """Give how much more the process's time namespace adds to the time since boot than ours does.
 
     Field 22 of its /proc/PID/stat is larger by that when it reads it itself. Source: time_namespaces(7).
     """
-
-    def offset_s(of: int) -> float:
-        with contextlib.suppress(OSError, HookdError):
-            for line in read(of, "timens_offsets").splitlines():
-                name, seconds, nanoseconds = line.split()
-                if name in (b"boottime", b"7"):
-                    return int(seconds) + int(nanoseconds) / 1e9
-        return 0.0
-
-    return round((offset_s(pid) - offset_s(os.getpid())) * os.sysconf("SC_CLK_TCK"))
+    return boot_offset_ticks(pid) - boot_offset_ticks(os.getpid())
 
 
-def open_below_root(pid: int, parts: tuple[str, ...]) -> int:
-    """Open a directory of the process's own file system, following no links; give its descriptor.
-
-    Raises:
-        OSError: it is not there, or a part of it is a link.
-    """
-    fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in parts:
-        try:
-            inner = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_PATH | os.O_CLOEXEC, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = inner
-    return fd
+def boot_offset_ticks(pid: int) -> int:
+    """Return how much the process's time namespace adds to the time since boot."""
+    with contextlib.suppress(OSError, HookdError):
+        for line in read(pid, "timens_offsets").splitlines():
+            name, seconds, nanoseconds = line.split()
+            if name in (b"boottime", b"7"):
+                return round((int(seconds) + int(nanoseconds) / 1e9) * os.sysconf("SC_CLK_TCK"))
+    return 0
 
 
-def words(pid: int, name: str) -> list[str]:
-    """Read a NUL-separated file, cmdline or environ, as far as MAX_WORDS."""
-    return [os.fsdecode(word) for word in read(pid, name, MAX_WORDS).split(b"\0") if word]
+def words(pid: int, name: str, limit: int = MAX_WORDS) -> list[str]:
+    """Read a NUL-separated file, cmdline or environ, as far as `limit`."""
+    return [os.fsdecode(word) for word in read(pid, name, limit).split(b"\0") if word]
 
 
 def environ(pid: int) -> dict[str, str]:
@@ -184,21 +223,46 @@ def environ(pid: int) -> dict[str, str]:
 
 def maps(pid: int) -> list[Mapping]:
     """Read /proc/PID/maps; empty for kernel threads and zombies."""
+    return parse_maps(read(pid, "maps"))
+
+
+def parse_maps(text: bytes) -> list[Mapping]:
+    """Parse the lines of a /proc/PID/maps."""
     found = []
-    for line in os.fsdecode(read(pid, "maps")).split("\n"):
+    for line in os.fsdecode(text).split("\n"):
         parts = line.split(None, 5)
         if len(parts) < 5:
             continue
         start, _, end = parts[0].partition("-")
         path = parts[5] if len(parts) > 5 else ""
-        found.append(Mapping(int(start, 16), int(end, 16), parts[1], int(parts[2], 16), path))
+        found.append(Mapping(int(start, 16), int(end, 16), parts[1], int(parts[2], 16), path, int(parts[4])))
     return found
+
+
+def executable(pid: int) -> tuple[str, int]:
+    """Return device and inode of the program that a process runs, ("", 0) where it maps none of it.
+
+    They are those of its mappings: to ask the file system itself, of which the process may be the server, could wait for
+    ever.
+
+    Raises:
+        NoSuchTarget: there is no such process.
+        PermissionError: the kernel does not show it to us.
+    """
+    path = os.fsencode(link(pid, "exe")).replace(b"\n", b"\\012")
+    for line in read(pid, "maps").split(b"\n"):
+        parts = line.split(None, 5)
+        if len(parts) == 6 and parts[5] == path:
+            return os.fsdecode(parts[3]), int(parts[4])
+    return "", 0
 
 
 def link(pid: int, name: str) -> str:
     """Read a symbolic link of /proc/PID, "" where it cannot be read. Never a path to open: the target's words."""
-    with contextlib.suppress(OSError):
-        return str(Path(f"/proc/{pid}/{name}").readlink())
+    with contextlib.suppress(OSError, HookdError):
+        if pid == os.getpid():
+            return str(Path(f"/proc/{pid}/{name}").readlink())
+        return bounded.links(account_of(pid), [f"{pid}/{name}"])[0]
     return ""
 
 
@@ -215,52 +279,13 @@ def whereabouts(pid: int) -> str:
     return ", ".join(told)
 
 
-class _Iovec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 @functools.cache
 def libc() -> ctypes.CDLL:
     """Load our own C library, with the prototypes used here."""
     lib = ctypes.CDLL(None, use_errno=True)
-    vector = ctypes.POINTER(_Iovec)
-    for function in (lib.process_vm_readv, lib.process_vm_writev):
-        function.restype = ctypes.c_ssize_t
-        function.argtypes = [ctypes.c_int, vector, ctypes.c_ulong, vector, ctypes.c_ulong, ctypes.c_ulong]
     lib.ptrace.restype = ctypes.c_long
     lib.ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
     return lib
-
-
-def read_memory(pid: int, address: int, size: int) -> bytes:
-    """Copy `size` bytes out of a process, without stopping it.
-
-    Raises:
-        OSError: EPERM, ESRCH, ENOSYS, or EFAULT when not all of it is mapped.
-    """
-    buffer = ctypes.create_string_buffer(size)
-    _transfer(libc().process_vm_readv, pid, address, buffer, size)
-    return buffer.raw
-
-
-def write_memory(pid: int, address: int, data: bytes) -> None:
-    """Copy `data` into a process, without stopping it.
-
-    Raises:
-        OSError: as `read_memory`.
-    """
-    _transfer(libc().process_vm_writev, pid, address, ctypes.create_string_buffer(data, len(data)), len(data))
-
-
-def _transfer(
-    call: ctypes._NamedFuncPointer, pid: int, address: int, buffer: ctypes.Array[ctypes.c_char], size: int
-) -> None:
-    ours = _Iovec(ctypes.addressof(buffer), size)
-    theirs = _Iovec(address, size)
-    done = call(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
-    if done != size:
-        number = ctypes.get_errno() if done < 0 else 14  # a short copy is an EFAULT further on
-        raise OSError(number, f"{os.strerror(number)}: memory of process {pid} at {address:#x}")
 
 
 def is_running(pid: int, ticks: int) -> bool:
@@ -281,6 +306,8 @@ def is_running(pid: int, ticks: int) -> bool:
         now = status(pid)
     except (NoSuchTarget, LookupError, ValueError):  # it goes while it is read
         return False
+    except AttachError as exc:
+        raise OSError(errno.EAGAIN, exc.message) from exc
     return now.state not in "ZX" or now.threads > 1
 
 

@@ -3,8 +3,11 @@
 What is promised for a stop:
 - no byte of code is written, no executable memory is made, nothing is allocated on the target's heap;
 - every register and the whole floating point state are put back;
-- signals that arrive meanwhile are held and sent again (what `sigqueue` attached to them is lost);
-- on x86_64 the target survives the death of the tracer at any moment: see `x86_64.py`.
+- signals that arrive meanwhile are held and sent again (what `sigqueue` attached to them is lost; so is the signal where the
+  process is another user's and CAP_KILL is not ours);
+- on x86_64 the target survives the death of the tracer at any moment: see `x86_64.py`;
+- it is over in a bounded time and after a bounded number of events, whatever the target does;
+- a thread that becomes another program, which may run as root, is let go as it is: nothing is put back into that.
 
 Source: ptrace(2); kernel/ptrace.c and kernel/signal.c of Linux 6.18.
 """
@@ -20,23 +23,29 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from hookd.attach.proc import libc, status
+from hookd.attach.proc import libc, lost, status
 from hookd.errors import AttachError, TargetUnsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from hookd.attach.memory import Memory
 
 CONT, DETACH, SYSCALL = 7, 17, 24
 SETOPTIONS, GETREGSET, SETREGSET, SEIZE, INTERRUPT, GETSIGMASK = 0x4200, 0x4204, 0x4205, 0x4206, 0x4207, 0x420A
 NT_PRSTATUS = 1
-_TRACE_SYSGOOD = 1
-_EVENT_STOP = 128
+_TRACE_SYSGOOD, _TRACE_EXEC = 1, 1 << 4
+_EVENT_EXEC, _EVENT_STOP = 4, 128
 _WALL = 0x40000000
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
 _FAULTS = frozenset(
     {signal.SIGTRAP, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGABRT}
 )
 _SPINS = 100
+MOST_EVENTS = 500
+"""So often the thread may stop, for a system call or a signal, before it is let go: what is called makes few."""
+GRACE_S = 0.25
+"""How long it may take to let go once the time of the calls is over."""
 
 
 def request(number: int, tid: int, address: int = 0, data: int = 0) -> None:
@@ -55,22 +64,32 @@ class _Iovec(ctypes.Structure):
 
 
 class Thread(abc.ABC):
-    """One thread under ptrace. The order of use is `stop`, calls, `release`.
+    """The main thread of a process under ptrace. The order of use is `stop`, calls, `release`.
+
+    Args:
+        memory: of the process.
 
     Attributes:
         stopped_ns: when it was seen to stand still, in ns of the monotonic clock.
         released_ns: when it was let go.
+        most_events: so often it may stop before it is let go.
     """
 
-    def __init__(self, tid: int) -> None:
-        self.tid = tid
+    is_left_in_calls = False
+    """Whether a call that has not returned in time may go on, and the thread finds back by itself."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.tid, self._memory = memory.pid, memory
         self.stopped_ns = self.released_ns = 0
-        self._seized = False
+        self._seized = self._runs = self._is_late = False
         self._held: list[int] = []
-        self._timeout_s = 2.0
+        self._until, self._events, self.most_events = 0.0, 0, MOST_EVENTS
 
     def stop(self, timeout_s: float) -> None:
         """Seize the thread, bring it to a stand and save its state.
+
+        Args:
+            timeout_s: for this and all calls until `release`, which may take `GRACE_S` more.
 
         Raises:
             AttachError: reasons "traced", "stopped", "died", "blocked" (it does not stop).
@@ -79,8 +98,8 @@ class Thread(abc.ABC):
         before = status(self.tid)
         if before.state in "Tt":
             raise AttachError(f"process {self.tid} is stopped", reason="traced" if before.tracer else "stopped")
-        self._timeout_s = timeout_s
-        request(SEIZE, self.tid, 0, _TRACE_SYSGOOD)
+        self._until = time.monotonic() + timeout_s
+        request(SEIZE, self.tid, 0, _TRACE_SYSGOOD | _TRACE_EXEC)
         self._seized = True
         request(INTERRUPT, self.tid)
         self._wait_for_interrupt()
@@ -88,27 +107,54 @@ class Thread(abc.ABC):
         self._save()
 
     def release(self) -> None:
-        """Put everything back and let the thread go. Nothing happens if it is not held."""
+        """Put everything back and let the thread go. Nothing happens if it is not held.
+
+        One that runs, left in a call, is let go by the kernel when this process ends.
+        """
         if not self._seized:
             return
-        self._restore()
-        request(DETACH, self.tid)
-        self.released_ns = time.monotonic_ns()
-        self._seized = False
-        for number in self._held:
-            self._send(number)
+        self._until, self._events = time.monotonic() + GRACE_S, 0
+        is_left = self._is_late and self.is_left_in_calls
+        if self._runs and not is_left:
+            self._break_off()
+        if not is_left:
+            self._restore()
+        self._let_go()
 
-    def interrupt(self) -> None:
-        """Bring the thread to a stand again, out of a call that did not return in time."""
+    def _break_off(self) -> None:
+        """Stop the thread in a call, wherever it is: a fault may be the call's return, and is not passed on."""
         request(INTERRUPT, self.tid)
-        self._wait_for_interrupt()
+        state = self._wait()
+        if state >> 16 != _EVENT_STOP and os.WSTOPSIG(state) not in _FAULTS:
+            self._held.append(os.WSTOPSIG(state))
+
+    def _let_go(self) -> None:
+        """Detach, and send the signals that were held."""
+        self._seized = False
+        send = self._sender() if self._held else None
+        if not self._runs:
+            request(DETACH, self.tid)
+        self.released_ns = time.monotonic_ns()
+        if send is not None:
+            for number in self._held:
+                with contextlib.suppress(OSError):  # it has ended
+                    send(number)
+
+    def _sender(self) -> Callable[[int], object]:
+        """Return what sends the process a signal, also when its pid may be another's: we do not hold it any more."""
+        try:
+            pidfd = os.pidfd_open(self.tid)
+        except OSError:  # before Linux 5.3
+            tgkill = {"x86_64": 234, "aarch64": 131}[platform.machine()]
+            return lambda number: libc().syscall(tgkill, self.tid, self.tid, number)
+        return lambda number: signal.pidfd_send_signal(pidfd, number)
 
     @abc.abstractmethod
     def ask(self, function: int) -> int:
         """Call a C function that makes no system call and returns 0 or 1; give that."""
 
     @abc.abstractmethod
-    def call(self, function: int, *arguments: int, timeout_s: float = 2.0) -> None:
+    def call(self, function: int, *arguments: int) -> None:
         """Call a C function; what it returns is lost."""
 
     @abc.abstractmethod
@@ -123,49 +169,63 @@ class Thread(abc.ABC):
 
     def _wait_for_interrupt(self) -> None:
         while True:
-            state = self._wait(self._timeout_s)
+            state = self._wait()
             if state >> 16 == _EVENT_STOP:
                 if os.WSTOPSIG(state) == signal.SIGTRAP:
                     return
                 self._seized = False
                 request(DETACH, self.tid)  # a group stop: somebody has just stopped the whole process
                 raise AttachError(f"process {self.tid} was stopped by a signal", reason="stopped")
-            request(CONT, self.tid, 0, os.WSTOPSIG(state))  # a signal on its way: pass it on
+            self._resume(CONT, os.WSTOPSIG(state))  # a signal on its way: pass it on
 
     def _proceed(self, how: int) -> int:
         """Let the thread run until something of ours happens; give the wait status. Signals are held."""
         while True:
-            request(how, self.tid)
-            state = self._wait(self._timeout_s)
+            self._resume(how)
+            state = self._wait()
             if state >> 16 == _EVENT_STOP:
                 continue
             if os.WSTOPSIG(state) in _FAULTS or os.WSTOPSIG(state) == _SYSCALL_STOP:
                 return state
             self._held.append(os.WSTOPSIG(state))
 
-    def _wait(self, timeout_s: float) -> int:
-        for _ in self._moments(timeout_s):
-            pid, state = os.waitpid(self.tid, os.WNOHANG | _WALL)
-            if pid:
-                if os.WIFSTOPPED(state):
-                    return state
+    def _resume(self, how: int, number: int = 0) -> None:
+        self._events += 1
+        if self._events > self.most_events:
+            self._is_late = True
+            raise AttachError(
+                f"process {self.tid} does not come back from a call: it has made {self._events // 2} system calls",
+                reason="fault",
+            )
+        request(how, self.tid, 0, number)
+        self._runs = True
+
+    def _wait(self) -> int:
+        for _ in self._moments():
+            try:
+                pid, state = os.waitpid(self.tid, os.WNOHANG | _WALL)
+            except ChildProcessError:  # another of its threads has made it another program, which ends this one
                 self._seized = False
-                raise AttachError(f"process {self.tid} ended while hookd was attaching", reason="died")
+                raise lost(self.tid) from None
+            if pid:
+                self._runs = False
+                if not os.WIFSTOPPED(state):
+                    self._seized = False
+                    raise AttachError(f"process {self.tid} ended while hookd was attaching", reason="died")
+                if state >> 16 == _EVENT_EXEC:
+                    self._let_go()
+                    raise lost(self.tid)
+                return state
+        self._is_late = True
         raise AttachError(f"the main thread of process {self.tid} does not stop", reason="blocked")
 
-    @staticmethod
-    def _moments(timeout_s: float) -> Iterator[None]:
+    def _moments(self) -> Iterator[None]:
         """Spin a little, then sleep until a child changes state; a stop is too short to sleep for long."""
         for _ in range(_SPINS):
             yield
-        end = time.monotonic() + timeout_s
-        while (left := end - time.monotonic()) > 0:
+        while (left := self._until - time.monotonic()) > 0:
             signal.sigtimedwait([signal.SIGCHLD], min(left, 0.002))
             yield
-
-    def _send(self, number: int) -> None:
-        tgkill = {"x86_64": 234, "aarch64": 131}[platform.machine()]
-        libc().syscall(tgkill, status(self.tid).pid, self.tid, number)
 
     def _get_set(self, note: int, buffer: ctypes.Array[ctypes.c_char] | ctypes.Structure) -> int:
         """Read a register set; give its size in bytes."""
@@ -186,11 +246,11 @@ class Thread(abc.ABC):
         raise TargetUnsupported("this kernel does not give the floating point state", reason="architecture")
 
 
-def thread(tid: int, returns: tuple[int, int]) -> Thread:
+def thread(memory: Memory, returns: tuple[int, int]) -> Thread:
     """Make the `Thread` of this machine.
 
     Args:
-        tid: its number, which for a main thread is the pid.
+        memory: of its process.
         returns: see `interpreter.Libc`.
 
     Raises:
@@ -200,9 +260,9 @@ def thread(tid: int, returns: tuple[int, int]) -> Thread:
     if machine == "x86_64":
         from hookd.attach.x86_64 import X86Thread  # noqa: PLC0415  one machine, one module
 
-        return X86Thread(tid, returns)
+        return X86Thread(memory, returns)
     if machine == "aarch64":
         from hookd.attach.aarch64 import ArmThread  # noqa: PLC0415
 
-        return ArmThread(tid)
+        return ArmThread(memory)
     raise TargetUnsupported(f"hookd cannot attach on {machine}", reason="architecture")

@@ -19,11 +19,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hookd.attach.bounded import open_local_directory
 from hookd.attach.interpreter import DEBUG_COOKIE, RUNTIME
-from hookd.attach.proc import open_below_root, read_memory, write_memory
+from hookd.attach.untrusted import open_file
+from hookd.errors import HookdError
 
 if TYPE_CHECKING:
     from hookd.attach.interpreter import Interpreter
+    from hookd.attach.memory import Opened
     from hookd.attach.proc import Status
 
 _FINAL = 0xF0
@@ -84,7 +87,7 @@ class RemoteDebug:
         is_enabled: whether whoever started the process allows it.
     """
 
-    pid: int
+    memory: Opened
     is_enabled: bool
     _breaker: int
     _pending: int
@@ -95,22 +98,25 @@ class RemoteDebug:
         """Ask the main thread to run the script `path`, in the target's words, at its next safe point.
 
         Raises:
+            AttachError: reason "memory", the fields do not lie where fields can lie.
             OSError: the memory cannot be written, or the path is too long.
         """
         data = path.encode() + b"\0"
         if len(data) > self._path_size:
             raise OSError(36, f"the path of the script is longer than {self._path_size} bytes")
-        write_memory(self.pid, self._path, data)
-        write_memory(self.pid, self._pending, struct.pack("<i", 1))
-        low = read_memory(self.pid, self._breaker, 1)[0]
-        write_memory(self.pid, self._breaker, bytes([low | _PLEASE_STOP]))
+        for address, size in ((self._path, len(data)), (self._pending, 4), (self._breaker, 1)):
+            self.memory.require_private(address, size, may_be_file=True)
+        self.memory.write(self._path, data)
+        self.memory.write(self._pending, struct.pack("<i", 1))
+        low = self.memory.read(self._breaker, 1)[0]
+        self.memory.write(self._breaker, bytes([low | _PLEASE_STOP]))
 
     def cancel(self) -> None:
         """Take back a script that has not been run."""
-        write_memory(self.pid, self._pending, struct.pack("<i", 0))
+        self.memory.write(self._pending, struct.pack("<i", 0))
 
 
-def find(pid: int, python: Interpreter) -> RemoteDebug | None:
+def find(memory: Opened, python: Interpreter) -> RemoteDebug | None:
     """Find the remote debugging of a process; None for a version whose layout we do not know.
 
     Raises:
@@ -120,13 +126,13 @@ def find(pid: int, python: Interpreter) -> RemoteDebug | None:
     runtime = python.symbols.get(RUNTIME)
     if layout is None or runtime is None:
         return None
-    cookie, version, _free_threaded = struct.unpack("<8sQQ", read_memory(pid, runtime, 24))
+    cookie, version, _free_threaded = struct.unpack("<8sQQ", memory.read(runtime, 24))
     if cookie != DEBUG_COOKIE or version & _FINAL != _FINAL:
         return None
-    at = _offsets(pid, runtime + 24, layout)
+    at = _offsets(memory, runtime + 24, layout)
 
     def pointer(address: int) -> int:
-        return int.from_bytes(read_memory(pid, address, 8), "little")
+        return int.from_bytes(memory.read(address, 8), "little")
 
     interpreter = pointer(runtime + at["runtime_state.interpreters_head"])
     for _ in range(_MOST_INTERPRETERS):  # the newest is the first; the main one has the number 0
@@ -136,10 +142,10 @@ def find(pid: int, python: Interpreter) -> RemoteDebug | None:
     thread = pointer(interpreter + at["interpreter_state.threads_main"])
     if not thread:
         return None
-    enabled = struct.unpack("<i", read_memory(pid, interpreter + at["debugger_support.remote_debugging_enabled"], 4))[0]
+    enabled = struct.unpack("<i", memory.read(interpreter + at["debugger_support.remote_debugging_enabled"], 4))[0]
     support = thread + at["debugger_support.remote_debugger_support"]
     return RemoteDebug(
-        pid,
+        memory,
         enabled == 1,
         thread + at["debugger_support.eval_breaker"],
         support + at["debugger_support.debugger_pending_call"],
@@ -148,9 +154,9 @@ def find(pid: int, python: Interpreter) -> RemoteDebug | None:
     )
 
 
-def _offsets(pid: int, address: int, layout: tuple[tuple[str, str], ...]) -> dict[str, int]:
+def _offsets(memory: Opened, address: int, layout: tuple[tuple[str, str], ...]) -> dict[str, int]:
     names = [f"{group}.{field}" for group, fields in layout for field in fields.split()]
-    values = struct.unpack(f"<{len(names)}Q", read_memory(pid, address, 8 * len(names)))
+    values = struct.unpack(f"<{len(names)}Q", memory.read(address, 8 * len(names)))
     return dict(zip(names, values, strict=True))
 
 
@@ -174,8 +180,8 @@ class ScriptFolder:
         self._made: list[str] = []
         self._files: list[int] = []
         for parts in _folders(status):
-            with contextlib.suppress(OSError):
-                self._fd = open_below_root(status.pid, parts)
+            with contextlib.suppress(OSError, HookdError):
+                self._fd = open_local_directory(status.pid, parts)
                 self._path = "/" + "/".join(parts)
                 if self._is_usable():
                     return
@@ -211,9 +217,14 @@ class ScriptFolder:
         os.close(self._fd)
 
     def _is_usable(self) -> bool:
-        """Say whether we can write there and no third user can put another file in the place of ours."""
-        mode = os.fstat(self._fd).st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        """Whether we can write there, the target's user could as well, and no third user can replace our files.
+
+        In a mount namespace of its own a target shows any directory as its /tmp, such as one of root's.
+        """
+        found = os.fstat(self._fd)
+        is_for_all = found.st_mode & stat.S_IWOTH and found.st_mode & stat.S_ISVTX
+        is_theirs = found.st_uid == self._status.uid and not found.st_mode & stat.S_IWOTH
+        if not (is_for_all or is_theirs):
             return False
         name = self._name + ".try"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -230,8 +241,8 @@ def remove_stale(status: Status) -> list[str]:
     """
     removed = []
     for parts in _folders(status):
-        with contextlib.suppress(OSError):
-            folder = open_below_root(status.pid, parts)
+        with contextlib.suppress(OSError, HookdError):
+            folder = open_local_directory(status.pid, parts)
             try:
                 stale = [name for name in os.listdir(f"/proc/self/fd/{folder}") if _is_stale(name, folder, status)]  # noqa: PTH208
                 for name in stale:
@@ -251,8 +262,11 @@ def _is_stale(name: str, folder: int, status: Status) -> bool:
     if time.time() - found.st_mtime < _YOUNG_S:
         return False
     try:
-        box = os.open(
-            name.rpartition(".")[0] + ".box", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+        box = open_file(
+            name.rpartition(".")[0] + ".box",
+            lambda status: status.st_uid == found.st_uid,
+            os.O_RDWR,
+            dir_fd=folder,
         )
     except FileNotFoundError:
         return True

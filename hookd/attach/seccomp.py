@@ -87,7 +87,8 @@ _LD, _LDX, _ST, _STX, _ALU, _JMP, _RET, _MISC = range(8)
 _FROM_X, _FROM_A, _ALLOW = 0x08, 0x10, 0x7FFF0000
 _ALU_OPERATIONS: dict[int, Callable[[int, int], int]] = {
     0x00: operator.add, 0x10: operator.sub, 0x20: operator.mul, 0x40: operator.or_, 0x50: operator.and_,
-    0x60: operator.lshift, 0x70: operator.rshift, 0xA0: operator.xor, 0x30: lambda a, b: a // b if b else 0,
+    # The kernel refuses a constant of 32 or more, and of X takes what the processor does: its lower five bits.
+    0x60: lambda a, b: a << (b & 31), 0x70: lambda a, b: a >> (b & 31), 0xA0: operator.xor, 0x30: lambda a, b: a // b if b else 0,
     0x80: lambda a, _: -a,
 }  # fmt: skip
 _TESTS = {0x10: operator.eq, 0x20: operator.gt, 0x30: operator.ge, 0x40: operator.and_}

@@ -1,6 +1,6 @@
 """See on a child of our own that ptrace really does what it says: some sandboxes only pretend. Injector.
 
-Known impostors return from an injected mmap an address at which nothing is mapped, or lack process_vm_readv.
+Known impostors return from an injected mmap an address at which nothing is mapped, or lack /proc/PID/mem.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import time
 
 from hookd.attach import interpreter, permission, proc, ptrace
+from hookd.attach.memory import Opened
 from hookd.errors import AttachError, HookdError, PermissionDenied
 
 _SIZE = 8192
@@ -59,16 +60,17 @@ def _wait_forever() -> None:
 
 
 def _exercise(child: int) -> None:
-    # The child is a copy of this process: its symbols are ours.
-    found = interpreter.find_libc(child, proc.maps(child))
-    thread = ptrace.thread(child, found.returns)
-    thread.stop(2.0)
-    try:
-        address = thread.map_memory(found.symbols["mmap"], _SIZE)
-        proc.write_memory(child, address, b"hookd")
-        thread.call(found.symbols["munmap"], address + _SIZE // 2, _SIZE // 2)
-    finally:
-        thread.release()
-    ends = [m.end for m in proc.maps(child) if m.start <= address < m.end]
-    if ends != [address + _SIZE // 2] or proc.read_memory(child, address, 5) != b"hookd":
-        raise AttachError("memory that ptrace made is not there", reason="ptrace-broken")
+    with Opened(child, proc.program(child)) as memory:
+        # The child is a copy of this process: its symbols are ours.
+        found = interpreter.find_libc(memory, memory.mappings())
+        thread = ptrace.thread(memory, found.returns)
+        thread.stop(2.0)
+        try:
+            address = thread.map_memory(found.symbols["mmap"], _SIZE)
+            memory.write(address, b"hookd")
+            thread.call(found.symbols["munmap"], address + _SIZE // 2, _SIZE // 2)
+        finally:
+            thread.release()
+        ends = [m.end for m in memory.mappings() if m.start <= address < m.end]
+        if ends != [address + _SIZE // 2] or memory.read(address, 5) != b"hookd":
+            raise AttachError("memory that ptrace made is not there", reason="ptrace-broken")

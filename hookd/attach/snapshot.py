@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hookd.attach import proc
-from hookd.errors import HookdError
+from hookd.errors import AttachError, HookdError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,7 @@ class Snapshot:
         start_ticks: see `proc.start_ticks`.
         uid: the real user id.
         ppid: pid of the parent.
-        cmdline: the command line; empty where the kernel does not show it to us.
+        cmdline: the command line; empty where it cannot be read.
         environ: the environment that the program was started with; likewise.
         network: the network namespace, as the kernel names it; likewise "".
     """
@@ -68,7 +68,7 @@ def _read(pid: int) -> Snapshot:
     start_ticks, status = proc.start_ticks(pid), proc.status(pid)
     try:
         cmdline, environ = tuple(proc.words(pid, "cmdline")), proc.environ(pid)
-    except PermissionError:
+    except (PermissionError, AttachError):  # not for us, or its address space is locked
         cmdline, environ = (), {}
     return Snapshot(pid, start_ticks, status.uid, status.ppid, cmdline, environ, proc.link(pid, "ns/net"))
 

@@ -51,9 +51,9 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dic
         `where`), `frames` (innermost first: `function`, `file`, `line`, `own`, `native`) and `left_out` of these.
 
     Raises:
-        HookdError: there is no such process, no agent in it, or its page cannot be read.
+        HookdError: there is no such process, no agent in it, or its page cannot be read; reason "died": it has ended meanwhile.
     """
-    state = proc.status(pid).state
+    ticks, state = proc.start_ticks(pid), proc.status(pid).state
     with contextlib.closing(open_page(pid)) as reader:
         page, last_step_s = reader.read(), _last_step_s(reader)
         began, beats = time.monotonic(), reader.heartbeats()  # of the moment in which the stacks are read, or nearly
@@ -62,7 +62,7 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dic
         watched_s, after = time.monotonic() - began, {beat.tid: beat for beat in reader.heartbeats()}
     beats = [beat for beat in beats if beat.name != "hookd"]  # one that evaluates an expression
     told = {beat.tid: _beat(beat, after.get(beat.tid), page) for beat in beats}
-    return {
+    found = {
         "pid": pid,
         "identity": page.identity,
         "state": STATES.get(state, state),
@@ -71,6 +71,8 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dic
         "ways": ways,
         "threads": _joined(pid, told, {beat.tid: beat.name for beat in beats}, frames),
     }
+    proc.require_same(pid, ticks)  # all of it was read by pid, which may be another user's process by now
+    return found
 
 
 def _last_step_s(reader: PageReader) -> float | None:

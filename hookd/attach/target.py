@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hookd.attach import discover, interpreter, permission, proc
+from hookd.attach import discover, headroom, interpreter, permission, proc
+from hookd.attach.memory import Opened
 from hookd.errors import AttachError, NoSuchTarget, TargetUnsupported
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
 
 _PATIENCE_S = 0.2
 """A stop is somebody else's if it lasts longer: that of an attach is over in milliseconds, on a busy machine too."""
@@ -14,21 +21,31 @@ _PATIENCE_S = 0.2
 
 @dataclass(frozen=True)
 class Target:
-    """A process that may be attached to.
+    """A process that may be attached to; to be closed.
 
     Attributes:
-        image: see `proc.image`.
+        program: see `proc.program`.
+        memory: of the program that was looked at.
     """
 
     status: proc.Status
     ticks: int
-    image: str
+    program: str
+    memory: Opened
     python: interpreter.Interpreter
 
     @property
     def pid(self) -> int:
         """Its pid, as we see it."""
         return self.status.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.memory.close()
 
 
 def look(pid: int) -> Target:
@@ -37,25 +54,38 @@ def look(pid: int) -> Target:
     Raises:
         NoSuchTarget: there is no such process.
         PermissionDenied: it may not be looked into; the reason says why.
-        AttachError: reasons "zombie", "stopped", "traced", "died".
+        AttachError: reasons "zombie", "stopped", "traced", "died", "no-memory".
         TargetUnsupported: reasons "disabled", "not-python", "python-version", "free-threaded", "no-torch", "32-bit",
             "architecture", "main-thread-exited".
     """
     status, ticks = require_awake(pid), proc.start_ticks(pid)
     permission.require_owner(status)
     try:
-        image = proc.image(pid)
-        if discover.is_disabled(pid):
-            hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
-            raise TargetUnsupported(f"process {pid} has hookd disabled", reason="disabled", hint=hint)
-        maps = proc.maps(pid)
-        python = interpreter.find(pid, maps)
+        program = proc.program(pid)
+        memory = Opened(pid, program)
+        try:
+            python = _find_python(memory)
+            proc.require_program(pid, program)  # all that was read by pid is of this program too
+        except BaseException:
+            memory.close()
+            raise
     except OSError as exc:
         raise permission.explain(pid, exc) from exc
+    return Target(status, ticks, program, memory, python)
+
+
+def _find_python(memory: Opened) -> interpreter.Interpreter:
+    pid = memory.pid
+    if discover.is_disabled(pid):
+        hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
+        raise TargetUnsupported(f"process {pid} has hookd disabled", reason="disabled", hint=hint)
+    headroom.require(pid)
+    maps = memory.mappings()
+    python = interpreter.find(memory, maps)
     if not discover.has_torch(maps):
         hint = "`hookd ps` lists training processes."
         raise TargetUnsupported(f"process {pid} has no torch loaded", reason="no-torch", hint=hint)
-    return Target(status, ticks, image, python)
+    return python
 
 
 def require_awake(pid: int) -> proc.Status:

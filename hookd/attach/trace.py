@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookd import errors
-from hookd.attach import discover, permission
+from hookd.attach import bounded, discover, permission, proc, untrusted
 from hookd.attach.control import Control
 from hookd.errors import ControlError, HookdError, PageError
 from hookd.page import PageReader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import BinaryIO
 
 _POLL_S = 0.05
@@ -121,27 +120,38 @@ def whereabouts(pid: int) -> str:
 def _copy(pid: int, number: int, into: BinaryIO, max_bytes: int) -> int:
     """Copy what the target has written, which may be anything."""
     size, last = 0, b""
-    try:
-        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as exc:
-        raise permission.explain(pid, exc) from exc
-    with os.fdopen(fd, "rb") as source:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ControlError(f"process {pid} gives no file for its trace", reason="protocol")
-        if status.st_size > max_bytes:
-            raise ControlError(
-                f"the trace has {status.st_size / 2**20:.0f} MiB, and may have {max_bytes / 2**20:.0f}",
-                reason="too-large", hint="Take fewer --steps, or allow more with --max-size.",
-            )  # fmt: skip
-        while size < max_bytes and (chunk := source.read(min(_CHUNK, max_bytes - size))):
-            if not size and not chunk.lstrip().startswith(b"{"):
-                break
-            into.write(chunk)
-            size, last = size + len(chunk), chunk
+    for chunk in _chunks(pid, number, max_bytes):
+        if not size and not chunk.lstrip().startswith(b"{"):
+            break
+        into.write(chunk)
+        size, last = size + len(chunk), chunk
     if not last.rstrip().endswith(b"}"):
         raise ControlError(
             f"process {pid} has written no whole trace", reason="cut",
             hint="Its disk may be full: see its own TMPDIR and /tmp, or take fewer --steps.",
         )  # fmt: skip
     return size
+
+
+def _chunks(pid: int, number: int, max_bytes: int) -> Iterator[bytes]:
+    """Yield the parts of the file that the target shows as its trace; it is never open in this process."""
+    offset = 0
+    try:
+        uid = proc.status(pid).uid
+        while offset < max_bytes:
+            whole, chunk = bounded.read_part(pid, number, uid, offset, min(_CHUNK, max_bytes - offset))
+            if whole > max_bytes:
+                raise ControlError(
+                    f"the trace has {whole / 2**20:.0f} MiB, and may have {max_bytes / 2**20:.0f}",
+                    reason="too-large", hint="Take fewer --steps, or allow more with --max-size.",
+                )  # fmt: skip
+            if not chunk:
+                return
+            yield chunk
+            offset += len(chunk)
+    except untrusted.UnexpectedError as exc:
+        raise ControlError(
+            f"process {pid} shows something else as its trace: {exc.strerror}", reason="protocol"
+        ) from exc
+    except OSError as exc:
+        raise permission.explain(pid, exc) from exc

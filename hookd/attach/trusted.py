@@ -1,17 +1,17 @@
 """Which files of a plugin directory may be carried into a target: whoever can write them has code run there. Tool side.
 
 A directory is trusted by its owner and its mode, as sshd trusts a home: root, hookd's own user, or the target's own user,
-who gets no further by it than they are. Every file is opened before it is judged, so that a link or a pipe that is put
-there meanwhile changes nothing.
+who gets no further by it than they are. A file is held before it is judged and only then opened, see `untrusted`.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hookd.attach import untrusted
+from hookd.config.ownership import written_by_others, written_through_acl
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ class Trust:
         """
         try:
             status = path.stat()
+            self._require(path, status)
+            self._require_no_acl(path, status, path)
         except OSError as exc:
             raise PluginError(f"there is no plugin directory {path} ({exc.strerror})") from exc
-        self._require(path, status)
         if self.owners is None:
             return self
         ours = frozenset({0, os.geteuid()})
@@ -54,33 +55,39 @@ class Trust:
             PluginError: it is no file, is too long, or another user may write it; reason "plugin-dir" then.
         """
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for a writer
+            fd = untrusted.open_file(path, lambda status: self._require(path, status), follow=True)
+            with os.fdopen(fd, "rb") as file:
+                self._require_no_acl(path, os.fstat(fd), fd)  # a list cannot be read of what is only held
+                data = file.read(MAX_BYTES + 1)
         except OSError as exc:
             raise PluginError(f"cannot read {path}: {exc.strerror}") from exc
-        with open(fd, "rb") as file:  # noqa: PTH123  a descriptor
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise PluginError(f"{path} is no file")
-            self._require(path, status)
-            data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise PluginError(f"{path} is longer than {MAX_BYTES} bytes")
         return data
 
-    def _require(self, path: Path, status: os.stat_result) -> None:
+    def _require(self, path: Path, status: os.stat_result) -> bool:
         if self.owners is None:
-            return
+            return True
         if status.st_uid not in self.owners:
             raise PluginError(
                 f"{path} belongs to user {status.st_uid}: only root, hookd's user and the target's may bring code into it",
                 reason="plugin-dir",
                 hint="Copy it into a directory of yours.",
             )
-        if status.st_mode & _written_by_others(status):
+        if written_by_others(status):
             raise PluginError(
                 f"others may write to {path}",
                 reason="plugin-dir",
                 hint=f"`chmod go-w {path}`, and look at what is in it.",
+            )
+        return True
+
+    def _require_no_acl(self, path: Path, status: os.stat_result, where: int | Path) -> None:
+        if self.owners is not None and written_through_acl(status, where):
+            raise PluginError(
+                f"others may write to {path} through an access control list",
+                reason="plugin-dir",
+                hint=f"`setfacl -b {path}`, and look at what is in it.",
             )
 
 
@@ -90,8 +97,3 @@ ANYBODY = Trust(None)
 def of_target(uid: int) -> Trust:
     """Give who may bring code into a target of this user."""
     return Trust(frozenset({0, os.geteuid(), uid}))
-
-
-def _written_by_others(status: os.stat_result) -> int:
-    """Give the bits that must not be set. To a tool that is not root its user's groups are their own matter."""
-    return stat.S_IWOTH | (stat.S_IWGRP if os.geteuid() == 0 and status.st_gid != 0 else 0)

@@ -24,10 +24,13 @@ import operator
 import os
 import signal
 import struct
+from typing import TYPE_CHECKING
 
 from hookd.attach import ptrace
-from hookd.attach.proc import write_memory
 from hookd.errors import AttachError
+
+if TYPE_CHECKING:
+    from hookd.attach.memory import Memory
 
 _NT_XSTATE = 0x202
 _MMAP, _RT_SIGRETURN, _GETPID, _RESTART = 9, 15, 39, 219
@@ -54,15 +57,17 @@ class X86Thread(ptrace.Thread):
     """One thread on x86_64.
 
     Args:
-        tid: its number.
+        memory: of its process.
         returns: where `mov $15, %rax; syscall` and `syscall; ret` stand in the target.
     """
 
-    def __init__(self, tid: int, returns: tuple[int, int]) -> None:
-        super().__init__(tid)
+    is_left_in_calls = True
+
+    def __init__(self, memory: Memory, returns: tuple[int, int]) -> None:
+        super().__init__(memory)
         self._sigreturn, self._syscall_ret = returns
         if not (self._sigreturn and self._syscall_ret):
-            raise AttachError(f"the C library of process {tid} is of an unknown kind", reason="libc")
+            raise AttachError(f"the C library of process {self.tid} is of an unknown kind", reason="libc")
         self._frame = 0
         self._at_entry = False
         self._saved = _Registers()
@@ -75,9 +80,8 @@ class X86Thread(ptrace.Thread):
             now = self._to_system_call()
         return int(now.orig_rax)
 
-    def call(self, function: int, *arguments: int, timeout_s: float = 2.0) -> None:
+    def call(self, function: int, *arguments: int) -> None:
         """See `Thread`."""
-        self._timeout_s = timeout_s
         self._enter(function, *arguments)
         while True:
             now = self._to_system_call()
@@ -87,9 +91,12 @@ class X86Thread(ptrace.Thread):
     def map_memory(self, mmap: int, size: int) -> int:
         """See `Thread`."""
         read_write, private_anonymous = 3, 0x22
-        self._enter(mmap, 0, size, read_write, private_anonymous, _NONE, 0)
+        wanted = (0, size, read_write, private_anonymous)
+        self._enter(mmap, *wanted, _NONE, 0)
         now = self._to_system_call()
         while self._at_entry or now.orig_rax != _MMAP:
+            if self._at_entry and now.orig_rax == _MMAP and (now.rdi, now.rsi, now.rdx, now.r10) != wanted:
+                raise AttachError(f"process {self.tid} maps other memory than it was asked for", reason="memory")
             now = self._to_system_call()
         address = ctypes.c_int64(now.rax).value
         if -4096 < address < 0:
@@ -160,7 +167,7 @@ class X86Thread(ptrace.Thread):
         data = head + context + struct.pack("<Q", mask.value) + bytes(128)
         # Before it, for `ask`: a plain return, which keeps the stack aligned at entry, and `syscall; ret`.
         detour = struct.pack("<QQ", self._syscall_ret + _SYSCALL_LENGTH, self._syscall_ret)
-        write_memory(self.tid, frame - len(detour), detour + data.ljust(xstate_at - frame, b"\0") + xstate)
+        self._memory.write(frame - len(detour), detour + data.ljust(xstate_at - frame, b"\0") + xstate)
         self._frame = frame
 
 

@@ -6,6 +6,7 @@ import ast
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
+from hookd.attach.trusted import ANYBODY
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
@@ -51,9 +52,11 @@ def parsed(path: Path) -> ast.Module:
         NotPython: it is none.
     """
     try:
-        return ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as exc:
+        return ast.parse(ANYBODY.read(path), str(path))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # the last two: it is nested too deep
         raise NotPython(path, getattr(exc, "lineno", None) or 1, getattr(exc, "msg", None) or str(exc)) from exc
+    except PluginError as exc:
+        raise NotPython(path, 1, exc.message) from exc
 
 
 def imports(path: Path, directory: Path) -> Iterator[Import]:

@@ -13,7 +13,7 @@ class Problem:
     Attributes:
         file: where it is, as the author knows the file; "" where there is no file.
         line: from 1; 0 where there is none.
-        rule: a short word: hook, argument, default, wrapper, return, blocking, ranks, random, metric, label, import, name,
+        rule: a short word: hook, argument, default, wrapper, return, blocking, ranks, random, attribute, metric, label, import, name,
             api, types, raised, changed, source.
         message: what is wrong.
         fix: what to do.

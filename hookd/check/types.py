@@ -76,7 +76,7 @@ def problems(subject: Subject) -> list[Problem]:
         calls, config = Path(home, "hookd_calls_of_the_plugin.py"), Path(home, "mypy.ini")
         calls.write_text(_PRELUDE + _TYPES[subject.half] + "".join(lines))
         config.write_text(_CONFIG)
-        told = _mypy(subject, calls, config)
+        told = _mypy(subject, calls, config, home)
     return list(_found(told, subject, homes))
 
 
@@ -100,14 +100,16 @@ def _calls(subject: Subject) -> tuple[list[str], dict[int, tuple[Path, int]]]:
     return lines, homes
 
 
-def _mypy(subject: Subject, calls: Path, config: Path) -> str:
-    home = Path(hookd.__file__).parent.parent
-    path = os.pathsep.join([str(subject.directory), str(home)])
+def _mypy(subject: Subject, calls: Path, config: Path, cwd: str) -> str:
+    path = os.pathsep.join([str(subject.directory), str(Path(hookd.__file__).parent.parent)])
     words: list[str | Path] = [sys.executable, "-m", "mypy", "--config-file", config, "--no-error-summary", "--no-color-output",
-             "--hide-error-context", "--no-pretty", "--cache-dir", _cache(), calls]  # fmt: skip
+             "--hide-error-context", "--no-pretty", "--show-absolute-path", "--cache-dir", _cache(), calls]  # fmt: skip
     environ = {**os.environ, "MYPYPATH": path}
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environ)
+        # In a folder of ours: `-m` imports from the current one first, which may be the plugin's.
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environ, cwd=cwd
+        )
     except subprocess.TimeoutExpired as error:
         message = f"mypy looks at the types of {subject.name} for longer than {TIMEOUT_S:g} s"
         raise HookdError(message, hint="Run it again: what mypy has looked at so far may be in its cache.") from error

@@ -42,7 +42,11 @@ def attach(*, pids: tuple[int, ...], watch: Watch, host: str | None, as_json: bo
     """
     if not pids and watch.match is None:
         raise click.UsageError("Which process? Give a PID (`hookd ps` lists them) or --match RULE.")
-    chosen = targets.select(pids, tree=watch.tree, match=watch.match, timeout_s=watch.timeout_s)
+    if watch.user is not None and watch.match is None and not watch.tree:
+        raise click.UsageError(
+            "--user goes with --match or --tree; a process that is named is attached to, whoever owns it."
+        )
+    chosen = targets.select(pids, tree=watch.tree, match=watch.match, user=watch.user, timeout_s=watch.timeout_s)
     client = None if watch.listen else targets.daemon(host)
     if client is None:
         from hookd.cli import foreground

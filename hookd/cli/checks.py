@@ -42,6 +42,7 @@ def of_machine(host: str | None) -> Iterator[Check]:
     """Check this machine, this user and this installation."""
     yield Check("hookd", "ok", f"{__version__} on Python {platform.python_version()} ({sys.executable})")
     from hookd.cli import untested
+    from hookd.native import build
 
     yield machine(platform.system(), platform.machine())
     yield from untested.of_machine(platform.machine())
@@ -49,6 +50,7 @@ def of_machine(host: str | None) -> Iterator[Check]:
     yield from sandbox(Path("/proc/self/status").read_text())
     yield yama(YAMA.read_text() if YAMA.exists() else None, may_trace_all=has_capability())
     yield self_test()
+    yield native_code(build.HERE)
     yield daemon(host)
     yield plugins()
     yield from foregrounds()
@@ -115,9 +117,21 @@ def self_test() -> Check:
     return Check("ptrace", "ok", "a child of ours was stopped, read, changed and resumed")
 
 
+def native_code(directory: Path) -> Check:
+    """Whether what is written in C was compiled when hookd was installed."""
+    from hookd.native import build
+
+    missing = [name for name in build.NAMES if not (directory / f"{name}.so").exists()]
+    if not missing:
+        return Check("native code", "ok", "module calls are entered, and tensors read, in C")
+    cure = "Install a C compiler (apt-get install gcc), then hookd anew (pip install --force-reinstall)."
+    found = f"{' and '.join(missing)} not compiled: there was no C compiler; Python and torch do it, at a higher cost"
+    return Check("native code", "note", found, cure)
+
+
 def daemon(host: str | None) -> Check:
     """Whether a daemon answers."""
-    from hookd.cli import targets
+    from hookd.cli import root_daemon, targets
 
     try:
         client = targets.daemon(host)
@@ -125,6 +139,8 @@ def daemon(host: str | None) -> Check:
         raise
     except HookdError as error:
         return Check("daemon", "bad", error.message, error.hint)
+    if client is None and (of_root := root_daemon.find()) is not None:
+        return Check("daemon", "note", of_root.told, of_root.hint)
     if client is None:
         return Check("daemon", "note", "none runs: `hookd attach` serves by itself, in the foreground")
     return Check("daemon", "ok", f"answers on {client.path}")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hookd.cli import options, output
+from hookd.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hookd.config import ServeConfig
 
 
 @click.group()
@@ -24,14 +31,41 @@ def check(*, path: Path, as_json: bool) -> None:
     from hookd.config import check as read
 
     found = read(path)
+    if missing := list(_missing_plugins(found)):
+        raise ConfigError("\n".join(missing))
+    for text in _unknown_users(found):
+        output.say(f"hookd: warning: {text}")
     if found.web_config is not None:
         from hookd.daemon import access
 
-        access.check(found.web_config)
+        for text in access.check(found.web_config):
+            output.say(f"hookd: warning: {text}")
     if as_json:
         output.emit({"path": str(path), "settings": {name: _plain(getattr(found, name)) for name in SETTINGS}})
     else:
         click.echo(f"{path}: fine")
+
+
+def _missing_plugins(config: ServeConfig) -> Iterator[str]:
+    """Say which plugins each attach would fail for, because there are none of that name on this machine."""
+    from hookd.attach import sources
+    from hookd.config import plugins_asked_for
+
+    for where, specs in plugins_asked_for(config).items():
+        for spec in specs:
+            try:
+                sources.find(spec.name, config.plugin_dirs)
+            except PluginError as error:
+                yield f"{where}: {error.message}. {error.hint}"
+
+
+def _unknown_users(config: ServeConfig) -> Iterator[str]:
+    for number, rule in enumerate(config.rules, 1):
+        if rule.user is not None and not rule.user.isdecimal():
+            try:
+                pwd.getpwnam(rule.user)
+            except KeyError:
+                yield f"[[rule]] {number} user: this machine has no user {rule.user!r}, so nothing is attached by this rule"
 
 
 def _plain(value: Any) -> Any:

@@ -44,7 +44,7 @@ def demo(*, python: str | None) -> None:
         )
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hookd-demo-") as directory, contextlib.ExitStack() as stack:
-        Play(python or sys.executable, Path(directory), stack).perform()
+        Play(str(Path(python or sys.executable).absolute()), Path(directory), stack).perform()
     me = command()
     click.echo(f"\nDone in {time.monotonic() - began:.0f} s. Next: {me} ps, {me} attach PID, {me} doctor.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hookd.cli import options, output, targets
+from hookd.cli import options, output, root_daemon, targets
 from hookd.errors import DaemonNotRunning
 
 
@@ -23,8 +23,10 @@ def evaluate(*, pid: int, expression: str, timeout_s: float, host: str | None, a
     """
     client = targets.daemon(host)
     if client is None:
+        of_root = root_daemon.find()
+        known = "none runs" if of_root is None else of_root.told
         hint = "Start `hookd serve` with a configuration that has [eval] allow = true."
-        raise DaemonNotRunning("expressions are evaluated for a daemon only, and none runs", hint=hint)
+        raise DaemonNotRunning(f"expressions are evaluated for a daemon only, and {known}", hint=hint)
     answer = client.evaluate(pid, expression, timeout_s)
     if as_json:
         output.emit(answer)

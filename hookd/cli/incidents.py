@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hookd.cli import options, output, stored, targets
+from hookd.attach.owner import user_name
+from hookd.cli import options, output, stored, subject, targets
 from hookd.errors import DaemonNotRunning, DaemonSilent
-from hookd.wording import moment
+from hookd.wording import moment, repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 POLL_S = 1.0
 SUGGESTED = 8
@@ -50,6 +51,7 @@ class Since(click.ParamType):  # type: ignore[type-arg]
 @click.command(short_help="List incidents, the newest last.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with those to come, until Ctrl-C.")
 @click.option("--run", metavar="RUN", help="Of this run.")
+@options.user
 @click.option("--pid", type=options.Pid(), help="Of this process.")
 @click.option("--kind", metavar="KIND", help="Of this kind, as nan, hang or lost.")
 @click.option("--since", type=Since(), metavar="TIME", help="Not older than 90s, 30m, 2h, 7d, or a moment.")
@@ -63,9 +65,13 @@ def incidents(
 ) -> None:
     """List incidents, in the order in which hookd learned of them: the newest last.
 
-    They are asked of the daemon, or read from its file where none answers.
+    They are asked of the daemon, or read from its file where none answers. While a run is watched, --run means that of its
+    user, else of all users who have had one of this name.
     """
     client = targets.reader(host)
+    if wanted["run"] is not None and wanted["user"] is None and state_dir is None:
+        wanted["user"] = subject.run_user(wanted["run"], client)
+        _say_of_others(stored.rows(client, run=wanted["run"]), wanted)
     found = stored.rows(client, state_dir, limit=limit, order="id", **wanted)[::-1]
     if as_json and not follow:
         output.emit({"incidents": found})
@@ -76,6 +82,16 @@ def incidents(
     if follow:
         last = found or stored.rows(client, state_dir, order="id")
         _follow(host, state_dir, max((row["id"] or 0 for row in last), default=0), as_json=as_json, **wanted)
+
+
+def _say_of_others(every: Iterable[dict[str, Any]], wanted: dict[str, Any]) -> None:
+    """Say whose run is listed, and of which other users there are incidents under its name."""
+    others = sorted({user_name(row["owner"]) or "?" for row in every if wanted["user"] not in (None, row["owner"])})
+    if others:
+        output.say(
+            f"run {wanted['run']} is one of user {user_name(wanted['user'])}; there are incidents under this name of user "
+            f"{', '.join(others)}, too: --user lists those"
+        )
 
 
 def _nothing(every: list[dict[str, Any]], wanted: dict[str, Any]) -> str:
@@ -117,20 +133,24 @@ def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bo
         after = found[-1]["id"] if found else after
 
 
-def show(found: Iterable[dict[str, Any]], *, as_json: bool) -> None:
+def show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     """Print a line for each, and flush: somebody may be waiting."""
     for row in found:
         if as_json:
             click.echo(json.dumps(output.finite(row)))
         else:
-            click.echo(output.wrap(line(row), " " * 7) if sys.stdout.isatty() else line(row))
+            text = line(row)
+            click.echo(output.wrap(text, " " * 7) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def line(row: dict[str, Any]) -> str:
-    """Put an incident into one line that no terminal obeys: number, moment, kind, run and rank, process, message."""
+    """Put an incident into one line that no terminal obeys: number, moment, kind, run and rank, process, owner, message."""
     from hookd.daemon.herald import plain
 
     number = "-" if row["id"] is None else f"#{row['id']}"
-    who = f"{plain(row['run'])}/{plain(row['rank'])} ({row['pid']})"
-    return f"{number:>5}  {moment(row['time'])}  {plain(row['kind']):<10}  {who}  {plain(row['message'])}"
+    whose = f" of {plain(row['user'])}" if row.get("user") else ""
+    who = f"{plain(row['run'])}/{plain(row['rank'])} ({row['pid']}{whose})"
+    return (
+        f"{number:>5}  {moment(row['time'])}  {plain(row['kind']):<10}  {who}  {plain(row['message'])}{repeated(row)}"
+    )

@@ -31,6 +31,20 @@ class Pid(click.ParamType):  # type: ignore[type-arg]
         return int(value)
 
 
+class User(click.ParamType):  # type: ignore[type-arg]
+    """A user, by name or number."""
+
+    name = "user"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
+        """Return the uid of the user."""
+        from hookd.attach.owner import uid_named
+
+        return value if isinstance(value, int) else uid_named(value)
+
+
+user = click.option("--user", type=User(), metavar="USER", help="Of this user alone, by name or number.")
+
 host = click.option(
     "--host",
     metavar="unix://PATH",
@@ -65,6 +79,7 @@ class Watch:
         plugins: with their options; empty: what the daemon's configuration says, else nan, timing and activations.
         tree: the process and all its descendants.
         match: a rule that picks targets.
+        user: whose processes alone `match` and `tree` pick.
         timeout_s: how long one attach may take.
         listen: HOST:PORT of an embedded daemon, or None.
         keep: the agent stays when hookd goes.
@@ -75,6 +90,7 @@ class Watch:
     plugins: tuple[PluginSpec, ...]
     tree: bool
     match: str | None
+    user: str | None
     timeout_s: float
     listen: str | None
     keep: bool
@@ -86,6 +102,7 @@ OF_WATCH = (
     plugins,
     click.option("--tree", is_flag=True, help="The process and all its descendants that train."),
     click.option("--match", metavar="RULE", help="Those whose command line contains RULE (or matches it as a glob)."),
+    click.option("--user", metavar="USER", help="Of those that --match or --tree picks the processes of USER alone."),
     click.option(
         "--timeout",
         "timeout_s",
@@ -121,6 +138,7 @@ def watch(command: Callable[..., int | None]) -> Callable[..., int | None]:
         plugins: tuple[str, ...],
         tree: bool,
         match: str | None,
+        user: str | None,
         timeout_s: float,
         listen: str | None,
         keep: bool,
@@ -129,7 +147,7 @@ def watch(command: Callable[..., int | None]) -> Callable[..., int | None]:
         **kwargs: Any,
     ) -> int | None:
         chosen = parse_plugins(plugins)
-        asked = Watch(chosen, tree, match, timeout_s, listen, keep, force, plugin_dirs)
+        asked = Watch(chosen, tree, match, user, timeout_s, listen, keep, force, plugin_dirs)
         return command(*args, watch=asked, **kwargs)
 
     for option in reversed(OF_WATCH):

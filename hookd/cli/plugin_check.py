@@ -6,9 +6,6 @@ The half for targets is run by a Python with torch, the half for the daemon by t
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hookd.cli import options, output
+from hookd.cli import options, output, trial
 from hookd.errors import HookdError, PluginError
 
 if TYPE_CHECKING:
@@ -50,7 +47,8 @@ def check(
     """Say what is wrong with a plugin, where, and what to do: a file, a folder, or an installed name.
 
     Its source is read, and a small model is trained with it and without it; a half for the daemon is hosted once, with
-    ranks that come and go. Exit code 1: something is wrong.
+    ranks that come and go. That runs the plugin's code with your rights: use --static for code that you do not trust.
+    Exit code 1: something is wrong.
     """
     from hookd.check import source
 
@@ -122,15 +120,14 @@ def _options(settings: tuple[str, ...]) -> dict[str, str]:
 
 def _read(subject: Subject, beside: Sequence[Subject]) -> dict[str, Any]:
     """Say what is wrong with the source."""
-    from hookd.check import blocking, names, packaging, signatures, types
+    from hookd.check import types
+    from hookd.check.problem import Problem
 
-    found = [*signatures.problems(subject), *packaging.problems(subject)]
-    if subject.half == "target":
-        found += blocking.problems(subject)
-    else:
-        others = (one for one in beside if one.half == "target" and one.name == subject.name)
-        found += (problem for other in others for problem in names.twice(subject, other))
-    found += [one for file in subject.files for one in names.declared(file, subject.half)]
+    try:
+        found = _by_text(subject, beside)
+    except RecursionError:
+        why = "its code is nested too deeply to be checked"
+        found = [Problem(str(subject.file), subject.tree.lineno, "source", why, "split the expression")]
     report: dict[str, Any] = {
         "plugin": subject.name, "half": subject.half, "file": str(subject.file), "hooks": {}, "uncalled": [], "is_run": False,
     }  # fmt: skip
@@ -139,6 +136,19 @@ def _read(subject: Subject, beside: Sequence[Subject]) -> dict[str, Any]:
         _progress(f"{subject.name or subject.class_name}: mypy looks at the types")
         found += types.problems(subject)
     return {**report, "problems": sorted(set(found))}
+
+
+def _by_text(subject: Subject, beside: Sequence[Subject]) -> list[Problem]:
+    from hookd.check import attributes, blocking, names, packaging, signatures
+
+    found = [*signatures.problems(subject), *packaging.problems(subject)]
+    if subject.half == "target":
+        found += [*blocking.problems(subject), *attributes.problems(subject)]
+    else:
+        others = (one for one in beside if one.half == "target" and one.name == subject.name)
+        found += (problem for other in others for problem in names.twice(subject, other))
+    found += [one for file in subject.files for one in names.declared(file, subject.half)]
+    return found
 
 
 def _broken(error: NotPython) -> dict[str, Any]:
@@ -227,8 +237,7 @@ def _rehearse(subject: Subject, chosen: dict[str, str]) -> dict[str, Any]:
         status, told = _script(sys.executable, Path(home), _REHEARSAL, request, TIMEOUT_S)
         if not out.exists():
             raise _unanswered(status, told)
-        answer: dict[str, Any] = json.loads(out.read_text())
-        return answer
+        return _answer(out)
 
 
 def _run(subjects: list[Subject], what: str, python: str, chosen: dict[str, str]) -> dict[str, dict[str, Any]]:
@@ -249,11 +258,27 @@ def _run(subjects: list[Subject], what: str, python: str, chosen: dict[str, str]
         request = {"what": what, "options": chosen, "plugins": plugins}
         status, told = _script(python, Path(home), _MAIN, request, TIMEOUT_S * len(subjects))
         if all(out.exists() for out in outs.values()):
-            return {entry: json.loads(out.read_text()) for entry, out in outs.items()}
+            return {entry: _answer(out) for entry, out in outs.items()}
     if status == _NO_TORCH:
         hint = "Give one that has it (--python /path/to/python), or look at the source only (--static)."
         raise HookdError(f"{python} has no torch, so nothing can be trained with it", reason="no-torch", hint=hint)
     raise _unanswered(status, told)
+
+
+def _answer(out: Path) -> dict[str, Any]:
+    """Read what a trial has written: the plugin's code could as well have written it.
+
+    Raises:
+        HookdError: it is not an answer.
+    """
+    from hookd.attach.trusted import ANYBODY
+
+    try:
+        return dict(json.loads(ANYBODY.read(out)))
+    except (PluginError, ValueError, TypeError, RecursionError) as error:
+        raise HookdError(
+            "the trial has written something else than its answer", hint="Look at the plugin's code."
+        ) from error
 
 
 def _unanswered(status: int, told: str) -> HookdError:
@@ -264,30 +289,7 @@ def _script(python: str, home: Path, main: str, request: dict[str, Any], timeout
     """Run a text as a script: its folder comes first on the path, whatever lies in the current one."""
     script = home / "trial.py"
     script.write_text(main)
-    return _finished([python, str(script), json.dumps(request)], timeout_s)
-
-
-def _finished(words: list[str], timeout_s: float) -> tuple[int, str]:
-    """Run a program to its end, with all that it has forked; give its exit code and what it said on stderr.
-
-    Raises:
-        HookdError: it cannot be started, or takes too long.
-    """
-    try:
-        with subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-        ) as process:
-            try:
-                _, told = process.communicate(timeout=timeout_s)
-            except BaseException:  # Ctrl-C, too
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
-            return process.returncode, told
-    except OSError as error:
-        raise HookdError(f"{words[0]}: {error}", hint="--python takes the path of a Python with torch.") from error
-    except subprocess.TimeoutExpired as error:
-        hint = "A hook that waits for something, or a loop without an end? `--static` runs nothing."
-        raise HookdError(f"the trial takes longer than {timeout_s:g} s", hint=hint) from error
+    return trial.finished([python, str(script), json.dumps(request)], timeout_s)
 
 
 _NO_TORCH = 79

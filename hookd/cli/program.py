@@ -40,8 +40,14 @@ class Program:
     def __init__(self, words: Sequence[str], base: Path, variables: Mapping[str, str]) -> None:
         self._out, self._err = base.with_suffix(".out"), base.with_suffix(".err")
         with self._out.open("wb") as out, self._err.open("wb") as err:
+            # Not where the user is: `python -m` imports from there first, and others may write there.
             self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**os.environ, **variables}
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **variables},
+                cwd=base.parent,
             )
         self.pid = self._process.pid
 

@@ -20,7 +20,7 @@ from hookd.reading import (
     step_seconds,
     whole_seconds,
 )
-from hookd.wording import moment
+from hookd.wording import moment, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,16 +45,20 @@ WIDE = 130
 @click.option("-a", "--all", "everything", is_flag=True, help="Show every module.")
 @click.option("--html", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
               help="Write one HTML page that needs nothing else.")  # fmt: skip
+@options.user
 @options.host
 @options.json
-def report(*, word: str, limit: int, everything: bool, html: Path | None, host: str | None, as_json: bool) -> None:
+def report(
+    *, word: str, limit: int, everything: bool, html: Path | None, user: int | None, host: str | None, as_json: bool
+) -> None:
     """Show what one target is doing: phases, modules, activations, incidents, plugins.
 
-    A RUN shows its ranks beside each other. '#12', in quotes, is an incident, by its number in `hookd incidents`.
+    A RUN shows its ranks beside each other; where several users have one of that name, --user says whose is meant. '#12',
+    in quotes, is an incident, by its number in `hookd incidents`.
     """
     from hookd.cli import subject
 
-    found = subject.find(word, targets.reader(host))
+    found = subject.find(word, targets.reader(host), user)
     if html is not None:
         from hookd.cli.html import document
 
@@ -73,10 +77,11 @@ def _show(found: Subject, limit: int | None) -> None:
         _show_target(found.reports[0], limit)
     elif found.kind == "run":
         if found.reports:
+            click.echo(f"run {output.plain(found.name)} of user {run_report.owners(found.reports)}")
             output.show(run_report.ranks(found.reports))
             click.echo()
         else:
-            output.say(f"no rank of run {found.name} is watched any more")
+            output.say(f"no rank of run {found.name}{found.whose} is watched any more")
         for line in run_report.incidents(found.rows):
             click.echo(line)
     else:
@@ -104,7 +109,7 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
     identity, target = found["identity"], found.get("target", {})
     run, rank = target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
     since = clock(identity.get("attached"))
-    yield f"{identity.get('script') or '(no script)'}: run {run}, rank {rank}{of_world(identity)}, process {found['pid']}"
+    yield f"{identity.get('script') or '(no script)'}: run {run}, rank {rank}{of_world(identity)}, {of_user(found)}"
     yield f"Python {identity.get('python')}, torch {identity.get('torch')}; watched since {since} ({identity.get('method')})"
     overhead = found["overhead"]["ratio"]
     cost = f"of which hookd takes {output.percent(overhead)}" if overhead is not None else "hookd's cost not yet known"
@@ -127,6 +132,12 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
     seen = {state: count for state, count in found["observed"].items() if count}
     if seen:
         yield "modules: " + ", ".join(f"{count:.0f} {state.replace('_', ' ')}" for state, count in seen.items())
+
+
+def of_user(found: dict[str, Any]) -> str:
+    """Name the process of a report and the user to whom it belongs."""
+    owner = targets.owner(found)
+    return f"process {found['pid']}" + (f" of user {owner}" if owner else "")
 
 
 def of_world(identity: dict[str, Any]) -> str:
@@ -246,7 +257,7 @@ def incidents(found: dict[str, Any]) -> Iterator[str]:
     yield "incidents:" if found["incidents"] else f"incidents: none{' of this rank' if elsewhere else ''}"
     for incident in found["incidents"]:
         when = clock(incident.get("time"))
-        yield f"  {when}  {incident.get('message') or incident.get('kind')}"
+        yield f"  {when}  {incident.get('message') or incident.get('kind')}{repeated(incident)}"
         if "no_bundle" in incident:
             yield f"  {'':8}  no bundle: {incident['no_bundle']}"
     for one in elsewhere:

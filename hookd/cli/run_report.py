@@ -6,10 +6,10 @@ import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from hookd.cli import output
+from hookd.cli import output, targets
 from hookd.cli.incidents import line
 from hookd.reading import SHOWN, phases, short, state, step_seconds
-from hookd.wording import moment
+from hookd.wording import moment, process_of, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +27,11 @@ def ranks(reports: Sequence[dict[str, Any]]) -> Table:
     table.collapse_padding = True  # ten columns fit into 80
     median = median_step(reports)
     return output.fill(table, [_cells(one, median) for one in reports])
+
+
+def owners(reports: Sequence[dict[str, Any]]) -> str:
+    """Name the user to whom the ranks of a run belong; the ranks of a run have one."""
+    return ", ".join(sorted({targets.owner(one) for one in reports} - {""}))
 
 
 def _cells(report: dict[str, Any], median: float | None) -> tuple[str, ...]:
@@ -79,8 +84,8 @@ def incident(row: dict[str, Any]) -> Iterator[str]:
 
     number = "not stored yet" if row["id"] is None else f"incident #{row['id']}"
     yield f"{number}: {plain(row['kind'])}, {moment(row['time'])}"
-    yield f"run {plain(row['run'])}, rank {plain(row['rank'])}, process {row['pid']}"
-    yield plain(row["message"])
+    yield f"run {plain(row['run'])}, rank {plain(row['rank'])}, {plain(process_of(row))}"
+    yield plain(row["message"]) + repeated(row)
     for name, value in row["detail"].items():
         if name not in SHOWN and value is not None:
             yield from _field(plain(name), value)

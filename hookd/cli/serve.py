@@ -16,6 +16,13 @@ import click
     help="TLS and passwords for it: a file in the format of Prometheus' exporter-toolkit.",
 )
 @click.option(
+    "--allow-host",
+    "allow_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Another name under which /metrics may be asked for, such as '*.example.org'; may be repeated.",
+)
+@click.option(
     "--control",
     type=click.Path(path_type=Path),
     help="The control socket.  [default: /run/hookd/control.sock, or under XDG_RUNTIME_DIR]",
@@ -42,6 +49,7 @@ def serve(
     *,
     listen: str | None,
     web_config: Path | None,
+    allow_hosts: tuple[str, ...],
     control: Path | None,
     config: Path | None,
     state_dir: Path | None,
@@ -63,6 +71,7 @@ def serve(
     flags = {
         "listen": listen,
         "web_config": web_config,
+        "allow_hosts": allow_hosts or None,
         "control": control,
         "state_dir": state_dir,
         "linger_s": linger_s,

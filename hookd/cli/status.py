@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hookd.cli import options, output, targets
+from hookd.attach.owner import user_name
+from hookd.cli import options, output, root_daemon, targets
 from hookd.errors import HookdError, PageError
 from hookd.reading import paused, state, step_seconds
 from hookd.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from hookd.cli.root_daemon import RootDaemon
 
 
 ASKED = "eval"
@@ -21,32 +24,47 @@ BORN = ("nan", "inf")
 
 
 @click.command()
+@options.user
 @options.host
 @options.json
-def status(*, host: str | None, as_json: bool) -> None:
+def status(*, user: int | None, host: str | None, as_json: bool) -> None:
     """Show who serves, and one line for each attached target."""
     client = targets.reader(host)
     daemon = client.status() if client is not None else None
+    of_root = root_daemon.find() if daemon is None else None
     others = [one for one in targets.foregrounds() if daemon is None or one["pid"] != daemon["pid"]]
-    rows = [_row(pid, found) for pid, found in targets.reports(client, others)]
+    rows = [_row(pid, found) for pid, found in targets.reports(client, others) if targets.is_of(pid, found, user)]
     for row in rows:
         row["served_by"] = [_server(one) for one in [*filter(None, [daemon]), *others] if _serves(one, row["pid"])]
         row["held_by"] = [
             one["pid"] for one in [*filter(None, [daemon]), *others] if _serves(one, row["pid"], held=True)
         ]
     if as_json:
-        output.emit({"daemon": _server(daemon), "foreground": [_server(one) for one in others], "targets": rows})
+        output.emit(
+            {
+                "daemon": _server(daemon),
+                "root_daemon": of_root.as_json() if of_root is not None else None,
+                "foreground": [_server(one) for one in others],
+                "targets": rows,
+            }
+        )
         return
     for line in (
-        *_who_serves(daemon, others),
-        *([] if rows else ["nothing is attached; `hookd ps` lists what can be"]),
+        *_who_serves(daemon, others, of_root),
+        *([] if rows else [_nothing(user)]),
     ):
         output.say(line)
     if rows:
-        table = output.table(">PID", "RUN", ">RANK", "STATE", ">STEPS", ">A STEP", ">COST", ">MODULES")
+        table = output.table(">PID", "RUN", ">RANK", "STATE", ">STEPS", ">A STEP", ">COST", ">MODULES", "USER")
         output.show(output.fill(table, [_cells(row) for row in rows]))
         for line in _notes(rows):
             click.echo(output.wrap(line))
+
+
+def _nothing(user: int | None) -> str:
+    if user is None:
+        return "nothing is attached; `hookd ps` lists what can be"
+    return f"nothing of user {user_name(user)} is attached; `hookd ps --user {user_name(user)}` lists what can be"
 
 
 def _serves(one: dict[str, Any], pid: int, *, held: bool = False) -> bool:
@@ -57,9 +75,13 @@ def _server(one: dict[str, Any] | None) -> dict[str, Any] | None:
     return None if one is None else {key: value for key, value in one.items() if key != "targets"}
 
 
-def _who_serves(daemon: dict[str, Any] | None, others: list[dict[str, Any]]) -> Iterator[str]:
+def _who_serves(
+    daemon: dict[str, Any] | None, others: list[dict[str, Any]], of_root: RootDaemon | None = None
+) -> Iterator[str]:
     if daemon is not None:
         yield f"daemon: {daemon['url']}/metrics"
+    elif of_root is not None:
+        yield f"daemon: {of_root.told}. {of_root.hint}"
     elif not others:
         yield "daemon: none answers (pages are read directly)"
     for one in others:
@@ -93,7 +115,8 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
         if row["incident"]:
             when = f"{moment(row['incident_time'])}  " if isinstance(row["incident_time"], (int, float)) else ""
             more = f" (and {row['incidents'] - 1} more: hookd report {row['pid']})" if row["incidents"] > 1 else ""
-            yield f"{row['pid']}: {when}{row['incident']}{more}"
+            repeated = f" ({row['incident_count']:,} times)" if row["incident_count"] > 1 else ""
+            yield f"{row['pid']}: {when}{row['incident']}{repeated}{more}"
 
 
 def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
@@ -107,6 +130,7 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
     foremost = _foremost(incidents)
     return {
         "pid": pid,
+        "user": targets.owner(found),
         "run": target.get("run", identity.get("run")),
         "rank": str(target.get("rank", identity.get("rank"))),
         "state": state(found),
@@ -120,6 +144,7 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
         "incidents": target.get("incidents", len(incidents)),
         "incident": foremost.get("message"),
         "incident_time": foremost.get("time"),
+        "incident_count": foremost.get("count", 1),
         "last_incident": incidents[-1].get("message") if incidents else None,
         "paused": paused(found),
         "how": target.get("how"),
@@ -151,14 +176,15 @@ def ongoing(told: dict[str, Any]) -> Iterator[str]:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if "error" in row:
-        return (str(row["pid"]), "", "", row["reason"], "", "", "", "")
+        return (str(row["pid"]), "", "", row["reason"], "", "", "", "", "")
     return (
         str(row["pid"]),
-        output.shorten(str(row["run"]), 20),
+        output.shorten(str(row["run"]), 16),
         output.shorten(row["rank"], 10),
         row["state"],
         str(row["step"]["current"]) + ("" if row["step"]["is_absolute"] else "*"),
         output.seconds(row["step_seconds"]),
         output.percent(row["overhead_ratio"]),
         f"{row['modules'].get('observed', 0):.0f}",
+        output.shorten(row["user"], 10),
     )

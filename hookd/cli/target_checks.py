@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hookd.attach.interpreter import Interpreter
+    from hookd.attach.memory import Opened
     from hookd.attach.proc import Status
 
 NAMESPACES = {"mnt": "mount", "pid": "pid", "user": "user", "net": "network"}
@@ -65,9 +66,9 @@ def _hides_processes() -> str:
 
 def _owner(status: Status) -> Check:
     from hookd.attach import permission
-    from hookd.cli.ps import user
+    from hookd.attach.owner import user_name
 
-    name, who = f"process {status.pid}", f"{status.name}, of user {user(status.uid)}, threads: {status.threads}"
+    name, who = f"process {status.pid}", f"{status.name}, of user {user_name(status.uid)}, threads: {status.threads}"
     try:
         permission.require_owner(status)
     except HookdError as error:
@@ -103,14 +104,31 @@ def _disabled(pid: int) -> Iterator[Check]:
 
 def _inside(status: Status) -> Iterator[Check]:
     """Look at what is mapped, and from there at the interpreter and at the way in."""
-    from hookd.attach import discover, interpreter, permission, proc
+    from hookd.attach import permission, proc
+    from hookd.attach.memory import Opened
 
     pid = status.pid
     try:
-        maps = proc.maps(pid)
-        python = interpreter.find(pid, maps)
+        memory = Opened(pid, proc.program(pid))
     except OSError as exc:
         denied = permission.explain(pid, exc)
+        yield Check("access", "bad", f"{denied.message} ({denied.reason})", denied.hint)
+        return
+    except HookdError as error:
+        yield Check("Python", "bad", error.message, error.hint)
+        return
+    with memory:
+        yield from _python(status, memory)
+
+
+def _python(status: Status, memory: Opened) -> Iterator[Check]:
+    from hookd.attach import discover, interpreter, permission
+
+    try:
+        maps = memory.mappings()
+        python = interpreter.find(memory, maps)
+    except OSError as exc:
+        denied = permission.explain(status.pid, exc)
         yield Check("access", "bad", f"{denied.message} ({denied.reason})", denied.hint)
         return
     except HookdError as error:
@@ -122,15 +140,15 @@ def _inside(status: Status) -> Iterator[Check]:
             "torch", "bad", "no torch is loaded in it", "Attach when it has imported torch; hookd ps lists who has."
         )
     yield from untested.of_build({mapping.path for mapping in maps})
-    yield from _way_in(status, python)
+    yield from _way_in(status, memory, python)
 
 
-def _way_in(status: Status, python: Interpreter) -> Iterator[Check]:
+def _way_in(status: Status, memory: Opened, python: Interpreter) -> Iterator[Check]:
     from hookd.attach import remote_debug
 
     pid = status.pid
     try:
-        remote = remote_debug.find(pid, python)
+        remote = remote_debug.find(memory, python)
     except OSError as exc:
         yield Check("way in", "bad", f"its memory cannot be read: {exc}", f"sudo hookd attach {pid}")
         return
@@ -177,10 +195,12 @@ def _agent(pid: int, host: str | None) -> Iterator[Check]:
         return
     if there is None:
         return
-    version = there.get("agent_version")
-    found = f"of hookd {version}, by {there.get('method')}{_holders(pid, there, host)}"
+    status = _status(pid)
+    found = f"of hookd {there.get('agent_version')}, by {there.get('method')}{_holders(status, there, host)}"
     if upgrade.is_ours(there):
         yield Check("agent", "ok", f"there already, {found}; attach joins it")
+        if (why := status.get("why_patched")) is not None:
+            yield _calls(str(why))
         return
     try:
         upgrade.plan(pid, AttachRequest(()), there)
@@ -190,16 +210,29 @@ def _agent(pid: int, host: str | None) -> Iterator[Check]:
     yield Check("agent", "note", f"there already, {found}; attach replaces it")
 
 
-def _holders(pid: int, there: Mapping[str, Any], host: str | None) -> str:
-    """Say who keeps the agent there."""
+def _calls(why_patched: str) -> Check:
+    """How the calls of modules are seen."""
+    if why_patched:
+        return Check("calls", "note", f"nn.Module.__call__ is replaced in Python: {why_patched}")
+    return Check("calls", "ok", "nn.Module.__call__ is entered in C")
+
+
+def _status(pid: int) -> dict[str, Any]:
+    """Return what the agent says of itself; `reason` alone where it does not answer."""
     from hookd.attach import Control
 
     try:
         with Control.connect(pid, WATCH_S * 4) as control:
-            holders = control.request("status").get("holders", ())
+            return control.request("status")
     except HookdError as error:
-        return f", which does not answer ({error.reason})"
-    if holders:
+        return {"reason": error.reason}
+
+
+def _holders(status: Mapping[str, Any], there: Mapping[str, Any], host: str | None) -> str:
+    """Say who keeps the agent there."""
+    if "reason" in status:
+        return f", which does not answer ({status['reason']})"
+    if holders := status.get("holders", ()):
         return f", held by {', '.join(targets.names(holders, host))}"
     if there.get("method") != "attach":
         return ", stays as long as its process"

@@ -160,13 +160,31 @@ def _pids(server: dict[str, Any]) -> set[int]:
 
 
 def _report_of_page(pid: int, *, has_curve: bool) -> dict[str, Any]:
+    from hookd.attach.accounts import uid_of
     from hookd.attach.discover import open_page
+    from hookd.attach.owner import user_name
     from hookd.daemon import curve
     from hookd.report import build_report
 
     with contextlib.closing(open_page(pid)) as reader:
         drawn = {"curve": curve.of(reader.records())} if has_curve else {}
-        return {"pid": pid, **build_report(reader.read()), **drawn}
+        return {"pid": pid, **build_report(reader.read()), "user": user_name(uid_of(pid)), **drawn}
+
+
+def owner(report: dict[str, Any]) -> str:
+    """Return the user to whom the process of a report belongs, "" if that is not known."""
+    return str(report.get("target", report).get("user", ""))
+
+
+def is_of(pid: int, found: dict[str, Any] | HookdError, user: int | None) -> bool:
+    """Whether a target belongs to a user, None: to anybody; of one without a report its process says so."""
+    from hookd.attach.accounts import uid_of
+    from hookd.attach.owner import user_name
+
+    if user is None:
+        return True
+    name = "" if isinstance(found, HookdError) else owner(found)
+    return (name or user_name(uid_of(pid))) == user_name(user)
 
 
 def reports(
@@ -209,13 +227,16 @@ class Selection:
     is_named: bool
 
 
-def select(pids: Sequence[int], *, tree: bool, match: str | None, timeout_s: float = 0.0) -> Selection:
+def select(
+    pids: Sequence[int], *, tree: bool, match: str | None, user: str | None = None, timeout_s: float = 0.0
+) -> Selection:
     """Find the processes that were asked for, in order, each once.
 
     Args:
         pids: as given; without a rule, each of them is taken as it is.
         tree: take for each of them all attachable processes among itself and what it has started.
         match: take those whose command line contains this text or matches it as a glob; with pids, among these.
+        user: name or number of the user whose processes alone are taken: anybody may choose a command line.
         timeout_s: how long to wait until those of a tree have loaded torch.
 
     Raises:
@@ -225,13 +246,23 @@ def select(pids: Sequence[int], *, tree: bool, match: str | None, timeout_s: flo
         return Selection(list(dict.fromkeys(pids)), [], is_named=True)
     if not pids and match is None:
         raise UsageError("--tree needs a PID")
-    found = _loaded(lambda: _asked(pids, tree=tree, match=match), timeout_s if tree else 0.0)
+    found = _loaded(lambda: _asked(pids, tree=tree, match=match, user=user), timeout_s if tree else 0.0)
     skipped = [
         {"pid": one.pid, "why": one.why, "cmdline": list(one.cmdline)} for one in found if one.state == "skipped"
     ]
     usable = [one.pid for one in found if one.state != "skipped"]
     if not usable:
-        what = " ".join(filter(None, ("no process", f"that matches '{match}'" if match else "", "can be attached to")))
+        what = " ".join(
+            filter(
+                None,
+                (
+                    "no process",
+                    f"that matches '{match}'" if match else "",
+                    f"of user {user}" if user else "",
+                    "can be attached to",
+                ),
+            )
+        )
         where = f" among {', '.join(map(str, pids))} and what they started" if pids else ""
         why = "; ".join(told_skipped(skipped))
         raise NoSuchTarget(what + where, reason="no-match", hint=why or "hookd ps --all says why.")
@@ -261,14 +292,16 @@ def _late(found: Sequence[Candidate]) -> set[int]:
     return {one.pid for one in without if not running or program(one.cmdline) in running}
 
 
-def _asked(pids: Sequence[int], *, tree: bool, match: str | None) -> list[Candidate]:
+def _asked(pids: Sequence[int], *, tree: bool, match: str | None, user: str | None) -> list[Candidate]:
     from hookd.attach.discover import candidates
+    from hookd.attach.owner import user_name
     from hookd.attach.tree import members
 
     if tree and pids:
         found = list({one.pid: one for pid in pids for one in members(pid)}.values())
     else:
         found = [one for one in candidates() if not pids or one.pid in pids]
+    found = [one for one in found if user in (None, str(one.uid), user_name(one.uid))]
     return [one for one in found if match is None or fits(match, " ".join(one.cmdline))]
 
 

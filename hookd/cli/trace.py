@@ -64,14 +64,17 @@ def _told(found: dict[str, Any], path: Path, steps: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a file that takes the place of `path` when the block ends well, and leaves nothing behind when it does not.
+    """Yield a file that takes the place of `path` when the block ends well, and leaves nothing behind when it does not.
+
+    Only its owner can read it, whatever the umask is: it shows the code and the shapes of a training.
 
     Raises:
         HookdError: reason "cannot-write".
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("xb") as file:
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
             yield file
         part.replace(path)
     except OSError as exc:

@@ -44,6 +44,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from hookd.config import ownership
 from hookd.config.rules import Rule, read_rules
 from hookd.config.values import (
     Address,
@@ -52,6 +53,7 @@ from hookd.config.values import (
     read_address,
     read_detail,
     read_functions,
+    read_hosts,
     read_number,
     read_path,
     read_paths,
@@ -99,11 +101,13 @@ class ServeConfig:
     Attributes:
         listen: where `/metrics` is; loopback unless told otherwise.
         web_config: TLS and passwords for it, a file in exporter-toolkit's format; see `webconfig`.
+        allow_hosts: names under which it may be asked beside the machine's own, patterns such as `*.example.org` among them.
         control: the control socket; None stands for `default_control_path`.
         state_dir: where incidents are kept; None stands for `default_state_dir`.
         linger_s: how long a dead target's last counters are served, in seconds.
         poll_s: how often heartbeats are looked at, in seconds.
         scan_s: how often new processes are looked for, in seconds.
+        targets_per_user: so many processes of one user are served at a time; those that come later are not.
         receivers: functions that are called with each incident, each as `module:function`; see docs/incidents.md.
         plugins: what is enabled where an attach names none.
         plugin_dirs: where plugins are sought beside those installed.
@@ -130,6 +134,7 @@ class ServeConfig:
 
     listen: Address = _setting("serve", Address("127.0.0.1", 9465), read_address)  # noqa: RUF009  gives a field
     web_config: Path | None = _setting("serve", None, read_path)  # noqa: RUF009  gives a field
+    allow_hosts: tuple[str, ...] = _setting("serve", (), read_hosts)
     control: Path | None = _setting("serve", None, read_path)  # noqa: RUF009  gives a field
     state_dir: Path | None = _setting("serve", None, read_path)  # noqa: RUF009  gives a field
     linger_s: float = _setting("serve", 120.0, read_number(0))
@@ -137,6 +142,7 @@ class ServeConfig:
     scan_s: float = _setting("serve", 1.0, read_number(0.05, 3600))
     retention_days: float = _setting("serve", 30.0, read_number(0))
     retention_mb: float = _setting("serve", 100.0, read_number(1))
+    targets_per_user: int = _setting("serve", 256, read_whole(1))
     receivers: tuple[str, ...] = _setting("serve", (), read_functions)
     plugins: tuple[PluginSpec, ...] = _setting("attach", DEFAULT_PLUGINS, read_plugins)
     plugin_dirs: tuple[Path, ...] = _setting("attach", (), read_paths)
@@ -200,14 +206,18 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | N
 
 def _forbidden(config: ServeConfig) -> list[str]:
     """Say which plugins are to be enabled and may not be used."""
-    wanted = {"[attach] plugins": config.plugins}
-    wanted |= {f"[[rule]] {n}": rule.plugins for n, rule in enumerate(config.rules, 1)}
     return [
         f"{where}: plugin {spec.name} is not allowed by [plugins] allow."
-        for where, specs in wanted.items()
+        for where, specs in plugins_asked_for(config).items()
         for spec in specs
         if not config.allows(spec.name)
     ]
+
+
+def plugins_asked_for(config: ServeConfig) -> dict[str, tuple[PluginSpec, ...]]:
+    """Return the plugins that a configuration enables, by the words for where it does."""
+    by_rule = {f"[[rule]] {number}": rule.plugins for number, rule in enumerate(config.rules, 1)}
+    return {"[attach] plugins": config.plugins, **by_rule}
 
 
 def check(path: Path) -> ServeConfig:
@@ -260,9 +270,10 @@ def _key(name: str) -> str:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        with ownership.open_checked(path) as file:
+            return tomllib.load(file)
     except OSError as exc:
-        raise ConfigError(f"cannot read {path}: {exc.strerror}", hint="Give another file with --config.") from exc
+        raise ConfigError(f"cannot read {path}: {exc.strerror}", hint="Give the path of another file.") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} is no TOML: {exc}") from exc
 

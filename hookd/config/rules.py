@@ -52,6 +52,7 @@ class Rule:
     Attributes:
         attach: False: leave these processes alone.
         plugins: what to enable; empty: the daemon's own choice.
+        number: its place in the file, from 1; 0: it stands in none.
     """
 
     match: str | None = None
@@ -60,6 +61,14 @@ class Rule:
     environment: Mapping[str, str] = field(default_factory=dict)
     attach: bool = True
     plugins: tuple[PluginSpec, ...] = ()
+    number: int = field(default=0, compare=False)
+
+    @property
+    def told(self) -> str:
+        """Name the rule in a line of a log: its number and what it asks for."""
+        asked = {"match": self.match, "user": self.user, "cgroup": self.cgroup, **self.environment}
+        conditions = ", ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+        return f"rule {self.number} ({conditions})" if self.number else f"{conditions} of its environment"
 
     def fits(self, traits: Traits) -> bool:
         """Say whether all conditions hold."""
@@ -96,7 +105,7 @@ def read_rules(content: object, source: str, problems: list[str]) -> tuple[Rule,
         for (where, _), table in zip(tables, content, strict=False):
             if not _CONDITIONS & set(table):
                 problems.append(f'{where} has no condition; match = "*" takes every training process')
-    return tuple(Rule(**values) for _, values in tables)
+    return tuple(Rule(**values, number=number) for number, (_, values) in enumerate(tables, 1))
 
 
 def _read_user(value: object) -> str:

@@ -16,6 +16,7 @@ from hookd.errors import ConfigError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
+_HOST = re.compile(r"[\w*.-]+\Z", re.ASCII)
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:/\[\]]*)):(?P<port>\d{1,5})\Z")
 
 
@@ -164,6 +165,17 @@ def read_patterns(value: object) -> tuple[str, ...]:
     if not isinstance(parts, Sequence) or not all(isinstance(one, str) for one in parts):
         raise ValueError("is no list of patterns of plugins' names")
     return tuple(one for one in parts if one)
+
+
+def read_hosts(value: object) -> tuple[str, ...]:
+    """Read a list of host names or patterns of them, or a string of them; without scheme, port and path."""
+    parts = re.split(r"[\s,;]+", value.strip()) if isinstance(value, str) else value
+    if not isinstance(parts, Sequence) or not all(isinstance(one, str) for one in parts):
+        raise ValueError("is no list of host names")
+    wrong = [one for one in parts if one and not _HOST.match(one)]
+    if wrong:
+        raise ValueError(f"has {wrong[0]!r}, which is not a host name: write it without scheme, port and path")
+    return tuple(one.lower() for one in parts if one)
 
 
 def read_functions(value: object) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from hookd.config import ownership
 from hookd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _parsed(path: Path) -> yaml.Node | None:
     if path.exists() and not path.is_file():  # to open a pipe would wait for ever
         raise ConfigError(f"{path} is no file", hint="Give another with --web-config.")
     try:
-        with path.open("rb") as file:
+        with ownership.open_checked(path) as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ConfigError(f"{path} is longer than {MAX_BYTES} bytes: it is no web configuration")

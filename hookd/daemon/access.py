@@ -18,12 +18,12 @@ from hookd.config import webconfig
 from hookd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from hookd.config.webconfig import ServerTLS, WebConfig
 
-_OTHERS_READ, _OTHERS_WRITE = 0o007, 0o002
+_OTHERS = 0o007
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _VERIFIES = {
     "NoClientCert": ssl.CERT_NONE,
@@ -112,13 +112,8 @@ class Access:
 
     def _warn(self) -> None:
         assert self.config is not None
-        if self.config.tls is not None and _mode(self.config.tls.key_file) & _OTHERS_READ:
-            path = self.config.tls.key_file
-            _log.warning("others can read the key %s: `chmod o= %s`, and make a new one", path, path)
-        if _mode(self.config.path) & _OTHERS_WRITE:
-            _log.warning("others can write the web configuration %s: `chmod o= %s`", self.config.path, self.config.path)
-        if self.config.tls is None and not self.config.users:
-            _log.warning("the web configuration %s asks for neither TLS nor passwords", self.config.path)
+        for text in _warnings(self.config):
+            _log.warning(text)
 
 
 def _asks(tls: ServerTLS, key: str) -> int:
@@ -128,13 +123,30 @@ def _asks(tls: ServerTLS, key: str) -> int:
     return int(bool(tls.client_allowed_sans))
 
 
-def check(path: Path) -> None:
-    """Read a web configuration and the certificates that it names.
+def check(path: Path) -> list[str]:
+    """Read a web configuration and the certificates that it names; return what the operator is warned of.
 
     Raises:
         ConfigError: what is wrong with them.
     """
-    _loaded(path)
+    config, _, _ = _loaded(path)
+    return list(_warnings(config))
+
+
+def _warnings(config: WebConfig) -> Iterator[str]:
+    if config.tls is not None and _mode(config.tls.key_file) & _OTHERS:
+        path = config.tls.key_file
+        yield f"others can read the key {path}: `chmod o= {path}`, and make a new one"
+    if config.users and _others_read(config.path):
+        yield f"others can read the password hashes in {config.path}, and guess at them: `chmod go= {config.path}`"
+    if config.tls is None and not config.users:
+        yield f"the web configuration {config.path} asks for neither TLS nor passwords"
+
+
+def _others_read(path: Path) -> bool:
+    """Whether users can read a file who are not in a group of root's or of our own."""
+    status = path.stat()
+    return bool(status.st_mode & (stat.S_IROTH | (stat.S_IRGRP if status.st_gid not in (0, os.getegid()) else 0)))
 
 
 def _loaded(path: Path) -> tuple[WebConfig, ssl.SSLContext | None, tuple[object, ...]]:

@@ -7,12 +7,15 @@ import logging
 import math
 import os
 import threading
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookd.attach import AttachRequest, Control, attach, detach, payload
+from hookd.attach.accounts import Budget, uid_of
 from hookd.attach.change import change, enable_together
+from hookd.attach.owner import user_name
 from hookd.config import PluginSpec
 from hookd.daemon import audit
 from hookd.daemon.identity import Identity
@@ -117,7 +120,8 @@ class Actions:
         """
         specs = self._config.plugins if order.plugins is None else order.plugins
         audit.require_allowed(self._config, pid, [spec.name for spec in specs], order.plugin_dirs, by)
-        with self._alone(pid):
+        self._fleet.require_room(pid)
+        with self._alone(pid, 0.0 if by is None else order.timeout_s):  # a person's joins one by rule that is under way
             try:
                 result = attach(pid, self._request(pid, order))
             except HookdError as exc:
@@ -135,6 +139,7 @@ class Actions:
             "wall_s": result.wall_s,
             "run": target.claim.run,
             "rank": target.claim.rank,
+            "user": user_name(target.claim.uid),
             "state": target.state,
             "control": str(result.control),
             "plugins": list(result.loaded),
@@ -192,12 +197,22 @@ class Actions:
         """Hold the agents that nobody holds: an earlier daemon's. Called again and again; one thread at a time.
 
         An agent that a foreground attach holds is left to it: Ctrl-C there must detach, also while we serve. A young
-        agent without a lease is looked at again, because who attaches takes the lease a moment later.
+        agent without a lease is looked at again, because who attaches takes the lease a moment later. A user's agents take
+        ORPHAN_TIMEOUT_S and one answer at most: beyond that they wait for the next call, others' do not.
 
         Args:
             new: targets that have not been looked at before.
         """
-        self._undecided = [target for target in (*self._undecided, *new) if not self._is_decided(target)]
+        budget, undecided = Budget(ORPHAN_TIMEOUT_S, time.monotonic), []
+        for target in (*self._undecided, *new):
+            owner = target.identity.uid
+            if budget.is_over(owner):
+                undecided.append(target)
+                continue
+            with budget.of(owner):
+                if not self._is_decided(target):
+                    undecided.append(target)
+        self._undecided = undecided
 
     def _is_decided(self, target: Target) -> bool:
         """Hold the target's agent if it is an orphan; False if it is too early to say."""
@@ -229,18 +244,28 @@ class Actions:
         leases = target.lease.request("status").get("leases")
         return isinstance(leases, int) and leases > 1
 
-    def detach(self, pid: int, timeout_s: float = 10.0) -> dict[str, Any]:
+    def detach(self, pid: int, timeout_s: float = 10.0, by: Mapping[str, int] | None = None) -> dict[str, Any]:
         """Tell a target's agent to go, whoever attached it.
+
+        Args:
+            pid: of the target.
+            timeout_s: how long it may take.
+            by: who asks, as the kernel says; None: this daemon itself, which is not logged.
 
         Raises:
             HookdError: it does not go; NoSuchTarget when there is none.
         """
         with self._alone(pid, timeout_s):  # an attach by rule may be about to end
+            user = user_name(uid_of(pid))
             answer = detach(pid, timeout_s)
+            run = rank = None
             with contextlib.suppress(NoSuchTarget):
                 target = self._fleet.get(pid)
+                run, rank = target.claim.run, target.claim.rank
                 target.release()
                 self._fleet.leave(target)
+        if by is not None:
+            audit.detached({"pid": pid, "user": user, "run": run, "rank": rank}, by)
         return {"pid": pid, "restored": answer.get("restored"), "residue": answer.get("residue", [])}
 
     def change_plugins(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int] | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 NAME = "HookdIncident"
-GROUPED_BY = ("alertname", "instance", "run", "rank", "kind")
+GROUPED_BY = ("alertname", "instance", "user", "run", "rank", "kind")
 MAX_ALERTS = 20
 """Incidents of one message; the others are counted in `truncatedAlerts`."""
 NEVER = "0001-01-01T00:00:00Z"
@@ -27,7 +27,7 @@ _OFFSET, _PRIME, _SEPARATOR = 0xCBF29CE484222325, 0x100000001B3, b"\xff"  # FNV-
 def message(
     incidents: Sequence[Mapping[str, Any]], *, instance: str, url: str, receiver: str, more: Mapping[str, str]
 ) -> bytes:
-    """Write the message of incidents of one run, rank and kind: the first MAX_ALERTS, and how many more there were.
+    """Write the message of incidents of one user, run, rank and kind: the first MAX_ALERTS, and how many more there were.
 
     Args:
         incidents: rows of the store, the oldest first.
@@ -56,7 +56,7 @@ def message(
 
 def _alert(incident: Mapping[str, Any], instance: str, url: str, more: Mapping[str, str]) -> dict[str, Any]:
     labels = {"alertname": NAME, "instance": instance}
-    labels |= {name: plain(incident[name]) for name in ("run", "rank", "kind", "module") if incident[name]}
+    labels |= {name: plain(incident[name]) for name in ("user", "run", "rank", "kind", "module") if incident[name]}
     labels |= more
     return {
         "status": "firing",
@@ -76,6 +76,8 @@ def _annotations(incident: Mapping[str, Any]) -> dict[str, str]:
         "description": what,
         "pid": str(incident["pid"]),
     }
+    if incident["count"] > 1:
+        told |= {"count": str(incident["count"]), "last": _rfc3339(incident["last"])}
     if incident["step"] is not None:
         told["step"] = str(incident["step"])
     if number is not None:

@@ -11,8 +11,8 @@
     POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "reload" | "configure", "plugin": "NAME:key=value,…" or object,
                                         "timeout_s"?, "plugin_dirs"?}; what changes the training, in all ranks of the job
     POST /v1/targets/PID/eval          {"expression", "timeout_s"?}; where [eval] allow = true, see `evaluate.evaluate`
-    GET  /v1/incidents                 ?run= &pid= &kind= &since= &limit= &id= &after= &order=   {"incidents": [row…]}, see
-                                        `rows.query`
+    GET  /v1/incidents                 ?run= &pid= &user= &kind= &since= &limit= &id= &after= &order=
+                                        {"incidents": [row…]}, see `rows.query`; `user` is a uid
 
 An error is {"error", "reason", "hint", "exit_code"} with a status of 400 or above.
 """
@@ -34,6 +34,7 @@ from aiohttp import web
 from hookd.daemon import describe
 from hookd.daemon.actions import Order, read_timeout
 from hookd.daemon.client import EMBEDDED_SOCKET, peer_credentials
+from hookd.daemon.directories import make_private
 from hookd.errors import (
     AttachError,
     HookdError,
@@ -113,10 +114,10 @@ class Api:
 
     async def _detach(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        timeout_s = read_timeout(body)
+        timeout_s, by = read_timeout(body), _asking(request)
         if body.get("all") is True:
-            return web.json_response({"results": await self._service.detach_all(timeout_s)})
-        return web.json_response(await self._service.detach(_pid(body.get("pid")), timeout_s))
+            return web.json_response({"results": await self._service.detach_all(timeout_s, by)})
+        return web.json_response(await self._service.detach(_pid(body.get("pid")), timeout_s, by))
 
     async def _plugins(self, request: web.Request) -> web.Response:
         pid, body = _pid(request.match_info["pid"]), await _body(request)
@@ -134,7 +135,8 @@ def incident_filter(request: web.Request) -> dict[str, Any]:
         UsageError: an unknown parameter, or no number where one is needed.
     """
     kinds: dict[str, Callable[[str], Any]] = {
-        "run": str, "pid": int, "kind": str, "since": float, "limit": int, "id": int, "after": int, "order": str,
+        "run": str, "pid": int, "user": int, "kind": str, "since": float, "limit": int, "id": int, "after": int,
+        "order": str,
     }  # fmt: skip
     wanted: dict[str, Any] = {}
     for key, text in request.query.items():
@@ -237,7 +239,7 @@ def bind(path: Path) -> socket.socket:
 def _own_directory(directory: Path) -> None:
     """Make the directory, and check that nobody else may put a socket of theirs there."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         status = directory.stat()
     except OSError as exc:
         raise PermissionDenied(

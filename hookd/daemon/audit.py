@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from hookd.attach.owner import user_name
 from hookd.daemon.herald import plain
 from hookd.errors import PermissionDenied
 
@@ -53,13 +54,10 @@ def require_allowed(
 
 
 def attached(answer: Mapping[str, Any], why: str, by: Mapping[str, int] | None = None) -> None:
-    """Log an attach: who has asked for it, and what was carried."""
+    """Log an attach: whose process it is, who has asked for it, and what was carried."""
     is_there = answer["method"] == "existing"
-    did = (
-        f"holds the agent that is in process {answer['pid']} already,"
-        if is_there
-        else f"attached to process {answer['pid']}"
-    )
+    whose = _process(answer["pid"], answer["user"])
+    did = f"holds the agent that is in {whose} already," if is_there else f"attached to {whose}"
     carried = "; ".join(_carried(name, source) for name, source in answer.get("carried", {}).items())
     payload = f"; payload sha256 {answer['payload']}" if answer.get("payload") else ""
     asked = f", {who(by)}" if by else ""
@@ -67,6 +65,16 @@ def attached(answer: Mapping[str, Any], why: str, by: Mapping[str, int] | None =
         "%s %s: run %s, rank %s%s%s%s", did, why, answer["run"], answer["rank"], asked,
         payload, f"; plugins {carried}" if carried else "",
     )  # fmt: skip
+
+
+def detached(answer: Mapping[str, Any], by: Mapping[str, int] | None) -> None:
+    """Log a detach: whose process it was, and who has asked for it."""
+    served = f": run {answer['run']}, rank {answer['rank']}" if answer["run"] is not None else ""
+    _log.info("detached from %s as asked%s, %s", _process(answer["pid"], answer["user"]), served, who(by))
+
+
+def _process(pid: int, user: str) -> str:
+    return f"process {pid}" + (f" of user {plain(user)}" if user else "")
 
 
 def changed(answer: Mapping[str, Any], op: str, name: str, by: Mapping[str, int] | None) -> None:
@@ -81,4 +89,4 @@ def _carried(name: str, source: Mapping[str, Any]) -> str:
 
 def who(by: Mapping[str, int] | None) -> str:
     """Name who asks, as the kernel knows them; None is the daemon's own rule."""
-    return f"for user {by.get('uid')} (process {by.get('pid')})" if by else "by its own rule"
+    return f"for user {plain(user_name(by['uid']))} (process {by['pid']})" if by else "by its own rule"

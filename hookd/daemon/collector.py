@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import pwd
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import (
@@ -19,7 +19,8 @@ from prometheus_client.core import (
 
 from hookd.daemon.families import SUFFIXES, Heads, PageFamily, Part, Told, cumulative
 from hookd.daemon.herald import plain
-from hookd.daemon.selection import Limits, Selection, told
+from hookd.daemon.kinds import Kinds
+from hookd.daemon.selection import MAX_PER_USER, Limits, Selection, told
 from hookd.daemon.targets import STATES
 from hookd.version import __version__
 
@@ -89,6 +90,7 @@ class FleetCollector:
         backing_off: gives the processes in which an attach by rule has failed.
         clock: monotonic seconds.
         watchers: who have more to say of each target.
+        kinds: of incidents, those that there are.
         more: gives the families of plugins, told which names of families, with their kinds, are free.
     """
 
@@ -101,10 +103,12 @@ class FleetCollector:
         *,
         clock: Callable[[], float] = time.monotonic,
         watchers: Sequence[Watcher] = (),
+        kinds: Kinds | None = None,
         more: Callable[[Callable[[str, str], bool]], Iterable[Metric]] = lambda _: (),
     ) -> None:
         self._fleet = fleet
         self._watchers = watchers
+        self._kinds = kinds or Kinds()
         self._more = more
         self._backing_off = backing_off
         self._tally = tally
@@ -126,8 +130,9 @@ class FleetCollector:
             targets = self._fleet.targets()
             self._series = {one: self._series_of(one) for one in targets}
             merged = _Merged(family for watcher in self._watchers for family in watcher.families)
-            for series in self._series.values():
-                series.add_to(merged, started)
+            of_user = Counter(target.identity.uid for target in targets)
+            for target, series in self._series.items():
+                series.add_to(merged, started, MAX_PER_USER // of_user[target.identity.uid])
                 for watcher in self._watchers:
                     series.add_samples(merged, watcher)
             own = list(self._own_families())
@@ -142,7 +147,11 @@ class FleetCollector:
 
     def _series_of(self, target: Target) -> TargetSeries:
         known = self._series.get(target)
-        return known if known is not None and known.claim is target.claim else TargetSeries(target, self._limits)
+        return (
+            known
+            if known is not None and known.claim is target.claim
+            else TargetSeries(target, self._limits, self._kinds)
+        )
 
     def _own_families(self) -> Iterator[Metric]:
         yield InfoMetricFamily("hookd_build", "The version of this daemon.", value={"version": __version__})
@@ -195,8 +204,9 @@ class _Merged:
 class TargetSeries:
     """The series of one target under one claim, with what is kept of them from scrape to scrape."""
 
-    def __init__(self, target: Target, limits: Limits) -> None:
+    def __init__(self, target: Target, limits: Limits, kinds: Kinds) -> None:
         self._target = target
+        self._kinds = kinds
         self._selection = Selection(limits)
         self._heads: dict[tuple[int, int, int], dict[int, Heads]] = {}
         self.claim = target.claim
@@ -204,8 +214,8 @@ class TargetSeries:
         self._refused = 0
         self._told = 0
 
-    def add_to(self, merged: _Merged, now: float) -> None:
-        """Add everything that this target has to say."""
+    def add_to(self, merged: _Merged, now: float, most: int) -> None:
+        """Add everything that this target has to say, in `most` lines of its page."""
         target = self._target
         snapshot = target.read()
         is_alive = target.ended is None
@@ -215,18 +225,23 @@ class TargetSeries:
             return
         before, self._heads = self._heads, {}  # what a page has retired is forgotten with its key, see `page.Family`
         refused = 0
-        for family, indexes in self._selection.served(snapshot, now):
+        counts: dict[str, float] = {}
+        for family, indexes in self._selection.served(snapshot, now, most):
             if family.name == _DROPPED or not (is_alive or family.kind in ("counter", "histogram")):
+                continue
+            if family.name == _INCIDENTS[0]:
+                self._count_incidents(counts, family)
                 continue
             heads = self._heads[family.key] = before.get(family.key, {})
             if (into := merged.of_page(family)) is not None:
-                into.parts.append(Part(family, self._own_words(family, indexes), self._standard, heads))
+                into.parts.append(Part(family, indexes, self._standard, heads))
             else:
                 refused += len(indexes)
         self._refused = max(self._refused, refused)
-        if target.told:
-            counts = [({**self._standard, "kind": kind}, float(n)) for kind, n in sorted(target.told.items())]
-            merged.incidents.parts.append(Told(_INCIDENTS[0] + "_total", counts))
+        if counts := {**counts, **target.told}:
+            samples = [({**self._standard, "kind": kind}, float(n)) for kind, n in sorted(counts.items())]
+            merged.incidents.parts.append(Told(_INCIDENTS[0] + "_total", samples))
+        merged.core(*_LOST).add_sample(_LOST[0] + "_total", self._standard, float(target.incidents_dropped))
         self._add_dropped(merged, snapshot)
         self._tell_dropped()
 
@@ -236,13 +251,16 @@ class TargetSeries:
             name = family.name + SUFFIXES[family.kind][0]
             merged.core(family.name, family.kind, family.help).add_sample(name, {**self._standard, **extra}, value)
 
-    def _own_words(self, family: Family, indexes: Sequence[int]) -> Sequence[int]:
-        """Leave out of a page's counts of incidents those of a kind that the daemon counts: there must be one such series."""
-        if family.name != _INCIDENTS[0]:
-            return indexes
-        if family.labels != ("kind",):
-            return ()
-        return [k for k in indexes if family.values[k][0] not in self._target.told]
+    def _count_incidents(self, counts: dict[str, float], family: Family) -> None:
+        """Add a page's counts of incidents, under kinds that there may be."""
+        if family.labels != ("kind",) or family.kind != "counter":
+            return
+        target, kinds = self._target, self._kinds
+        process = (target.pid, target.start_ticks, target.page[1])
+        for (kind,), first in zip(family.values, family.first, strict=True):
+            if 0 <= (value := family.cells[first]) < math.inf:
+                name = kinds.bounded(target.identity.uid, process, kind)
+                counts[name] = counts.get(name, 0.0) + value
 
     def _tell_dropped(self) -> None:
         """Log it, once: who looks for a series that is not there looks at the log next."""
@@ -255,7 +273,7 @@ class TargetSeries:
         is_up = float(target.ended is None)
         merged.core(*_UP).add_sample("hookd_target_up", self._standard, is_up)
         values = (
-            target.pid, identity.local_rank, identity.world_size, identity.script, identity.method, _user(identity.uid),
+            target.pid, identity.local_rank, identity.world_size, identity.script, identity.method, identity.user,
             identity.python, identity.torch, identity.agent_version, target.ended.reason if target.ended else "",
             target.container.pod, target.container.namespace, target.container.container,
         )  # fmt: skip
@@ -293,13 +311,6 @@ def _names(name: str, kind: str) -> list[str]:
     return [name, *(name + suffix for suffix in SUFFIXES[kind])]
 
 
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name if uid >= 0 else ""
-    except KeyError:  # a container's
-        return str(uid)
-
-
 _UP = ("hookd_target_up", "gauge", "1 while the target is attached and its page can be read, else 0.")
 _INFO = ("hookd_target_info", "gauge", "Which process this is, and how it ended. Always 1.")
 _STATE = ("hookd_target_state", "gauge", "1 for the state that the target is in.")
@@ -309,6 +320,11 @@ _MEMORY = ("hookd_process_resident_memory_bytes", "gauge", "Resident memory of t
 _THREADS = ("hookd_process_threads", "gauge", "Threads of the target.")
 _FDS = ("hookd_process_open_fds", "gauge", "Open file descriptors of the target.")
 _INCIDENTS = ("hookd_incidents", "Things worth telling a person.", "counter")
+_LOST = (
+    "hookd_incidents_dropped",
+    "counter",
+    "Incidents that were too many of their target, run or user to be stored.",
+)
 _DROPS = (_DROPPED, "counter", "Series that are not served: over the limit, without room, or in conflict.")
 _BACKING_OFF = (
     "hookd_attach_backing_off",
@@ -319,5 +335,6 @@ _CORE_NAMES = (
     _BACKING_OFF[0], "hookd_attach_pause_seconds", "hookd_attach_pause_seconds_bucket", "hookd_attach_pause_seconds_sum",
     "hookd_attach_pause_seconds_count", _UP[0], _INFO[0], "hookd_target", _STATE[0], _AGE[0], _CPU[0],
     _CPU[0] + "_total", _MEMORY[0], _THREADS[0], _FDS[0], _DROPPED, _DROPPED + "_total",
+    _LOST[0], _LOST[0] + "_total",
 )  # fmt: skip
 """What no page may use for a family or a sample."""

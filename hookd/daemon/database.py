@@ -15,6 +15,8 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
+from hookd.daemon.directories import make_private
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -28,7 +30,19 @@ MAX_LOG_BYTES = 16_000_000
 """Bytes that the write-ahead log may have: it grows while somebody reads in one long transaction."""
 _JOURNAL_LIMIT = 1 << 20  # bytes of the write-ahead log that stay after a checkpoint
 _INCREMENTAL = 2  # PRAGMA auto_vacuum
-_OLDEST = "DELETE FROM incidents WHERE id IN (SELECT id FROM incidents ORDER BY id LIMIT ?)"
+KEPT = 0.9
+"""Share of what fits that is kept when something has to go."""
+_EVICT = """
+WITH targets AS (
+    SELECT id, owner, bytes, SUM(bytes) OVER (PARTITION BY owner, pid, start ORDER BY id DESC) AS held FROM incidents
+), owners AS (
+    SELECT id, bytes, SUM(bytes) OVER (PARTITION BY owner ORDER BY held, id DESC) AS held FROM targets
+), every AS (
+    SELECT id, SUM(bytes) OVER (ORDER BY held, id DESC) AS held FROM owners
+)
+DELETE FROM incidents WHERE id IN (SELECT id FROM every WHERE held > ?)
+"""
+"""What goes is the oldest of the target that holds most, of the owner that holds most, and so on until the rest fits."""
 
 STEPS: tuple[tuple[str, ...], ...] = (
     (
@@ -109,9 +123,44 @@ STEPS: tuple[tuple[str, ...], ...] = (
         FROM incidents ORDER BY id
         """,
     ),
+    (
+        # Equal incidents of a process are one row; older ones stay as they are, each with a key of its own.
+        "ALTER TABLE incidents ADD COLUMN owner INTEGER NOT NULL DEFAULT -1",  # uid of the process; -1: not known
+        "ALTER TABLE incidents ADD COLUMN same TEXT NOT NULL DEFAULT ''",  # what equal ones have in common
+        "ALTER TABLE incidents ADD COLUMN count INTEGER NOT NULL DEFAULT 1",  # how often it was told
+        "ALTER TABLE incidents ADD COLUMN last REAL NOT NULL DEFAULT 0",  # when it was last told; `time` is the first
+        "ALTER TABLE incidents ADD COLUMN last_seq INTEGER NOT NULL DEFAULT 0",  # its number then
+        "ALTER TABLE incidents ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0",  # of the row, about
+        """
+        UPDATE incidents SET same = '#' || seq, last = time, last_seq = seq,
+                             bytes = 200 + LENGTH(message) + LENGTH(detail)
+        """,
+        "CREATE UNIQUE INDEX incidents_same ON incidents (boot, pid, start, page, same)",
+        "CREATE INDEX incidents_held ON incidents (owner, pid, start, id, last, bytes)",
+        "DROP INDEX incidents_time",
+        "CREATE INDEX incidents_last ON incidents (last)",
+        "DROP INDEX incidents_run",
+        "CREATE INDEX incidents_run ON incidents (run, last)",
+        "DROP VIEW readable",
+        """
+        CREATE VIEW readable AS
+        SELECT id, strftime('%Y-%m-%d %H:%M:%S', time, 'unixepoch', 'localtime') AS at,
+               run, rank, pid, kind, module, step, message, count,
+               strftime('%Y-%m-%d %H:%M:%S', last, 'unixepoch', 'localtime') AS last
+        FROM incidents ORDER BY id
+        """,
+    ),
 )
 SCHEMA = len(STEPS)
 """Version of the tables, in SQLite's `user_version`."""
+
+COLLAPSED = 3
+"""The schema since which equal incidents are one row."""
+_AS_COLLAPSED = """
+CREATE TEMP VIEW incidents AS
+SELECT *, -1 AS owner, '#' || seq AS same, 1 AS count, time AS last, seq AS last_seq FROM main.incidents
+"""
+"""Shows an older file as one of that schema."""
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +176,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         OSError, sqlite3.Error: it cannot be opened or written.
         NewerSchemaError: it is of a newer hookd.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     _make_private(path)
     connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
     try:
@@ -154,6 +203,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     _refuse_newer(connection)
     connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")  # holds at once for a file without tables
     connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA temp_store = MEMORY")  # a sort must not need the disk that is full
     connection.execute("PRAGMA synchronous = FULL")  # what was stored survives a loss of power; a thread waits for it
     connection.execute("PRAGMA foreign_keys = OFF")  # a step may drop a table that others refer to
     connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_LIMIT}")
@@ -191,15 +241,35 @@ def open_to_read(path: Path) -> sqlite3.Connection | None:
     """
     if not path.exists():
         return None
-    uri = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        return _reader(path, "")
+    except sqlite3.OperationalError:  # in a directory that cannot be written SQLite has no place for its shared memory
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        return open_unchanging(path)
+
+
+def open_unchanging(path: Path) -> sqlite3.Connection:
+    """Open a file for reading that nobody writes, without its write-ahead log.
+
+    Raises:
+        sqlite3.Error: it cannot be read.
+    """
+    return _reader(path, "&immutable=1")
+
+
+def _reader(path: Path, how: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=ro{how}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:  # in a directory that cannot be written SQLite has no place for its shared memory
+        if (
+            0 < connection.execute("PRAGMA user_version").fetchone()[0] < COLLAPSED
+        ):  # no daemon has brought it up to date
+            connection.execute(_AS_COLLAPSED)
+    except BaseException:
         connection.close()
-        if path.with_name(path.name + "-wal").exists():
-            raise
-        return sqlite3.connect(f"{uri}&immutable=1", uri=True, check_same_thread=False, isolation_level=None)
+        raise
     return connection
 
 
@@ -251,15 +321,17 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def bound(connection: sqlite3.Connection, path: Path, max_bytes: float) -> None:
-    """Let the oldest incidents go where the file has become too large, a tenth at a time; return what is free.
+    """Let incidents go where the file has become too large, a tenth at a time; return what is free.
+
+    The largest owner's go first, of these the largest target's, of these the oldest: who holds little loses nothing.
 
     Raises:
         OSError: a reader keeps the write-ahead log from being shortened.
     """
     used, free = _sizes(connection)
-    while used > max_bytes and (rows := connection.execute("SELECT COUNT(*) FROM incidents").fetchone()[0]):
+    while used > max_bytes and (held := connection.execute("SELECT SUM(bytes) FROM incidents").fetchone()[0]):
         with transaction(connection):
-            connection.execute(_OLDEST, (max(1, rows // 10),))
+            connection.execute(_EVICT, (int(held * KEPT * max_bytes / used),))
         used, free = _sizes(connection)
     log = path.with_name(path.name + "-wal")
     if free > max(SPARE_BYTES, used / 4) or _file_bytes(log) > MAX_LOG_BYTES / 2:

@@ -32,7 +32,7 @@ def target_row(target: Target) -> dict[str, Any]:
         "heartbeat_age_s": target.heartbeat_age_s(),
         "hang": target.hang,
         "ongoing": target.ongoing if target.ended is None else {},
-        "incidents": (len(snapshot.incidents) if snapshot is not None else 0) + sum(target.told.values()),
+        "incidents": target.distinct_incidents() + sum(target.told.values()),
         "script": identity.script,
         "method": identity.method,
         "keep": identity.keep,
@@ -43,6 +43,7 @@ def target_row(target: Target) -> dict[str, Any]:
         "torch": identity.torch,
         "agent_version": identity.agent_version,
         "uid": identity.uid,
+        "user": identity.user,
     }
 
 

@@ -120,6 +120,10 @@ class PageFamily:
         self.kind = kind
         self.parts: list[Part | Told] = []
 
+    def sample_names(self) -> set[str]:
+        """Return its own name and those that its samples may have."""
+        return {self.name, *(self.name + suffix for suffixes in SUFFIXES.values() for suffix in suffixes)}
+
     def metric(self) -> Metric:
         """Give it as prometheus_client has it."""
         metric = Metric(self.name, self.text, self.kind)

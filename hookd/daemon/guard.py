@@ -1,4 +1,4 @@
-"""What every request over TCP passes before it is answered: its method, its body, who asks. And what every answer has."""
+"""What every request over TCP passes before it is answered: its method, its body, its name for us, who asks; and headers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hookd.daemon.access import Access
     from hookd.daemon.api import Handler
+    from hookd.daemon.names import Names
 
 METHODS = ("GET", "HEAD")
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="hookd", charset="UTF-8"'}
@@ -27,10 +28,12 @@ class Guard:
     Args:
         app: it is changed.
         access: who may ask.
+        names: of the daemon.
     """
 
-    def __init__(self, app: web.Application, access: Access) -> None:
+    def __init__(self, app: web.Application, access: Access, names: Names) -> None:
         self._access = access
+        self._names = names
         self._passwords = Passwords(Guesses())
         app.middlewares.insert(0, self._middleware())
         app.on_response_prepare.insert(0, self._add_headers)  # first: the application's own are defaults
@@ -58,10 +61,24 @@ class Guard:
             return web.Response(status=405, text="only read\n", headers={"Allow": ", ".join(METHODS)})
         if request.body_exists:
             return web.Response(status=413, text="no body\n")
+        if _is_of_another_site(request):
+            return web.Response(status=403, text="a page of another site may link to hookd, but not read it\n")
         self._access.refresh()
-        if not self._access.users:
-            return None
-        return await self._unknown(request, request.remote or "")
+        if self._access.users:
+            return await self._unknown(request, request.remote or "")
+        return None if self._access.context is not None else self._misdirected(request)
+
+    def _misdirected(self, request: web.Request) -> web.Response | None:
+        """Refuse a request under a name that is not ours.
+
+        With TLS or passwords every name will do: a browser has neither a certificate of ours for the name of another
+        site, nor does it send there the password that it was told for ours.
+        """
+        hosts = request.headers.getall("Host", [])
+        if hosts:  # no browser leaves it out; and without it `request.host` asks the name service who we are
+            hosts.append(request.host)  # that of an absolute URI, where the request has one
+        refusal = next(filter(None, map(self._names.refusal, hosts)), None)
+        return None if refusal is None else web.Response(status=421, text=refusal)
 
     async def _unknown(self, request: web.Request, address: str) -> web.Response | None:
         """Refuse who is no user. Who is known already is let in, however much others guess from the same address."""
@@ -85,3 +102,9 @@ class Guard:
 
     async def _close(self, _: web.Application) -> None:
         self._passwords.close()
+
+
+def _is_of_another_site(request: web.Request) -> bool:
+    """Whether a browser asks on behalf of a page of another site, and not because a person follows a link there."""
+    headers = request.headers
+    return headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate"

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hookd.attach.owner import user_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -70,7 +72,7 @@ class Herald:
 
 
 def line(target: Target | Held, incident: Mapping[str, object]) -> str:
-    """Put an incident into one line: kind, target, step, message."""
+    """Put an incident into one line: kind, target and its user, step, message."""
     step = incident.get("step")
     counted = "" if incident.get("is_step_absolute", True) else " (counted from the attach)"
     at = f" at step {step}{counted}" if isinstance(step, int) else ""
@@ -79,7 +81,9 @@ def line(target: Target | Held, incident: Mapping[str, object]) -> str:
 
 def who(target: Target | Held) -> str:
     """Name a target in a line."""
-    return f"in process {target.pid} (run {plain(target.claim.run)}, rank {plain(target.claim.rank)})"
+    owner = user_name(target.claim.uid)
+    whose = f" of user {plain(owner)}" if owner else ""
+    return f"in process {target.pid}{whose} (run {plain(target.claim.run)}, rank {plain(target.claim.rank)})"
 
 
 def plain(text: object) -> str:

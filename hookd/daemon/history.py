@@ -39,7 +39,7 @@ class Sample(NamedTuple):
     """A target at one time.
 
     Attributes:
-        time: unix seconds.
+        time: unix seconds, by the clock as it is set when somebody asks: what it is set by is not time that has passed.
         steps: counted since the attach.
         timed: of those, the ones whose time is known.
         seconds: that those have taken together.
@@ -58,7 +58,7 @@ class History:
 
     Args:
         clock: monotonic seconds: when it is time for the next sample.
-        now: unix seconds, as a sample has them.
+        now: unix seconds, as a sample that is given out has them.
     """
 
     families: Sequence[Declared] = ()
@@ -74,7 +74,7 @@ class History:
         if self._clock() < self._due:
             return
         self._due = self._clock() + EVERY_S - 0.5  # polls are about a second apart, and not to the point
-        now = self._now()
+        now = self._clock()
         taken = {one: _sample(snapshot, now) for one in targets if (snapshot := _living(one)) is not None}
         with self._lock:
             self._kept = {one: self._kept.get(one) or array("d") for one in targets}
@@ -91,8 +91,9 @@ class History:
         """Give the samples of a target, the oldest first; none of one that was never looked at."""
         with self._lock:
             kept = list(self._kept.get(target, ()))
+        shift = self._now() - self._clock()
         rows = (kept[at : at + _WIDTH] for at in range(0, len(kept), _WIDTH))
-        return [Sample(row[0], row[1], row[2], row[3], tuple(row[4:])) for row in rows]
+        return [Sample(row[0] + shift, row[1], row[2], row[3], tuple(row[4:])) for row in rows]
 
 
 def _living(target: Target) -> Snapshot | None:

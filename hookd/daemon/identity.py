@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookd import labels
-from hookd.attach import commandline, snapshot
+from hookd.attach import commandline, proc, snapshot
+from hookd.attach.accounts import account, uid_of
+from hookd.attach.owner import user_name
 from hookd.errors import HookdError
 
 if TYPE_CHECKING:
@@ -28,7 +33,8 @@ class Identity:
     torch: str = ""
     method: str = ""
     agent_version: str = ""
-    uid: int = -1
+    uid: int = -1  # the user who answers for it, see `account`
+    process_uid: int = -1  # the kernel's, which may be of a range that is lent to that user
     ppid: int = 0
     started: float = 0.0
     attached: float = 0.0
@@ -41,7 +47,7 @@ class Identity:
         """Read the identity of a page; what has another type than it should is as if it were not there."""
         seen = _look(pid, settles=False)  # an agent runs in it: it has done its exec
         script = text(raw, "script")
-        offset = raw.get("step_offset")
+        offset, process_uid = raw.get("step_offset"), uid_of(pid)
         return cls(
             run=labels.clean(text(raw, "run")) or labels.script_name(script),
             rank=labels.clean(text(raw, "rank")) or "0",
@@ -52,8 +58,9 @@ class Identity:
             torch=text(raw, "torch"),
             method=text(raw, "method"),
             agent_version=text(raw, "agent_version"),
-            uid=seen.uid if seen is not None else -1,
-            ppid=seen.ppid if seen is not None else 0,
+            uid=account(process_uid),
+            process_uid=process_uid,
+            ppid=_parent(pid),
             started=_real(raw, "started"),
             attached=_real(raw, "attached"),
             step_offset=offset if isinstance(offset, int) and not isinstance(offset, bool) else None,
@@ -66,14 +73,16 @@ class Identity:
         """Guess from outside what a process would say of itself: before its attach, or when its page is unreadable."""
         seen = _look(pid, settles=True)
         environ, script = (seen.environ, script_of(seen.cmdline)) if seen is not None else ({}, "")
+        process_uid = uid_of(pid)
         return cls(
             run=labels.run_label(environ, script),
             rank=labels.rank_label(environ),
             local_rank=labels.local_rank(environ),
             world_size=labels.world_size(environ),
             script=script,
-            uid=seen.uid if seen is not None else -1,
-            ppid=seen.ppid if seen is not None else 0,
+            uid=account(process_uid),
+            process_uid=process_uid,
+            ppid=_parent(pid),
             meeting=_meeting(seen),
         )
 
@@ -81,6 +90,15 @@ class Identity:
     def is_chosen(self) -> bool:
         """Whether a person or a launcher named the run, and not merely its script."""
         return self.run != labels.script_name(self.script)
+
+    @functools.cached_property
+    def user(self) -> str:
+        """The name of its owner, the number where there is none here, "" where the owner is not known."""
+        return user_name(self.uid)
+
+
+OF_THE_KERNEL = ("uid", "process_uid", "ppid", "meeting")
+"""The fields that come from the process, by its pid, and not from the page."""
 
 
 def script_of(cmdline: Sequence[str]) -> str:
@@ -114,12 +132,20 @@ def _look(pid: int, *, settles: bool) -> Snapshot | None:
         return None
 
 
+def _parent(pid: int) -> int:
+    try:
+        return proc.status(pid).ppid
+    except (HookdError, OSError, LookupError, ValueError):
+        return 0
+
+
 def _meeting(seen: Snapshot | None) -> str:
-    """Give the address and port where a job's ranks meet, in their network: 127.0.0.1 of two containers is not one place.
+    """Return a hash of address and port where a job's ranks meet, in their network: 127.0.0.1 of two containers is not one place.
 
     "" where the environment that the process was started with does not have them (torch.distributed's `env://`).
     """
     if seen is None:
         return ""
     address, port = seen.environ.get("MASTER_ADDR", ""), seen.environ.get("MASTER_PORT", "")
-    return f"{address}:{port} {seen.network}" if address and port else ""
+    where = f"{address}:{port} {seen.network}"
+    return hashlib.sha256(os.fsencode(where)).hexdigest()[:32] if address and port else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hookd.daemon import database
 from hookd.daemon.database import NAME
 from hookd.daemon.ledger import RETRY_S, Ledger, Write
-from hookd.daemon.rows import COLUMNS, FIELDS, KEY, MAX_ROWS, fits, key, query, row_of, values_of
+from hookd.daemon.rows import COLUMNS, KEY, MAX_ROWS, UNKNOWN, fair, fits, key, merged, named, query, row_of, values_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -24,6 +24,8 @@ __all__ = ["END", "MAX_BYTES", "MAX_ROWS", "NAME", "IncidentStore", "query", "re
 
 END = -1
 """The number of the incident that tells of a target's end: there is one at most."""
+DROPPED = "dropped"
+"""The kind of the incident that says how many others were dropped; it is never over."""
 OVER = "_over"
 """What lasts is told by a kind, that it is over by the same with this behind it: `hang`, `hang_over`."""
 MAX_BYTES = 100_000_000
@@ -36,18 +38,20 @@ _log = logging.getLogger(__name__)
 _IS = " AND ".join(f"{name} = ?" for name in KEY)
 _NUMBER = f"SELECT id FROM incidents WHERE {_IS}"  # noqa: S608  ours, as below
 _ID = f"({_NUMBER})"
-_MARKS = ", ".join("?" * (len(COLUMNS) - 1))
-_INSERT = f"INSERT OR IGNORE INTO incidents ({', '.join(COLUMNS[1:])}) VALUES ({_MARKS})"  # noqa: S608
+_REPLACE = f"UPDATE incidents SET message = ?, detail = ?, last = ? WHERE {_IS}"  # noqa: S608
 _NOTICE = f"INSERT OR IGNORE INTO notices SELECT ?, id, NULL FROM incidents WHERE {_IS}"  # noqa: S608
 _WAS_NOTICED = f"SELECT 1 FROM notices WHERE receiver = ? AND incident = {_ID}"  # noqa: S608
 _DELIVERED = f"UPDATE notices SET delivered = ? WHERE receiver = ? AND incident = {_ID}"  # noqa: S608
-_UNDELIVERED = (
-    f"SELECT {', '.join(COLUMNS)} FROM incidents WHERE id IN"  # noqa: S608
-    " (SELECT incident FROM notices WHERE receiver = ? AND delivered IS NULL) ORDER BY id LIMIT ?"
-)
+_UNDELIVERED = f"""
+SELECT {", ".join(COLUMNS)} FROM incidents WHERE id IN (
+    SELECT incident FROM notices JOIN incidents ON id = incident WHERE receiver = ? AND delivered IS NULL
+    ORDER BY ROW_NUMBER() OVER (PARTITION BY owner ORDER BY incident), incident LIMIT ?
+) ORDER BY id
+"""  # noqa: S608  ours
 _OWN = (
     "SELECT seq, kind, time, message FROM incidents WHERE boot = ? AND pid = ? AND start = ? AND page = ? AND seq < 0"
 )
+_SEEN = "SELECT MAX(last_seq) FROM incidents WHERE boot = ? AND pid = ? AND start = ? AND page = ?"
 _IS_DISMISSED = "SELECT 1 FROM dismissed WHERE boot = ? AND pid = ? AND start = ?"
 
 
@@ -94,18 +98,58 @@ class IncidentStore:
         """Tell a receiver of each incident that is new to it. To be called before the first one comes."""
         self._receivers.append(receiver)
 
-    def add(self, target: tuple[int, int, int], run: str, rank: str, incidents: Iterable[Mapping[str, Any]]) -> None:
-        """Store incidents of one page; those that are there already stay as they are.
+    def add(
+        self,
+        target: tuple[int, int, int],
+        run: str,
+        rank: str,
+        incidents: Iterable[Mapping[str, Any]],
+        *,
+        owner: int = UNKNOWN,
+    ) -> None:
+        """Store incidents of one page; of equal ones the first, with their number, see `collapse.same`.
 
         Args:
             target: pid, start ticks, inode of the page.
             run: as it is served.
             rank: as it is served.
-            incidents: with `seq`, and as far as they have them `time`, `kind`, `module`, `step`, `message`.
+            incidents: with `seq`, and as far as they have them `time`, `kind`, `module`, `step`, `message`. The
+                numbers of a page grow.
+            owner: the uid of the process.
         """
-        self._put(self._row(target, run, rank, incident) for incident in incidents)
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for incident in incidents:
+            row = self._row(target, run, rank, incident, owner)
+            rows[key(row)] = merged(rows[key(row)], row) if key(row) in rows else row
+        self._ledger.put({name: self._write(row) for name, row in rows.items()})
 
-    def tell(self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any]) -> bool:
+    @property
+    def repairs(self) -> int:
+        """Return how often a damaged file was replaced: what it had, and a page still has, can be added again."""
+        return self._ledger.repairs
+
+    def seen(self, target: tuple[int, int, int]) -> int:
+        """Return the highest number on the page of a target that is stored, 0 if none is."""
+        asked = (self._boot, *target)
+        found = self._ledger.read(lambda one: one.execute(_SEEN, asked).fetchone()[0], None)
+        return max(0, found or 0)
+
+    def free_number(self, target: tuple[int, int, int]) -> int:
+        """Return the next number below 0 that no incident of a target has."""
+        return min([END, *self._own(target)]) - 1
+
+    def replace(
+        self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any], *, owner: int = UNKNOWN
+    ) -> None:
+        """Store what the daemon itself has seen, with its `seq` and `last`, in place of what it told before."""
+        row = self._row(target, run, rank, incident, owner)
+        row["last"] = incident["last"]
+        values = (row["message"], json.dumps(row["detail"]), row["last"], *key(row))
+        self._put(row, (_REPLACE, values))
+
+    def tell(
+        self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any], *, owner: int = UNKNOWN
+    ) -> bool:
         """Store what the daemon itself has seen. Without a `seq` it gets the next free number below 0.
 
         Returns:
@@ -116,7 +160,7 @@ class IncidentStore:
             own = self._own(target)
             known = _told_as(incident, own)
             number = min([END, *own]) - 1 if known is None else known
-            self._put([self._row(target, run, rank, {**incident, "seq": incident.get("seq", number)})])
+            self._put(self._row(target, run, rank, {**incident, "seq": incident.get("seq", number)}, owner))
         return known is None
 
     def own(self, target: tuple[int, int, int]) -> Own:
@@ -128,15 +172,15 @@ class IncidentStore:
             told[kind] = told.get(kind, 0) + 1
             if kind.endswith(OVER):
                 ongoing.pop(kind.removesuffix(OVER), None)
-            elif number != END:
+            elif number != END and kind != DROPPED:
                 ongoing[kind] = {"time": own["time"], "message": own["message"]}
         return Own(told, ongoing)
 
     def prune(self, before: float) -> None:
         """Forget what is older than `before`, in unix seconds, also of what no disk has taken yet."""
-        waiting = {name for name, one in self._ledger.waiting().items() if one.row and one.row["time"] < before}
+        waiting = {name for name, one in self._ledger.waiting().items() if one.row and one.row["last"] < before}
         self._ledger.drop(waiting.__contains__)
-        old = ("DELETE FROM incidents WHERE time < ?", (before,))
+        old = ("DELETE FROM incidents WHERE last < ?", (before,))
         self._ledger.put({("pruned",): Write([old, ("DELETE FROM dismissed WHERE boot != ?", (self._boot,))])})
 
     def dismiss(self, pid: int, start: int) -> None:
@@ -176,22 +220,28 @@ class IncidentStore:
         """
         processes = None if of is None else [(self._boot, *one) for one in of]
         self.flush(ANSWER_S)
-        waiting = [row for row in self._waiting() if fits(row, processes, **wanted)]
+        waiting = named(row for row in self._waiting() if fits(row, processes, **wanted))
         stored: list[dict[str, Any]] = self._ledger.read(lambda one: query(one, processes=processes, **wanted), [])
         if not waiting:
             return stored
-        written = {key(row) for row in stored}
-        found = [*(row for row in waiting if key(row) not in written), *stored]
-        if wanted.get("order") != "id":
-            found.sort(key=lambda row: row["time"], reverse=True)
-        return found[: max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))]
+        found = {key(row): row for row in stored}
+        for row in reversed(waiting):
+            old = found.get(key(row))
+            if old is None or old["last_seq"] < row["last_seq"]:  # else it was written meanwhile
+                found[key(row)] = row if old is None else {**merged(old, row), "id": old["id"]}
+        limit = max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))
+        if wanted.get("order") == "id":  # what has no number yet is the newest
+            order = sorted(found.values(), key=lambda row: (row["id"] is None, row["id"] or row["last"]), reverse=True)
+        else:
+            order = sorted(found.values(), key=lambda row: row["last"], reverse=True)
+        return fair(order, limit)
 
     def undelivered(self, receiver: str, limit: int) -> list[dict[str, Any]]:
-        """Give the incidents in the file of which a receiver was not told yet, the oldest first."""
+        """Return incidents in the file of which a receiver was not told yet, the oldest first; owners have equal shares."""
         self.flush(ANSWER_S)
         waiting = self._ledger.waiting()
         found: list[Any] = self._ledger.read(lambda one: one.execute(_UNDELIVERED, (receiver, limit)).fetchall(), [])
-        return [row for row in map(row_of, found) if ("delivered", receiver, *key(row)) not in waiting]
+        return named(row for row in map(row_of, found) if ("delivered", receiver, *key(row)) not in waiting)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until all is in the file, or cannot be written; tell whether it is."""
@@ -203,17 +253,18 @@ class IncidentStore:
 
     # ---- rows
 
-    def _row(self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any]) -> dict[str, Any]:
-        row = dict(zip(FIELDS, (self._boot, *target, *values_of(incident, run, rank)), strict=True))
-        return {"id": None, **row, "detail": dict(incident)}
+    def _row(
+        self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any], owner: int
+    ) -> dict[str, Any]:
+        names = zip(KEY, (self._boot, *target), strict=False)
+        return {"id": None, **dict(names), **values_of(incident, run, rank, owner), "detail": dict(incident)}
 
-    def _put(self, rows: Iterable[dict[str, Any]]) -> None:
-        self._ledger.put({key(row): self._write(row) for row in rows})
+    def _put(self, row: dict[str, Any], *more: tuple[str, tuple[Any, ...]]) -> None:
+        self._ledger.put({key(row): self._write(row, *more)})
 
-    def _write(self, row: dict[str, Any]) -> Write:
-        name = key(row)
-        insert = (_INSERT, (*(row[field] for field in FIELDS), json.dumps(row["detail"])))
-        return Write([insert, *((_NOTICE, (one.name, *name)) for one in self._receivers if one.wants(row))], row)
+    def _write(self, row: dict[str, Any], *more: tuple[str, tuple[Any, ...]]) -> Write:
+        notices = [(_NOTICE, (one.name, *key(row))) for one in self._receivers if one.wants(row)]
+        return Write([*more, *notices], row)
 
     def _waiting(self) -> list[dict[str, Any]]:
         """Give what is on its way. To be asked before the file is: then nothing falls between the two."""
@@ -228,22 +279,33 @@ class IncidentStore:
 
     def _news(self, writes: Iterable[Write]) -> Callable[[], None]:
         """Find out who is to be told of what. The file is asked, so that a restart tells nothing twice."""
+        rows = [self._whole(write.row) for write in writes if write.row is not None]
         news = [
-            (receiver, write.row)
-            for write in writes
-            if write.row is not None
+            (receiver, row)
+            for row, grown in rows
             for receiver in self._receivers
-            if receiver.wants(write.row) and not self._was_noticed(receiver, write.row)
+            if receiver.wants(row) and (grown or not self._was_noticed(receiver, row))
         ]
 
         def tell() -> None:
-            for receiver, row in news:
+            told = named(row for _, row in news)
+            for (receiver, _), row in zip(news, told, strict=True):
                 try:
                     receiver.receive({**row, "id": self._number(row)})
                 except Exception:  # noqa: BLE001  whatever it is, incidents are stored
                     _log.exception("%s cannot be told of an incident", receiver.name)
 
         return tell
+
+    def _whole(self, row: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Return a row with what the file has of it, and whether its count has one more digit by this."""
+        sql = f"SELECT {', '.join(COLUMNS)} FROM incidents WHERE {_IS}"  # noqa: S608  ours
+        found: Any = self._ledger.read(lambda one: one.execute(sql, key(row)).fetchone(), None)
+        old = None if found is None else row_of(found)
+        if old is None or row["seq"] < 0 or row["last_seq"] <= old["last_seq"]:
+            return row, False
+        whole = merged(old, row)
+        return whole, len(str(whole["count"])) > len(str(old["count"]))
 
     def _number(self, row: Mapping[str, Any]) -> int | None:
         found = self._ledger.read(lambda one: one.execute(_NUMBER, key(row)).fetchone(), None)

@@ -7,14 +7,17 @@ stays in the list until there is room. Whoever asks has to look at both, the lis
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sqlite3
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookd.daemon import database
+from hookd.daemon.rows import fair, insertion, merged, size
+from hookd.daemon.salvage import salvage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 MAX_WAITING = 10_000
-"""Writes that wait for a disk, mostly of some 1 KB; beyond that the oldest are given up, which is logged."""
+"""Writes that wait for a disk; beyond that those of who has most are given up, which is logged."""
+MAX_WAITING_BYTES = 30_000_000
+"""Bytes that they may have, about."""
 MAX_BATCH = 500
 """Writes in one transaction."""
 RETRY_S = 5.0
@@ -34,17 +39,43 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Write:
-    """Statements that are executed together.
+    """What is executed together.
 
     Attributes:
-        statements: with their values.
-        row: the incident that they store, if they do.
+        statements: with their values, behind the one that stores the row.
+        row: the incident to be stored, if there is one; `count` is by how much it has grown since the last write.
         is_told: whether `news` has seen it.
+        detail: the row's, as JSON.
     """
 
     statements: list[tuple[str, tuple[Any, ...]]]
     row: dict[str, Any] | None = None
     is_told: bool = False
+    detail: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.detail = "" if self.row is None else json.dumps(self.row["detail"])
+
+    @property
+    def bytes(self) -> int:
+        """Return about how many bytes it takes."""
+        return 0 if self.row is None else size(self.row, self.detail)
+
+    def execute(self, connection: sqlite3.Connection) -> None:
+        """Write it.
+
+        Raises:
+            sqlite3.Error: it cannot be written.
+        """
+        first = [] if self.row is None else insertion(self.row, self.detail)
+        for sql, values in (*first, *self.statements):
+            connection.execute(sql, values)
+
+    def then(self, other: Write) -> Write:
+        """Return one write for two of the same incident."""
+        assert self.row is not None
+        assert other.row is not None
+        return Write(other.statements, merged(self.row, other.row), self.is_told)
 
 
 class Ledger:
@@ -56,6 +87,9 @@ class Ledger:
         news: called in the writing thread with writes that it has not seen yet, before they are written; what it
             returns is called after the attempt, whether that failed or not.
         retry_s: how long to wait after a write that failed.
+
+    Attributes:
+        repairs: how often a damaged file was replaced.
     """
 
     def __init__(
@@ -75,6 +109,9 @@ class Ledger:
         self._reading = threading.Lock()
         self._changed = threading.Condition()  # guards what follows
         self._waiting: dict[tuple[Any, ...], Write] = {}
+        self._bytes = 0
+        self._writing: Mapping[tuple[Any, ...], Write] = {}
+        self.repairs = 0
         self._lost = 0
         self._failure = ""
         self._is_damaged = self._is_closing = False
@@ -84,22 +121,45 @@ class Ledger:
         self._thread.start()
 
     def put(self, writes: Mapping[tuple[Any, ...], Write]) -> None:
-        """Put writes into the list by name: an incident that is there stays, anything else is replaced."""
+        """Put writes into the list by name: an incident that is there is counted, anything else is replaced."""
         with self._changed:
             for name, write in writes.items():
-                if write.row is None or name not in self._waiting:
-                    self._waiting.pop(name, None)
-                    self._waiting[name] = write
-            while len(self._waiting) > MAX_WAITING:
-                del self._waiting[next(iter(self._waiting))]
-                self._lost += 1
+                old = self._waiting.get(name)
+                if write.row is None:
+                    self._remove(name)
+                    old = None
+                is_on_its_way = old is not None and self._writing.get(name) is old
+                self._set(name, write if old is None or is_on_its_way else old.then(write))
+            if len(self._waiting) > MAX_WAITING or self._bytes > MAX_WAITING_BYTES:
+                self._make_room()
             self._changed.notify_all()
 
     def drop(self, is_meant: Callable[[tuple[Any, ...]], bool]) -> None:
         """Take writes out of the list again."""
         with self._changed:
             for name in [name for name in self._waiting if is_meant(name)]:
-                del self._waiting[name]
+                self._remove(name)
+
+    def _set(self, name: tuple[Any, ...], write: Write) -> None:
+        old = self._waiting.get(name)
+        self._bytes += write.bytes - (0 if old is None else old.bytes)
+        self._waiting[name] = write
+
+    def _remove(self, name: tuple[Any, ...]) -> None:
+        if (old := self._waiting.pop(name, None)) is not None:
+            self._bytes -= old.bytes
+
+    def _make_room(self) -> None:
+        """Give up a tenth of the incidents that wait, or half of those that are too large: of who has most. Locked."""
+        names = {id(write.row): name for name, write in self._waiting.items() if write.row is not None}
+        rows = [write.row for write in reversed(self._waiting.values()) if write.row is not None]
+        few = len(rows) // 2 if self._bytes > MAX_WAITING_BYTES else len(rows) - MAX_WAITING // 10
+        kept = {id(row) for row in fair(rows, max(0, few))}
+        for name in [name for number, name in names.items() if number not in kept]:
+            self._remove(name)
+        self._lost += len(names) - len(kept)
+        while len(self._waiting) > MAX_WAITING:
+            self._remove(next(iter(self._waiting)))
 
     def waiting(self) -> dict[tuple[Any, ...], Write]:
         """Give what is on its way."""
@@ -143,13 +203,16 @@ class Ledger:
             with self._changed:
                 self._changed.wait_for(self._is_work, self._retry_s if self._failure and self._path else None)
                 waiting, is_last = dict(self._waiting), self._is_closing
+                batch = self._writing = dict(list(waiting.items())[:MAX_BATCH])
             tell = self._news([write for write in waiting.values() if not write.is_told])
-            self._write(dict(list(waiting.items())[:MAX_BATCH]))
+            self._write(batch)
             tell()
             with self._changed:
                 self._was_tried = True
-                for write in waiting.values():
+                for name, write in waiting.items():
                     write.is_told = True
+                    if name not in batch and name in self._waiting:
+                        self._waiting[name].is_told = True
                 self._changed.notify_all()
                 if is_last and (self._failure or not self._waiting):
                     return
@@ -172,27 +235,33 @@ class Ledger:
             database.bound(self._writer, self._path, self._max_bytes)
             with database.transaction(self._writer):
                 for write in batch.values():
-                    for sql, values in write.statements:
-                        self._writer.execute(sql, values)
+                    write.execute(self._writer)
         except Exception as exc:  # noqa: BLE001  a thread that ended would store nothing any more
             self._suspect(exc)
-            self._failed(str(exc))
+            self._failed(str(exc), batch)
         else:
             self._succeeded(batch)
 
-    def _failed(self, why: str) -> None:
+    def _failed(self, why: str, batch: Mapping[tuple[Any, ...], Write]) -> None:
         with self._changed:
+            self._writing = {}
+            for name, write in batch.items():
+                later = self._waiting.get(name)
+                if write.row is not None and later is not None and later is not write:
+                    self._set(name, write.then(later))
             if not self._failure and self._path is not None:
-                _log.warning("incidents are kept in memory only: %s: %s", self._path, why)
+                _log.warning("incidents are kept in memory only: %s: %s; they are stored when it can be written: make room"
+                             " there, or name another directory by --state-dir", self._path, why)  # fmt: skip
             self._failure = why
 
     def _succeeded(self, batch: Mapping[tuple[Any, ...], Write]) -> None:
         with self._changed:
+            self._writing = {}
             for name, write in batch.items():
                 if self._waiting.get(name) is write:
-                    del self._waiting[name]
+                    self._remove(name)
             if self._lost:
-                _log.error("%d of the oldest incidents were too many to wait for the disk, and are lost", self._lost)
+                _log.error("%d incidents were too many to wait for the disk, and are lost", self._lost)
             if self._failure:
                 _log.warning("incidents are stored again in %s", self._path)
             self._failure, self._lost = "", 0
@@ -208,12 +277,17 @@ class Ledger:
             if self._is_damaged:
                 self._write({})
             else:
-                self._failed(str(exc))
+                self._failed(str(exc), {})
 
     def _open(self) -> None:
         if self._path is None:
             raise FileNotFoundError("there is no file")
-        self._writer = database.open_to_write(self._path)
+        try:
+            self._writer = database.open_to_write(self._path)
+        except (OSError, sqlite3.OperationalError):
+            with contextlib.suppress(sqlite3.Error):
+                self._reader = database.open_to_read(self._path)  # a disk that cannot be written can be read, perhaps
+            raise
         self._reader = database.open_to_read(self._path)
         self._inode = self._path.stat().st_ino
 
@@ -233,14 +307,18 @@ class Ledger:
 
     def _mend(self) -> None:
         """Open the file anew; a damaged one is given another name first, unless somebody else has done so."""
+        kept = None
         with self._reading:
             self._disconnect()
             if self._is_damaged and self._path is not None and self._is_ours(self._path):
                 kept = database.set_aside(self._path)
-                _log.error("the incident store %s is damaged: it is kept as %s, and a new one begins; its rows may be"
-                           " saved by `sqlite3 %s .recover`", self._path, kept.name, kept)  # fmt: skip
             self._is_damaged, self._inode = False, 0
             self._open()
+        if kept is not None and self._writer is not None:
+            saved = salvage(kept, self._writer)
+            self.repairs += 1
+            _log.error("the incident store %s is damaged: it is kept as %s, and a new one begins with the %d incidents that"
+                       " can be read; more may be saved by `sqlite3 %s .recover`", self._path, kept.name, saved, kept)  # fmt: skip
 
     def _is_ours(self, path: Path) -> bool:
         try:

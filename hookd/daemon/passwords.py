@@ -26,6 +26,7 @@ GUESSES, GUESSES_PER_S = 10, 1.0
 """Wrong passwords that one address has free, and how fast it gets them back."""
 MAX_ADDRESSES = 1000
 _LONGEST = 72  # bytes that bcrypt reads; bcrypt 5 refuses more, Go and older ones pass over them
+_COST = 10
 _SALT = "hookdhookdhookdhookdhu"
 
 
@@ -55,7 +56,7 @@ class Passwords:
     async def check(self, users: Mapping[str, str], name: str, password: str, address: str) -> bool:
         """Tell whether a password is right. One that was found right before takes microseconds.
 
-        Any other is hashed, for as long where there is no such user.
+        Any other takes as long as the costliest hash of a user, also where there is no such user.
 
         Args:
             users: bcrypt hashes by name.
@@ -81,9 +82,10 @@ class Passwords:
     async def _hash(self, users: Mapping[str, str], name: str, password: str, address: str) -> bool:
         if not self._guesses.may(address):
             raise GuessingError
-        hashed = users.get(name) or _nobodys(users)
+        cost = max(map(_cost, users.values()), default=_COST)
+        hashed = users.get(name) or _nobodys(cost)
         loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(self._thread, _is_right, password, hashed) or name not in users:
+        if not await loop.run_in_executor(self._thread, _is_right, password, hashed, cost) or name not in users:
             self._guesses.count(address)
             return False
         while len(self._known) >= MAX_KNOWN:
@@ -143,17 +145,25 @@ def credentials(header: str) -> tuple[str, str] | None:
     return None
 
 
-def _is_right(password: str, hashed: str) -> bool:
+def _is_right(password: str, hashed: str, cost: int) -> bool:
+    """Whether a password has a hash; takes as long as a hash of `cost`, so that time does not tell users from others."""
+    word = password.encode("utf-8", "replace")[:_LONGEST]
     try:
-        return bcrypt.checkpw(password.encode("utf-8", "replace")[:_LONGEST], hashed.encode())
+        is_right = bcrypt.checkpw(word, hashed.encode())
+        for missing in range(_cost(hashed), cost):  # 2^n, and 2^n + 2^(n+1) + ... + 2^(cost-1), make 2^cost
+            bcrypt.checkpw(word, _nobodys(missing).encode())
     except ValueError:
         return False
+    return is_right
 
 
-def _nobodys(users: Mapping[str, str]) -> str:
-    """Make a hash that no password has, at the cost of the others."""
-    cost = max((hashed.split("$")[2] for hashed in users.values()), default="10")
-    return f"$2b${cost}${_SALT}{'.' * 31}"
+def _cost(hashed: str) -> int:
+    return int(hashed.split("$")[2])
+
+
+def _nobodys(cost: int) -> str:
+    """Return a hash that no password has."""
+    return f"$2b${cost:02}${_SALT}{'.' * 31}"
 
 
 def _network(address: str) -> str:

@@ -27,6 +27,9 @@ def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
         HookdError: it could not start.
     """
     room.widen()
+    # Whoever started the daemon may have ignored it, which exec passes on: the kernel then reaps children by itself, and hookd
+    # could neither wait for one nor know how many of those that it left behind have not returned.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     async def run() -> None:
         async with Service(config, only=only) as service:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 NAME = "held.json"
 NOTE_S = 5.0
 """How often the file is written anew: so far back may lie what it says of a step."""
-MAX_BYTES = 1 << 24
+MAX_BYTES = 1 << 26
+"""More than 20,000 targets with the longest names that there are."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +41,8 @@ class Held:
         seen: when it was last seen alive, in unix seconds.
         step: the last that was seen, of the whole run if `is_absolute`, else counted from the attach.
         boot: of the machine.
+        uid: owner of the process, -1 where an older daemon has not noted it.
+        wanted, launcher, meeting: see `labels.Claim`.
     """
 
     pid: int
@@ -50,6 +54,10 @@ class Held:
     step: int
     is_absolute: bool
     boot: str
+    uid: int = -1
+    wanted: str = ""
+    launcher: int = 0
+    meeting: str = ""
     told: dict[str, int] = field(default_factory=dict, compare=False)
     herald: Herald = field(default_factory=Herald, compare=False)
 
@@ -58,17 +66,11 @@ class Held:
         """Note a target that is alive."""
         snapshot = target.last()
         step = {"current": 0, "is_absolute": False} if snapshot is None else describe_steps(snapshot)
-        names = (target.claim.run, target.claim.rank)
+        claim = target.claim
         return cls(
-            target.pid,
-            target.start_ticks,
-            target.page,
-            *names,
-            time.time(),
-            int(step["current"]),
-            step["is_absolute"] is True,
-            boot,
-        )
+            target.pid, target.start_ticks, target.page, claim.run, claim.rank, time.time(), int(step["current"]),
+            step["is_absolute"] is True, boot, claim.uid, claim.wanted, claim.launcher, claim.meeting,
+        )  # fmt: skip
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Held:
@@ -78,19 +80,26 @@ class Held:
             KeyError, TypeError, ValueError: it is something else.
         """
         device, inode = row["page"]
+        # A daemon in another time namespace has counted from another boot.
+        shift = (offset := proc.boot_offset_ticks(os.getpid())) - int(row.get("offset", offset))
         return cls(
-            int(row["pid"]), int(row["start_ticks"]), (int(device), int(inode)), str(row["run"]), str(row["rank"]),
+            int(row["pid"]), int(row["start_ticks"]) + shift, (int(device), int(inode)), str(row["run"]), str(row["rank"]),
             float(row["seen"]), int(row["step"]), bool(row["is_absolute"]), str(row["boot"]),
+            int(row.get("uid", -1)), str(row.get("wanted", row["run"])), int(row.get("launcher", row["pid"])),
+            str(row.get("meeting", "")),
         )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         """Give what is written of it."""
-        return {key: value for key, value in vars(self).items() if key not in ("told", "herald")}
+        noted = {key: value for key, value in vars(self).items() if key not in ("told", "herald")}
+        return {**noted, "offset": proc.boot_offset_ticks(os.getpid())}
 
     @property
     def claim(self) -> Claim:
         """The run and rank that it was served under."""
-        return Claim(self.pid, self.pid, self.rank, self.run, self.run)
+        claim = Claim(self.pid, self.launcher, self.rank, self.wanted, self.run, uid=self.uid)
+        claim.meeting = self.meeting
+        return claim
 
     def is_running(self, boot: str) -> bool:
         """Tell whether the very process still runs."""
@@ -121,6 +130,8 @@ class Roster:
         self._clock = clock
         self._boot = boot_id()
         self._members: frozenset[tuple[int, int]] | None = None
+        self._before = [] if path is None else _read(path)
+        fleet.reserve(one.claim for one in self._before if one.boot == self._boot)
         self._due = 0.0
         self._is_failing = False
 
@@ -131,7 +142,7 @@ class Roster:
         alive = [target for target in targets if target.ended is None]
         members = frozenset((target.pid, target.start_ticks) for target in alive)
         if self._members is None:
-            self._tell_gone(_read(self._path))
+            self._tell_gone(self._before)
         if members != self._members or self._clock() >= self._due:
             self._members, self._due = members, self._clock() + NOTE_S
             self._write(self._path, [Held.of(target, self._boot) for target in alive])
@@ -156,7 +167,9 @@ class Roster:
         """Replace the file as a whole: a daemon that is killed in between leaves the old one."""
         new = path.with_suffix(".new")
         try:
-            new.write_text(json.dumps([one.as_json() for one in held]))
+            new.unlink(missing_ok=True)
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                json.dump([one.as_json() for one in held], file)
             new.replace(path)
             self._is_failing = False
         except OSError as exc:

@@ -26,11 +26,15 @@ CORE = frozenset({
     "hookd_collectives_issued", "hookd_plugin_call_seconds", "hookd_plugin_series_refused",
     "hookd_plugin_held_bytes",
 })  # fmt: skip
-"""Families of the agent itself: never dropped."""
+"""Families of the agent itself: not dropped until there are MAX_CORE lines of them."""
+MAX_CORE = 1000
+"""A real agent has some 300 with thirty plugins. A page is another process's, and may have 200,000 under these names."""
 FINDINGS = frozenset({"hookd_nan_origin", "hookd_nan_nonfinite", "hookd_activations_finding"})
 """Families in which a series above 0 is a finding about its module."""
 COSTS = frozenset({"hookd_timing_forward_seconds", "hookd_timing_backward_seconds"})
 """Families whose sum is what a module costs."""
+MAX_PER_USER = 100_000
+"""Lines of all targets of one user: of a user with more than a hundred targets each has its part of them."""
 SELECTORS = ("modules", "types")
 """Options by which a person says which modules a plugin looks at; `*` is all of them."""
 INCUMBENT = 1.25
@@ -63,11 +67,12 @@ class Selection:
         self._reconsider_at = 0.0
         self._wait_s = 1.0
 
-    def served(self, snapshot: Snapshot, now: float) -> list[tuple[Family, Sequence[int]]]:
+    def served(self, snapshot: Snapshot, now: float, most: int = MAX_PER_USER) -> list[tuple[Family, Sequence[int]]]:
         """Give each family with the indexes of its series that are served.
 
         Args:
             snapshot: of the target.
+            most: lines that this target may have, whatever its limits.
             now: monotonic seconds; costs are compared anew at growing intervals, at last once an hour.
         """
         families = snapshot.families
@@ -75,11 +80,12 @@ class Selection:
             return [(family, range(len(family.first))) for family in families]
         found = sorted(_findings(families))
         asked = _selective(snapshot)
-        seen = (found, asked, [(family.key, len(family.first)) for family in families])
+        most = min(most, MAX_PER_USER)
+        seen = (most, found, asked, [(family.key, len(family.first)) for family in families])
         if seen != self._seen or now >= self._reconsider_at:
             self._wait_s = 1.0 if seen != self._seen else min(3600.0, 2 * self._wait_s)
             self._seen, self._reconsider_at = seen, now + self._wait_s
-            self._plan = self._decide(snapshot, found, asked)
+            self._plan = self._decide(snapshot, found, asked, most)
             lines = sum(
                 _lines(family) * (len(family.first) - len(kept))
                 for family, kept in zip(families, self._plan, strict=True)
@@ -87,15 +93,20 @@ class Selection:
             self.dropped = max(self.dropped, lines)
         return list(zip(families, self._plan, strict=True))
 
-    def _decide(self, snapshot: Snapshot, found: Sequence[str], asked: tuple[str, ...]) -> list[Sequence[int]]:
+    def _decide(
+        self, snapshot: Snapshot, found: Sequence[str], asked: tuple[str, ...], most: int
+    ) -> list[Sequence[int]]:
         """Give the indexes to serve for each family: what has no module comes first, then whole modules."""
-        left = self._limits.max_series
+        left, core = min(self._limits.max_series, most), min(MAX_CORE, most)
         plan: dict[int, Sequence[int]] = {}
         for number, family in enumerate(snapshot.families):
             if "module" not in family.labels:
-                room = len(family.first) if family.name in CORE else max(0, left) // _lines(family)
+                is_core = family.name in CORE
+                room = max(0, core if is_core else left) // _lines(family)
                 plan[number] = range(min(len(family.first), room))
-                left -= len(plan[number]) * _lines(family)
+                taken = len(plan[number]) * _lines(family)
+                left -= taken
+                core -= taken if is_core else 0
         self._chosen = self._choose(snapshot, found, asked, left)
         for number, family in enumerate(snapshot.families):
             if number not in plan:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hookd.config import default_control_path, default_state_dir
-from hookd.daemon import api, audit, describe, host, receivers, tcp
+from hookd.daemon import api, audit, describe, host, receivers, tcp, turns
 from hookd.daemon.actions import Actions, Order
 from hookd.daemon.client import EMBEDDED_SOCKET
 from hookd.daemon.collector import FleetCollector, Tally
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from hookd.config import ServeConfig
     from hookd.daemon.targets import Target
-    from hookd.daemon.wanted import Want
+    from hookd.daemon.turns import Want
 
 EMBEDDED_LEASE_S = 60.0
 """How long an agent outlives a foreground attach that was killed."""
@@ -48,6 +48,7 @@ EMBEDDED_RETENTION_DAYS, EMBEDDED_RETENTION_MB = 365.0, 1000.0
 """It does not read the configuration of `hookd serve`, whose incidents are in the same file: it forgets none of less."""
 ATTACH_THREADS = 16
 LOOK_THREADS = 4
+DEATH_THREADS = 2
 DAY_S = 86400.0
 FORGET_S = 60.0
 _log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Service:
         store = IncidentStore.open(
             state_dir, max_bytes=self._at_least(config.retention_mb, EMBEDDED_RETENTION_MB) * 1e6
         )
-        self.fleet = Fleet(store, linger_s=config.linger_s, only=only)
+        self.fleet = Fleet(store, linger_s=config.linger_s, only=only, per_user=config.targets_per_user)
         self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
         self.plugins = host.load(config)
         self._callers = [Caller(word, function, store) for word, function in functions.items()]
@@ -101,15 +102,17 @@ class Service:
         self._watchers = watchers(self.fleet, config, noted, self.history)
         self._collector = FleetCollector(
             self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers,
-            more=self.plugins.families,
+            kinds=self.fleet.admission.kinds, more=self.plugins.families,
         )  # fmt: skip
         self._started = time.time()
         self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
-        # Threads of their own: a person does not wait for processes that are still importing torch.
-        self._by_rule = ThreadPoolExecutor(ATTACH_THREADS, "hookd-rule")
+        # Threads of their own: a person does not wait for rules.
+        self._by_rule = ThreadPoolExecutor(turns.MOST, "hookd-rule")
         # Waited for at the end: who still looks when targets and store are closed would take all targets for gone.
         self._lookers = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
+        self._mourners = ThreadPoolExecutor(DEATH_THREADS, "hookd-death")  # many deaths at once keep no look waiting
         self._tries: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Event()
         self._watched: dict[int, Target] = {}
         self._new: list[Target] = []
         self._stack = contextlib.AsyncExitStack()
@@ -139,6 +142,7 @@ class Service:
             stack.callback(self._by_rule.shutdown, cancel_futures=True)
             stack.callback(self._close_targets)
             stack.callback(self._lookers.shutdown)
+            stack.callback(self._mourners.shutdown)
             stack.push_async_callback(asyncio.to_thread, self._let_go)
             listener = self._bind_control(stack)
             await self._bind_tcp(stack)
@@ -149,6 +153,7 @@ class Service:
             for work, interval_s in (
                 (self._poll, self.config.poll_s),
                 (self._scan, self.config.scan_s),
+                (self._attach_wanted, 0.0),
                 (self._adopt, self.config.scan_s),
                 (self._forget, FORGET_S),
                 (self._prune, DAY_S),
@@ -179,7 +184,8 @@ class Service:
         listen = self.config.listen
         app = Web(self, self._collector).app()
         try:
-            self.url = await stack.enter_async_context(tcp.serving(app, listen, self.config.web_config))
+            serving = tcp.serving(app, listen, self.config.web_config, allow_hosts=self.config.allow_hosts)
+            self.url = await stack.enter_async_context(serving)
         except OSError as exc:
             kind = PermissionDenied if isinstance(exc, PermissionError) else HookdError
             # asyncio's own text holds the address once more; a name that is not found has no number of the kernel's.
@@ -208,10 +214,13 @@ class Service:
         self._watch()
         if not self.is_embedded:
             await asyncio.to_thread(self._wanted.see, found)
-            self._attach_wanted(await asyncio.to_thread(self._wanted.due))
+            self._turn.set()
 
-    def _attach_wanted(self, wants: Sequence[Want]) -> None:
-        for want in wants:
+    async def _attach_wanted(self) -> None:
+        """Begin the next attempts by rule whenever the time or the end of another has made room for them."""
+        await self._turn.wait()
+        self._turn.clear()
+        for want in await asyncio.to_thread(self._wanted.due):
             task = asyncio.create_task(self._try(want))
             self._tries.add(task)
             task.add_done_callback(self._tries.discard)
@@ -224,13 +233,14 @@ class Service:
                 self._by_rule, self._actions.attach, want.pid, order
             )
         except HookdError as error:
-            self._wanted.failed(want, error)
+            await asyncio.to_thread(self._wanted.failed, want, error)
         except Exception as exc:  # noqa: BLE001  ours: told like any other, and tried again like any other
             _log.exception("process %d", want.pid)
-            self._wanted.failed(want, HookdError(worded(exc), reason="internal"))
+            await asyncio.to_thread(self._wanted.failed, want, HookdError(worded(exc), reason="internal"))
         else:
-            self._wanted.done(want)
-            audit.attached(answer, "by rule")
+            self._wanted.attached(want)
+            await asyncio.to_thread(audit.attached, answer, f"by {want.rule.told}")
+        self._turn.set()
         self._watch()
 
     async def _adopt(self) -> None:
@@ -276,7 +286,7 @@ class Service:
 
     def _died(self, pidfd: int, target: Target) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
-        asyncio.get_running_loop().run_in_executor(self._lookers, self.fleet.lose, target)
+        asyncio.get_running_loop().run_in_executor(self._mourners, self.fleet.lose, target)
 
     # ---- what is asked for
 
@@ -317,7 +327,7 @@ class Service:
         """Attach to a process because a person asks for it; see `Actions.attach`."""
         self._wanted.reset(pid)
         answer: dict[str, Any] = await self._run(self._actions.attach, pid, order, by)
-        audit.attached(answer, "as asked", by)
+        await asyncio.to_thread(audit.attached, answer, "as asked", by)
         await asyncio.to_thread(self.fleet.store.recall, pid)
         return answer
 
@@ -332,15 +342,15 @@ class Service:
             await asyncio.to_thread(self._actions.enable_together, results, spec, order)
         return results
 
-    async def detach(self, pid: int, timeout_s: float) -> dict[str, Any]:
-        """Detach from a process; see `Actions.detach`."""
-        answer: dict[str, Any] = await self._run(self._actions.detach, pid, timeout_s)
+    async def detach(self, pid: int, timeout_s: float, by: Mapping[str, int]) -> dict[str, Any]:
+        """Detach from a process because a person asks for it; see `Actions.detach`."""
+        answer: dict[str, Any] = await self._run(self._actions.detach, pid, timeout_s, by)
         return answer
 
-    async def detach_all(self, timeout_s: float) -> list[dict[str, Any]]:
+    async def detach_all(self, timeout_s: float, by: Mapping[str, int]) -> list[dict[str, Any]]:
         """Detach from all targets at once; give the result or the error of each."""
         pids = [target.pid for target in self.fleet.targets() if target.ended is None]
-        return list(await asyncio.gather(*(self._tried(self._actions.detach, pid, timeout_s) for pid in pids)))
+        return list(await asyncio.gather(*(self._tried(self._actions.detach, pid, timeout_s, by) for pid in pids)))
 
     async def detach_own(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
         """Detach what this daemon holds and nobody else does: the end of a foreground attach."""

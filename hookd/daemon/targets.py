@@ -8,23 +8,23 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import psutil
-
 from hookd import labels
-from hookd.attach import container, control, proc
+from hookd.attach import bounded, container, control, discover, proc
+from hookd.attach.waiter import WAITERS
+from hookd.collapse import same
 from hookd.daemon import curve
 from hookd.daemon.deaths import LAST, Witness, judge
 from hookd.daemon.herald import Herald
-from hookd.daemon.identity import Identity, text
+from hookd.daemon.identity import OF_THE_KERNEL, Identity, text
 from hookd.daemon.usage import Usage, usage_of
 from hookd.errors import HookdError, PageError
 from hookd.page import PageReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hookd.attach import Control
     from hookd.daemon.deaths import Death
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+DEATH_S, REMOVAL_S = 2.0, 0.2
+"""How long may be asked how a process has ended, and for the socket that it has left behind: many may end at one moment."""
 State = Literal["attached", "lost", "corrupt", "detached"]
 STATES: tuple[State, ...] = ("attached", "lost", "corrupt", "detached")
 """Served and alive; the process is gone; the page cannot be trusted; the agent has left."""
@@ -85,6 +87,10 @@ class Target:
         pidfd: readable once the process is gone; -1 where the kernel has none, and after the end.
         lease: an open connection to the agent while this daemon holds it.
         container: the pod and container it runs in.
+        looked_at: monotonic seconds of when the fleet last looked at it.
+        incidents_stored: the highest number of an incident of its page that was read.
+        repairs: those of the store since when that number holds.
+        incidents_dropped: how many of its incidents were too many, see `admission`.
         told: by kind, how many incidents daemons have seen themselves, see `Fleet.tell`.
         ongoing: by kind, when and in which words those were told that are not over; replaced, never changed.
         hang: while it hangs, where it stands and who waits for whom (`hookd.daemon.hangs`); replaced, never changed.
@@ -97,23 +103,27 @@ class Target:
         self.page = page_id(fd)
         self.state: State = "attached"
         self.ended: Ended | None = None
+        self.looked_at = 0.0
         self.incidents_stored = 0
+        self.repairs = 0
+        self.incidents_dropped = 0
         self.told: dict[str, int] = {}
         self.ongoing: Mapping[str, Mapping[str, Any]] = {}
         self.hang: Mapping[str, Any] | None = None
         self.herald = Herald(clock)
         self.lease: Control | None = None
         self.container = container.of_process(pid)
-        self._process = psutil.Process(pid)
         self.pidfd = _pidfd(pid)
         self._clock = clock
         self._pulse = Pulse(clock())
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
+        self._distinct: tuple[list[dict[str, Any]], int] = ([], 0)
         self._curve: list[dict[str, Any]] = []
         self._usage = Usage()
         self.witness = Witness(pid, self.start_ticks)
         self._number = -1  # of the page among the target's descriptors, where it was seen last
+        self._page_owner = frozenset({os.fstat(fd).st_uid})
         self._reader: PageReader | None = None
         self._told: Mapping[str, Any] = {}
         try:
@@ -125,7 +135,8 @@ class Target:
             self.identity = Identity.of_process(pid)
             self._close("corrupt", exc.reason)
         self._files = proc.link(pid, "ns/mnt")
-        self.claim = labels.Claim(pid, pid, self.identity.rank, self.identity.run, self.identity.run)
+        identity = self.identity
+        self.claim = labels.Claim(pid, pid, identity.rank, identity.run, identity.run, uid=identity.uid)
 
     def read(self) -> Snapshot | None:
         """Copy the page; of a target that has ended, the last copy. None when there never was a good one."""
@@ -144,6 +155,13 @@ class Target:
             with contextlib.suppress(PageError):
                 self._curve = curve.of(self._reader.records())
 
+    def distinct_incidents(self) -> int:
+        """Return how many incidents its page has, of equal ones one."""
+        incidents = [] if self._snapshot is None else self._snapshot.incidents
+        if self._distinct[0] is not incidents:  # a reader gives the same list while nothing new is told
+            self._distinct = (incidents, len({same(one) for one in incidents}))
+        return self._distinct[1]
+
     def last(self) -> Snapshot | None:
         """Give the copy that was made last, without making one."""
         return self._snapshot
@@ -152,7 +170,11 @@ class Target:
         """Give the identity anew where the last copy of the page says another."""
         if self._snapshot is not None and self._snapshot.identity != self._told:
             self._told = self._snapshot.identity
-            self.identity = Identity.of_page(self._told, pid=self.pid)
+            found = Identity.of_page(self._told, pid=self.pid)
+            # Once it has ended, what the kernel says of the pid is of nobody, or of another process.
+            if found.uid < 0 or not proc.is_same(self.pid, self.start_ticks):
+                found = replace(found, **{name: getattr(self.identity, name) for name in OF_THE_KERNEL})
+            self.identity = found
         return self.identity
 
     @property
@@ -166,13 +188,13 @@ class Target:
         with self._lock:
             self._refresh()
             if self.ended is None:
-                self._usage = usage_of(self._process, self._usage)
+                self._usage = usage_of(self.pid, self._usage)
         if self.ended is None and self.pidfd < 0 and not self.is_running():
             self.lose()
 
     def lose(self) -> None:
         """Take the last copy of the page: the process is gone, or is another program now."""
-        with self._lock:
+        with WAITERS.within(DEATH_S), self._lock:
             self._refresh()
             self._draw()
             if self.ended is None or self.state == "corrupt":
@@ -180,7 +202,8 @@ class Target:
                 self._close("lost", death.reason, death)
             if self._snapshot is not None:
                 path = text(self._snapshot.identity, "control")
-                control.remove_dead(path, self.identity.uid, near=self._neighbour())
+                with WAITERS.within(REMOVAL_S):
+                    control.remove_dead(path, self.identity.process_uid, near=self._neighbour())
 
     def _neighbour(self) -> int | None:
         """Give who sees the same files, as we may not: its parent, in a container that outlives it, or the first process."""
@@ -199,22 +222,29 @@ class Target:
             self._close("corrupt", "corrupt")
 
     def holds_page(self) -> bool:
-        """Tell whether the process has the memory file of its page open, whatever is in it."""
-        if self._number >= 0 and self._is_page(f"/proc/{self.pid}/fd/{self._number}"):
-            return True
-        try:
-            numbers = os.listdir(f"/proc/{self.pid}/fd")  # noqa: PTH208  names only, in one call
-        except OSError:
-            return False
-        self._number = next((int(n) for n in numbers if self._is_page(f"/proc/{self.pid}/fd/{n}")), -1)
+        """Whether a descriptor of the process has the name of its page: nothing is opened. It is sought among all of them."""
+        self._number = next(iter(self._numbers()), -1)
         return self._number >= 0
 
-    def _is_page(self, path: str) -> bool:
+    def has_page_open(self) -> bool:
+        """Whether the process has the memory file of its page open, whatever is in it; a child looks, see `bounded`."""
+        return any(map(self._is_page, self._numbers()))
+
+    def _numbers(self) -> list[int]:
         try:
-            status = os.stat(path)  # noqa: PTH116
-        except OSError:
+            return discover.numbers_of_pages(self.pid)
+        except (HookdError, OSError):
+            return []
+
+    def _is_page(self, number: int) -> bool:
+        try:
+            fd = bounded.open_memory_file(self.pid, number, self._page_owner)
+        except (HookdError, OSError):
             return False
-        return (status.st_dev, status.st_ino) == self.page
+        try:
+            return page_id(fd) == self.page
+        finally:
+            os.close(fd)
 
     def _refresh(self) -> None:
         if self._reader is None or self.ended is not None:
@@ -248,7 +278,7 @@ class Target:
         try:
             return proc.is_running(self.pid, self.start_ticks)
         except OSError as exc:
-            return exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+            return exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
         except HookdError:
             return False
 
@@ -260,7 +290,7 @@ class Target:
         """Give what the operating system counts for it; after its end, the last."""
         with self._lock:
             if self.ended is None:
-                self._usage = usage_of(self._process, self._usage)
+                self._usage = usage_of(self.pid, self._usage)
             return self._usage
 
     def take_lease(self, lease: Control) -> bool:
@@ -287,6 +317,20 @@ class Target:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+def without_page(user: int, targets: Sequence[Target]) -> Iterator[Target]:
+    """Yield those of a user's targets that have no descriptor with the name of a page any more.
+
+    Where each had it is looked at for all of them together: it costs some 5 us for each.
+
+    Raises:
+        AttachError: reason "unreadable", one of them did not answer in time.
+    """
+    names = bounded.links(user, [f"{target.pid}/fd/{target._number}" for target in targets])  # noqa: SLF001  of this module
+    for target, name in zip(targets, names, strict=True):
+        if not name.startswith(discover.PAGE_LINK) and not target.holds_page():
+            yield target
 
 
 def page_id(fd: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import logging
 import socket
@@ -19,9 +20,10 @@ from aiohttp import http_exceptions, web
 
 from hookd.daemon.access import Access
 from hookd.daemon.guard import Guard
+from hookd.daemon.names import Names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable
     from pathlib import Path
 
     from aiohttp.typedefs import Middleware
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 
 MAX_LINE, MAX_FIELD = 4096, 8190
 """Bytes of a request's first line and of a header; of headers aiohttp takes 128."""
-_BACKLOG = 128
+GRACE_S = 0.2
+"""How long each connection may shake hands, wait or not read, however many want its place."""
+_BACKLOG = 512
 _PAUSE_S = 0.2
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 21\r\nConnection: close\r\n\r\ntoo many connections\n"
 _log = logging.getLogger(__name__)
@@ -56,11 +60,31 @@ class Limits:
     sending_s: float = 10.0
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A connection that may have to go: since when it waits, and how it is ended."""
+
+    since: float
+    end: Callable[[], object]
+
+
 @contextlib.asynccontextmanager
 async def serving(
-    app: web.Application, listen: Address, web_config: Path | None, limits: Limits | None = None
+    app: web.Application,
+    listen: Address,
+    web_config: Path | None,
+    limits: Limits | None = None,
+    *,
+    allow_hosts: Collection[str] = (),
 ) -> AsyncIterator[str]:
     """Serve an application behind a guard for the duration of a block, and give its URL.
+
+    Args:
+        app: it is changed.
+        listen: where; port 0 for any.
+        web_config: TLS and passwords.
+        limits: what peers may take.
+        allow_hosts: names to answer to beside the machine's own; see `names`.
 
     Raises:
         ConfigError: the web configuration is wrong.
@@ -68,9 +92,7 @@ async def serving(
     """
     limits = limits or Limits()
     access = Access(web_config)
-    Guard(app, access)
     port = Port(access, limits)
-    app.middlewares.insert(0, port.middleware())
     runner = web.AppRunner(
         app, handle_signals=False, shutdown_timeout=2, keepalive_timeout=limits.idle_s, **HTTP, max_line_size=MAX_LINE
     )
@@ -78,11 +100,15 @@ async def serving(
         listeners = await _bound(listen)
         for listener in listeners:
             stack.callback(listener.close)
+        reachable_at = _reachable_at(listeners)
+        Guard(app, access, Names(allow_hosts, is_local=reachable_at is None))
+        app.middlewares.insert(0, port.middleware())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         stack.push_async_callback(port.close)
         port.open(refusing(runner), listeners)
-        _warn(listeners, access)
+        if reachable_at is not None:
+            _warn(reachable_at, access)
         host, number = listeners[0].getsockname()[:2]
         scheme = "http" if access.context is None else "https"
         yield f"{scheme}://[{host}]:{number}" if ":" in host else f"{scheme}://{host}:{number}"
@@ -116,10 +142,12 @@ class Port:
 
     def __init__(self, access: Access, limits: Limits) -> None:
         self._access, self.limits = access, limits
-        self._idle: dict[asyncio.BaseTransport, Connection] = {}  # those without a request, in the order of their waits
+        # In the order of their waits: those without a request, those that do not take their answer.
+        self._idle: dict[asyncio.BaseTransport, Waiting] = {}
+        self._stalled: dict[asyncio.BaseTransport, Waiting] = {}
         self._open: dict[asyncio.BaseTransport, Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._hands: dict[asyncio.Task[None], None] = {}  # handshakes, in the order of their beginnings
+        self._hands: dict[asyncio.Task[None], Waiting] = {}  # handshakes, in the order of their beginnings
 
     def open(self, make: Callable[[], asyncio.Protocol], listeners: Iterable[socket.socket]) -> None:
         """Begin to accept."""
@@ -159,28 +187,43 @@ class Port:
                 _log.log(logging.DEBUG if exc.errno == errno.ECONNABORTED else logging.WARNING, "accept: %s", exc)
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            if not self._has_room():
+            try:
+                has_room = await self._make_room()
+            except BaseException:
+                accepted.close()
+                raise
+            if not has_room:
                 self._refuse(accepted)
             else:
                 task = asyncio.create_task(self._connect(make, accepted))
-                self._hands[task] = None
+                self._hands[task] = Waiting(loop.time(), functools.partial(self._let_go, task))
                 task.add_done_callback(lambda done: self._hands.pop(done, None))
             await asyncio.sleep(0)  # the others' turn: an accept that succeeds at once gives them none
 
-    def _has_room(self) -> bool:
-        """Make room where there is none: who has waited longest without a request, or shaken hands, has to go."""
-        if len(self._open) + len(self._hands) < self.limits.connections:
-            return True
-        oldest = next(iter(self._idle), None)
-        if oldest is not None:
-            self._idle.pop(oldest).abort()
-            self._open.pop(oldest, None)
-            return True
-        hand = next(iter(self._hands), None)
-        if hand is not None:
-            hand.cancel()
-            self._hands.pop(hand)
-        return hand is not None
+    async def _make_room(self) -> bool:
+        """Make room where there is none: one without a request, in a handshake, or that does not read has to go, oldest first.
+
+        Each has GRACE_S. Until then those who come wait in the kernel's queue: a crowd that comes and goes quickly would
+        else push out a scraper in the midst of its handshake.
+
+        Returns:
+            False: all are busy.
+        """
+        loop = asyncio.get_running_loop()
+        while len(self._open) + len(self._hands) >= self.limits.connections:
+            oldest = [next(iter(some.values())) for some in (self._idle, self._hands, self._stalled) if some]
+            if not oldest:
+                return False
+            ripe = next((one for one in oldest if loop.time() >= one.since + GRACE_S), None)
+            if ripe is None:
+                await asyncio.sleep(min(one.since for one in oldest) + GRACE_S - loop.time())
+            else:
+                ripe.end()
+        return True
+
+    def _let_go(self, hand: asyncio.Task[None]) -> None:
+        hand.cancel()
+        self._hands.pop(hand)
 
     def _refuse(self, accepted: socket.socket) -> None:
         with contextlib.suppress(OSError), accepted:
@@ -210,12 +253,18 @@ class Port:
         """Note since when a connection has no request; None: it has one."""
         self._idle.pop(transport, None)
         if connection is not None:
-            self._idle[transport] = connection
+            self._idle[transport] = Waiting(asyncio.get_running_loop().time(), connection.abort)
+
+    def stall(self, transport: asyncio.BaseTransport, connection: Connection | None) -> None:
+        """Note since when a connection does not take its answer; None: it does."""
+        self._stalled.pop(transport, None)
+        if connection is not None:
+            self._stalled[transport] = Waiting(asyncio.get_running_loop().time(), connection.abort)
 
     def drop(self, transport: asyncio.BaseTransport) -> None:
         """Forget a connection."""
-        self._open.pop(transport, None)
-        self._idle.pop(transport, None)
+        for connections in (self._open, self._idle, self._stalled):
+            connections.pop(transport, None)
 
 
 class Connection(asyncio.Protocol):
@@ -254,12 +303,14 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._sending = loop.call_later(self._port.limits.sending_s, self.abort)
         self._port.note(self._transport, None)
+        self._port.stall(self._transport, self)
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
         if self._sending is not None:
             self._sending.cancel()
+        self._port.stall(self._transport, None)
         if not self._requests:
             self._port.note(self._transport, self)
         self._inner.resume_writing()
@@ -287,7 +338,8 @@ class Connection(asyncio.Protocol):
             self._wait(self._port.limits.idle_s)
 
     def abort(self) -> None:
-        """Cut it off."""
+        """Cut it off; its place is free at once."""
+        self._port.drop(self._transport)
         self._transport.abort()
 
     def _wait(self, limit_s: float) -> None:
@@ -375,12 +427,14 @@ def _listening(family: int, kind: int, protocol: int, address: Any) -> socket.so
     return listener
 
 
-def _warn(listeners: Iterable[socket.socket], access: Access) -> None:
-    """Say what others may read, where others can connect."""
+def _reachable_at(listeners: Iterable[socket.socket]) -> str | None:
+    """Return an address where other machines can connect; None: there is none."""
     hosts = [str(one.getsockname()[0]) for one in listeners]
-    where = next((host for host in hosts if not ipaddress.ip_address(host.partition("%")[0]).is_loopback), None)
-    if where is None:
-        return
+    return next((host for host in hosts if not ipaddress.ip_address(host.partition("%")[0]).is_loopback), None)
+
+
+def _warn(where: str, access: Access) -> None:
+    """Say what others may read, where others can connect."""
     if access.config is None:
         _log.warning(
             "everybody who reaches %s may read names, command lines and incidents of all trainings, and nothing is "

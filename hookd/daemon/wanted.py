@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import pwd
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookd.attach import discover, proc
+from hookd.attach.accounts import account
+from hookd.attach.census import INSPECTION_S, inspected
 from hookd.attach.launch import is_launched
+from hookd.attach.owner import user_name
+from hookd.attach.waiter import WAITERS
 from hookd.config.rules import Traits, decide
+from hookd.daemon.herald import plain
+from hookd.daemon.turns import Turns, Want
 from hookd.errors import HookdError
 
 if TYPE_CHECKING:
@@ -29,24 +32,6 @@ NEVER_AGAIN = ("data-worker", "disabled")
 """Refusals of the target's own: there is nothing to try again."""
 GONE = ("died", "zombie", "no-such-process", "not-attached")
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Want:
-    """One process that a rule wants.
-
-    Attributes:
-        at: when to try next, by the monotonic clock; infinite while a try is under way.
-        failures: so many tries have failed.
-        why: reason and message of the last failure.
-    """
-
-    pid: int
-    start: int
-    rule: Rule
-    at: float
-    failures: int = 0
-    why: tuple[str, str] = ("", "")
 
 
 class Wanted:
@@ -69,6 +54,7 @@ class Wanted:
         self._clock = clock
         self._lock = threading.Lock()
         self._wants: dict[int, Want] = {}
+        self._turns = Turns()
 
     def see(self, found: Iterable[Candidate]) -> None:
         """Ask the rules about processes that are new or have changed."""
@@ -83,53 +69,73 @@ class Wanted:
 
     def _consider(self, one: Candidate) -> None:
         try:
-            seen = traits(one)
+            with WAITERS.within(INSPECTION_S):
+                seen, program = traits(one), proc.executable(one.pid)
         except (HookdError, OSError):  # it has ended, or may not be seen
             return
         rule = decide(self._rules, seen)
         if rule is not None and not is_launched(seen.environment):  # `hookd run` has its own way in
+            at = self._clock() + self._settling(one)
+            want = Want(one.pid, one.start, account(one.uid), program, rule, at)
             with self._lock:
-                self._wants[one.pid] = Want(one.pid, one.start, rule, self._clock() + self._settling(one))
+                self._wants[one.pid] = want
 
     @staticmethod
     def _settling(one: Candidate) -> float:
         return SETTLE_S if discover.age_s(one.start) < SETTLE_S else 0.0
 
     def due(self) -> list[Want]:
-        """Give those to be tried now, having looked at them once more. `failed` or `done` must follow for each."""
-        now = self._clock()
+        """Return those to be tried now, having looked at them once more. `attached` or `failed` must follow for each."""
+        chosen = []
+        while (want := self._take()) is not None:
+            if self._is_wanted(want):
+                chosen.append(want)
+            else:
+                self._end(want, is_attached=None)
+                self._drop(want)
+        return chosen
+
+    def _take(self) -> Want | None:
         with self._lock:
-            asked = [want for want in self._wants.values() if want.at <= now]
-            for want in asked:
-                want.at = float("inf")
-        return [want for want in asked if self._is_wanted(want)]
+            return self._turns.take(self._wants.values(), self._clock())
+
+    def _end(self, want: Want, *, is_attached: bool | None) -> None:
+        with self._lock:
+            self._turns.end(want, self._clock(), is_attached=is_attached)
 
     def _is_wanted(self, want: Want) -> bool:
-        found = discover.inspect(want.pid)
+        found = inspected(want.pid)
         is_there = found is not None and found.start == want.start and found.state == "attachable"
-        if is_there and not self._is_dismissed(want.pid, want.start):
-            return True
-        self.done(want)
-        return False
+        return is_there and not self._is_dismissed(want.pid, want.start)
 
-    def done(self, want: Want) -> None:
-        """Ask no more for this process: it is attached, has ended, or is none that trains."""
+    def _drop(self, want: Want) -> None:
         with self._lock:
             if self._wants.get(want.pid) is want:
                 del self._wants[want.pid]
 
+    def attached(self, want: Want) -> None:
+        """Ask no more for this process."""
+        self._end(want, is_attached=True)
+        self._drop(want)
+
     def failed(self, want: Want, error: HookdError) -> None:
-        """Wait after a failed try, twice as long each time."""
-        if error.reason in NEVER_AGAIN:
-            return  # it stays known, and so is not considered again
+        """Wait after a failed attempt, twice as long each time."""
+        is_final = error.reason in NEVER_AGAIN
+        self._end(want, is_attached=None if is_final else False)
+        if is_final:
+            want.at = float("inf")  # it stays known, and so is not considered again
+            return
         if error.reason in GONE:
-            self.done(want)
+            self._drop(want)
             return
         wait_s = min(FIRST_WAIT_S * 2**want.failures, LONGEST_WAIT_S)
         with self._lock:
             want.failures += 1
             want.why, want.at = (error.reason, error.message), self._clock() + wait_s
-        _log.warning("process %d: attach by rule failed: %s; again in %g s", want.pid, error.message, wait_s)
+        _log.warning(
+            "process %d of user %s: attach by %s failed: %s; again in %g s",
+            want.pid, user_name(want.uid), plain(want.rule.told), error.message, wait_s,
+        )  # fmt: skip
 
     def reset(self, pid: int) -> None:
         """Forget the failures in a process: a person attaches to it."""
@@ -141,9 +147,10 @@ class Wanted:
         """Forget the processes that have ended."""
         with self._lock:
             wants = list(self._wants.values())
+            self._turns.forget(self._clock())
         for want in wants:
             if not _lives(want):
-                self.done(want)
+                self._drop(want)
 
     def backing_off(self) -> list[dict[str, Any]]:
         """Describe the processes in which attach has failed and will be tried again."""
@@ -156,7 +163,7 @@ class Wanted:
                 "failures": want.failures,
                 "reason": want.why[0],
                 "error": want.why[1],
-                "again_in_s": round(max(0.0, want.at - now), 1) if want.at < float("inf") else 0.0,
+                "again_in_s": 0.0 if want.is_tried else round(max(0.0, want.at - now), 1),
             }
             for want in wants
         ]
@@ -169,10 +176,8 @@ def traits(one: Candidate) -> Traits:
         HookdError: it has ended.
         OSError: it may not be seen.
     """
-    user = {str(one.uid)}
-    with contextlib.suppress(KeyError):  # a container's
-        user.add(pwd.getpwuid(one.uid).pw_name)
-    return Traits(" ".join(one.cmdline), frozenset(user), _cgroup(one.pid), proc.environ(one.pid))
+    user = frozenset({str(one.uid), user_name(one.uid)})
+    return Traits(" ".join(one.cmdline), user, _cgroup(one.pid), proc.environ(one.pid))
 
 
 def _cgroup(pid: int) -> str:
@@ -184,7 +189,4 @@ def _cgroup(pid: int) -> str:
 
 
 def _lives(want: Want) -> bool:
-    try:
-        return proc.start_ticks(want.pid) == want.start
-    except (HookdError, OSError, LookupError, ValueError):
-        return False
+    return proc.is_same(want.pid, want.start)

@@ -6,44 +6,39 @@ import asyncio
 import contextlib
 import ctypes
 import functools
-import gzip
 import logging
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from prometheus_client import exposition
-from prometheus_client.core import Metric
 
 from hookd.daemon.api import incident_filter
-from hookd.daemon.families import encode
 from hookd.daemon.pages import frame
 from hookd.daemon.pages.routes import Pages
+from hookd.daemon.scrapes import BusyError, Form, Scrapes
 from hookd.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hookd.daemon.api import Handler
     from hookd.daemon.collector import FleetCollector
     from hookd.daemon.service import Service
 
-MAX_WAITING = 20
-"""Scrapes that wait for the one in progress; more are sent away."""
 MAX_SENDING = 8
-"""Pages on their way to readers that are slow, each some MB: with one more, the oldest is cut off."""
+"""Texts on their way to readers that are slow, each some MB: with one more, the readers of the oldest are cut off."""
 SENDING_S = 10.0
 """How long a reader may take; Prometheus itself gives up after its scrape_timeout, 10 s by default."""
 FIRST_LOOK_S = 5.0
 """A scrape that comes while a daemon starts waits so long for its first look: half of what Prometheus waits for it."""
-_PORTION = 1 << 20
+_PORTION = 1 << 18
+_LARGE_BLOCK = 1 << 20
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _HEADERS = {
     "Content-Security-Policy": frame.POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 _log = logging.getLogger(__name__)
@@ -55,11 +50,10 @@ class Web:
     def __init__(self, service: Service, collector: FleetCollector) -> None:
         self._service = service
         self._collector = collector
-        self._turn = asyncio.Lock()
-        # One thread for all scrapes: malloc keeps the memory of a large page for each thread that has made one.
-        self._renderer = ThreadPoolExecutor(1, "render")
-        self._waiting = 0
-        self._sending: dict[asyncio.Transport, None] = {}  # in the order of their beginnings
+        self._scrapes = Scrapes(collector)
+        # A thread of its own: a crowd that asks must not hold up the search for targets.
+        self._reader = ThreadPoolExecutor(1, "incidents")
+        self._sending: dict[asyncio.Transport, bytes] = {}  # in the order of their beginnings
 
     def app(self) -> web.Application:
         """Make the application."""
@@ -78,21 +72,15 @@ class Web:
         return app
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        """Render in a thread, one scrape at a time: 1,000 series take some 5 ms."""
-        if self._waiting >= MAX_WAITING:
-            return web.Response(status=503, text="too many scrapes at once\n")
-        accept = request.headers.get("Accept", "")
         is_gzip = "gzip" in request.headers.get("Accept-Encoding", "")
         names = frozenset(request.query.getall("name[]", []))
-        self._waiting += 1
+        form = Form(request.headers.get("Accept", ""), names, is_gzip)
+        await self._service.looked(FIRST_LOOK_S)
         try:
-            await self._service.looked(FIRST_LOOK_S)
-            async with self._turn:
-                work = functools.partial(render, self._collector, accept, names, is_gzip=is_gzip)
-                body, content_type = await asyncio.get_running_loop().run_in_executor(self._renderer, work)
-        finally:
-            self._waiting -= 1
-        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+            body = await self._scrapes.text(form)
+        except BusyError:
+            return web.Response(status=503, text="too many scrapes at once\n")
+        headers = {"Content-Type": form.content_type, "Vary": "Accept, Accept-Encoding"}
         return await self._send(request, body, {**headers, **({"Content-Encoding": "gzip"} if is_gzip else {})})
 
     async def _send(self, request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
@@ -103,11 +91,8 @@ class Web:
         response = web.StreamResponse(headers=headers)
         response.content_length = len(body)
         await response.prepare(request)
-        while len(self._sending) >= MAX_SENDING:
-            oldest = next(iter(self._sending))
-            del self._sending[oldest]
-            oldest.abort()
-        self._sending[transport] = None
+        self._make_room(body)
+        self._sending[transport] = body
         timer = asyncio.get_running_loop().call_later(SENDING_S, transport.abort)
         try:
             await _write(response, body)
@@ -118,8 +103,17 @@ class Web:
             self._sending.pop(transport, None)
         return response
 
+    def _make_room(self, body: bytes) -> None:
+        """Cut off who still reads the oldest text, where there would be one too many; one text may have many readers."""
+        while len({id(one) for one in (*self._sending.values(), body)}) > MAX_SENDING:
+            oldest = next(iter(self._sending.values()))
+            for transport in [one for one, text in self._sending.items() if text is oldest]:
+                del self._sending[transport]
+                transport.abort()
+
     async def _close(self, _: web.Application) -> None:
-        self._renderer.shutdown(wait=False, cancel_futures=True)
+        self._scrapes.close()
+        self._reader.shutdown(wait=False, cancel_futures=True)
 
     async def _healthy(self, _: web.Request) -> web.Response:
         return web.Response(text="hookd is healthy\n")
@@ -144,7 +138,8 @@ class Web:
 
     async def _incidents(self, request: web.Request) -> web.Response:
         wanted = incident_filter(request)
-        return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.incidents, **wanted)})
+        ask = functools.partial(self._service.fleet.incidents, **wanted)
+        return web.json_response({"incidents": await asyncio.get_running_loop().run_in_executor(self._reader, ask)})
 
 
 async def _write(response: web.StreamResponse, body: bytes) -> None:
@@ -160,42 +155,7 @@ def _return_large_blocks() -> None:
     Source: glibc's mallopt(3), "dynamic mmap threshold". Other libraries have no `mallopt`, or one that does nothing.
     """
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _PORTION)
-
-
-def render(collector: FleetCollector, accept: str, names: frozenset[str], *, is_gzip: bool) -> tuple[bytes, str]:
-    """Make the text of one scrape.
-
-    Args:
-        collector: gives the families.
-        accept: the request's header; OpenMetrics where it is asked for.
-        names: of families or samples; empty for all.
-        is_gzip: whether to compress, at the level that costs least.
-
-    Returns:
-        The body and its content type.
-    """
-    encoder, content_type = exposition.choose_encoder(accept)
-    body = encoder(_Restricted(collector, names)) if names else encode(collector.families(), encoder)
-    return (gzip.compress(body, 1) if is_gzip else body), content_type
-
-
-class _Restricted:
-    """The families and samples that `name[]` asks for, as prometheus_client's own restricted registry gives them."""
-
-    def __init__(self, collector: FleetCollector, names: frozenset[str]) -> None:
-        self._collector = collector
-        self._names = names
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._collector.collect():
-            samples = metric.samples
-            if metric.name not in self._names:
-                samples = [sample for sample in samples if sample.name in self._names]
-            if samples:
-                kept = Metric(metric.name, metric.documentation, metric.type)
-                kept.samples = samples
-                yield kept
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
 @web.middleware

@@ -1,4 +1,4 @@
-"""Post incidents to a webhook: one message for each run, rank and kind, again and again until it is taken."""
+"""Post incidents to a webhook: one message for each user, run, rank and kind, again and again until it is taken."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ class Pace:
 
 @dataclass
 class _Group:
-    name: tuple[str, ...]
+    name: tuple[int | str, ...]
+    owner: int
     due: float
-    incidents: list[Mapping[str, Any]] = field(default_factory=list)
+    incidents: dict[tuple[Any, ...], Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Sender:
@@ -91,8 +92,9 @@ class Sender:
         self._clock = clock
         self._instance = socket.gethostname()
         self._inbox: deque[Mapping[str, Any]] = deque(maxlen=MAX_WAITING)
-        self._groups: dict[tuple[str, ...], _Group] = {}
-        self._sent: dict[tuple[str, ...], float] = {}
+        self._groups: dict[tuple[int | str, ...], _Group] = {}
+        self._sent: dict[tuple[int | str, ...], float] = {}
+        self._turns: dict[int, float] = {}  # by owner, when one of theirs was posted last
         self._queued: set[tuple[Any, ...]] = set()
         self._told: dict[tuple[Any, ...], None] = {}  # lately: the store may give one out before it tells of it
         self._is_behind = True  # of the store: what an earlier daemon has left
@@ -145,26 +147,28 @@ class Sender:
             self._queue(row)
 
     def _queue(self, incident: Mapping[str, Any]) -> None:
-        if key(incident) in self._queued or key(incident) in self._told:
+        if _news(incident) in self._queued or _news(incident) in self._told:
             return
-        if len(self._queued) >= MAX_WAITING:
+        waiting = sum(len(group.incidents) for group in self._groups.values() if group.owner == incident["owner"])
+        if len(self._queued) >= MAX_WAITING or waiting >= max(1, MAX_WAITING // 2):  # the rest is for other users
             self._is_behind = True
             return
-        self._queued.add(key(incident))
-        name = (incident["run"], incident["rank"], incident["kind"])
+        self._queued.add(_news(incident))
+        name = (incident["owner"], incident["run"], incident["rank"], incident["kind"])
         if name not in self._groups:
             last = self._sent.get(name)
             due = self._clock() if last is None else last + self._pace.window_s
-            self._groups[name] = _Group(name, due)
-        self._groups[name].incidents.append(incident)
+            self._groups[name] = _Group(name, incident["owner"], due)
+        self._groups[name].incidents[key(incident)] = incident  # of one that has grown the last
 
     def _due(self) -> _Group | None:
         now = self._clock()
         self._sent = {name: at for name, at in self._sent.items() if now - at < self._pace.window_s}
-        group = min(self._groups.values(), key=lambda one: one.due, default=None)
-        if group is None or group.due > now:
+        due = [group for group in self._groups.values() if group.due <= now]
+        group = min(due, key=lambda one: (self._turns.get(one.owner, 0.0), one.due), default=None)
+        if group is None:
             return None
-        self._sent[group.name] = now
+        self._turns[group.owner] = self._sent[group.name] = now
         return self._groups.pop(group.name)
 
     async def _pause(self) -> None:
@@ -177,10 +181,11 @@ class Sender:
 
     async def _deliver(self, session: aiohttp.ClientSession, group: _Group) -> None:
         """Post until it is taken, or refused for good."""
+        incidents = list(group.incidents.values())
         body = alertmanager.message(
-            group.incidents, instance=self._instance, url=self._url(), receiver="hookd", more=self._config.labels
+            incidents, instance=self._instance, url=self._url(), receiver="hookd", more=self._config.labels
         )
-        names = [key(incident) for incident in group.incidents]
+        names = [_news(incident) for incident in incidents]
         number = "msg_" + hashlib.sha256(repr((self.name, names)).encode()).hexdigest()[:32]
         for failures in itertools.count(1):
             why = await self._post(session, number, body)
@@ -188,7 +193,7 @@ class Sender:
                 break
             self._tell_failure(why)
             await asyncio.sleep(self._pace.wait_s(failures))
-        self._store.delivered(self.name, group.incidents)
+        self._store.delivered(self.name, incidents)
         self._queued.difference_update(names)
         self._told.update(dict.fromkeys(names))
         for name in list(self._told)[: -2 * MAX_WAITING]:
@@ -222,6 +227,11 @@ class Sender:
         if not self._is_failing:
             self._is_failing = True
             _log.warning("%s cannot be told of incidents (%s): tried again until it can", self._config.host, why)
+
+
+def _news(incident: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Name what is told once: an incident, and again each time that its count has one more digit."""
+    return (*key(incident), len(str(incident["count"])))
 
 
 def signed(secret: bytes | None, number: str, unix_s: int, body: bytes) -> dict[str, str]:

@@ -200,8 +200,10 @@ class FakeDaemon:
         self._add(os.getpid(), target._agent._page.fd)
 
     def _add(self, pid: int, fd: int) -> None:
+        from hookd.attach import proc
+
         assert self._halves, "call start() first"
-        target = self._fleet._add(pid, os.dup(fd))
+        target = self._fleet._take(pid, os.dup(fd), proc.start_ticks(pid))
         assert target is not None, f"process {pid} has ended"
         self._targets[pid] = target
 
@@ -222,7 +224,7 @@ class FakeDaemon:
         """Store an incident, of which the plugins are told as by a daemon; `FakeRank.incident` takes the way of a page."""
         self._told += 1
         told = {"seq": self._told, "time": time.time(), "kind": kind, "message": message, **fields}
-        self._store.add((os.getpid(), 0, 0), run, rank, [told])
+        self._store.add((os.getpid(), 0, 0), run, rank, [told], owner=os.getuid())
         self._settle()
 
     def invoke(self, command: str, *words: str) -> Result:

@@ -136,5 +136,9 @@ def _state(training: Training) -> Iterator[tuple[str, object]]:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
+    from hookd.agent.memory import is_readable
+
+    if not is_readable(tensor):  # empty, freed, or of a class that has its numbers elsewhere
+        return repr((tensor.shape, tensor.dtype)).encode()
     flat = tensor.detach().cpu().contiguous()
     return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())

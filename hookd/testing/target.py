@@ -125,9 +125,8 @@ class FakeTarget:
         if bootstrap._agent is None:  # noqa: SLF001  (the test has ended it)
             return
         result = bootstrap.stop()
-        is_same = torch.nn.Module.__call__ is self._call and result["restored"] == "identity"
-        is_clean = is_same and not result["residue"]
-        assert is_clean, f"not as it was before: {result}"
+        assert torch.nn.Module.__call__ is self._call, f"nn.Module.__call__ is not as it was before: {result}"
+        assert result["restored"] == "identity" and not result["residue"], f"not as it was before: {result}"  # noqa: PT018
 
     def stop_clean(self) -> None:
         """Stop if it runs, and check that no hook has raised, `unconfigure` included.

@@ -62,10 +62,10 @@ import weakref
 from typing import Any, Callable, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookd import Context, Module, Plugin, Summary, hookimpl, tensors
+from hookd import Context, Module, Plugin, Summary, groups_of, hookimpl, of_tensor, originals_of, peek, tensors
 from hookd_activations import findings, outputs
 from hookd_activations.loss import Loss
 from hookd_activations.parameters import Parameters, Row, by_module
@@ -88,7 +88,6 @@ PARAMETER = {
     "param_grad_zero_ratio": "Share of zeros in its gradient", "param_norm": "L2 norm of the parameter",
     "param_update_ratio": "Norm of the step's change of the parameter over its norm",
 }  # fmt: skip
-PLAIN = (Tensor, torch.nn.Parameter)
 RECTIFIERS = ("ReLU", "ReLU6", "Threshold")
 BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 ALERT_STEPS = 8
@@ -123,7 +122,8 @@ class Activations(Plugin):
         self.wants_histogram = context.option("histogram", default=False)
         sample = "at the last sampled step."
         self.gauges = [
-            context.gauge(name, f"{of} of the module's output {sample}", ["module"]) for name, of in OUTPUT.items()
+            context.gauge(name, f"{of} of the output's first floating-point tensor {sample}", ["module"])
+            for name, of in OUTPUT.items()
         ]
         self.own = [context.gauge(name, f"{of}, {sample}", ["module"]) for name, of in OWN.items()]
         self.saturation = context.gauge(
@@ -158,7 +158,7 @@ class Activations(Plugin):
         self.is_sampled = True
         if not self.selector.is_due(module):
             return
-        tensor = next((t for t in tensors(output) if is_real(t)), None)
+        tensor = next(filter(self._is_real, tensors(output)), None)
         if tensor is None:
             return
         is_half, is_learning = tensor.dtype is torch.float16, tensor.requires_grad
@@ -181,6 +181,10 @@ class Activations(Plugin):
         for number, place in self.flat.items():
             self.placed[number] = self.placed.get(number, False) or place.is_given_back(output)
         self.flat.clear()
+
+    def _is_real(self, tensor: Tensor) -> bool:
+        """Whether it is a dense tensor of real numbers: what others store is not what the module has put out."""
+        return self.context.is_readable(tensor) and tensor.is_floating_point()
 
     def _read(self, values: list[Tensor], then: Callable[[list[float]], None]) -> None:
         """Read small tensors: at once in the host's memory, else when they have arrived."""
@@ -241,15 +245,15 @@ class Activations(Plugin):
         if ref is None or ref() is not found:  # a model that was made anew has the names of the old one
             self.findings.see("batchnorm_eval", module.name, "", holds=False)
             ref, was_eval = weakref.ref(found), None
-        is_eval = not found.training and bool(found.track_running_stats)
+        is_eval = peek(found, "training") is False and peek(found, "track_running_stats") is True
         self.norms[module.id] = module, ref, is_eval and was_eval is not False
 
     def _judge_modes(self, optimizer: Optimizer) -> None:
         """Judge the BatchNorms that an optimizer has changed: what learns in eval mode alone may be an attack's."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        held = {id(p) for group in groups_of(optimizer) for p in group["params"] if of_tensor(p, "grad") is not None}
         for number, (module, ref, is_eval) in list(self.norms.items()):
             found = ref()
-            if is_eval is not None and found is not None and id(found.weight) in held:
+            if is_eval is not None and found is not None and _is_in(held, found):
                 self.norms[number] = module, ref, None
                 self.findings.see(
                     "batchnorm_eval", module.name, "{module}: a BatchNorm in eval mode is being trained", holds=is_eval
@@ -261,7 +265,7 @@ class Activations(Plugin):
     def loss(self, tensors: tuple[Any, ...]) -> None:
         """Show the loss, and look for a spike; of one number only: what else a backward starts from is no loss."""
         place, self.place = self.place, self.place + 1
-        if len(tensors) == 1 and tensors[0].numel() == 1 and is_real(tensors[0]):
+        if len(tensors) == 1 and self._is_real(tensors[0]) and tensors[0].numel() == 1:
             self._read([tensors[0].detach().reshape(1)], lambda got: self._lost(place, *got))
 
     def _lost(self, place: int, value: float) -> None:
@@ -380,12 +384,6 @@ class Activations(Plugin):
             )  # fmt: skip
 
 
-def is_real(tensor: Tensor) -> bool:
-    """Whether it is a dense tensor of real numbers: what others store is not what the module has put out."""
-    return (
-        tensor.is_floating_point()
-        and type(tensor) in PLAIN
-        and tensor.layout == torch.strided
-        and not (getattr(tensor, "is_nested", False) or tensor.is_meta)
-        and tensor.numel() > 0
-    )
+def _is_in(held: set[int], norm: nn.Module) -> bool:
+    """Whether the weight of a BatchNorm, or what it is computed from, is among some tensors."""
+    return any(id(one) in held for one in originals_of(norm, "weight"))

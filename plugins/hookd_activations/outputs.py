@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookd import tensors
+from hookd import tensor_ref, tensors
 
 LIMIT = 1 << 16
 """At most so many elements are looked at, evenly spread over the tensor."""
@@ -57,9 +56,9 @@ class Place:
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor = weakref.ref(tensor)
+        self._tensor = tensor_ref(tensor)
         base = base_of(tensor)
-        self._base = None if base is None else weakref.ref(base)
+        self._base = None if base is None else tensor_ref(base)
         self._node = tensor.grad_fn
 
     def is_given_back(self, output: Any) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 from torch import Tensor
 
-from hookd import Context, Module, Summary
+from hookd import Context, Module, Summary, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SLICE = 1 << 14
 NOISE_SLICE = 1 << 12
+_grad: Any = Tensor.grad.__get__  # type: ignore[union-attr]  # past what a class of parameters has in its place
+_requires_grad: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 DECAY = 0.9
 """Of the mean gradient, over looked-at steps."""
 
@@ -131,29 +133,50 @@ class Parameters:
     def before(self, optimizer: Optimizer, is_due: Callable[[Module], bool]) -> None:
         """Sum up gradients and weights, and keep what the update is to be compared with."""
         made = self._rounds[id(optimizer)] = Round(id(optimizer))
-        rates = {id(p): bool(group.get("lr", 1.0)) for group in optimizer.param_groups for p in group["params"]}
+        groups = [(self._moves(group.get("lr", 1.0)), group["params"]) for group in groups_of(optimizer)]
+        rates = {id(p): moves for moves, parameters in groups for p in parameters}
         for name, parameter in self._context.ordered_parameters(optimizer):
             owner, _, own_name = name.rpartition(".")
             owner = f"{owner}.(root)".lstrip(".") if "." not in owner and owner[:1] in ("", "#") else owner
             module = self._selected.get(owner)
-            if module is not None and is_due(module) and parameter.requires_grad and not name.startswith("parameter "):
+            if (
+                module is not None
+                and is_due(module)
+                and _requires_grad(parameter)
+                and not name.startswith("parameter ")
+            ):
                 self._look(made, owner, own_name, parameter, has_rate=rates[id(parameter)])
 
+    def _moves(self, rate: Any) -> bool:
+        """Whether a learning rate moves anything; of one that only a device knows that is taken for granted."""
+        if issubclass(type(rate), Tensor):
+            return not (self._context.is_readable(rate) and rate.is_cpu and not rate.count_nonzero())
+        kind = next((one for one in (float, int) if issubclass(type(rate), one)), None)
+        return kind is None or kind.__bool__(rate)
+
     def _look(self, made: Round, module: str, name: str, parameter: Tensor, *, has_rate: bool) -> None:
-        row = Row(module, name, parameter.numel(), parameter.numel() <= SLICE, has_rate)
+        elements = Tensor.numel(parameter)
+        row = Row(module, name, elements, elements <= SLICE, has_rate)
         made.rows.append(row)
         self._context.summary(parameter, lambda summary: setattr(row, "weight", summary))
-        grad = parameter.grad
+        grad = _grad(parameter)
         if grad is not None:
             self._context.summary(grad, lambda summary: setattr(row, "grad", summary))
-        weights = _strided(parameter)
+        weights = self._strided(parameter)
         if weights is not None:
             made.slices.append((row, weights, weights.reshape(-1)[:SLICE].clone()))
-        grads = None if grad is None else _strided(grad)
+        grads = None if grad is None else self._strided(grad)
         if grads is not None:
             noise = self._noise.setdefault((module, name), Noise())
             made.numbers += noise.sums(grads)
             made.takers.append(lambda grad, mean: row.vary(*noise.split(grad, mean)))
+
+    def _strided(self, tensor: Tensor) -> Tensor | None:
+        """Return the dense tensor whose first elements can be compared: of a distributed one this rank's part."""
+        is_distributed = type(tensor).__module__.startswith("torch.") and hasattr(type(tensor), "to_local")
+        local = tensor.to_local() if is_distributed else tensor  # type: ignore[attr-defined]
+        is_dense = self._context.is_readable(local) and local.is_floating_point() and local.is_contiguous()
+        return local.detach() if is_dense else None
 
     def after(self, optimizer: Optimizer) -> None:
         """Compare, and have `done` called with all rows: after this step, or on a device after the next."""
@@ -161,6 +184,8 @@ class Parameters:
         if made is None or not made.rows:
             return
         for row, weights, before in made.slices:
+            if not self._context.is_readable(weights):  # the step has taken it out of memory
+                continue
             now, was = weights.reshape(-1)[:SLICE].float(), before.float()
             made.numbers += [torch.dist(now, was), torch.linalg.vector_norm(was)]
             made.takers.append(row.move)
@@ -173,18 +198,14 @@ class Parameters:
     def _arrived(self, made: Round, numbers: list[float]) -> None:
         for at, take in enumerate(made.takers):
             take(*numbers[2 * at : 2 * at + 2])
+        rows = []
         for row in made.rows:
-            if row.weight is not None:
-                row.has_changed = self._seen.setdefault((row.module, row.name), row.weight) != row.weight
+            if row.weight is not None:  # of the others nobody knows the numbers
+                row.has_changed = self._seen.get((row.module, row.name), row.weight) != row.weight
                 self._seen[row.module, row.name] = row.weight
-        self._done(made.optimizer, made.rows)
-
-
-def _strided(tensor: Tensor) -> Tensor | None:
-    """Give the dense tensor whose first elements can be compared: of a distributed one this rank's part."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    is_dense = local.layout == torch.strided and local.is_floating_point() and local.is_contiguous() and local.numel()
-    return local.detach() if is_dense else None
+                rows.append(row)
+        if rows:
+            self._done(made.optimizer, rows)
 
 
 def by_module(rows: Iterable[Row]) -> dict[str, list[Row]]:

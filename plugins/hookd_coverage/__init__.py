@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hookd import Context, Module, Plugin, PluginError, hookimpl, hooks_on
+from hookd import Context, Module, Plugin, PluginError, hookimpl, hooks_on, peek
 from hookd_coverage.shown import Shown
 from hookd_coverage.state import elements
 
@@ -77,9 +77,9 @@ class Coverage(Plugin):
     @hookimpl
     def forward_pre(self, module: Module) -> None:
         """Note the mode that the module is called in."""
-        held = module.torch()
-        if held is not None:
-            self.training.labels(module.name).set(held.training)
+        training = peek(module.torch(), "training")
+        if isinstance(training, bool):
+            self.training.labels(module.name).set(training)
 
     @hookimpl
     def step_post(self) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from hookd import buffers_of, of_tensor, parameters_of, peek
 
 
 def elements(module: nn.Module) -> Counter[str]:
     """Count the elements that a module itself holds, by kind."""
     found: Counter[str] = Counter()
-    for parameter in list(module._parameters.values()):  # noqa: SLF001 - its children's do not count
-        if parameter is not None and not is_lazy(parameter):
-            found["parameter" if parameter.requires_grad else "frozen"] += parameter.numel()
-    transient = vars(module).get("_non_persistent_buffers_set", ())
-    for name, buffer in list(module._buffers.items()):  # noqa: SLF001 - its children's do not count
-        if buffer is not None and not is_lazy(buffer):
-            found["transient" if name in transient else "buffer"] += buffer.numel()
-    return found
+    for parameter in parameters_of(module).values():
+        found["parameter" if of_tensor(parameter, "requires_grad") else "frozen"] += _elements(parameter)
+    transient = peek(module, "_non_persistent_buffers_set", ())
+    for name, buffer in buffers_of(module).items():
+        found["transient" if name in transient else "buffer"] += _elements(buffer)
+    return +found
+
+
+def _elements(tensor: Tensor) -> int:
+    return 0 if is_lazy(tensor) else Tensor.numel(tensor)

@@ -98,7 +98,8 @@ class Drift(Plugin):
 
     def _held(self) -> list[Replica]:
         models = [("" if root.root == 1 else f"#{root.root}.", model) for root, model in self.context.models()]
-        return replicas(models, is_all=self.replicated == "all", is_gradients=self.what == "gradients")
+        is_all, is_gradients = self.replicated == "all", self.what == "gradients"
+        return replicas(models, self.context.is_readable, is_all=is_all, is_gradients=is_gradients)
 
     def _publish(self, labels: list[str], sums: list[int], mark: int, step: int, layout: int) -> None:
         by_module: dict[str, int] = {}

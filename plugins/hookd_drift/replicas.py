@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hookd import children_of, modules_in, of_tensor, parameters_in, peek
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
@@ -25,11 +27,18 @@ class Replica(NamedTuple):
     group: tuple[int, ...]
 
 
-def replicas(models: Sequence[tuple[str, nn.Module]], *, is_all: bool, is_gradients: bool) -> list[Replica]:
+def replicas(
+    models: Sequence[tuple[str, nn.Module]],
+    is_readable: Callable[[Tensor], bool],
+    *,
+    is_all: bool,
+    is_gradients: bool,
+) -> list[Replica]:
     """Give the parameters that are alike on all ranks, or their gradients, each once.
 
     Args:
         models: roots, each with what its names begin with.
+        is_readable: as of the plugin's context.
         is_all: not only what DistributedDataParallel holds.
         is_gradients: gradients, where a parameter has one.
     """
@@ -37,10 +46,12 @@ def replicas(models: Sequence[tuple[str, nn.Module]], *, is_all: bool, is_gradie
     seen: set[int] = set()
     for prefix, root in models:
         for path, model, ignored, group in [("", root, (), ())] if is_all else _parallel(root):
-            for name, parameter in model.named_parameters(prefix=path):
-                tensor = parameter.grad if is_gradients else parameter
-                own = name[len(path) + 1 :] if path else name
+            for own, parameter in parameters_in(model):
+                name = f"{path}.{own}" if path else own
+                tensor = of_tensor(parameter, "grad") if is_gradients else parameter
                 if id(parameter) in seen or own in ignored or tensor is None or not _is_whole(parameter, tensor):
+                    continue
+                if not is_readable(tensor):
                     continue
                 seen.add(id(parameter))
                 full = prefix + ".".join(part for part in name.split(".") if part not in WRAPPERS)
@@ -51,9 +62,10 @@ def replicas(models: Sequence[tuple[str, nn.Module]], *, is_all: bool, is_gradie
 
 def _parallel(root: nn.Module) -> Iterator[tuple[str, nn.Module, Any, tuple[int, ...]]]:
     """Give every DistributedDataParallel in a model: its path, what it wraps, what it ignores, its ranks."""
-    for path, module in root.named_modules():
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-            yield path, module.module, getattr(module, "parameters_to_ignore", ()), _ranks(module.process_group)
+    for path, module in modules_in(root):
+        if issubclass(type(module), torch.nn.parallel.DistributedDataParallel):
+            ignored, group = peek(module, "parameters_to_ignore", ()), peek(module, "process_group")
+            yield path, children_of(module)["module"], ignored, _ranks(group)
 
 
 def _ranks(group: Any) -> tuple[int, ...]:
@@ -67,9 +79,8 @@ def _ranks(group: Any) -> tuple[int, ...]:
 
 def _is_whole(parameter: Tensor, tensor: Tensor) -> bool:
     """Whether every rank holds all of it: no distributed tensor, no flat parameter of FSDP, no expert's."""
-    is_part = hasattr(tensor, "to_local") or type(parameter).__name__ == "FlatParameter"
-    is_plain = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
-    return is_plain and not is_part and bool(tensor.numel()) and getattr(parameter, "allreduce", True) is not False
+    is_part = hasattr(type(tensor), "to_local") or type(parameter).__name__ == "FlatParameter"
+    return not is_part and not of_tensor(tensor, "is_quantized") and peek(parameter, "allreduce", True) is not False
 
 
 def group_of(held: Sequence[Replica]) -> tuple[tuple[int, ...], ...]:

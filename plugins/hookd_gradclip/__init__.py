@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd import Context, Module, Plugin, PluginError, hookimpl
+from hookd import Context, Module, Plugin, PluginError, groups_of, hookimpl, of_tensor, peek
 from hookd_gradclip import rules
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class GradClip(Plugin):
     @hookimpl
     def backward(self, grad_input: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Scale each gradient that leaves the module."""
-        norms = [None if g is None or not g.numel() else self._norm(g.detach()) for g in grad_input]
+        norms = [None if g is None or not self._is_there(g) else self._norm(g.detach()) for g in grad_input]
         for norm in norms:
             if norm is not None:
                 self._measured(norm)
@@ -201,7 +201,7 @@ class GradClip(Plugin):
 
     def _parameters(self, optimizer: Optimizer) -> Iterator[Parameter]:
         for name, parameter in self.context.ordered_parameters(optimizer):
-            if not self.excluded.match(name) and parameter.grad is not None:
+            if not self.excluded.match(name) and of_tensor(parameter, "grad") is not None:
                 yield parameter
 
     def _ordered(self, optimizer: Optimizer) -> list[Parameter]:
@@ -209,16 +209,16 @@ class GradClip(Plugin):
         if self.order == "model":
             return parameters
         chosen = {id(parameter) for parameter in parameters}
-        return [p for group in optimizer.param_groups for p in group["params"] if id(p) in chosen]
+        return [p for group in groups_of(optimizer) for p in group["params"] if id(p) in chosen]
 
     @torch.no_grad()
     def _clip(self, optimizer: Optimizer) -> None:
         held = [rules.hold(parameter, changes=not self.dry_run) for parameter in self._ordered(optimizer)]
-        held = [one for one in held if one.grad.numel()]
+        held = [one for one in held if self._is_there(one.grad) and self._is_there(one.weight)]
         if not held:
             return
         self._require_whole(held)
-        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer will divide by it
+        scale = peek(optimizer, "grad_scale")  # a fused optimizer will divide by it
         norm = self.rule.judged(held, self.rule.measure(held, scale))
         self._measured(norm)
         if self.dry_run:
@@ -228,6 +228,10 @@ class GradClip(Plugin):
         else:  # what is not finite counts as zero, for which nothing is clipped; and no device is waited for
             self.rule.clip(held, torch.where(norm.isnan(), 0.0, norm), scale)
 
+    def _is_there(self, tensor: Tensor) -> bool:
+        """Whether there are elements: what is empty, or has been freed, is left as it is. A class of its own must know."""
+        return bool(tensor.numel()) and (type(tensor) is not torch.Tensor or self.context.is_readable(tensor))
+
     def _require_whole(self, held: list[rules.Held]) -> None:
         """Refuse gradients of which a part is in other ranks, where it would have to be known."""
         if any(rules.is_sharded(one.grad) for one in held):
@@ -236,14 +240,14 @@ class GradClip(Plugin):
                                   "so there is no dry run")  # fmt: skip
             if self.mode == "agc":
                 raise PluginError("gradclip: mode=agc cannot be used with sharded gradients")
-        if self.mode != "value" and any(getattr(one.parameter, "_fsdp_flattened", False) for one in held):
+        if self.mode != "value" and any(peek(one.parameter, "_fsdp_flattened") for one in held):
             raise PluginError(
                 "gradclip: in FullyShardedDataParallel (FSDP1) no rank knows the norm; fully_shard is served"
             )
 
     def _take_out(self, optimizer: Optimizer) -> None:
         self.skipped.inc()
-        for group in optimizer.param_groups:
+        for group in groups_of(optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
 

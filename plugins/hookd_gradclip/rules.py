@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import utils
 
+from hookd import of_tensor
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -43,12 +45,12 @@ def hold(parameter: Parameter, *, changes: bool) -> Held:
         parameter: with a gradient.
         changes: the values will be changed, so a sparse gradient that has rows twice must make way for one that has not.
     """
-    grad = parameter.grad
+    grad = of_tensor(parameter, "grad")  # past what a class of parameters has in its place
     assert grad is not None
-    weight = parameter.detach()
+    weight = Tensor.detach(parameter)
     if not grad.is_sparse:
-        return Held(parameter, grad.detach(), weight)
-    whole = grad.detach().coalesce()
+        return Held(parameter, Tensor.detach(grad), weight)
+    whole = Tensor.detach(grad).coalesce()
     if changes:
         parameter.grad = whole
     places = whole.indices()

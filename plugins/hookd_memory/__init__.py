@@ -32,7 +32,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from hookd import Context, Module, Plugin, PluginError, hookimpl, tensors
+from hookd import Context, Module, Plugin, PluginError, hookimpl, of_tensor, tensors
 from hookd_memory.kept import Kept, nbytes
 from hookd_memory.places import CUDA, Resident, is_cuda_initialized
 from hookd_memory.trend import Trend
@@ -84,7 +84,7 @@ class Memory(Plugin):
     @hookimpl
     def forward_pre(self, module: Module, inputs: tuple[Any, ...]) -> None:
         """Note what is allocated."""
-        device = next((t.device for t in tensors(inputs) if t.is_cuda), None)
+        device = next((of_tensor(t, "device") for t in tensors(inputs) if of_tensor(t, "is_cuda")), None)
         self.entered[get_ident(), module.id] = (device, self.cuda.allocated(device))
 
     @hookimpl
@@ -106,7 +106,7 @@ class Memory(Plugin):
         self._watch(0, "", list(tensors))
 
     def _watch(self, number: int, name: str, found: list[Any]) -> None:
-        tensor = next((t for t in found if t.grad_fn is not None), None)
+        tensor = next((t for t in found if of_tensor(t, "grad_fn") is not None), None)
         if tensor is None:
             return
         if number not in self.watched:

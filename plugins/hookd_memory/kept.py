@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from hookd import tensor_ref
+
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Callable
 
 
 def nbytes(tensor: Tensor) -> int:
     """Give the size of a tensor's elements; of an expanded one more than it takes in memory."""
-    return tensor.numel() * tensor.element_size()
+    return Tensor.numel(tensor) * Tensor.element_size(tensor)
 
 
 class Kept:
     """Weak references to an output of each of the last sampled steps: when all are alive, somebody keeps them.
 
-    Only tensors with a graph are watched. What is referred to weakly cannot be swapped (torch.utils.swap_tensors), and
-    a module may return a buffer of its own; that has no graph.
+    Only tensors with a graph are watched: a module may return a buffer of its own, which has none.
 
     Attributes:
         nbytes: of the last one.
@@ -27,7 +29,7 @@ class Kept:
     """
 
     def __init__(self, most: int) -> None:
-        self._refs: deque[tuple[int, weakref.ref[Tensor]]] = deque(maxlen=most)
+        self._refs: deque[tuple[int, Callable[[], Tensor | None]]] = deque(maxlen=most)
         self.nbytes = 0
         self.is_told = False
 
@@ -46,7 +48,7 @@ class Kept:
         refs = self._refs
         if self.is_told or (refs and (refs[-1][0] == step or refs[-1][1]() is tensor)):
             return False
-        refs.append((step, weakref.ref(tensor)))
+        refs.append((step, tensor_ref(tensor)))
         if len(refs) < (refs.maxlen or 0) or any(ref() is None for _, ref in refs):
             return False
         self.nbytes = nbytes(tensor)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd import Module, hookimpl
+from hookd import Module, hookimpl, of_tensor, peek
 from hookd import tensors as tensors_in
 from hookd_nan.looking import Looking
 from hookd_nan.scan import INF, Found, is_bad, is_scaled, on_host
@@ -72,7 +72,7 @@ class Backward(Looking):
         """Look at what a backward starts from, and at what became of the gradients of the one before."""
         number = self.recorder.loss(tensors)
         self.gates.note(self.context.step)
-        self.scaled = any(is_scaled(getattr(tensor, "grad_fn", None)) for tensor in tensors_in(tensors))
+        self.scaled = any(is_scaled(of_tensor(tensor, "grad_fn")) for tensor in tensors_in(tensors))
         is_good = isinstance(number, float) and math.isfinite(number) and len(tensors) == 1
         found = "" if is_good else self.scan(tensors_in(tensors))
         masked = self._masked() if found and self.masks and not self.reporter.is_over else []
@@ -141,7 +141,7 @@ class Backward(Looking):
             found = self.scan.many(self.gradients.of(optimizer))
             self.recorder.step(optimizer, self.scan.largest)
             self.is_skipping = self.policy.may_skip(optimizer) and is_bad(found)
-            found_inf = getattr(optimizer, "found_inf", None)
+            found_inf = peek(optimizer, "found_inf")
             flag = [] if found_inf is None else [torch.where(found_inf > 0, INF, 0.0)]
             number, is_first = self.gradients.meet(optimizer)
             if not (found or flag or self.undecided) and self.judge.is_calm and self.queue.is_known():

@@ -37,6 +37,7 @@ CALM = frozenset(
     if hasattr(torch.nn, name)
 )
 """Classes whose forward draws no random numbers: reading the state of those is most of what an entry costs."""
+_CALM = frozenset(map(id, CALM))  # to hash a class is its metaclass's affair
 _cuda_is_initialized: Any = torch.cuda.is_initialized
 _is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", bool)  # noqa: SLF001 - torch 1.13+; there is no other
@@ -91,7 +92,7 @@ class Capture:
 
     def learn(self, module: Module) -> None:
         """See whether a module may draw random numbers, before its first call."""
-        if type(module.torch()) in CALM:
+        if id(type(module.torch())) in _CALM:
             self._calm.add(module.id)
 
     def enter(self, module: Module) -> None:
@@ -144,7 +145,7 @@ class Capture:
         call, module = event.call, event.call.module.torch() if event.call is not None else None
         if call is None or module is None:
             return {"no_bundle": _why_not(event)}
-        found = Description()
+        found = Description(self._context.is_readable)
         with torch.no_grad():
             text = self._text(found, event, call, module)
             if found.size > self._largest:

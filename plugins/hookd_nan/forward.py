@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import hookd
-from hookd import Module, hookimpl, versions
+from hookd import Module, hookimpl, peek, versions
 from hookd import tensors as tensors_in
 from hookd_nan import trace
 from hookd_nan.capture import Call
@@ -17,7 +17,7 @@ from hookd_nan.looking import Looking
 from hookd_nan.scan import INF, Found, is_within, on_host, own_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -108,7 +108,7 @@ class Forward(Looking):
         event = self._event("output", call.module.name, self.outputs, stack)
         module = call.module.torch()
         own = own_tensors(module)
-        event.may_write = module is not None and module.training
+        event.may_write = peek(module, "training") is True
         in_own = [self.scan(one.values(), masks=True) for one in own]
         in_inputs, unknown = self._look_at_inputs(call)
         if all(isinstance(one, str) for one in (found, in_inputs, *in_own)):
@@ -135,7 +135,7 @@ class Forward(Looking):
     def _outputs(self, call: Call | hookd.Call) -> list[Tensor]:
         """Give the tensors in an output; of a module that returns more than that it is noted once."""
         module = call.module
-        if module.id not in self.judged_whole and not isinstance(call.output, torch.Tensor):
+        if module.id not in self.judged_whole and not issubclass(type(call.output), torch.Tensor):
             self.judged_whole.add(module.id)
             if not hookd.is_whole(call.output):
                 self.unseen.append(module.name)
@@ -148,7 +148,7 @@ class Forward(Looking):
             event.details = {**event.details, "or_in": list(dict.fromkeys(names))}
 
     def _numbers(
-        self, event: Event, call: Call, own: tuple[dict[str, Tensor], ...], parameters: str, buffers: str
+        self, event: Event, call: Call, own: tuple[Mapping[str, Tensor], ...], parameters: str, buffers: str
     ) -> dict[str, Any]:
         """Count what is bad in the tensor that is to blame for the output of a call."""
         if not event.kind:
@@ -191,6 +191,7 @@ class Forward(Looking):
         self.gates.note(self.context.step)
         if self.is_inside:
             self.is_inside = False
+            self.seen.forget()
             return
         found = self.scan(tensors_in(output), masks=True)
         if self.reporter.is_over:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from hookd import groups_of, modules_in, parameters_in, peek
 from hookd_nan.scan import own_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    import torch
     from torch import Tensor
     from torch.optim import Optimizer
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hookd_nan.judge import Event
     from hookd_nan.scan import Scan
 
-_grad = attrgetter("grad")
+_grad: Any = torch.Tensor.grad.__get__  # type: ignore[union-attr]  # past what a class of parameters has in its place
 
 
 def _nobody() -> None:
@@ -42,14 +43,14 @@ class Gradients:
 
     def meet(self, optimizer: Optimizer) -> tuple[int, bool]:
         """An optimizer steps: give its number, and whether it was unknown until now."""
-        size = sum([len(group["params"]) for group in optimizer.param_groups])
+        size = sum([len(group["params"]) for group in groups_of(optimizer)])
         ref, number, known = self._optimizers.get(id(optimizer), (_nobody, 0, 0))
         if ref() is optimizer and known == size:
             return number, False
         if ref() is not optimizer:
             number, self._last = self._last + 1, self._last + 1
         self._optimizers[id(optimizer)] = (weakref.ref(optimizer), number, size)
-        self._holders.update((id(one), number) for group in optimizer.param_groups for one in group["params"])
+        self._holders.update((id(one), number) for group in groups_of(optimizer) for one in group["params"])
         return number, ref() is not optimizer
 
     def numbers(self) -> set[int]:
@@ -58,7 +59,7 @@ class Gradients:
 
     def of(self, optimizer: Optimizer) -> list[Tensor]:
         """Give the gradients that an optimizer would use, in any order."""
-        found = (grad for group in optimizer.param_groups for grad in map(_grad, group["params"]))
+        found = (grad for group in groups_of(optimizer) for grad in map(_grad, group["params"]))
         return [grad for grad in found if grad is not None]
 
     def by_optimizer(self) -> dict[int, list[Tensor]]:
@@ -100,8 +101,9 @@ class Gradients:
         else:
             found = [one for root in self._context.roots() for one in _parameters(root)]
         for name, parameter in found:
-            if parameter.grad is not None:
-                yield name, parameter, parameter.grad
+            grad = _grad(parameter)
+            if grad is not None:
+                yield name, parameter, grad
 
     def blame_parameter(self, event: Event, root: Module) -> bool:
         """Put a bad parameter of a model into an event, if there is one."""
@@ -120,13 +122,14 @@ class Gradients:
         names = {event.module, *event.details.get("or_in", ())}
         for name, module in _modules(root):
             buffers = own_tensors(module)[1] if name in names else {}
-            if module.training and name == event.module:
+            is_training = peek(module, "training") is True
+            if is_training and name == event.module:
                 bad = [own_name for own_name, tensor in buffers.items() if self._scan([tensor], masks=True)]
                 event.details.update({"buffer": bad[0]} if bad else {})
-            elif not module.training and self._blame_own(event, name, buffers):
+            elif not is_training and self._blame_own(event, name, buffers):
                 return
 
-    def _blame_own(self, event: Event, name: str, own: dict[str, Tensor]) -> bool:
+    def _blame_own(self, event: Event, name: str, own: Mapping[str, Tensor]) -> bool:
         for own_name, tensor in own.items():
             found = self._scan([tensor], masks=True)
             if found and isinstance(found, str):
@@ -139,14 +142,14 @@ class Gradients:
 def _modules(root: Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Give the modules of a model with their names."""
     model = root.torch()
-    for name, module in model.named_modules() if model is not None else ():
+    for name, module in modules_in(model) if model is not None else ():
         yield f"{_prefix(root)}{name or '(root)'}", module
 
 
 def _parameters(root: Module) -> Iterator[tuple[str, Tensor]]:
     model = root.torch()
     if model is not None:
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters_in(model):
             yield f"{_prefix(root)}{name}", parameter
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from hookd import attributes_of, peek
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -34,6 +36,7 @@ TELLS = _classes("Linear LayerNorm RMSNorm GroupNorm BatchNorm1d BatchNorm2d Bat
 KEEPS = _classes("ReLU ReLU6 Tanh Sigmoid SiLU Softmax Identity Flatten")
 """Not Dropout, whose scaling can overflow, nor GELU, which makes an infinity of the largest numbers; nor what has numbers of
 the user's in it (ELU, Hardtanh), nor a pooling: where it is dilated, a window of padding alone gives -inf."""
+_TELLS, _KEEPS = frozenset(map(id, TELLS)), frozenset(map(id, KEEPS))  # to hash a class is its metaclass's affair
 FEW = 64
 """In a portion of more calls the outputs are small: asking costs more than reading."""
 MOST = 1024
@@ -72,9 +75,9 @@ class Implied:
 
     def learn(self, module: Module) -> None:
         """See what a module is, before its first call."""
-        kind = type(module.torch())
-        if kind in TELLS or kind in KEEPS:
-            self._kinds[module.id] = kind in TELLS, kind in KEEPS
+        kind = id(type(module.torch()))
+        if kind in _TELLS or kind in _KEEPS:
+            self._kinds[module.id] = kind in _TELLS, kind in _KEEPS
 
     def to_read(self, calls: Sequence[Call], good: Tensor | None, version: int) -> list[Tensor]:
         """Give the outputs of which the others follow.
@@ -153,7 +156,10 @@ def _takes(call: Call, before: tuple[Tensor | None, int]) -> bool:
     if not call.inputs or call.inputs[0] is not before[0] or call.before[:1] != before[1:]:
         return False
     held = call.module.torch()
-    if held is None or held._forward_hooks or held._forward_pre_hooks or "forward" in held.__dict__:  # noqa: SLF001
+    if held is None:
         return False
-    weight = held._parameters.get("weight")  # noqa: SLF001 - a weight that is a tensor of the user's may compute otherwise
-    return "weight" not in held.__dict__ and (weight is None or type(weight) is nn.Parameter)
+    own = attributes_of(held)
+    if own.get("_forward_hooks") or own.get("_forward_pre_hooks") or "forward" in own or "weight" in own:
+        return False
+    weight = peek(held, "weight")  # one that is a tensor of the user's may compute otherwise
+    return weight is None or type(weight) is nn.Parameter

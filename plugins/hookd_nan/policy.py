@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hookd import Context, TrainingError
+from hookd import Context, TrainingError, groups_of, peek
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -34,9 +34,9 @@ class Policy:
 
     def may_skip(self, optimizer: Optimizer) -> bool:
         """Whether a step is to be skipped if its gradients are bad."""
-        if self.name != "skip" or getattr(optimizer, "found_inf", None) is not None:
+        if self.name != "skip" or peek(optimizer, "found_inf") is not None:
             return False  # a fused optimizer that a GradScaler has told skips by itself
-        if isinstance(optimizer, torch.optim.LBFGS):
+        if issubclass(type(optimizer), torch.optim.LBFGS):
             return self._refuse("with LBFGS: it has used the gradients of one closure when those of the next go bad")
         if self._context.world_size > 1 and is_shared_out(optimizer):
             return self._refuse("where each rank holds a part of the gradients: one rank would skip a step that the"
@@ -76,7 +76,7 @@ class Policy:
 
     def skip(self, optimizer: Optimizer) -> None:
         """Leave an optimizer no gradients: with gradients of zero it would still move by its momentum."""
-        for group in optimizer.param_groups:
+        for group in groups_of(optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
         self.acted.labels(self.name).inc()
@@ -84,8 +84,8 @@ class Policy:
 
 def is_shared_out(optimizer: Optimizer) -> bool:
     """Whether each rank holds a part of the gradients: then one may see a NaN that the others do not."""
-    for group in optimizer.param_groups:
+    for group in groups_of(optimizer):
         for parameter in group["params"]:
-            if hasattr(parameter, "to_local") or type(parameter).__name__ == "FlatParameter":
+            if hasattr(type(parameter), "to_local") or type(parameter).__name__ == "FlatParameter":
                 return True
     return False

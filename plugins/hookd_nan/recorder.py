@@ -10,7 +10,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from hookd import PluginError
+from hookd import PluginError, groups_of
 from hookd_nan.scan import on_host
 
 if TYPE_CHECKING:
@@ -44,15 +44,17 @@ class Recorder:
 
     def loss(self, tensors: tuple[Any, ...]) -> float | None:
         """Note the loss, if it is a number of the host's, and give it."""
-        first = tensors[0] if tensors else None
-        self._loss = first.item() if first is not None and on_host(first) and first.numel() == 1 else None
+        first, self._loss = (tensors[0] if tensors else None), None
+        if first is not None and self._context.is_readable(first) and on_host(first) and first.numel() == 1:
+            self._loss = first.item()
         return self._loss
 
     def step(self, optimizer: Optimizer, largest: float | None) -> None:
         """Note a step: its loss, the largest magnitude in its gradients, its learning rate; of several closures the last."""
         if self._steps and self._steps[-1]["step"] == self._context.step:
             self._steps.pop()
-        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+        groups = groups_of(optimizer)
+        rate = groups[0].get("lr") if groups else None
         self._steps.append(
             {
                 "step": self._context.step,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import weakref
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from hookd import Context
+from hookd import Context, buffers_of, of_tensor, parameters_of, peek, tensor_ref
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from hookd import Call
 
@@ -24,7 +23,7 @@ INF = math.inf
 
 def on_host(tensor: Tensor) -> bool:
     """Say whether reading a value of `tensor` costs nothing."""
-    return tensor.is_cpu
+    return bool(of_tensor(tensor, "is_cpu"))
 
 
 class Scan:
@@ -65,8 +64,10 @@ class Scan:
             "nan_count": summary.nans,
             "inf_count": summary.infs,
             "elements": summary.count,
-            "shape": None if tensor.is_nested else list(tensor.shape),  # a nested one has several, or raises
-            "dtype": str(tensor.dtype).replace("torch.", ""),
+            "shape": None
+            if of_tensor(tensor, "is_nested")
+            else list(of_tensor(tensor, "shape")),  # a nested one has several, or raises
+            "dtype": str(of_tensor(tensor, "dtype")).replace("torch.", ""),
         }
 
     def many(self, found: list[Tensor]) -> Found:
@@ -114,7 +115,7 @@ def is_scaled(node: Any) -> bool:
     return name == "MulBackward0"
 
 
-def own_tensors(module: torch.nn.Module | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def own_tensors(module: torch.nn.Module | None) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
     """Give the parameters and the buffers that `module` itself owns.
 
     Of a normalization in training no buffers: it has written them in this very call, and its output is made without them
@@ -122,9 +123,8 @@ def own_tensors(module: torch.nn.Module | None) -> tuple[dict[str, Tensor], dict
     """
     if module is None:
         return {}, {}
-    is_calm = not (module.training and isinstance(module, _NormBase))
-    buffers = dict(module.named_buffers(recurse=False)) if is_calm else {}
-    return dict(module.named_parameters(recurse=False)), buffers
+    is_calm = not (peek(module, "training") and issubclass(type(module), _NormBase))
+    return parameters_of(module), buffers_of(module) if is_calm else {}
 
 
 def nothing() -> None:
@@ -141,7 +141,11 @@ class Seen:
     def note(self, call: Call) -> None:
         """Remember a good one; weakly, and only where a change of it would show."""
         self._version = call.version
-        self._ref = nothing if call.version < 0 else weakref.ref(call.output)
+        self._ref = nothing if call.version < 0 else tensor_ref(call.output)
+
+    def forget(self) -> None:
+        """Let go of it: the outermost call is over."""
+        self._ref = nothing
 
     def last(self) -> tuple[Tensor | None, int]:
         """Give it, if it is still there, and which one of it that was."""

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hookd import Context, Plugin, PluginError, hookimpl
+from hookd import Context, Plugin, PluginError, groups_of, hookimpl
 from hookd_optimizer.norms import Norms
 from hookd_optimizer.scale import Scale, scaler_of
 
@@ -46,7 +46,8 @@ BOTH = ["optimizer", "group"]
 class Watched:
     """One optimizer: the value of its label, and where the summing up of its norms stands."""
 
-    def __init__(self, ordinal: int, label: str, norms: Norms) -> None:
+    def __init__(self, optimizer: Optimizer, ordinal: int, label: str, norms: Norms) -> None:
+        self.ref = weakref.ref(optimizer)
         self.ordinal = ordinal
         self.label = label
         self.norms = norms
@@ -76,14 +77,14 @@ class Optimizers(Plugin):
         }
         self.weight_norm = context.gauge("weight_norm", "L2 norm of the group's parameters.", BOTH)
         self.scale = Scale(context)
-        self.watched: weakref.WeakKeyDictionary[Optimizer, Watched] = weakref.WeakKeyDictionary()
+        self.watched: dict[int, Watched] = {}  # by the optimizer's id: it may not be hashable
         self.shown: dict[str, int] = {}  # how many groups of each label have series
         self.is_told = False
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:
         """Count the step, and ask for the loss scale that its gradients were made with."""
-        watched = self.watched.get(optimizer) or self._watch(optimizer)
+        watched = self._known(optimizer) or self._watch(optimizer)
         if watched is not None:
             self.steps.labels(watched.label).inc()
         scaler = scaler_of(optimizer)
@@ -93,27 +94,30 @@ class Optimizers(Plugin):
     @hookimpl
     def step_post(self, optimizer: Optimizer) -> None:
         """Look at the groups, and at the next of their parameters."""
-        watched = self.watched.get(optimizer)
+        watched = self._known(optimizer)
         if watched is None:
             return
-        groups = optimizer.param_groups[: self.most_groups]
+        every = groups_of(optimizer)
+        groups = every[: self.most_groups]
         self._forget(watched.label, len(groups))
         self.shown[watched.label] = len(groups)
-        if len(optimizer.param_groups) > self.most_groups:
-            self._tell(f"of {watched.label} only {self.most_groups} of {len(optimizer.param_groups)} groups are shown")
+        if len(every) > self.most_groups:
+            self._tell(f"of {watched.label} only {self.most_groups} of {len(every)} groups are shown")
         for at, group in enumerate(groups):
             for name, value in settings(group):
                 self._store(self.gauges[name], value, watched.label, str(at))
         watched.norms.look([group["params"] for group in groups], self.elements)
 
     def _store(self, gauge: Gauge, value: Any, *labels: str) -> None:
-        if isinstance(value, Tensor):  # a `capturable` optimizer has its learning rate on the device
-            self.context.later([value.detach().clone()], lambda found: gauge.labels(*labels).set(found[0]))
+        if issubclass(type(value), Tensor):  # a `capturable` optimizer has its learning rate on the device
+            if self.context.is_readable(value):
+                self.context.later([value.detach().clone()], lambda found: gauge.labels(*labels).set(found[0]))
         else:
-            gauge.labels(*labels).set(float(value))
+            gauge.labels(*labels).set((float if issubclass(type(value), float) else int).__float__(value))
 
     def _watch(self, optimizer: Optimizer) -> Watched | None:
         """Give a new optimizer a label; one that is made anew takes over that of the one that is gone."""
+        self.watched = {key: watched for key, watched in self.watched.items() if watched.ref() is not None}
         taken = {watched.ordinal for watched in self.watched.values()}
         ordinal = next(n for n in range(1, len(taken) + 2) if n not in taken)
         if ordinal > OPTIMIZERS:
@@ -127,8 +131,12 @@ class Optimizers(Plugin):
             if group < self.shown.get(label, 0):  # what comes from a device may be late
                 self.weight_norm.labels(label, str(group)).set(norm)
 
-        watched = self.watched[optimizer] = Watched(ordinal, label, Norms(self.context, store))
+        watched = self.watched[id(optimizer)] = Watched(optimizer, ordinal, label, Norms(self.context, store))
         return watched
+
+    def _known(self, optimizer: Optimizer) -> Watched | None:
+        found = self.watched.get(id(optimizer))
+        return found if found is not None and found.ref() is optimizer else None
 
     def _retire(self, living: set[str]) -> None:
         """Let the series of optimizers end that are gone."""
@@ -156,7 +164,7 @@ class Optimizers(Plugin):
 def settings(group: dict[str, Any]) -> list[tuple[str, Any]]:
     """Give what a parameter group says of itself, under our names."""
     found = [(name, group.get(name)) for name in ("lr", "momentum", "weight_decay")]
-    betas = group.get("betas")
-    if isinstance(betas, (tuple, list)) and len(betas) >= 2:
+    betas: Any = group.get("betas")
+    if type(betas) in (tuple, list) and len(betas) >= 2:
         found += [("momentum", betas[0]), ("beta2", betas[1])]
-    return [(name, value) for name, value in found if isinstance(value, (int, float, Tensor))]
+    return [(name, value) for name, value in found if issubclass(type(value), (int, float, Tensor))]

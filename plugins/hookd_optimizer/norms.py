@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Callable
 
+from torch import Tensor
+
+from hookd import of_tensor
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import Tensor
 
     from hookd import Context, Summary
 
@@ -39,7 +41,7 @@ class Norms:
             if self._parameter < len(params):
                 parameter = params[self._parameter]
                 self._parameter += 1
-                left -= parameter.numel()
+                left -= Tensor.numel(parameter)
                 self._sum.add(self._context, parameter)
             if self._parameter >= len(params):
                 self._sum.close()
@@ -65,7 +67,7 @@ class _Sum:
         """Ask for the squares of one more."""
         self._due += 1
         is_known = context.summary(parameter, self._arrived) is not None
-        if not is_known and (parameter.device.type in HOST or not parameter.numel()):
+        if not is_known and (of_tensor(parameter, "device").type in HOST or not Tensor.numel(parameter)):
             self._due -= 1  # it has no numbers: nothing will arrive
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hookd import peek
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -57,15 +59,17 @@ class Scale:
 
     def look(self, scaler: Any, optimizer: Optimizer) -> None:
         """Ask for the scale of the step that begins; it arrives later."""
-        scale, tracker = getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)
-        if not isinstance(scale, torch.Tensor) or not isinstance(tracker, torch.Tensor):
+        scale, tracker = peek(scaler, "_scale"), peek(scaler, "_growth_tracker")
+        if type(scale) is not torch.Tensor or type(tracker) is not torch.Tensor:
             return
-        rules = (scaler.get_growth_interval(), scaler.get_growth_factor(), scaler.get_backoff_factor())
+        rules = (peek(scaler, "_growth_interval"), peek(scaler, "_growth_factor"), peek(scaler, "_backoff_factor"))
         if self._before is None and self._context.is_step_absolute and self._context.step == 1:
-            self._before = Seen(float(scaler._init_scale), -1.0, 0.0)  # noqa: SLF001 - we are here from the beginning
+            self._before = Seen(float(peek(scaler, "_init_scale")), -1.0, 0.0)  # we are here from the beginning
         # What a fused optimizer is told, which then skips the step by itself.
-        found_inf = getattr(optimizer, "found_inf", None)
-        numbers = (scale, tracker, found_inf if isinstance(found_inf, torch.Tensor) else torch.zeros_like(scale))
+        found_inf = peek(optimizer, "found_inf")
+        numbers = (scale, tracker, found_inf if type(found_inf) is torch.Tensor else torch.zeros_like(scale))
+        if not all(map(self._context.is_readable, numbers)):
+            return
         now = torch.stack([number.detach().reshape(()).to(scale.device, torch.float32) for number in numbers])
         self._context.later([now], lambda found: self._arrived(Seen(*found), rules))
 

@@ -67,42 +67,30 @@ from hookd_timing.throughput import Throughput
 if TYPE_CHECKING:
     from hookd import Counter
 
-    Forward = tuple[Any, int, int, list[int]]
-    """The page's cells, those of a module's seconds and calls, and its own time in ns."""
-    Own = tuple[Module, Any, int, list[int]]
-    """A module, the page's cells, that which shows its own time, and that time in ns."""
-
 
 class Timing(Plugin):
     """Times modules and the phases of a step.
 
-    Forward calls are all timed: that costs two clock readings, which hookd takes once for all plugins. What needs hooks
-    on the autograd graph, a look at shapes or events in a stream costs microseconds, so it is sampled.
+    Forward calls are all timed: hookd adds them up. What needs hooks on the autograd graph, a look at shapes or events in a
+    stream costs microseconds, so it is sampled.
     """
 
     name = "timing"
-    sampled = ("forward_pre", "backward_pre", "backward")
+    sampled = ("forward_pre", "forward", "backward_pre", "backward")
     every = 10
 
     @hookimpl
     def configure(self, context: Context) -> None:
         """Read the options and declare the metrics."""
         self.context = context
-        self.own: dict[int, Own] = {}
-        self.forwards: dict[int, Forward] = {}  # without those whose end somebody waits for
-        self.recomputes: dict[int, tuple[Any, int, int, int]] = context.per_module()
         self.backwards: dict[int, tuple[Any, int, int, int]] = context.per_module()
-        self.of_forward = _families(context, "forward", "of the module's forward calls")
-        self.of_recompute = _families(context, "recompute", "of calls made again by activation checkpointing")
+        _add_up(context, _families(context, "forward", "of the module's forward calls"))
+        again = _families(context, "recompute", "of calls made again by activation checkpointing")
+        _add_up(context, again, recompute=True)
         self.of_backward = _families(context, "backward", "of the module's backward, estimated from sampled steps")
         self.phases = Phases(context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"]))
         self.throughput = Throughput(context)
         self.device = Device(context)
-
-    @hookimpl
-    def succeed(self, predecessor: Timing) -> None:
-        """Go on with the modules' own time, of which the page has only what the last tick has published."""
-        self.own = predecessor.own
 
     @hookimpl
     def select(self, module: Module) -> set[str]:
@@ -118,36 +106,12 @@ class Timing(Plugin):
         if module.depth == 0:
             self.throughput.see_root(module, inputs, kwargs)
         self.throughput.see(module, inputs, kwargs)
-        if self.device.begin_forward(module, inputs):
-            self.forwards.pop(module.id, None)
+        self.device.begin_forward(module, inputs)
 
     @hookimpl
-    def forward(self, module: Module, elapsed_ns: int, self_ns: int, recompute: bool) -> None:
-        """Count one call."""
-        if recompute:
-            _add(self.recomputes, self.of_recompute, module, elapsed_ns, self_ns, 1.0)
-            return
-        try:
-            cells, seconds, calls, own_ns = self.forwards[module.id]
-        except KeyError:
-            cells, seconds, calls, own_ns = self._look_up(module)
-        cells[seconds] += elapsed_ns * 1e-9  # what inc() does, without the calls: these are the hottest lines of all
-        cells[calls] += 1.0
-        own_ns[0] += self_ns  # a sixth of what a cell costs; `tick` publishes it
-
-    def _look_up(self, module: Module) -> Forward:
-        """Give a module its series at its first call, and end what was begun at a sampled one."""
-        cells, seconds, own, calls = _cells(self.of_forward, module)
-        if module.id not in self.own:
-            self.own[module.id] = (
-                module,
-                cells,
-                own,
-                [round(cells[own] * 1e9)],
-            )  # what an instance before us has shown
+    def forward(self, module: Module) -> None:
+        """End what was begun on the device; the calls of all steps are added up without this."""
         self.device.end_forward(module)
-        self.forwards[module.id] = (cells, seconds, calls, self.own[module.id][3])
-        return self.forwards[module.id]
 
     @hookimpl
     def backward_pre(self, module: Module) -> None:
@@ -173,20 +137,6 @@ class Timing(Plugin):
         self.throughput.step_done()
         self.device.read()
 
-    @hookimpl
-    def tick(self) -> None:
-        """Publish the modules' own time; of one that is gone for the last time, for its cells will be another's."""
-        for number, (module, cells, own, own_ns) in list(self.own.items()):
-            if module.torch() is None:
-                self.forwards.pop(number, None)
-                del self.own[number]
-            cells[own] = own_ns[0] * 1e-9
-
-    @hookimpl
-    def unconfigure(self) -> None:
-        """Publish what the last tick has not."""
-        self.tick()
-
 
 def _families(context: Context, direction: str, what: str) -> tuple[Counter, Counter, Counter]:
     of_module = ["module"]
@@ -195,6 +145,11 @@ def _families(context: Context, direction: str, what: str) -> tuple[Counter, Cou
         context.counter(f"{direction}_self_seconds", f"Wall time {what}, without modules called inside.", of_module),
         context.counter(f"{direction}_calls", f"Number {what}.", of_module),
     )
+
+
+def _add_up(context: Context, families: tuple[Counter, Counter, Counter], *, recompute: bool = False) -> None:
+    seconds, self_seconds, calls = families
+    context.add_up(seconds=seconds, self_seconds=self_seconds, calls=calls, recompute=recompute)
 
 
 def _cells(families: tuple[Counter, Counter, Counter], module: Module) -> tuple[Any, int, int, int]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hookd import of_tensor, parameters_in
+
 if TYPE_CHECKING:
     from hookd import Context, Counter, Module
 
@@ -110,8 +112,8 @@ def _family(context: Context, direction: str) -> Counter:
 
 def _device(module: Module, inputs: tuple[Any, ...]) -> Any:
     """Give the CUDA device that a call is on: that of its first input, else of the module's first parameter."""
-    tensor = next((x for x in inputs if isinstance(x, torch.Tensor)), None)
+    tensor = next((x for x in inputs if issubclass(type(x), torch.Tensor)), None)
     if tensor is None:
         own = module.torch()
-        tensor = next(own.parameters(), None) if own is not None else None
-    return tensor.device if tensor is not None and tensor.is_cuda else None
+        tensor = next((parameter for _, parameter in parameters_in(own)), None) if own is not None else None
+    return of_tensor(tensor, "device") if tensor is not None and of_tensor(tensor, "is_cuda") else None

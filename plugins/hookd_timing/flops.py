@@ -25,6 +25,8 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from hookd import of_tensor, originals_of, peek
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -38,64 +40,103 @@ class Cost(NamedTuple):
     backward: int
 
 
-def _product(flops: int, module: nn.Module, x: torch.Tensor) -> Cost:
-    return Cost(flops, flops * (x.requires_grad + _trains(module.weight)))
+class Input(NamedTuple):
+    """A tensor that a module is called with."""
+
+    shape: tuple[int, ...]
+    requires_grad: bool
+
+    @property
+    def elements(self) -> int:
+        """How many it has."""
+        return prod(self.shape)
+
+    @classmethod
+    def of(cls, value: Any) -> Input | None:
+        """Read a tensor; None for what is none, is empty, or has no one shape because others are nested in it."""
+        if not issubclass(type(value), torch.Tensor) or of_tensor(value, "is_nested"):
+            return None
+        shape = tuple(of_tensor(value, "shape"))
+        return cls(shape, of_tensor(value, "requires_grad")) if prod(shape) else None
 
 
-def _trains(weight: Any) -> bool:
-    return bool(weight is not None and weight.requires_grad)
+class Settings:
+    """What a module's constructor was given, as far as it is plain: to read an attribute may be to run its code.
+
+    Raises:
+        LookupError: on reading one that is not plain, or is not there.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = peek(self._module, name, self)
+        if found is self:
+            raise LookupError(name)
+        return found
+
+    def trains(self, name: str) -> bool:
+        """Whether a parameter gets gradients."""
+        return any(of_tensor(one, "requires_grad") for one in originals_of(self._module, name))
 
 
-def _linear(module: Any, x: torch.Tensor) -> Cost:
-    return _product(2 * x.numel() * module.out_features, module, x)
+def _product(flops: int, module: Settings, x: Input) -> Cost:
+    return Cost(flops, flops * (x.requires_grad + module.trains("weight")))
 
 
-def _conv(module: Any, x: torch.Tensor) -> Cost:
-    spatial = x.shape[-len(module.kernel_size) :]
+def _linear(module: Settings, x: Input) -> Cost:
+    return _product(2 * x.elements * module.out_features, module, x)
+
+
+def _conv(module: Settings, x: Input) -> Cost:
+    kernel, dilation, stride = module.kernel_size, module.dilation, module.stride
+    spatial = x.shape[-len(kernel) :]
     positions = prod(
-        (size + _padding(module, at) - module.dilation[at] * (module.kernel_size[at] - 1) - 1) // module.stride[at] + 1
+        (size + _padding(module, at) - dilation[at] * (kernel[at] - 1) - 1) // stride[at] + 1
         for at, size in enumerate(spatial)
     )
-    batch = x.numel() // (module.in_channels * prod(spatial))
-    per_position = module.out_channels * module.in_channels // module.groups * prod(module.kernel_size)
+    batch = x.elements // (module.in_channels * prod(spatial))
+    per_position = module.out_channels * module.in_channels // module.groups * prod(kernel)
     return _product(2 * batch * positions * per_position, module, x)
 
 
-def _padding(module: Any, at: int) -> int:
+def _padding(module: Settings, at: int) -> int:
     """Give what is added to a dimension, on both sides together; "same" keeps its size, with stride 1 alone."""
-    if module.padding == "valid":
+    padding = module.padding
+    if padding == "valid":
         return 0
-    if module.padding == "same":
+    if padding == "same":
         return int(module.dilation[at] * (module.kernel_size[at] - 1))
-    return int(2 * module.padding[at])
+    return int(2 * padding[at])
 
 
-def _conv_transpose(module: Any, x: torch.Tensor) -> Cost:
-    return _product(2 * x.numel() * module.out_channels // module.groups * prod(module.kernel_size), module, x)
+def _conv_transpose(module: Settings, x: Input) -> Cost:
+    return _product(2 * x.elements * module.out_channels // module.groups * prod(module.kernel_size), module, x)
 
 
-def _attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Cost:
-    sequence = 1 if module.batch_first and query.dim() == 3 else 0
+def _attention(module: Settings, query: Input, key: Input, value: Input) -> Cost:
+    sequence = 1 if module.batch_first and len(query.shape) == 3 else 0
     target, width = query.shape[sequence], module.embed_dim
     source = key.shape[sequence] + (module.bias_k is not None) + module.add_zero_attn
-    batch = query.numel() // (target * width)
-    inputs = [2 * x.numel() * width for x in (query, key, value)]
-    output = 2 * query.numel() * width
+    batch = query.elements // (target * width)
+    inputs = [2 * x.elements * width for x in (query, key, value)]
+    output = 2 * query.elements * width
     scores = 2 * 2 * batch * target * source * width
-    trains = _trains(module.in_proj_weight if module.in_proj_weight is not None else module.q_proj_weight)
+    trains = module.trains("in_proj_weight") or module.trains("q_proj_weight")
     needs = trains or query.requires_grad or key.requires_grad or value.requires_grad
     backward = sum(flops * (x.requires_grad + trains) for flops, x in zip(inputs, (query, key, value), strict=False))
-    backward += needs * (2 * scores + output) + _trains(module.out_proj.weight) * output
+    backward += needs * (2 * scores + output) + Settings(module.out_proj).trains("weight") * output
     return Cost(sum(inputs) + scores + output, backward)
 
 
-def _recurrent(module: Any, x: torch.Tensor) -> Cost:
+def _recurrent(module: Settings, x: Input) -> Cost:
     gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1) * module.hidden_size
-    times = x.shape[1 if module.batch_first and x.dim() == 3 else 0]
-    batch = x.numel() // (times * module.input_size)
+    times = x.shape[1 if module.batch_first and len(x.shape) == 3 else 0]
+    batch = x.elements // (times * module.input_size)
     state = module.proj_size or module.hidden_size
     directions = 2 if module.bidirectional else 1
-    trains = _trains(module.weight_ih_l0)
+    trains = module.trains("weight_ih_l0")
     forward = backward = 0
     for layer in range(module.num_layers):
         width = state * directions if layer else module.input_size
@@ -124,22 +165,28 @@ FORMULAS: dict[type, tuple[Callable[..., Cost], tuple[str, ...]]] = {
 """Formulas by class, subclasses included, and which arguments of `forward` they ask for."""
 
 
+_BY_ID = {id(kind): formula for kind, formula in FORMULAS.items()}  # to hash a class is its metaclass's affair
+
+
 def has_formula(module: nn.Module | None) -> bool:
     """Whether the operations of a module can be told."""
-    return any(kind in FORMULAS for kind in type(module).__mro__)
+    return any(id(kind) in _BY_ID for kind in type(module).__mro__)
 
 
 def cost(module: nn.Module | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost | None:
-    """Count the operations of one call; None where there is no formula, or no plain tensors (a packed sequence)."""
-    kinds = type(module).__mro__
-    kind = next((kind for kind in kinds if kind in FORMULAS), None)
-    if kind is None or LazyModuleMixin in kinds:  # a lazy one does not know its widths before its first call
+    """Count the operations of one call; None where there is no formula, or no plain tensors (a packed sequence) or settings."""
+    found = next((_BY_ID[id(kind)] for kind in type(module).__mro__ if id(kind) in _BY_ID), None)
+    # A lazy one does not know its widths before its first call.
+    if module is None or found is None or issubclass(type(module), LazyModuleMixin):
         return None
-    formula, names = FORMULAS[kind]
-    values = [inputs[at] if at < len(inputs) else kwargs.get(name) for at, name in enumerate(names)]
-    if not all(isinstance(value, torch.Tensor) and value.numel() for value in values):
+    formula, names = found
+    given = [Input.of(inputs[at] if at < len(inputs) else kwargs.get(name)) for at, name in enumerate(names)]
+    if None in given:
         return None
-    return formula(module, *values)
+    try:
+        return formula(Settings(module), *given)
+    except (LookupError, ZeroDivisionError):  # a stride of 0: the module is about to refuse the call
+        return None
 
 
 MOST_WAITING = 1024

@@ -7,14 +7,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from hookd import PluginError
+from hookd import PluginError, of_tensor, parameters_in, tensors
 from hookd_timing.flops import Call, Waiting
 from hookd_timing.peak import peak_flops
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Sequence
 
     from hookd import Context, Module
 
@@ -53,9 +54,11 @@ class Throughput:
     def see_root(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call of a root; of one that is lazy the size is not known before its second call."""
         root = module.torch()
-        if root is not None and module.id not in self._roots and not any(map(is_lazy, root.parameters())):
-            self._roots[module.id] = module, sum(p.numel() for p in root.parameters() if p.requires_grad)
-            self._peak_flops = self._peak_flops or _peak_of(root)
+        if root is not None and module.id not in self._roots:
+            own = [parameter for _, parameter in parameters_in(root)]
+            if not any(map(is_lazy, own)):
+                self._roots[module.id] = module, sum(Tensor.numel(p) for p in own if of_tensor(p, "requires_grad"))
+                self._peak_flops = self._peak_flops or _peak_of(own)
         self._call = Call(module.id, batch_size(inputs, kwargs, self._batch_dim))
         if "batch_dim" in self._context.options and not self._is_odd:
             self._check_dim(module, inputs, kwargs)
@@ -128,19 +131,22 @@ class Throughput:
 
 
 def batch_size(inputs: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> int:
-    """Tell the samples of a call by its first argument, or the first tensor in that; 0 where that cannot be told."""
+    """Return the samples of a call by its first argument, or the first tensor in that; 0 where that cannot be told."""
     first = first_tensor(inputs, kwargs)
-    if first is None or not 0 <= dim < first.dim():
+    if first is None:
         return 0
-    return int(first.shape[dim])
+    if of_tensor(first, "is_nested"):  # it has several sizes in the other dimensions, and where it is strided no shape
+        return 0 if dim else int(Tensor.size(first, 0))
+    shape = of_tensor(first, "shape")
+    return int(shape[dim]) if 0 <= dim < len(shape) else 0
 
 
-def first_tensor(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+def first_tensor(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """Give the first argument, or the first tensor in that; None where it is something else."""
     first = inputs[0] if inputs else next(iter(kwargs.values()), None)
-    if isinstance(first, dict):
-        first = next((value for value in first.values() if isinstance(value, torch.Tensor)), None)
-    return first if isinstance(first, torch.Tensor) else None
+    if issubclass(type(first), dict):
+        first = next(iter(tensors(first)), None)
+    return first if issubclass(type(first), Tensor) else None
 
 
 def _batch_dim(context: Context) -> int:
@@ -157,9 +163,9 @@ def _given_peak(context: Context) -> float | None:
     return peak
 
 
-def _peak_of(root: nn.Module) -> float | None:
-    parameter = next(root.parameters(), None)
-    if parameter is None or parameter.device.type != "cuda":
+def _peak_of(parameters: Sequence[Tensor]) -> float | None:
+    place = of_tensor(parameters[0], "device") if parameters else None
+    if place is None or place.type != "cuda":
         return None
-    device = torch.cuda.get_device_properties(parameter.device)
+    device = torch.cuda.get_device_properties(place)
     return peak_flops(device.name, device.multi_processor_count)

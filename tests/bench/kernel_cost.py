@@ -69,7 +69,7 @@ class Bench:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._kernel = kernel.load_image(build(directory).read_bytes())
+        self._kernel = kernel.load_image(build(directory)[0].read_bytes())
         self._read = read_pass(directory)
 
     def __enter__(self) -> Self:

@@ -18,9 +18,9 @@ from prometheus_client.exposition import choose_encoder
 from hookd import labels
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.families import PageFamily
+from hookd.daemon.scrapes import render
 from hookd.daemon.selection import Limits
 from hookd.daemon.targets import Target
-from hookd.daemon.web import render
 from hookd.page import PageWriter
 from tests.bench.tables import Bound, Report, Table
 

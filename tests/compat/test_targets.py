@@ -6,14 +6,22 @@ that say so in their names prove the injection and nothing more.
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
+import shutil
+import subprocess
+from pathlib import Path
 
+import pluggy
 import pytest
 
 from tests.compat.trainings import assert_nothing_is_left, training_on
 from tests.support import interpreters, stub
-from tests.support.processes import wait_until
+from tests.support.environment import REPOSITORY, TARGETS, target_environment
+from tests.support.importing import assert_modules_stay, lay_widths
+from tests.support.processes import Process, wait_until
 from tests.support.tool import Attachment
+from tests.targets.no_memory import PROGRAMS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
 
@@ -66,3 +74,66 @@ def test_a_training_is_watched_and_ends_as_if_nobody_had_been_there(where):
                 attachment.detach()
             assert_nothing_is_left(target.pid)
             assert target.finish()[-1] == plain
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("here", marks=pytest.mark.compat), *(interpreters.roots() or [interpreters.no_roots()])]
+)
+def test_a_hookd_that_is_installed_beside_the_training_stays_importable(where):
+    python = interpreters.with_torch(where)
+    with python.directory() as directory:
+        lay_widths(directory)
+        installed = directory / "program"
+        lay_hookd(installed, "hookd_nan", "hookd_timing")
+        shutil.copy(TARGETS / "importing.py", directory)
+        command = [*python.command, python.inside(directory / "importing.py")]
+        environment = target_environment(PYTHONPATH=python.inside(installed))
+        with Process(command, env=environment, cwd=directory, stdin=True) as process:
+            process.expect("^ready$")
+            assert_modules_stay(process, directory, is_first=False)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tests.support.odd",
+        *(f"tests.targets.no_memory {one.__name__}" for one in PROGRAMS),
+        "tests.support.kinds --tensors 20000",
+    ],
+)
+@pytest.mark.parametrize("where", interpreters.roots() or [interpreters.no_roots()])
+def test_a_training_with_hookd_in_it_goes_as_it_does_without(where, module):
+    python = interpreters.with_torch(where)
+    with python.directory() as directory:
+        lay_hookd(directory, *(path.name for path in (REPOSITORY / "plugins").glob("hookd_*")))
+        for part in ("support", "targets"):
+            shutil.copytree(REPOSITORY / "tests" / part, directory / "tests" / part)
+
+        def outcome(*arguments):
+            command = [*python.command, "-m", *module.split(), *arguments]
+            done = subprocess.run(
+                command, env=target_environment(PYTHONPATH=str(python.inside(directory))), cwd=directory,
+                capture_output=True, text=True, timeout=1700, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{done.returncode}: {done.stdout[-3000:]} {done.stderr[-2000:]}"
+            return done.stdout
+
+        plugins = [f"{name}:every=1" for name in ("nan", "timing", "activations", "optimizer", "memory", "coverage")]
+        if "no_memory" in module:
+            assert outcome(*plugins) == outcome()
+        else:
+            assert outcome()
+
+
+def lay_hookd(directory, *plugins):
+    """Put hookd there as files: what pip would do is the same for every version."""
+    shutil.copytree(REPOSITORY / "hookd", directory / "hookd")
+    for plugin in plugins:
+        shutil.copytree(REPOSITORY / "plugins" / plugin, directory / plugin)
+    shutil.copytree(Path(pluggy.__file__).parent, directory / "pluggy")
+    entries = [one for one in importlib.metadata.entry_points(group="hookd.plugins") if one.module in plugins]
+    (directory / "here-1.dist-info").mkdir()
+    lines = ["[hookd.plugins]", *(f"{one.name} = {one.value}" for one in entries)]
+    (directory / "here-1.dist-info" / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    (directory / "here-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: here\nVersion: 1\n")

@@ -13,6 +13,7 @@ import pytest
 from hookd.attach import native
 from hookd.attach.discover import find_page
 from hookd.attach.modules import snapshot
+from hookd.attach.owner import user_name
 from hookd.errors import HookdError
 from tests.support import forked, training
 from tests.support.daemon import Daemon
@@ -62,7 +63,7 @@ def test_a_live_target_answers_and_a_stopped_one_is_told_of(target, daemon):
     out, err = asked(daemon, "eval", pid, "1 / 0", status=1)
     assert (out, "ZeroDivisionError" in err) == ("", True)
     log = "\n".join(daemon.process.err)
-    assert f"eval in process {pid} begins, for user {os.geteuid()} " in log
+    assert f"eval in process {pid} begins, for user {user_name(os.geteuid())} " in log
     found = json.loads(asked(daemon, "stack", pid, "--json")[0])
     assert found["ways"]["python"] == {"by": "agent", "problem": "", "seconds": found["ways"]["python"]["seconds"]}
     assert any(frame["file"].endswith("puppet.py") for frame in found["threads"][0]["frames"])

@@ -87,6 +87,7 @@ def refused(*arguments):
 @pytest.mark.parametrize(
     ("ranks", "extra"), [(1, {}), (2, {}), (2, {"FULLY_SHARD": "1"})], ids=["one-rank", "two-ranks", "sharded"]
 )
+@pytest.mark.load
 def test_switched_on_changed_and_off_it_gives_the_weights_of_a_script_that_does_so_at_those_steps(start, ranks, extra):
     job = start(ranks, **extra)
     some = str(job.pids[-1])
@@ -110,6 +111,7 @@ def test_switched_on_changed_and_off_it_gives_the_weights_of_a_script_that_does_
     assert got == plainly(ranks, steps, dict(zip(begun, ("0.5", "0.25", "inf"), strict=True)), **extra)
 
 
+@pytest.mark.load
 def test_it_is_refused_on_one_of_two_ranks_and_while_one_does_not_answer(start):
     job = start()
     first, second = map(str, job.pids)
@@ -141,6 +143,7 @@ def _plugins(pid):
     return [one["name"] for one in hookd_json("report", str(pid))["plugins"]]
 
 
+@pytest.mark.load
 def test_detaching_from_one_rank_ends_it_on_all_of_them_at_one_step(start):
     job = start()
     with Attachment([job.process.pid], "--tree", *CLIP, "-p", "nan", *PATIENT):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hookd.attach.owner import user_name
 from tests.support import stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TRAIN = REPOSITORY / "examples" / "train.py"
 CONSOLE = Path(sys.executable).with_name("hookd")
+USER = user_name(os.getuid())
 NO_SUCH_PID = "4194305"  # above the kernel's largest
 
 pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not installed here")
@@ -283,6 +285,7 @@ def test_the_whole_way_in_the_foreground(training):
     training.expect(r"^step ", after=len(training.out))
 
 
+@pytest.mark.load
 def test_the_last_words_of_a_killed_process_can_be_read_while_a_foreground_attach_serves_them(training):
     with attach(training.pid, "-p", "timing") as watching:
         answer_of(watching)
@@ -315,6 +318,7 @@ def test_detach_ends_what_a_foreground_attach_holds(training):
     training.expect(r"^step ", after=len(training.out))
 
 
+@pytest.mark.load
 def test_keep_leaves_the_agent_and_detach_all_finds_it(training):
     with attach(training.pid, "--keep") as watching:
         answer_of(watching)
@@ -338,6 +342,7 @@ def test_of_several_processes_the_worst_decides_the_exit_code(training, idle):
     assert hookd("report", str(training.pid)).returncode == 4
 
 
+@pytest.mark.load
 def test_tree_finds_the_children_that_train():
     # One word of shell in between: the shell is no training process, what it started is.
     with Process(["sh", "-c", f"'{bare_python()}' '{TRAIN}' & wait"], env=target_environment()) as launcher:
@@ -383,11 +388,14 @@ def test_an_attach_that_takes_long_says_what_it_waits_for(tmp_path, daemon):
 
 def test_match_picks_by_the_command_line(training):
     mark = str(training.command[1])
-    with attach("--match", mark) as watching:
+    with attach("--match", mark, "--user", str(os.getuid())) as watching:
         assert training.pid in [target["pid"] for target in answer_of(watching)["targets"]]
         watching.signal(signal.SIGINT)
         assert watching.wait() == 0, watching.describe()
     assert hookd("attach", "--match", "no such words", "--json").returncode == 4
+    other = hookd("attach", "--match", mark, "--user", "20001", "--json")
+    assert (other.returncode, json.loads(other.stdout)["reason"]) == (4, "no-match")
+    assert hookd("attach", "--user", "20001", "1").returncode == 2
 
 
 # ---- the daemon
@@ -406,8 +414,8 @@ def test_the_whole_way_through_a_daemon(training, daemon):
     assert f"held by hookd serve {process.pid} ({url})" in agent_check(training.pid, HOOKD_HOST=host)
     assert f"held by hookd serve {process.pid}" in agent_check(training.pid)
     process.expect(
-        rf"^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ hookd INFO: attached to process {training.pid} as asked: "
-        rf"run {re.escape(run)}, rank 0, for user \d+ .*payload sha256 [0-9a-f]{{64}}; plugins nan "
+        rf"^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ hookd INFO: attached to process {training.pid} of user {USER} as asked: "
+        rf"run {re.escape(run)}, rank 0, for user {USER} \(process \d+\).*payload sha256 [0-9a-f]{{64}}; plugins nan "
     )
     assert [row["pid"] for row in status["targets"] if row["run"] == run] == [training.pid]
     assert run in hookd("status", HOOKD_HOST=host).stdout
@@ -415,6 +423,10 @@ def test_the_whole_way_through_a_daemon(training, daemon):
 
     done = hookd("detach", str(training.pid), "--host", host)
     assert done.returncode == 0, done.stderr
+    process.expect(
+        rf"detached from process {training.pid} of user {USER} as asked: run {re.escape(run)}, rank 0, "
+        rf"for user {USER} \(process \d+\)"
+    )
     assert "the original again" in done.stderr
     process.signal(signal.SIGTERM)
     assert process.wait() == 0, process.describe()
@@ -492,6 +504,7 @@ def test_status_names_the_foreground_attach_that_holds_and_serves_a_target(train
         assert max(map(len, lines)) <= 80, lines
 
 
+@pytest.mark.load
 def test_an_address_that_is_taken_names_who_is_there_and_gives_the_whole_command(training):
     with attach(training.pid, "-p", "timing") as watching:
         address = answer_of(watching)["metrics"].split("/")[2]
@@ -519,6 +532,7 @@ def test_an_address_that_is_taken_by_a_daemon_names_it(daemon, tmp_path):
     assert "hint: hookd serve --listen 127.0.0.1:0 --state-dir" in done.stderr
 
 
+@pytest.mark.load
 def test_a_refusal_has_one_exit_code_whether_the_agent_was_there_or_not():
     variables = target_environment(WORLD_SIZE="2", RANK="0")
     with Process([bare_python(), TRAIN], env=variables) as training:
@@ -555,6 +569,21 @@ def test_config_check_names_every_mistake(tmp_path):
     assert done.returncode == 2
     assert "nowhere" in done.stderr
     assert "lingering" in done.stderr
+
+
+def test_config_check_names_plugins_and_users_that_are_not_there(tmp_path):
+    path = tmp_path / "hookd.toml"
+    path.write_text(
+        '[attach]\nplugins = ["nann"]\n[[rule]]\nuser = "no-such-user"\nmatch = "train.py"\nplugins = ["nan", "timming"]\n'
+    )
+    done = hookd("config", "check", path)
+    assert done.returncode == 2
+    assert "[attach] plugins: there is no plugin 'nann'. There are activations" in done.stderr
+    assert "[[rule]] 1: there is no plugin 'timming'" in done.stderr
+    path.write_text('[[rule]]\nuser = "no-such-user"\nmatch = "train.py"\nplugins = ["nan"]\n')
+    done = hookd("config", "check", path)
+    assert done.returncode == 0
+    assert "[[rule]] 1 user: this machine has no user 'no-such-user'" in done.stderr
 
 
 def test_doctor_finds_nothing_in_the_way_of_a_training_process(training):

@@ -125,6 +125,7 @@ def test_a_host_that_is_none_is_wrong_usage():
         assert process.wait() == 2, process.describe()
 
 
+@pytest.mark.load
 def test_forked_ranks_have_agents_of_their_own_and_bystanders_have_none():
     with Process([bare_python(), FORKS], env=target_environment(), stdin=True) as plain:
         without = sorted(plain.expect(rf"rank {rank} \S+").group() for rank in (0, 1))

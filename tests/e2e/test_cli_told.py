@@ -46,25 +46,32 @@ def row_of(process: Process) -> dict[str, Any]:
     return next(row for row in hookd_json("status")["targets"] if row["pid"] == process.pid)
 
 
+@pytest.mark.load
 def test_the_terminal_of_an_attach_says_when_a_nan_is_born(training):
     with attached(training, "-p", "nan:every=1", "--json") as watching:
         wait_until(lambda: steps(training) > 40, what="a model that hookd has learnt")
         training.signal(signal.SIGUSR1)
         fault = training.expect(r"^fault in (\S+) at step (\d+)$")
-        line = watching.process.expect(rf"^hookd: nan in process {training.pid} \(run train\.py, rank 0\) at step .*")
+        line = watching.process.expect(
+            rf"^hookd: nan in process {training.pid} of user \S+ \(run train\.py, rank 0\) at step .*"
+        )
         assert f"{fault[1]} output" in line.group()
         assert line.group() in watching.process.err
         watching.detach()
 
 
+@pytest.mark.load
 def test_the_terminal_of_a_run_says_so_too():
     program = [bare_python(), TRAIN, "--steps", "150", "--nan-at", "30"]
     with run("-p", "nan:every=1", "--listen", "127.0.0.1:0", program=program) as process:
-        line = process.expect(r"^hookd: nan in process \d+ \(run train\.py, rank 0\) at step 30: first NaN: ")
+        line = process.expect(
+            r"^hookd: nan in process \d+ of user \S+ \(run train\.py, rank 0\) at step 30: first NaN: "
+        )
         assert line.string in process.err
         process.finish()
 
 
+@pytest.mark.load
 def test_a_paused_training_is_called_so_and_goes_on_as_is_said(training):
     pid = str(training.pid)
     with attached(training, "-p", "nan:every=1,policy=pause") as watching:
@@ -103,6 +110,7 @@ def test_modules_that_were_selected_are_on_metrics_and_what_is_not_is_told(train
         watching.detach()
 
 
+@pytest.mark.load
 def test_what_is_not_on_metrics_is_told_where_it_is_served_and_by_status_and_report(training):
     with attached(training, "-p", "activations:every=1", HOOKD_TOP_MODULES="0", HOOKD_MAX_DEPTH="0") as watching:
         wait_until(lambda: watching.metrics().total("hookd_series_dropped_total") > 0, what="series that are dropped")

@@ -59,11 +59,12 @@ def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
         assert values(family) == [0, 0]
     assert not told("straggler") + told("drift")
 
-    since = steps()
     ranks[1].signal(signal.SIGUSR1)
+    ranks[1].expect("slow after step")
+    since = steps()
     (slow,) = wait_until(lambda: told("straggler"), what="the straggler")
     assert (slow["rank"], slow["module"]) == ("1", "second")
-    assert slow["step"] - since <= 60
+    assert slow["step"] - since <= 60, slow
     assert values("hookd_straggler") == [0, 1]
     ranks[1].signal(signal.SIGUSR1)
     wait_until(lambda: told("straggler_over"), what="its end")

@@ -107,6 +107,7 @@ def test_plugins_come_and_go_through_the_daemon(serve, target):
         client.request("POST", path, {"op": "unload", "plugin": "timing"})
 
 
+@pytest.mark.load
 def test_a_daemon_that_is_killed_and_comes_back_holds_its_agents_again(serve, target):
     first = serve()
     first.attach(target.pid, timeout_s=30)
@@ -170,6 +171,7 @@ def test_a_foreground_attach_that_is_killed_leaves_no_orphan_with_a_daemon_nearb
     client.detach(target.pid)
 
 
+@pytest.mark.load
 def test_two_daemons_and_a_foreground_attach_share_one_agent_which_goes_with_the_last(serve, target):
     """All three read the page; who attached holds, who merely found it does not; and none takes it from another."""
     first, second = serve("--lease-s", "2"), serve("--lease-s", "3", name="second")
@@ -229,6 +231,7 @@ def test_a_holder_that_is_stopped_holds_and_disturbs_nobody(serve, target):
     assert target.popen.poll() is None
 
 
+@pytest.mark.load
 def test_a_clock_that_is_set_ends_no_lease_and_makes_no_orphan(serve, stack):
     """The wall clock of the target goes on by ten years, and then back by twenty, while leases are counted."""
     script = "import time; real = time.time; time.time = lambda: real() + time.offset; time.offset = 0\n" + CLOCK

@@ -39,7 +39,14 @@ def attached(stack, directory, processes):
     pids, host = [str(process.pid) for process in processes], f"unix://{daemon.client.path}"
     tool.hookd("attach", *pids, "-p", "timing", "--host", host, "--timeout", "60")
     wait_until(lambda: all(row(daemon, one)["step"]["counted"] > 40 for one in processes), what="steps of all")
+    wait_until(lambda: all(is_metered(daemon, one) for one in processes), what="metered steps of all")
     return daemon
+
+
+def is_metered(daemon, process):
+    """Whether calls have been recorded: those of metered steps are, and the first comes a second or two after the attach."""
+    own = {label: row(daemon, process)[label] for label in ("run", "rank")}
+    return daemon.metrics().total("hookd_overhead_seconds_total", plugin="hookd", **own) > 0
 
 
 def story(daemon, process):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 from pathlib import Path
@@ -22,18 +23,26 @@ PLUGIN_DIR = Path(__file__).parent / "plugins"
 PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", PLUGIN_DIR]
 PUPPET = Job("puppet.py")
 KERNEL = REPOSITORY / "hookd" / "native" / "kernel.so"
-RESIDUE = ("hookd.agent.fork.",)  # the trampoline of os.register_at_fork, which cannot be undone
-GUEST = ("hookd", "_pluggy", "pluggy")
+ENTRY = KERNEL.with_name("entry.so")
+RESIDUE = ("_hookd.agent.fork.",)  # the trampoline of os.register_at_fork, which cannot be undone
+GUEST = ("hookd", "_hookd", "_pluggy", "pluggy")
+
+
+@contextlib.contextmanager
+def started(**environment):
+    """Start a target that trains and answers questions about itself."""
+    made = training.environment(**environment)
+    with Process(PUPPET.command(), env=made, cwd=PUPPET.path.parent, stdin=True, popen=forked.Popen) as process:
+        process.expect("^ready$")
+        process.ask("cost", "^cost ")  # whatever a first call imports or allocates
+        probe(process)
+        yield process
 
 
 @pytest.fixture
 def puppet(tmp_path):
-    """Give a target that trains and answers questions about itself; its temporary files would be in tmp_path."""
-    environment = training.environment(TMPDIR=tmp_path)
-    with Process(PUPPET.command(), env=environment, cwd=PUPPET.path.parent, stdin=True, popen=forked.Popen) as process:
-        process.expect("^ready$")
-        process.ask("cost", "^cost ")  # whatever a first call imports or allocates
-        probe(process)
+    """Start one whose temporary files would be in tmp_path."""
+    with started(TMPDIR=tmp_path) as process:
         yield process
 
 
@@ -67,7 +76,7 @@ def assert_as_before(process: Process, before: dict[str, Any]) -> None:
     kept = {key: value for key, value in before.items() if key in now}
     changed = {key: (kept[key], now[key]) for key in now if now[key] != kept[key]}
     assert not changed, f"(before, now) of what is not as it was: {changed}"
-    alive = [name for name in residue if name.startswith("hookd.agent") and not name.startswith(RESIDUE)]
+    alive = [name for name in residue if name.startswith("_hookd.agent") and not name.startswith(RESIDUE)]
     assert not alive, f"more than the fork trampoline is still alive: {alive}"
 
 
@@ -110,6 +119,8 @@ def test_after_ctrl_c_everything_in_the_target_is_as_it_was(puppet, tmp_path):
         assert during["sys.path"] == before["sys.path"]
         assert during["sys.meta_path"] == before["sys.meta_path"]
         assert during["environment"] == before["environment"]
+        assert "_hookd.agent" in during["modules"], "the names are others: what follows proves nothing"
+        assert not [name for name in during["modules"] if name.startswith(("hookd", "pluggy"))], "only private names"
         assert during["module state"] == before["module state"], "nothing is ever stored on a module"
         attachment.detach()
     assert_as_before(puppet, before)
@@ -138,6 +149,7 @@ def test_the_kernel_comes_with_the_agent_and_goes_with_it(puppet):
     assert_as_before(puppet, before)
 
 
+@pytest.mark.load
 def test_attach_again_works_and_counts_anew(puppet):
     before = probe(puppet)
     for _ in range(2):
@@ -171,6 +183,7 @@ def test_a_killed_tool_leaves_no_agent_behind(puppet):
     assert_as_before(puppet, before)
 
 
+@pytest.mark.load
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cycles", [20, pytest.param(50, marks=pytest.mark.load)])
 def test_cycles_leak_nothing(puppet, cycles):
@@ -180,13 +193,34 @@ def test_cycles_leak_nothing(puppet, cycles):
         attach_in_process(puppet.pid)
         observed_steps(puppet.pid, 1)
         detach_in_process(puppet.pid)
+        resident.append(memory(puppet))
         if cycle % 10 == 9:
             assert_as_before(puppet, before)
-            resident.append(memory(puppet))
-    assert resident[-1] - resident[0] < 8 << 20, f"memory in use grew in {cycles - 10} cycles: {resident}"
+    # What leaks at each attach grows over any five; an arena that the allocator opens for a thread is one step.
+    grown = statistics.median(after - at for at, after in zip(resident[4:], resident[9:], strict=False))
+    assert grown < 2 << 20, f"memory in use grew by {grown} bytes in 5 cycles: {resident}"
     now = statistics.median(cost(puppet) for _ in range(3))
     assert now < 1.25 * cheap, f"an unpatched call costs {now / cheap:.2f} times what it did"
     assert steps(puppet) > cycles
+
+
+@pytest.mark.skipif(not ENTRY.exists(), reason="no entry was made at install: there was no C compiler")
+def test_the_entry_replaces_nothing_and_can_always_be_given_back(tmp_path):
+    with started(TMPDIR=tmp_path) as puppet:
+        before = probe(puppet)
+        for _ in range(3):
+            attach_in_process(puppet.pid)
+            observed_steps(puppet.pid)
+            during = probe(puppet)
+            assert any("hookd-entry" in name for name in during["maps"])
+            assert during["entered"]
+            assert "nn.Module.__call__" not in during["replaced"]
+            puppet.ask("cover", "^covered$")
+            observed_steps(puppet.pid)
+            assert detach_in_process(puppet.pid)["restored"] == "identity"
+            assert not probe(puppet)["entered"]
+            puppet.ask("uncover", "^uncovered$")
+        assert_as_before(puppet, before)
 
 
 def test_attach_on_top_of_somebodys_patch_and_detach_to_it(puppet):
@@ -201,20 +235,21 @@ def test_attach_on_top_of_somebodys_patch_and_detach_to_it(puppet):
     assert steps(puppet) > 0
 
 
-def test_detach_under_a_patch_that_somebody_put_on_top_of_ours(puppet):
+def test_detach_of_the_patch_in_python_under_one_that_somebody_put_on_top(tmp_path):
     """We cannot restore what is not ours to remove: the call goes through, and hookd says so."""
-    before = probe(puppet)
-    attach_in_process(puppet.pid)
-    observed_steps(puppet.pid)
-    puppet.ask("cover", "^covered$")
-    answer = detach_in_process(puppet.pid)
-    assert answer["restored"] in {"pass-through", "pending"}
-    trained = steps(puppet)
-    wait_until(lambda: steps(puppet) > trained, what="training to go on")
-    puppet.ask("uncover", "^uncovered$")
-    attach_in_process(puppet.pid)
-    observed_steps(puppet.pid)
-    detach_in_process(puppet.pid)
-    now = probe(puppet)
-    assert now["threads"] == before["threads"]
-    assert now["fds"] == before["fds"]
+    with started(TMPDIR=tmp_path, HOOKD_ENTRY="0") as puppet:
+        before = probe(puppet)
+        attach_in_process(puppet.pid)
+        observed_steps(puppet.pid)
+        puppet.ask("cover", "^covered$")
+        answer = detach_in_process(puppet.pid)
+        assert answer["restored"] in {"pass-through", "pending"}
+        trained = steps(puppet)
+        wait_until(lambda: steps(puppet) > trained, what="training to go on")
+        puppet.ask("uncover", "^uncovered$")
+        attach_in_process(puppet.pid)
+        observed_steps(puppet.pid)
+        detach_in_process(puppet.pid)
+        now = probe(puppet)
+        assert now["threads"] == before["threads"]
+        assert now["fds"] == before["fds"]

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from hookd.attach import AttachRequest, Control, attach, detach
-from hookd.cli import target_checks
+from hookd.cli import checks, target_checks
 from hookd.config import PluginSpec
 from tests.e2e.test_upgrade import Other, keep
 from tests.support import stub, tool, training
@@ -44,6 +44,12 @@ def test_a_training_process_and_who_holds_its_agent(tmp_path):
             foreground.process.expect("^metrics on")
             found = doctor(target.pid, status=0)
             assert f"held by hookd attach {foreground.process.pid} ({foreground.url})" in found["agent"]["found"]
+            assert found["calls"] == {
+                "name": "calls",
+                "state": "ok",
+                "found": "nn.Module.__call__ is entered in C",
+                "cure": "",
+            }
             told = (
                 f"serves {target.pid} on {foreground.url}/metrics",
                 "hookd status lists them",
@@ -63,6 +69,21 @@ def test_a_training_process_and_who_holds_its_agent(tmp_path):
         keep(newer, target.pid, "timing")
         found = doctor(target.pid, status=1)
         assert f"hookd detach {target.pid}" in found["agent"]["cure"]
+
+
+def test_why_calls_are_not_entered_in_c(tmp_path):
+    with Process(Job("puppet.py").command(), env=training.environment(HOOKD_ENTRY="0"), stdin=True) as target:
+        target.expect("^ready$")
+        attach(target.pid, AttachRequest((PluginSpec("timing"),), timeout_s=60))
+        found = doctor(target.pid, status=0)["calls"]
+        assert (found["state"], found["found"]) == (
+            "note", "nn.Module.__call__ is replaced in Python: HOOKD_ENTRY=0 is in its environment",
+        )  # fmt: skip
+        detach(target.pid)
+    (tmp_path / "entry.so").touch()
+    assert checks.native_code(tmp_path).found.startswith("kernel not compiled")
+    (tmp_path / "kernel.so").touch()
+    assert checks.native_code(tmp_path).state == "ok"
 
 
 def test_no_such_process():

@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("workloads")]
 AT = 6
 PLANTED = [
     ("forward-nan", "layers.2.fc", "output", "nan"),
-    ("forward-nan", "layers.3", "output", "nan"),
-    ("forward-inf", "layers.0.norm", "output", "inf"),
     ("grad-nan", "layers.3", "grad", "nan"),
     ("weight-nan", "layers.1.norm", "param", "nan"),
     ("loss-nan", "layers.2.fc", "loss", "nan"),
 ]
-AT_THE_ENDS = [
+MORE = [
+    ("forward-nan", "layers.3", "output", "nan"),
+    ("forward-inf", "layers.0.norm", "output", "inf"),
     ("forward-nan", "embed", "output", "nan"),
     ("forward-nan", "head", "output", "nan"),
     ("forward-inf", "layers.4.fc", "output", "inf"),
@@ -32,7 +32,7 @@ AT_THE_ENDS = [
     ("weight-nan", "embed", "param", "nan"),
     ("weight-nan", "head", "param", "nan"),
 ]
-"""The same in the first and the last layer."""
+"""The same in other layers, the first and the last among them."""
 
 
 def found(page: Page) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def found(page: Page) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("fault", "layer", "where", "kind"),
-    [*PLANTED, *(pytest.param(*one, marks=pytest.mark.load) for one in AT_THE_ENDS)],
+    [*PLANTED, *(pytest.param(*one, marks=pytest.mark.load) for one in MORE)],
 )
 def test_under_run_a_fault_is_named_with_its_module_place_and_exact_step(fault, layer, where, kind):
     job = Job("workloads/faults.py", f"--steps 12 --fault {fault} --layer {layer} --at {AT} --pause 0.05")
@@ -63,15 +63,18 @@ def test_under_run_a_fault_is_named_with_its_module_place_and_exact_step(fault, 
 SMALL = "--steps 40 --width 32 --length 32 --batch 4"
 HEALTHY = [
     Job("workloads/faults.py", "--steps 50 --fault none"),
+    Job("workloads/charlm.py", f"{SMALL} --scaler"),
+]
+MORE_HEALTHY = [
     Job("workloads/charlm.py", SMALL),
-    *(Job("workloads/charlm.py", f"{SMALL} {how}") for how in ("--scaler", "--amp", "--checkpoint nonreentrant")),
+    *(Job("workloads/charlm.py", f"{SMALL} {how}") for how in ("--amp", "--checkpoint nonreentrant", "--checkpoint reentrant")),
     Job("workloads/convnet.py", "--steps 20 --batch 8"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "job",
-    [*HEALTHY, pytest.param(Job("workloads/charlm.py", f"{SMALL} --checkpoint reentrant"), marks=pytest.mark.load)],
+    [*HEALTHY, *(pytest.param(one, marks=pytest.mark.load) for one in MORE_HEALTHY)],
     ids=lambda job: job.arguments,
 )
 def test_in_a_healthy_job_nothing_is_found(job):
@@ -120,6 +123,7 @@ def with_origin(attachment: Attachment) -> tool.Metrics | None:
     return metrics if metrics.select("hookd_nan_origin") else None
 
 
+@pytest.mark.load
 def test_after_an_attach_an_optimizer_that_counts_gives_the_absolute_step(attachable):
     """AdamW keeps the number of its steps, so hookd can say the same number as the script."""
     job = Job("workloads/charlm.py", "--steps 0 --width 32 --length 32 --pause 0.05")

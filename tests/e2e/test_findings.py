@@ -68,22 +68,19 @@ def assert_found(told: list[dict[str, Any]], plugin: str, kind: str) -> None:
     assert [one for one in told if one["step"] < AT] == [], "told before anything was wrong"
 
 
-@pytest.mark.parametrize("fault", FOUND)
+BY_NAN_ALONE = [fault for fault, (plugin, _) in FOUND.items() if plugin == "nan"]
+"""In the shared net test_faults.py finds these, layer by layer."""
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, marks=[pytest.mark.load] * (one in BY_NAN_ALONE)) for one in FOUND]
+)
 def test_a_fault_of_ours_is_found_and_named(fault):
     assert_found(incidents(of("faulty.py", fault), CLOSE), *FOUND[fault])
 
 
-BY_NAN_ALONE = [fault for fault, (plugin, _) in FOUND.items() if plugin == "nan"] + ["forward-inf"]
-"""In the shared net test_faults.py finds these, layer by layer; with all observers on, `make long` does."""
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        *(fault for fault in FOUND if fault not in BY_NAN_ALONE),
-        *(pytest.param(one, marks=pytest.mark.load) for one in BY_NAN_ALONE),
-    ],
-)
+@pytest.mark.load
+@pytest.mark.parametrize("fault", [*FOUND, "forward-inf"])
 def test_a_shared_fault_is_found_and_named(fault, workloads):
     told = incidents(of("workloads/faults.py", fault), CLOSE)
     plugin, kind = FOUND.get(fault, ("nan", "inf"))
@@ -99,7 +96,7 @@ def test_a_leak_is_named_by_the_module_whose_output_is_kept():
     assert "(root)" in leak["message"]
 
 
-@pytest.mark.parametrize("job", [job for job in OURS if job.script != "transformer.py"], ids=str)
+@pytest.mark.parametrize("job", [Job("faulty.py"), Job("checkpointed.py")], ids=str)
 def test_a_healthy_job_of_ours_is_quiet(job):
     assert incidents(Job(job.script, f"--steps 100 --pause 0.005 {job.arguments}"), OBSERVERS) == []
 

@@ -18,7 +18,10 @@ LIMIT = "0.4"
 CLIP = f"gradclip:mode=norm,max_norm={LIMIT}"
 
 
-@pytest.mark.parametrize("arguments", ["", "--groups --accumulate 3 --scaler", "--amp"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["--groups --accumulate 3 --scaler", *(pytest.param(one, marks=pytest.mark.load) for one in ("", "--amp"))],
+)
 def test_clipping_by_norm_is_clip_grad_norm_bit_for_bit(arguments):
     unclipped = Job("workloads/charlm.py", f"{SMALL} {arguments}")
     clipped = Job("workloads/charlm.py", f"{SMALL} {arguments} --clip {LIMIT}")
@@ -28,6 +31,7 @@ def test_clipping_by_norm_is_clip_grad_norm_bit_for_bit(arguments):
         assert page.values()["hookd_gradclip_clipped"][("norm",)] > 0, "nothing is clipped: the test proves nothing"
 
 
+@pytest.mark.load
 def test_clipping_with_every_observer_on_gives_the_same_weights():
     job = Job("workloads/charlm.py", SMALL)
     expected = training.plain_result(Job("workloads/charlm.py", f"{SMALL} --clip {LIMIT}"))
@@ -36,6 +40,7 @@ def test_clipping_with_every_observer_on_gives_the_same_weights():
         assert training.result(process.finish()) == expected
 
 
+@pytest.mark.load
 def test_a_dry_run_measures_and_changes_nothing():
     job = Job("workloads/charlm.py", SMALL)
     options = ("-p", f"{CLIP},dry_run=true")
@@ -65,6 +70,7 @@ def is_rank(pid: int) -> bool:
     return b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
 
 
+@pytest.mark.load
 def test_a_job_of_several_ranks_started_under_run_is_not_clipped():
     job = Job("workloads/ddp.py", "--steps 10 --width 32 --length 32", ranks=2)
     training.plain_run(job)

@@ -229,6 +229,7 @@ work(0.4)
 """
 
 
+@pytest.mark.load
 def test_short_processes_end_as_ever_at_whatever_moment_of_their_lives_they_are_entered(tmp_path):
     """From the import of `site` to the finalization; the stub's library is mapped at once, or they would be refused."""
     home = stub.torch_directory(tmp_path)
@@ -328,6 +329,7 @@ def test_a_free_threaded_build_is_refused(tmp_path):
 # -- with the real torch
 
 
+@pytest.mark.load
 def test_a_stalled_collective_is_entered_by_force_and_comes_out_right(tmp_path):
     def rank(number: int) -> Process:
         command = [bare_python(), TARGETS / "stalled.py", str(number), tmp_path / "rendezvous"]
@@ -415,7 +417,10 @@ for numbers in (sockets, memfd):
     while not select.select([0], [], [], 0.01)[0]:
         pass
     sys.stdin.readline()
+entry_of = ctypes.pythonapi.PyVectorcall_Function
+entry_of.restype, entry_of.argtypes = ctypes.c_void_p, (ctypes.py_object,)
 assert torch.nn.Module.__call__.__name__ == '_wrapped_call_impl', torch.nn.Module.__call__
+assert entry_of(torch.nn.Module.__call__) == entry_of(lambda: None)
 """
 
 

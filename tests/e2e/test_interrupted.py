@@ -32,6 +32,7 @@ def interrupt(kind: str, pid: int) -> Process:
 @pytest.mark.parametrize(
     ("kind", "fewest", "left"), [pytest.param("tool", 30, 0, marks=pytest.mark.load), ("helper", 15, 2)]
 )
+@pytest.mark.load
 def test_whoever_is_killed_at_whatever_stage_the_next_attach_succeeds_and_nothing_is_left(tmp_path, kind, fewest, left):
     """A helper that dies between making the mailbox and queueing the call leaves it: nobody knows its address."""
     with stub.start(tmp_path, BUSY) as target:
@@ -44,10 +45,12 @@ def test_whoever_is_killed_at_whatever_stage_the_next_attach_succeeds_and_nothin
         stub.finish(target)
 
 
+@pytest.mark.load
 def test_a_training_whose_attaches_are_killed_ends_with_the_same_weights_and_without_an_agent(tmp_path):
     job = Job("mlp.py", "--steps 1000")
     training.plain_run(job)
-    with training.start(job, "--pause", "0.03", TMPDIR=tmp_path) as target:
+    # It trains for longer than all stages take on a slow machine.
+    with training.start(job, "--pause", "0.07", TMPDIR=tmp_path) as target:
         target.expect("^step 1 ")
         with interrupt("agent", target.pid) as interrupts:
             interrupts.expect(r"^all \d+", timeout_s=300)
@@ -58,6 +61,7 @@ def test_a_training_whose_attaches_are_killed_ends_with_the_same_weights_and_wit
         assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.load
 def test_an_agent_to_be_kept_whose_tool_died_before_it_saw_it_is_kept_by_nobody():
     with Process(Job("puppet.py").command(), env=training.environment(), stdin=True) as target:
         target.expect("^ready$")

@@ -61,6 +61,7 @@ def test_a_plugin_that_calls_modules_itself_is_not_observed_by_itself():
         assert not [name for name in modules if name.startswith("#3")], "its own modules are no model of the job's"
 
 
+@pytest.mark.load
 def test_a_plugin_that_sleeps_is_charged_for_it():
     with observed(JOB, "sleeps", "everything") as page:
         spent = page.values()["hookd_overhead_seconds"]

@@ -33,6 +33,7 @@ def said(process, pattern):
     return [match.groups() for line in process.out if (match := re.match(pattern, line))]
 
 
+@pytest.mark.load
 def test_both_ranks_skip_the_same_step_and_end_with_the_same_weights(job, tmp_path):
     with Attachment([job.pid], "--tree", "-p", "nan:policy=skip", *PATIENT):
         (tmp_path / "poison").touch()
@@ -47,6 +48,7 @@ def test_both_ranks_skip_the_same_step_and_end_with_the_same_weights(job, tmp_pa
     assert digest == also_digest
 
 
+@pytest.mark.load
 def test_a_paused_job_goes_on_after_the_policy_was_changed_and_ends_as_without_hookd(job, tmp_path):
     with Attachment([job.pid], "--tree", "-p", "nan:policy=pause", *PATIENT):
         pids = family_of(job.pid)[1:]

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from hookd.attach.owner import user_name
 from tests.support import training
 from tests.support.daemon import Daemon
 from tests.support.environment import REPOSITORY, TARGETS, bare_python, tool_environment
@@ -17,6 +18,8 @@ from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240)]
+
+RUN = f"plugins-{os.getpid()}"
 
 COUNTS = """
 __version__ = "{version}"
@@ -82,7 +85,7 @@ class Watches(DaemonPlugin):
 
     @hookimpl
     def incident(self, incident):
-        print("incident", incident["kind"], file=self.file)
+        print("incident", incident["kind"], incident["run"], file=self.file)
 
     @hookimpl
     def collect(self, run, ranks, metrics):
@@ -155,7 +158,7 @@ class Scene:
                              PYTHONPATH=os.pathsep.join(map(str, (here, REPOSITORY, REPOSITORY / "plugins"))))  # fmt: skip
         stack.callback(self.daemon.process.close)
         command = [bare_python(), TARGETS / "clipping.py", "1", folder / "stop", "0.005"]
-        extra = {"PYTHONPATH": str(folder / "site"), "HOOKD_RUN": f"plugins-{os.getpid()}"}
+        extra = {"PYTHONPATH": str(folder / "site"), "HOOKD_RUN": RUN}
         self.process = stack.enter_context(Process(command, env=training.environment(**extra), cwd=TARGETS))
         self.process.expect("rank 0 step 20", timeout_s=120)
         self.pid = str(self.process.pid)
@@ -202,9 +205,7 @@ def test_a_plugin_is_loaded_reloaded_and_goes_on_where_the_old_one_was(scene):
     assert first["sha256"] != second["sha256"]
     log = "\n".join(scene.daemon.process.err)
     for version, did, row in (("1.0", "loaded", first), ("2.0", "reloaded", second)):
-        who = (
-            rf"plugin counts {version} \(sha256 {row['sha256']}\) {did} in process {scene.pid}, for user {os.getuid()} "
-        )
+        who = rf"plugin counts {version} \(sha256 {row['sha256']}\) {did} in process {scene.pid}, for user {user_name(os.getuid())} "
         assert re.search(who, log), log
     assert re.search(rf"attached to process {scene.pid} .*payload sha256 [0-9a-f]{{64}}; plugins nan", log), log
 
@@ -232,6 +233,7 @@ def test_enabling_it_anew_takes_the_source_that_is_there_now(scene):
     assert scene.total("hookd_counts_kinds_total", by="1000") == 0
 
 
+@pytest.mark.load
 def test_the_targets_own_environment_has_plugins_too(scene):
     listed = scene.hookd("plugin", "list", scene.pid, json_too=True)["in_target"]
     (theirs,) = [one for one in listed if one["name"] == "theirs"]
@@ -324,4 +326,4 @@ def test_nothing_of_the_plugins_stays_after_a_detach(scene):
     assert lines == [f"{lost}detached"]
     told = scene.told.read_text().splitlines()
     assert told.count(f"attached {scene.pid}") == 1
-    assert told.count("incident quarantine") == 1, "counts fails at every step"
+    assert told.count(f"incident quarantine {RUN}") == 1, "counts fails at every step"

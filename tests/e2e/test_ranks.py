@@ -92,6 +92,7 @@ TRACKER = "multiprocessing's resource tracker"
         ("forkserver", [SERVER, TRACKER]),  # which has all that the others have
     ],
 )
+@pytest.mark.load
 def test_the_ranks_of_multiprocessing_are_attached_and_their_helpers_are_not(launch, method, others):
     job = launch(bare_python(), RANKS, method)
     with attached("--tree", str(job.pid)) as (answer, tool):
@@ -112,6 +113,7 @@ def test_the_ranks_of_torchrun_are_attached_at_once(launch):
         assert f"a rank of {job.pid} (--tree)" in hookd("ps")
 
 
+@pytest.mark.load
 def test_a_launcher_of_any_kind_will_do(launch, tmp_path):
     """A shell script that starts the ranks in the background, as many clusters have one."""
     script = tmp_path / "job.sh"
@@ -125,6 +127,7 @@ def test_a_launcher_of_any_kind_will_do(launch, tmp_path):
         assert whys(answer) == [WORKER, WORKER]
 
 
+@pytest.mark.load
 def test_processes_that_have_renamed_themselves_are_found_by_match(launch, tmp_path):
     """As Ray's workers: their command line is a title, they are nobody's children, torch is there."""
     title = f"title::{tmp_path.name}-{os.getpid()}"

@@ -44,6 +44,7 @@ def bundle_of(directory, options):
     return Path(told[0]["bundle"])
 
 
+@pytest.mark.load
 @pytest.mark.usefixtures("attachable")
 def test_the_failure_of_a_killed_training_is_seen_again_in_a_process_of_its_interpreter(tmp_path):
     bundle = bundle_of(tmp_path / "bundles", "every=1")
@@ -60,6 +61,7 @@ def test_the_failure_of_a_killed_training_is_seen_again_in_a_process_of_its_inte
     assert "reproduced; the output is bit for bit what was recorded" in done.stdout
 
 
+@pytest.mark.load
 @pytest.mark.usefixtures("attachable")
 def test_a_model_with_classes_of_the_script_needs_the_script_and_nothing_of_its_training_runs(tmp_path):
     bundle = bundle_of(tmp_path / "bundles", "every=500")
@@ -92,6 +94,7 @@ def small(tmp_path_factory):
     return bundle
 
 
+@pytest.mark.load
 def test_what_does_not_fail_again_has_exit_code_1_and_says_what_was_not_carried(small):
     done = replay(small, "--json")
     assert done.returncode == 1
@@ -109,6 +112,7 @@ def test_an_interpreter_without_torch_and_one_that_is_none_are_named(small, tmp_
     assert "--python" in done.stderr
 
 
+@pytest.mark.load
 def test_an_installed_package_is_imported_where_it_is_allowed(tmp_path, monkeypatch):
     (tmp_path / "mypackage").mkdir()
     (tmp_path / "mypackage" / "__init__.py").write_text(

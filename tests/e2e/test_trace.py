@@ -18,6 +18,7 @@ JOB = Job("transformer.py", "--steps 400")
 ENDLESS = Job("transformer.py", "--steps 0")
 
 
+@pytest.mark.load
 def test_a_traced_and_recorded_job_goes_on_as_it_would_and_the_files_name_its_modules(tmp_path):
     plain = training.plain_run(JOB)
     names = training.called_modules(JOB.script)

@@ -25,15 +25,15 @@ SMALL = "--width 32 --batch 4 --length 32"
 
 OWN = [
     Job("mlp.py", "--steps 60"),
-    Job("convnet.py", "--steps 60"),
     Job("checkpointed.py", "--steps 60 --kind reentrant"),
-    Job("checkpointed.py", "--steps 60 --kind selective"),
     Job("amp.py", "--steps 60"),
-    Job("workers.py", "--steps 60"),
-    Job("threads.py", "--steps 60"),
-    Job("compiled.py", "--steps 60"),
 ]
 MORE = [
+    Job("threads.py", "--steps 60"),
+    Job("compiled.py", "--steps 60"),
+    Job("convnet.py", "--steps 60"),
+    Job("checkpointed.py", "--steps 60 --kind selective"),
+    Job("workers.py", "--steps 60"),
     Job("mlp.py", "--steps 60 --accumulate 3"),
     Job("transformer.py", "--steps 60"),
     Job("checkpointed.py", "--steps 60 --kind nonreentrant"),
@@ -41,8 +41,7 @@ MORE = [
 """What they do, another of ours or a workload does as well."""
 ALIKE_UNDER_RUN = [
     *MORE,
-    Job("convnet.py", "--steps 60"),
-    Job("threads.py", "--steps 60"),
+    Job("mlp.py", "--steps 60"),
     Job("checkpointed.py", "--steps 60 --kind reentrant"),
 ]
 """Attached to in mid-training they show what the agent does with them; a start under `hookd run` is that of the others."""
@@ -87,11 +86,13 @@ def started_under_run(job: Job) -> None:
         assert training.result(process.finish()) == training.plain_result(job)
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("job", SHARED, ids=str)
 def test_attach_and_detach_leave_a_workload_bit_identical(job, workloads):
     attach_in_mid_training(job)
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("job", LOADER, ids=str)
 def test_attach_and_detach_leave_a_workload_with_workers_bit_identical(job, workloads):
     attach_in_mid_training(job)

@@ -13,6 +13,7 @@ import psutil
 
 from tests.faults.scene import Impossible, fault, root
 from tests.support import training
+from tests.support.cgroup import remove
 from tests.support.processes import Process, wait_until
 from tests.support.training import Job
 
@@ -78,7 +79,7 @@ def oom(scene: Scene) -> Said:
         return replace(said, lost=scene.kept(target, before))
     finally:
         target.process.close()
-        group.rmdir()
+        remove(group)
 
 
 def _memory_cgroup(name: str, limit: int) -> Path:

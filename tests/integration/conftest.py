@@ -27,6 +27,31 @@ def serve(stack, tmp_path):
 
 
 @pytest.fixture
+def python_patch(monkeypatch):
+    """Replace `nn.Module.__call__` in Python."""
+    monkeypatch.setenv("HOOKD_ENTRY", "0")
+
+
+@pytest.fixture
+def entry(monkeypatch):
+    """Enter `nn.Module.__call__` in C; skip the test where that cannot be."""
+    from hookd.agent.entry import CannotEnterError, Entry  # noqa: PLC0415  # most tests here do without torch
+
+    monkeypatch.delenv("HOOKD_ENTRY", raising=False)
+    try:
+        Entry.load(print).close()
+    except CannotEnterError as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture(params=["entry", "python_patch"])
+def either_way(request):
+    """Run a test with the entry and with the patch in Python."""
+    request.getfixturevalue(request.param)
+    return request.param
+
+
+@pytest.fixture
 def run(tmp_path):
     """A run's name that no other process of this machine has: a daemon sees them all."""
     return f"run-{tmp_path.parent.name}-{tmp_path.name}-{os.getpid()}"

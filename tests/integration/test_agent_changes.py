@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch import distributed, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hookd import Plugin, hookimpl
+from hookd.attach import discover
+from hookd.attach.change import _others as ranks_beside
 from hookd.attach.change import change
 from hookd.attach.control import Control
 from hookd.config import PluginSpec
@@ -293,3 +296,16 @@ def test_what_the_program_imports_itself_is_not_reloaded():
     with running(Adds), pytest.raises(PluginError, match="imported by the program itself") as caught:
         change(os.getpid(), "reload", PluginSpec("adds"))
     assert caught.value.reason == "in-process"
+
+
+def test_two_processes_that_say_they_are_one_rank_are_refused(hold, monkeypatch):
+    """What one of them is told would leave the other, which may be the true one, as it was."""
+    first, *others = (hold(world_size=2, rank=rank) for rank in (0, 1, 1))
+    found = [
+        SimpleNamespace(pid=one.pid, state="attached") for one in (first, *others)
+    ]  # pages alone, and no torch, are no candidates
+    monkeypatch.setattr(discover, "candidates", lambda: found)
+    with pytest.raises(PluginError) as caught:
+        ranks_beside(first.pid, 2, "adds")
+    assert caught.value.reason == "several-ranks"
+    assert "both say that they are rank 1 of it" in caught.value.hint

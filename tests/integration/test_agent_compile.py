@@ -84,9 +84,97 @@ print(json.dumps({"graphs": seen, "shape": shape, "last": graphs - seen[-1] - sh
 """
 
 
-def compiled(*argv: str) -> dict[str, object]:
+PIECES = """
+import json, sys
+import torch
+from torch import nn
+import hookd
+import torch._dynamo
+from torch._dynamo.utils import counters
+
+order, kind = sys.argv[1:3]
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.act = nn.Linear(8, 8), nn.ReLU()
+        self.fc.register_forward_hook(lambda module, inputs, output: None)
+    def forward(self, x):
+        return x + self.act(self.fc(x))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(12))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+net = Net()
+if order == "before":
+    hookd.start()
+if kind == "method":
+    for block in net.blocks:
+        block.compile(backend="eager")
+else:
+    net.blocks = nn.ModuleList(torch.compile(block, backend="eager") for block in net.blocks)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+seen = []
+
+def steps(batch):
+    for _ in range(3):
+        opt.zero_grad(); net(torch.randn(batch, 8)).sum().backward(); opt.step()
+    seen.append(dict(counters["frames"]))
+
+steps(4)
+if order == "after":
+    hookd.start()
+for batch in (4, 6, 7):
+    steps(batch)
+if order != "never":
+    hookd.stop()
+for batch in (7, 9):
+    steps(batch)
+print(json.dumps({"frames": seen, "breaks": sum(counters["graph_break"].values())}))
+"""
+
+COMPILED_AUTOGRAD = """
+import json, sys
+import torch
+from torch import nn
+import hookd
+from torch._dynamo import compiled_autograd
+from torch._dynamo.utils import counters
+
+is_hooked, kind = sys.argv[1] == "hooked", sys.argv[2]
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+opt = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(4, 8)
+if kind == "late":  # the graph is made before anybody knows that its backward will be compiled
+    if is_hooked:
+        hookd.start([("nan", {"every": 1}), ("timing", {"every": 1}), ("activations", {"every": 1})])
+    loss = model(x).sum()
+for step in range(6):
+    if is_hooked and step == 2 and kind != "late":
+        hookd.start([("nan", {"every": 1}), ("timing", {"every": 1}), ("activations", {"every": 1})])
+    opt.zero_grad()
+    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=kind != "partial")):
+        if kind == "late":
+            if step == 0:
+                loss.backward()
+        else:
+            model(x).sum().backward()
+    opt.step()
+grads = [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+print(json.dumps({"frames": dict(counters["frames"]), "breaks": sum(counters["graph_break"].values()),
+                  "captures": 0 if kind == "late" else counters["compiled_autograd"]["captures"], "grads": len(grads)}))
+"""
+
+
+def compiled(*argv: str, program: str = PROGRAM) -> dict[str, object]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *argv], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -99,7 +187,7 @@ def plain(*argv: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["module", "function", *(pytest.param(one, marks=pytest.mark.load) for one in ("method", "regions"))]
+    "kind", ["module", *(pytest.param(one, marks=pytest.mark.load) for one in ("method", "regions", "function"))]
 )
 def test_no_break_and_no_recompile_of_what_is_compiled_after_the_attach(kind: str) -> None:
     assert_no_break("after", kind)
@@ -116,6 +204,22 @@ def assert_no_break(order: str, kind: str) -> None:
     assert compiled(order, kind, "eager", "plain") == plain(kind, "eager", "plain")
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("order", ["after", pytest.param("before", marks=pytest.mark.load)])
 def test_a_module_with_a_hook_of_its_own(order: str) -> None:
     assert compiled(order, "module", "aot_eager", "hooked") == plain("module", "aot_eager", "hooked")
+
+
+@pytest.mark.parametrize("order", ["after", pytest.param("before", marks=pytest.mark.load)])
+@pytest.mark.parametrize("kind", ["method", pytest.param("wrapper", marks=pytest.mark.load)])
+def test_blocks_compiled_one_by_one_with_hooks_of_their_own_share_their_frames(order: str, kind: str) -> None:
+    assert compiled(order, kind, program=PIECES) == plain_pieces(kind)
+
+
+@cache
+def plain_pieces(kind: str) -> dict[str, object]:
+    return compiled("never", kind, program=PIECES)
+
+
+@pytest.mark.parametrize("kind", ["full", *(pytest.param(one, marks=pytest.mark.load) for one in ("partial", "late"))])
+def test_compiled_autograd_sees_nothing_of_ours(kind: str) -> None:
+    assert compiled("hooked", kind, program=COMPILED_AUTOGRAD) == compiled("plain", kind, program=COMPILED_AUTOGRAD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from hookd import Plugin, PluginError, TrainingError, hookimpl
 from hookd.agent import bootstrap
+from hookd.agent.global_state import FIRST_CALLS
 from tests.support.agent import running
 from tests.support.processes import wait_until
 
@@ -498,3 +500,80 @@ def test_a_thread_that_runs_no_python_just_now_is_not_forgotten() -> None:
 
         wait_until(is_forgotten, what="the end of the thread in the kernel as well")
         assert overdue._states.pop(-1) is state
+
+
+class Upsetting(Plugin):
+    """Does something to the state of the whole process at each module call."""
+
+    name = "upsetting"
+    act = staticmethod(lambda: None)
+
+    @hookimpl
+    def forward(self, module):
+        self.act()
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda: torch.manual_seed(1), "the random numbers"),
+        (lambda: torch.rand(1), "the random numbers"),
+        (random.random, "the random numbers"),
+        (lambda: torch.set_grad_enabled(False), "the grad mode"),
+        (lambda: torch.set_default_dtype(torch.float64), "the default dtype"),
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), "the number of threads"),
+        (lambda: torch.use_deterministic_algorithms(True), "the deterministic algorithms"),
+    ],
+)
+def test_what_a_plugin_changes_of_the_whole_process_is_put_back_and_is_its_error(monkeypatch, act, words) -> None:
+    def drawn():
+        torch.manual_seed(0)
+        random.seed(0)
+        model, numbers = nn.Sequential(nn.Dropout()), []
+        for _ in range(12):
+            numbers += [model(torch.ones(8, requires_grad=True)), torch.rand(2), torch.tensor(random.random())]
+        return torch.cat([number.flatten() for number in numbers])
+
+    monkeypatch.setattr(Upsetting, "act", staticmethod(act))
+    monkeypatch.setattr("hookd.agent.global_state._is_alone", lambda: True)  # the test run has threads of its own
+    alone = drawn()
+    with running(Upsetting, Steady) as agent:
+        beside = drawn()
+        assert torch.equal(alone, beside)
+        assert alone.dtype == beside.dtype
+        assert beside.requires_grad
+        assert agent.state("upsetting") == "quarantined"
+        entry = agent.session.registry.named("upsetting")
+        assert f"it changed {words} of the training" in entry.last_error
+
+
+def test_random_numbers_that_another_thread_may_have_drawn_are_not_put_back(monkeypatch) -> None:
+    monkeypatch.setattr(Upsetting, "act", staticmethod(lambda: torch.rand(1)))
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        with running(Upsetting) as agent:
+            torch.manual_seed(0)
+            nn.Identity()(torch.ones(1))
+            drawn = torch.rand(1)
+            torch.manual_seed(0)
+            assert torch.equal(drawn, torch.rand(2)[1:])
+            assert agent.session.registry.named("upsetting").errors == 0
+    finally:
+        done.set()
+        thread.join()
+
+
+class Once(Upsetting):
+    name = "once"
+
+
+def test_a_hook_that_changes_nothing_is_no_longer_watched_after_its_first_calls() -> None:
+    with running(Once) as agent:
+        model = nn.Identity()
+        (listener,) = agent.session.registry.named("once").listeners
+        assert agent.session.namespace[listener.function] is not listener.call
+        for _ in range(FIRST_CALLS):
+            model(torch.ones(1))
+        assert agent.session.namespace[listener.function] is listener.call

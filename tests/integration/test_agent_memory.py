@@ -106,6 +106,17 @@ def test_a_model_of_the_largest_size_is_observed_whole(monkeypatch) -> None:
         assert len(agent.plugin("counts").seen) == 221
 
 
+def test_a_module_that_stands_in_many_places_counts_once(monkeypatch) -> None:
+    monkeypatch.setattr(models, "MOST", 4)
+    monkeypatch.setattr(models, "OF_LARGER", 2)
+    model = nn.Sequential(*[nn.Identity()] * 9, nn.Identity())
+    model[0].owner = model  # a module below itself
+    with running(Counts) as agent:
+        model(X)
+        assert set(agent.plugin("counts").seen) == {"(root)", "0", "9"}
+        assert not [entry for entry in agent.read().logs if "modules" in entry["message"]]
+
+
 def test_what_is_left_out_is_noted_in_portions(monkeypatch) -> None:
     monkeypatch.setattr(models, "MOST", 60)
     monkeypatch.setattr(models, "OF_LARGER", 30)

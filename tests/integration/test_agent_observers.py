@@ -87,3 +87,15 @@ def test_an_observer_that_switches_gradients_on_does_so_for_itself_alone() -> No
         with torch.no_grad():
             agent.session.dispatch.emit("loss", {})
             assert not torch.is_grad_enabled()
+
+
+def test_of_several_tensors_the_first_is_summed_up_and_its_help_says_so() -> None:
+    class Several(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x.argmax(-1), x * 2, x * 3
+
+    with running("activations", options={"every": "1"}) as agent:
+        Several()(torch.ones(2, 4))
+        assert agent.values("hookd_activations_mean") == {("(root)",): 2.0}
+        (family,) = [one for one in agent.read().families if one.name == "hookd_activations_mean"]
+        assert "first floating-point tensor" in family.help

@@ -21,6 +21,7 @@ from hookd.agent.control import Connection
 from hookd.agent.questions import Questions
 from hookd.attach import Control
 from hookd.attach.modules import snapshot
+from hookd.attach.owner import user_name
 from hookd.attach.stack import stack as look_at_stacks
 from hookd.daemon.evaluate import evaluate
 from hookd.errors import ControlError
@@ -187,7 +188,7 @@ def test_an_expression_sees_models_optimizers_and_the_step_and_leaves_its_trace(
     assert len(begun) == 4
     assert "user 7" in begun[0]
     lines = [record.getMessage() for record in caplog.records]
-    assert any("begins, for user 7 (process 8):  model.tied.bias" in line for line in lines)
+    assert any(f"begins, for user {user_name(7)} (process 8):  model.tied.bias" in line for line in lines)
     assert any("done int" in line for line in lines)
 
 

@@ -73,6 +73,7 @@ def test_the_budget_stretches_what_is_sampled_to_the_longest_interval_and_no_fur
         assert blocks(steps, 8)[-9:] == list(range(3, 12)), "one of each eight"
         assert len(set(map(operator.sub, steps[-8:], steps[-9:-1]))) > 1, "at no fixed distance"
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 8}
+        assert agent.plugin("looker").context.settings["every"] == "1..8", "also once the budget has stretched it"
         assert agent.state("looker") == "active"
 
 

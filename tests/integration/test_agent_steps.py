@@ -213,6 +213,7 @@ def test_a_recompute_is_not_counted_twice() -> None:
             assert agent.session.local.thread.top is None
 
 
+@pytest.mark.usefixtures("python_patch")
 def test_a_patch_on_top_of_ours_is_left_alone() -> None:
     original = nn.Module.__dict__["__call__"]
     with running(Calls):
@@ -231,6 +232,22 @@ def test_a_patch_on_top_of_ours_is_left_alone() -> None:
             nn.Module.__call__ = original
 
 
+@pytest.mark.usefixtures("entry")
+def test_a_patch_on_top_is_no_hindrance_to_the_entry(monkeypatch) -> None:
+    original = nn.Module.__dict__["__call__"]
+    with running(Calls) as agent:
+
+        def theirs(self, *args, **kwargs):
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(nn.Module, "__call__", theirs)
+        nn.Identity()(X)
+        assert agent.plugin("called").seen[-1] == "(root)"
+        assert bootstrap.stop() == {"restored": "identity", "residue": []}
+        assert nn.Identity()(X) is X
+
+
+@pytest.mark.usefixtures("either_way")
 def test_an_exception_of_the_training_leaves_the_stack_right() -> None:
     class Broken(nn.Module):
         def forward(self, x):
@@ -283,6 +300,7 @@ def test_an_agent_whose_leases_are_gone_detaches_itself() -> None:
     assert nn.Module.__dict__["__call__"] is original
 
 
+@pytest.mark.usefixtures("python_patch")
 def test_step_that_ends_after_the_detach_installs_nothing() -> None:
     from torch._dynamo import utils
     from torch.utils.data import DataLoader

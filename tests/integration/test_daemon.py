@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -16,9 +17,10 @@ import urllib.request
 
 import pytest
 
+from hookd.attach.owner import user_name
 from hookd.daemon.client import DaemonClient
 from hookd.errors import DaemonNotRunning, HookdError, NoSuchTarget, UsageError
-from tests.support.daemon import tell
+from tests.support.daemon import Daemon, tell
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD
@@ -50,6 +52,9 @@ def test_a_target_is_found_served_and_after_its_death_lingers_then_goes(serve, h
     told = json.loads(daemon.get(f"/api/v1/incidents?run={run}"))["incidents"][0]
     assert told["message"].startswith(f"process {holder.pid} was killed by SIGKILL (Killed)")
     assert told["detail"]["known_from"] in ("pidfd", "zombie")
+    assert told["user"] == user_name(os.getuid())
+    assert daemon.client.incidents(run=run, user=os.getuid()) == [told]
+    assert daemon.client.incidents(run=run, user=os.getuid() + 1) == []
 
 
 def test_a_clean_exit_and_a_detach_are_told_from_a_death(serve, hold, run):
@@ -125,7 +130,8 @@ def test_an_incident_is_in_the_log_when_it_comes_also_where_the_process_ends_wit
     wait_until(lambda: daemon.rows(run), what="discovery")
     tell(holder, incident={"kind": "nan", "message": "first NaN: fc output", "step": 3})
     daemon.process.expect(
-        rf"hookd WARNING: nan in process {holder.pid} \(run {run}, rank 0\) at step 3: first NaN: fc output$"
+        rf"hookd WARNING: nan in process {holder.pid} of user {user_name(os.getuid())} \(run {run}, rank 0\) at step 3: "
+        "first NaN: fc output$"
     )
     tell(holder, incident={"kind": "inf", "message": "the last word", "step": 4})
     holder.signal(signal.SIGKILL)
@@ -277,6 +283,14 @@ def test_a_failed_attach_is_counted_by_its_reason(serve):
     assert daemon.metrics().total("hookd_attach_total", result=caught.value.reason) == 1
 
 
+def test_it_answers_to_names_that_are_allowed_and_to_no_other(serve):
+    daemon = serve("--allow-host", "node1.example", "--allow-host", "*.train.example")
+    for name in ("node1.example", "gpu7.train.example:9465", "localhost"):
+        assert "healthy" in daemon.get("/-/healthy", Host=name)
+    with pytest.raises(urllib.error.HTTPError, match="421"):
+        daemon.get("/-/healthy", Host="evil.example")
+
+
 def test_nothing_on_tcp_changes_anything(serve):
     daemon = serve()
     host = daemon.url.removeprefix("http://")
@@ -285,6 +299,34 @@ def test_nothing_on_tcp_changes_anything(serve):
         connection.request("POST", path, "{}", {"Content-Type": "application/json"})
         assert connection.getresponse().status in (404, 405), path
         connection.close()
+
+
+def test_a_visitor_of_the_pages_changes_no_target(serve, hold, run):
+    holder = hold()
+    daemon = serve()
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    tell(holder, incident={"kind": "nan", "message": "m", "module": "fc1", "step": 3})
+    (incident,) = wait_until(lambda: daemon.client.incidents(run=run), what="the incident")
+    host, before = daemon.url.removeprefix("http://"), [(row["pid"], row["state"]) for row in daemon.rows(run)]
+    for path in ("/", f"/run/{run}", f"/run/{run}?pid={holder.pid}", f"/incident/{incident['id']}"):
+        page = daemon.get(path)
+        assert all('method="get"' in form for form in re.findall("<form[^>]*>", page)), path
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            connection = http.client.HTTPConnection(host, timeout=10)
+            connection.request(method, path)
+            assert connection.getresponse().status == 405, (method, path)
+            connection.close()
+    assert [(row["pid"], row["state"]) for row in daemon.rows(run)] == before
+
+
+def test_the_page_of_a_process_that_has_left_a_run_does_not_show_another_in_its_place(serve, hold, run):
+    holder = hold()
+    daemon = serve()
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    assert f"process {holder.pid}" in daemon.get(f"/run/{run}?pid={holder.pid}")
+    with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+        daemon.get(f"/run/{run}?pid=1")
+    assert "is not in run" in caught.value.read().decode()
 
 
 def test_the_status_page_escapes_what_targets_say(serve, hold, run):
@@ -337,3 +379,11 @@ def test_the_report_of_a_target_is_what_its_page_says(serve, hold, run):
     report = daemon.client.report(holder.pid)
     assert report["target"]["run"] == run
     assert report["modules"] == [{"name": "fc1", "type": "", "root": 0, "metrics": {"timing": {"forward_seconds": 2}}}]
+
+
+def test_a_daemon_whose_parent_ignores_the_ends_of_children_does_not(tmp_path):
+    daemon = Daemon(tmp_path, around=("sh", "-c", 'trap "" CHLD && exec "$0" "$@"'))
+    with daemon.process, open(f"/proc/{daemon.process.pid}/status") as status:  # noqa: PTH123
+        lines = status.readlines()
+    ignored = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
+    assert not ignored >> (signal.SIGCHLD - 1) & 1

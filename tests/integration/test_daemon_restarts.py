@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from hookd.attach import proc
+from hookd.attach.owner import user_name
 from hookd.daemon.incidents import IncidentStore
 from tests.support.daemon import tell
 from tests.support.environment import tool_environment
@@ -99,7 +100,8 @@ def test_who_died_while_no_daemon_ran_is_told_by_the_next_one_once(serve, herd, 
     holder.wait()
     again = serve()
     again.process.expect(
-        rf"lost in process {holder.pid} \(run {run}, rank 0\) at step 345 \(counted from the attach\): process {holder.pid} was gone "
+        rf"lost in process {holder.pid} of user {user_name(os.getuid())} \(run {run}, rank 0\) at step 345 "
+        rf"\(counted from the attach\): process {holder.pid} was gone "
         r"when the daemon came back: last seen alive at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, how it ended is unknown$"
     )
     wait_until(lambda: noted(again) & mine == {alive}, what="the next note")

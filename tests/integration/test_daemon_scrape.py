@@ -75,7 +75,7 @@ def asking(url: str) -> socket.socket:
     host, _, port = url.removeprefix("http://").partition(":")
     reader = socket.create_connection((host, int(port)), timeout=30)
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     return reader
 
 

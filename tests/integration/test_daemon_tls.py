@@ -69,7 +69,7 @@ def test_prometheus_scrapes_over_mtls_with_a_password_and_a_renewal_costs_no_scr
 
     # without certificate, or without password, there is nothing
     assert served.get(url, "/metrics", served.client_context(directory, has_certificate=True))[0] == 401
-    assert served.exchange(url, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") == b""
+    assert served.exchange(url, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
 
     # when the certificates of both are renewed, then the next connection has the new one, and no scrape has failed
     before, scrapes = serial(url, directory), server.value("count_over_time(up[5m])")

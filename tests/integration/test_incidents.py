@@ -14,7 +14,8 @@ import threading
 
 import pytest
 
-from hookd.daemon.incidents import NAME
+from hookd.attach.owner import user_name
+from hookd.daemon.incidents import NAME, IncidentStore
 from tests.support.daemon import tell
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
@@ -46,6 +47,7 @@ def posted(got, run):
     return [one for one in got if one["commonLabels"]["run"] == run]
 
 
+USER = user_name(os.getuid())
 FOLLOW = [*HOOKD, "incidents", "--follow", "--json"]
 
 
@@ -100,9 +102,9 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     # listed, followed, posted
     (row,) = wait_until(lambda: hookd_json("incidents", "--run", run, *host)["incidents"], what="the incident")
     number = row["id"]  # others may train on this machine as well, and have incidents
-    assert (row["kind"], row["pid"], row["rank"]) == ("nan", first.pid, "0")
+    assert (row["kind"], row["pid"], row["rank"], row["user"]) == ("nan", first.pid, "0", USER)
     assert re.search(
-        rf"#{number}  .*  nan  +{run}/0 \({first.pid}\)  first", hookd("incidents", "--kind", "nan", *host)
+        rf"#{number}  .*  nan  +{run}/0 \({first.pid} of {USER}\)  first", hookd("incidents", "--kind", "nan", *host)
     )
     assert hookd("incidents", "--pid", str(second.pid), *host) == ""
     assert asked("incidents", "--kind", "nan", *host) == ""
@@ -116,6 +118,7 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     assert f"of rank 0 (process {first.pid}): first <b>NaN</b>" in of_another
     assert followed(follower, "nan", first.pid)["id"] == number
     (post,) = wait_until(lambda: posted(got, run), what="the post")
+    assert post["commonLabels"]["user"] == USER
     assert post["commonAnnotations"]["command"] == f"hookd report '#{number}'"
 
     # reported: the process, the run, the incident; the last words of one that was killed
@@ -171,6 +174,52 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     assert paged()[0] == f"{number} nan [2, 2]"
 
 
+def test_equal_incidents_are_one_everywhere_and_of_a_flood_it_is_told_what_was_dropped(
+    serve, hold, tmp_path, posts, follow
+):
+    (url, got), run = posts, f"run-{tmp_path.name}"
+    config = tmp_path / "hookd.toml"
+    config.write_text(f'[[webhook]]\nurl = "{url}"\n')
+    holder, daemon = hold(run=run), serve("--config", config)
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    host = ("--host", f"unix://{tmp_path}/control.sock")
+    follower = follow("--run", run, *host)
+    for loss in (1.5, 22.25, 3.125):
+        tell(holder, incident={"kind": "loss_spike", "message": f"loss {loss} is too high", "module": "fc1"})
+
+    def rows(**wanted):
+        return daemon.client.incidents(run=run, **wanted)
+
+    (row,) = wait_until(lambda: [one for one in rows() if one["count"] == 3], what="all three")
+    assert followed(follower, "loss_spike", holder.pid)["id"] == row["id"]
+    told = "loss 1.5 is too high (3 times, last at 20"
+    assert told in hookd("incidents", "--run", run, *host)
+    assert told in hookd("report", f"#{row['id']}", *host)
+    assert told in hookd("report", str(holder.pid), *host)
+    assert told in hookd("report", run, *host)
+    assert "loss 1.5 is too high (3 times)" in " ".join(hookd("status", *host).split())
+    assert [one["count"] for one in hookd_json("report", str(holder.pid), *host)["incidents"]] == [3]
+    for page in ("/", f"/run/{run}", f"/incident/{row['id']}"):
+        assert told in daemon.get(page)
+    (post,) = wait_until(lambda: posted(got, run), what="the post")
+    assert post["alerts"][0]["annotations"]["incident"] == str(row["id"])
+
+    # a flood of what is not equal
+    for n in range(400):
+        name = "".join(chr(ord("a") + int(digit)) for digit in str(n))
+        tell(holder, incident={"kind": "dead", "message": f"layer {name} is dead"})
+    follower.expect('"kind": "dropped"')
+    (flood,) = wait_until(lambda: rows(kind="dropped"), what="what was dropped")
+    assert re.fullmatch(
+        rf"[\d,]+ more incidents of run {run}, rank 0 \(process {holder.pid} of user {USER}\) were dropped in \d+ s",
+        flood["message"],
+    )
+    daemon.process.expect(r"hookd WARNING: [\d,]+ more incidents of run .* were dropped in \d+ s")
+    assert 0 < daemon.metrics().total("hookd_incidents_dropped_total", run=run) < 400
+    assert f"incident #{flood['id']}: dropped" in hookd("report", f"#{flood['id']}", *host)
+    assert row["id"] in {one["id"] for one in rows()}
+
+
 def test_a_daemon_that_is_stopped_is_named_and_waited_for(serve, hold, tmp_path, follow):
     run = f"run-{tmp_path.name}"
     holder, daemon = hold(run=run), serve()
@@ -189,3 +238,36 @@ def test_a_daemon_that_is_stopped_is_named_and_waited_for(serve, hold, tmp_path,
     daemon.process.signal(signal.SIGCONT)
     tell(holder, incident={"kind": "hang", "message": "second"})
     followed(follower, "hang", holder.pid)
+
+
+def test_a_run_whose_name_another_user_has_had_is_not_mixed_with_it(serve, hold, tmp_path):
+    stranger, run = 4_000_000_001, f"run-{tmp_path.name}"
+    store = IncidentStore.open(tmp_path / "state")
+    store.add(
+        (1, 1, 1), run, "0", [{"seq": 1, "time": 1000.0, "kind": "nan", "message": "of another user"}], owner=stranger
+    )
+    store.close()
+    holder = hold(run=run)
+    daemon = serve("--linger-s", "0.5")
+    host = ("--host", f"unix://{tmp_path}/control.sock")
+    wait_until(lambda: daemon.rows(run), what="discovery")
+    tell(holder, incident={"kind": "nan", "message": "ours", "module": "fc1", "step": 3})
+    (row,) = wait_until(lambda: hookd_json("incidents", "--run", run, *host)["incidents"], what="the incident")
+    assert (row["user"], row["message"]) == (USER, "ours")
+    assert hookd_json("incidents", "--run", run, "--user", str(stranger), *host)["incidents"][0]["user"] == str(
+        stranger
+    )
+    assert "of another user" not in daemon.get(f"/run/{run}")
+    assert [one["message"] for one in hookd_json("report", run, *host)["incidents"]] == ["ours"]
+
+    holder.signal(signal.SIGKILL)
+    wait_until(lambda: not daemon.rows(run), what="the end of the linger time")
+    assert (
+        f"several users have had a run '{run}'" in json.loads(hookd("report", run, "--json", *host, status=2))["error"]
+    )
+    listed = hookd("incidents", "--run", run, *host)
+    assert f"(1 of {stranger})  of another user" in listed
+    assert f"({holder.pid} of {USER})  ours" in listed
+    page = daemon.get(f"/run/{run}")
+    assert ">user</th>" in page
+    assert "of another user" in page

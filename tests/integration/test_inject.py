@@ -164,7 +164,9 @@ found = target.look(int(sys.argv[1]))
 selftest.check = lambda: None
 request = ptrace.request
 code = mailbox.code(found.status.nspid, 5, 0.1)
-job = injector.Job(found.pid, found.ticks, found.image, found.python.symbols, found.python.returns, code, 5, 65536, 5.0)
+job = injector.Job(
+    found.pid, found.ticks, found.program, found.memory.fd, found.python.symbols, found.python.returns, code, 5, 65536, 5.0
+)
 last = -1
 code = 9
 while code == 9:
@@ -311,7 +313,7 @@ def start(config, loader=None):
 
 
 def test_an_agent_that_fails_tells_its_traceback_and_leaves_no_module(tmp_path):
-    body = BODIES["busy"] + "\nassert not [name for name in sys.modules if name.startswith('hookd')]"
+    body = BODIES["busy"] + "\nassert not [name for name in sys.modules if name.lstrip('_').startswith('hookd')]"
     with stub.start(tmp_path, body) as target:
         with pytest.raises(AttachError) as caught:
             stub.inject(target.pid, FAILS)

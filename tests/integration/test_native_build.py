@@ -77,7 +77,7 @@ def test_the_script_says_what_is_wrong():
         check=False,
     )
     assert done.returncode == 1
-    assert "torch's own operations take its place" in done.stderr
+    assert "torch's own operations and Python take their place" in done.stderr
 
 
 def test_the_payload_carries_the_kernel_that_is_there(monkeypatch, tree, tmp_path):

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import hookd
-from hookd.agent import bootstrap
+from hookd.agent import bootstrap, loader
 from hookd.page import PageWriter
 from tests.support.agent import running
 from tests.support.examples import examples
+from tests.support.watched import is_watched
 
 TORCHS_OWN = nn.Module.__call__
 
@@ -77,7 +78,7 @@ def test_one_that_is_there_already_goes_on_and_is_not_stopped(caplog):
             assert not second.is_on
         assert [one["name"] for one in second.report["plugins"]] == ["timing"]
         assert agent.read().state == "running"
-        assert nn.Module.__call__ is not TORCHS_OWN
+        assert is_watched()
     assert [record.message for record in caplog.records] == [
         "hookd starts no agent here: an agent runs in this process already"
     ]
@@ -114,11 +115,14 @@ def test_words_that_are_wrong_are_an_error_of_the_callers():
 
 
 def test_an_agent_that_came_from_outside_is_read_there(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "hookd.report", None)  # a payload has none
-    with running("timing"), hookd.observe() as seen:
-        with pytest.raises(hookd.HookdError, match="from outside") as caught:
-            hookd.read()
-        assert f"hookd report {os.getpid()}" in caught.value.hint
+    # As the agent of another hookd says that it is there.
+    monkeypatch.setattr(sys, loader.CLAIM, (os.getpid(), object()), raising=False)
+    with hookd.observe() as seen:
+        for ask in (hookd.read, hookd.stop):
+            with pytest.raises(hookd.HookdError, match="from outside") as caught:
+                ask()
+            assert caught.value.reason == "already-attached"
+            assert f"hookd report {os.getpid()}" in caught.value.hint
     assert seen.report is None
     assert "an agent runs in this process already" in caplog.text
 

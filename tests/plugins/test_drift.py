@@ -13,6 +13,8 @@ from hookd_drift.replicas import owners
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hookd import Plugin, hookimpl
+
 EVERY = 4
 
 
@@ -217,6 +219,14 @@ def test_options_that_mean_nothing_are_refused(hook, option, value):
         hook.start("drift", **{option: value})
 
 
+class Reader(Plugin):
+    name = "reader"
+
+    @hookimpl
+    def configure(self, context):
+        type(self).context = context
+
+
 def test_parameters_on_the_meta_device_and_empty_ones_are_left_out(hook, group):
     from hookd_drift.replicas import replicas
 
@@ -224,5 +234,6 @@ def test_parameters_on_the_meta_device_and_empty_ones_are_left_out(hook, group):
     net.empty = nn.Parameter(torch.empty(0))
     net.meta = nn.Parameter(torch.empty(3, device="meta"))
     net.whole = nn.Parameter(torch.ones(3))
-    found = replicas([("", net)], is_all=True, is_gradients=False)
+    hook.start(Reader)
+    found = replicas([("", net)], Reader.context.is_readable, is_all=True, is_gradients=False)
     assert [one.name for one in found] == ["whole"]

@@ -27,6 +27,14 @@ def test_metrics_are_those_of_the_plugin(hook, plugin):
     assert sorted(told) == sorted(declared)
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"), [({}, "1..10"), ({"every": "1"}, 1), ({"every": "3"}, 3)], ids=["default", "1", "3"]
+)
+def test_an_interval_that_adapts_is_shown_with_both_ends_and_a_fixed_one_as_it_is(hook, options, shown):
+    hook.start("nan", **options)
+    assert hook.context("nan").settings["every"] == shown
+
+
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_options_are_those_of_the_plugin(hook, plugin):
     known = {*loaded(hook, plugin).settings, "every"} - (

@@ -137,6 +137,13 @@ def test_transformer_layers_are_the_sum_of_what_they_call(hook, layer):
     assert hook.value("timing_flops") == counter.get_total_flops()
 
 
+def test_a_call_that_torch_refuses_takes_none():
+    layer = nn.Conv1d(1, 1, 1, stride=0)
+    assert cost(layer, (tensor(1, 1, 2),), {}) is None
+    with pytest.raises(RuntimeError, match="stride"):
+        layer(tensor(1, 1, 2))
+
+
 def test_layers_without_products_take_none():
     for layer in (nn.Embedding(10, 4), nn.EmbeddingBag(10, 4), nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Dropout()):
         inputs = [torch.zeros(2, 4, dtype=torch.long)] if "Embedding" in type(layer).__name__ else [tensor(2, 4)]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.processes import wait_until
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -35,5 +37,15 @@ def limited(size: int) -> Iterator[Path]:
             pytest.skip(f"a cgroup of {home} has no limit of memory: {exc}")
         yield group
     finally:
-        with contextlib.suppress(OSError):  # a process that is just ending holds it
-            group.rmdir()
+        remove(group)
+
+
+def remove(group: Path) -> None:
+    """Remove a cgroup, which is busy as long as a process of it is about to end, whether it is listed or not."""
+    wait_until(lambda: _removed(group), what="an empty cgroup")
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()

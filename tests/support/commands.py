@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PROGRAMS = frozenset(
     """
-    accelerate amtool apt-get cargo cat cd cp curl docker echo export grep hookd htpasswd install jq kill kubectl make mkdir
+    accelerate amtool apt-get cargo cat cd cp curl docker echo export grep hookd htpasswd install jq kill kubectl ln make mkdir
     mkdocs openssl pip podman promtool prometheus pytest python python3 sbatch scontrol sed sqlite3 srun sudo systemctl
     systemd-analyze tensorboard tmux torchrun
     """.split()

@@ -39,8 +39,10 @@ class Daemon:
             return "is ready" in self.get("/-/ready")
         return False
 
-    def get(self, path, **headers):
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=10) as answer:
+    def get(self, path, timeout_s=10, **headers):
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + path, headers=headers), timeout=timeout_s
+        ) as answer:
             return answer.read().decode()
 
     def metrics(self):

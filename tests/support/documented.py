@@ -10,6 +10,7 @@ A command that is new in a document goes into `COMMANDS`, as it is printed there
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,7 @@ _OWN_PORT = {"127.0.0.1:9465": "127.0.0.1:{port}"}
 _DOCKER_RUN = (
     "docker run --detach --name hookd --pid host --user 0:0 --read-only --tmpfs /run/hookd --tmpfs /tmp --cap-drop ALL "
     "--cap-add SYS_PTRACE --cap-add DAC_OVERRIDE --cap-add CHOWN --cap-add SYS_NICE --security-opt no-new-privileges "
-    "--volume hookd:/var/lib/hookd --publish 127.0.0.1:9465:9465 hookd"
+    "--volume hookd:/var/lib/hookd --env HOOKD_LISTEN=0.0.0.0:9465 --publish 127.0.0.1:9465:9465 hookd:0.1.0"
 )
 
 COMMANDS: dict[str, Run | By | Cannot] = {
@@ -100,10 +101,11 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "make long": Cannot("it takes an hour"),
     "make docs": By("tests/unit/test_docs.py::test_the_site_is_made_without_a_warning"),
     "make help": Run("make demo .*\n(.*\n)*make test ", at_home=True, given="", needs="make"),
-    "pip install .": Cannot(
+    "python3 -m venv /opt/hookd && /opt/hookd/bin/pip install .": Cannot(
         "it needs a package index",
         "tests/integration/test_native_build.py::test_a_wheel_carries_the_kernel_and_is_for_this_kind_of_machine",
     ),
+    "ln -sf /opt/hookd/bin/hookd /usr/local/bin/hookd": Cannot("it changes this machine", _UNIT),
     "python examples/train.py": Run(r"step 1 loss(.*\n)*done 3 ", given="", fill={"train.py": "train.py --steps 3"}),
     "hookd ps": Run(r"\d+ +.*train\.py", given="detached"),
     "hookd serve": By("tests/e2e/test_cli.py::test_the_whole_way_through_a_daemon"),
@@ -179,6 +181,7 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     # docs/top.md
     "hookd top [PID|RUN]": By(_TOP + "test_targets_then_modules_at_80_columns"),
     "hookd top [PID|RUN] -d 5": By(_TOP + "test_targets_then_modules_at_80_columns"),
+    "hookd top [PID|RUN] --user USER": By("tests/unit/test_top.py::test_the_targets_of_one_user_can_be_asked_for"),
     "hookd top [PID|RUN] --once": By(_TOP + "test_without_a_terminal_there_is_one_table_or_json"),
     "hookd top [PID|RUN] --json": By(_TOP + "test_without_a_terminal_there_is_one_table_or_json"),
     # docs/security.md
@@ -193,6 +196,7 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "hookd incidents": Run(r"#\d+ .*llama"),
     "hookd incidents --follow": Run(r"#\d+ .*llama", stays=True, status=130),
     "hookd incidents --run llama --kind nan --since 2h": Run(r"#\d+ .*nan .*llama/0"),
+    "hookd incidents --user alice": Run(r"#\d+ .*llama", fill={"alice": str(os.getuid())}),
     "hookd incidents --json --follow | jq .": Run(
         r'"run": "llama"',
         stays=True,
@@ -257,17 +261,16 @@ COMMANDS: dict[str, Run | By | Cannot] = {
         given="",
         then="cat deploy/prometheus/rules/hangs.rules.yml",
     ),
-    'amtool silence add alertname=HookdTargetLost run=llama --duration 2h --comment "moved to another node"': Cannot(
+    'amtool silence add alertname=HookdTargetLost run=llama user=alice --duration 2h --comment "moved to another node"': Cannot(
         "no Alertmanager"
     ),
     "pip install grafana-foundation-sdk==0.0.21": Cannot("it needs a package index", _DASHBOARDS),
     "python deploy/grafana/generate.py && python deploy/kubernetes/generate.py": By(_DASHBOARDS),
-    "python3 -m venv /opt/hookd && /opt/hookd/bin/pip install .": Cannot("it needs a package index", _UNIT),
     "install -D -m 644 examples/hookd.toml /etc/hookd/hookd.toml": Cannot("it changes this machine", _UNIT),
     "install -m 644 deploy/systemd/hookd.service /etc/systemd/system/": Cannot("it changes this machine", _UNIT),
     "systemctl daemon-reload && systemctl enable --now hookd": Cannot("it changes this machine", _UNIT),
     "systemctl disable --now hookd": Cannot("it changes this machine", _UNIT),
-    "docker build -f deploy/docker/Dockerfile -t hookd .": Cannot("no container engine", _IMAGE),
+    "docker build -f deploy/docker/Dockerfile -t hookd:0.1.0 .": Cannot("no container engine", _IMAGE),
     "docker compose -f deploy/docker/compose.yaml up --build": Cannot(
         "no container engine", _DEPLOY + "test_the_compose_file_names_what_there_is"
     ),
@@ -275,6 +278,7 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "kubectl apply -k deploy/kubernetes/base": _KUBERNETES,
     "kubectl apply -k deploy/kubernetes/monitoring": _KUBERNETES,
     "kubectl kustomize deploy/kubernetes/example": _KUBERNETES,
+    "install -D -m 755 -t /opt/hookd/slurm deploy/slurm/*.sh": Cannot("it changes this machine", _SLURM.node),
     "sbatch deploy/slurm/train.sbatch": _SLURM,
     "deploy/slurm/attach.sh 4711": _SLURM,
     "promtool check config deploy/prometheus/prometheus.yml": By(_DEPLOY + "test_prometheus_accepts_the_configuration"),

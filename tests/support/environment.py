@@ -39,13 +39,17 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
     return made
 
 
+BARE = "bare-env-"
+"""How the name of the targets' environment begins."""
+
+
 @once
 def bare_python() -> Path:
     """Give the interpreter of a new environment that holds torch, numpy and what they need, as links.
 
     It lives as long as the test run. hookd, pluggy and pytest cannot be imported there, which is checked.
     """
-    home = Path(_keep(tempfile.TemporaryDirectory(prefix="bare-env-")).name)
+    home = Path(_keep(tempfile.TemporaryDirectory(prefix=BARE)).name)
     venv.EnvBuilder(symlinks=True).create(home)
     site = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     for source in _files_of({"torch", "numpy", "expecttest"}):

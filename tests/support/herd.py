@@ -19,9 +19,9 @@ class Herd:
         self.process = Process([sys.executable, PROGRAM], env=tool_environment(), stdin=True)
         self.process.expect("^ready$")
 
-    def start(self, count: int, run: str) -> list[int]:
+    def start(self, count: int, run: str, modules: int = 8) -> list[int]:
         """Start some, each of a run of its own, and give their pids once they hold their pages."""
-        return json.loads(self._ask("start", count=count, run=run))
+        return json.loads(self._ask("start", count=count, run=run, modules=modules))
 
     def end(self, pids: list[int], how: str) -> None:
         """End some: "kill", "exit", "leave" or "spoil"."""

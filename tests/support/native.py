@@ -1,4 +1,4 @@
-"""The numeric kernel, compiled from this source tree for a test."""
+"""The shared objects, compiled from this source tree for a test."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 SCRIPT = REPOSITORY / "hookd" / "native" / "build.py"
 
 
-def build(directory: Path) -> Path:
-    """Compile it; a machine without a compiler skips the test."""
+def build(directory: Path, name: str = "kernel") -> Path:
+    """Compile them and return one; a machine without a compiler skips the test."""
     try:
-        made: Path = runpy.run_path(str(SCRIPT))["build"](directory)
+        made: list[Path] = runpy.run_path(str(SCRIPT))["build"](directory)
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    return made
+    return next(path for path in made if path.stem == name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -59,6 +60,16 @@ class Holder:
 
     def incident(self, **fields):
         self.page.incident(fields)
+
+    def rename(self, **changes):
+        """Say in the page to be somebody else."""
+        self.page.update_identity(**changes)
+
+    def silence(self):
+        """Say that an agent can be asked through a socket of ours, and never answer there."""
+        self.sockets = socket.socketpair()
+        outer = self.sockets[0].fileno()
+        self.page.update_identity(method="attach", control=f"@{outer}:{os.fstat(outer).st_ino}")
 
     def state(self, name):
         self.page.set_state(name)

@@ -92,7 +92,7 @@ def exchange(url, data, context=None, timeout_s=10.0):
 
 def get(url, path="/", context=None, headers=()):
     """Ask for a path; give the status and the whole answer."""
-    lines = [f"GET {path} HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""]
+    lines = [f"GET {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""]
     answer = exchange(url, "\r\n".join(lines).encode(), context)
     return int(answer.split(b" ", 2)[1]) if answer else None, answer
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hookd.agent import loader
 from hookd.attach import live, payload, proc, target
+from hookd.attach.memory import Opened
 from hookd.attach.payload import Payload
 from hookd.attach.request import AttachRequest
 from hookd.errors import AttachError
@@ -131,23 +134,30 @@ def inject(pid: int, bootstrap: bytes = COUNTS, request: AttachRequest | None = 
 
 
 def _inject(pid: int, bootstrap: bytes, request: AttachRequest) -> Delivery:
-    found = target.look(pid)
-    delivery, data = live._prepare(found, request, stub_payload(bootstrap))
-    try:
-        live._deliver(found, request, delivery, data, time.monotonic() + request.timeout_s)
-    finally:
-        delivery.finish()
+    with target.look(pid) as found:
+        delivery, data = live._prepare(found, request, stub_payload(bootstrap))
+        try:
+            live._deliver(found, request, delivery, data, time.monotonic() + request.timeout_s)
+        finally:
+            delivery.finish()
     return delivery
+
+
+@functools.cache
+def own_memory() -> Opened:
+    """Open the memory of this very process, which does not become another program."""
+    return Opened(os.getpid(), proc.program(os.getpid()))
 
 
 def mailboxes(pid: int) -> int:
     """Count the pages of a process that begin as a mailbox does: its code at offset 128."""
     found = 0
-    for mapping in proc.maps(pid):
-        if mapping.access == "rw-p" and not mapping.path and mapping.end - mapping.start < 1 << 24:
-            with contextlib.suppress(OSError):  # it works meanwhile, and has given this back
-                memory = proc.read_memory(pid, mapping.start, mapping.end - mapping.start)
-                found += sum(memory.startswith(b"__import__", page + 128) for page in range(0, len(memory), 4096))
+    with Opened(pid, proc.program(pid)) as opened:
+        for mapping in opened.mappings():
+            if mapping.access == "rw-p" and not mapping.path and mapping.end - mapping.start < 1 << 24:
+                with contextlib.suppress(OSError):  # it works meanwhile, and has given this back
+                    memory = opened.read(mapping.start, mapping.end - mapping.start)
+                    found += sum(memory.startswith(b"__import__", page + 128) for page in range(0, len(memory), 4096))
     return found
 
 

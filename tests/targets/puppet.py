@@ -23,6 +23,9 @@ import torch.nn.modules.module as registry
 import torch.optim.optimizer as optimizers
 from torch import nn
 
+entry_of = ctypes.pythonapi.PyVectorcall_Function
+entry_of.restype, entry_of.argtypes = ctypes.c_void_p, (ctypes.py_object,)
+
 
 def originals():
     return {
@@ -51,6 +54,7 @@ def probe():
     now = originals()
     return {
         "replaced": sorted(name for name, value in ORIGINALS.items() if now[name] is not value),
+        "entered": entry_of(ORIGINALS["nn.Module.__call__"]) != entry_of(originals),
         "module attributes": sorted(set(vars(nn.Module)) ^ module_attributes),
         "dynamo": dynamo is None or dynamo.unpatched_nn_module_call is ORIGINALS["nn.Module.__call__"],
         "global hooks": {
@@ -112,7 +116,7 @@ def objects_of_hookd():
         kind = type(thing)
         is_own_name = kind is type or kind is FunctionType  # an instance's home is that of its class
         home = thing.__module__ if is_own_name else getattr(kind, "__module__", "")
-        if isinstance(home, str) and home.partition(".")[0].startswith("hookd"):
+        if isinstance(home, str) and home.partition(".")[0].startswith(("hookd", "_hookd")):
             found.add(f"{home}.{thing.__qualname__ if is_own_name else kind.__qualname__}")
     return sorted(found)
 

@@ -35,7 +35,7 @@ net = Net(int(sys.argv[2]) if len(sys.argv) > 2 else 32)
 net.second.register_forward_pre_hook(lambda *_: time.sleep(0.05) if slow[0] else None)
 model = nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-step = 0
+step, was_slow = 0, False
 while True:
     step += 1
     time.sleep(0.01)
@@ -47,5 +47,8 @@ while True:
         weight = net.second.weight.data.view(torch.int32)
         weight[3, 5] += 1
         print(f"flipped after step {step}", flush=True)
+    if slow[0] and not was_slow:
+        print(f"slow after step {step}", flush=True)
+    was_slow = slow[0]
     if step == 1:
         print(f"rank {rank} trains", flush=True)

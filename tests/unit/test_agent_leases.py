@@ -12,6 +12,7 @@ import time
 import pytest
 
 from hookd.agent.control import Control
+from hookd.agent.work import Work
 from hookd.errors import PluginError
 from tests.support.processes import wait_until
 
@@ -25,7 +26,7 @@ def serve():
 
         def start(lease_s, handle=lambda _: {}):
             ends = []
-            control = Control(handle, lambda _: None, lease_s, lambda: ends.append(time.monotonic()))
+            control = Control(handle, lambda _: None, lease_s, lambda: ends.append(time.monotonic()), Work())
             held.callback(control.end)
             control.start()
             return control, ends

@@ -14,6 +14,7 @@ import pytest
 from hookd.attach import interpreter
 from hookd.attach.interpreter import DEBUG_COOKIE, RUNTIME
 from hookd.attach.proc import Mapping
+from tests.support.stub import own_memory
 
 
 @pytest.mark.parametrize(
@@ -29,8 +30,8 @@ from hookd.attach.proc import Mapping
 def test_a_free_threaded_build_is_known_by_its_debug_offsets(version, cookie, flag, is_free):
     image = ctypes.create_string_buffer(struct.pack("<8sQQ", cookie, version[0] << 24 | version[1] << 16, flag), 24)
     symbols = {RUNTIME: ctypes.addressof(image)}
-    assert interpreter._is_free_threaded(os.getpid(), version, symbols) is is_free
-    assert interpreter._is_free_threaded(os.getpid(), version, {}) is False
+    assert interpreter._is_free_threaded(own_memory(), version, symbols) is is_free
+    assert interpreter._is_free_threaded(own_memory(), version, {}) is False
 
 
 def address_of(memory):
@@ -46,7 +47,7 @@ def test_code_is_found_across_portions_and_not_beyond_what_is_searched(monkeypat
     for place, found in ((0, 0), (4094, 4094), (3 * 4096 - 3, 3 * 4096 - 3), (3 * 4096, None)):
         memory[:] = bytes(len(memory))
         memory[place : place + 3] = interpreter._SYSCALL_RET
-        at = interpreter._code(os.getpid(), "/libc.so.6", mappings, interpreter._SYSCALL_RET)
+        at = interpreter._code(own_memory(), "/libc.so.6", mappings, interpreter._SYSCALL_RET)
         assert at == (0 if found is None else start + found)
 
 
@@ -58,7 +59,7 @@ def test_a_library_of_many_gigabytes_is_not_copied():
     start = address_of(memory)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     mappings = [Mapping(start, start + (1 << 36), "r-xp", 0, "/libc.so.6")]
-    assert interpreter._code(os.getpid(), "/libc.so.6", mappings, interpreter._SYSCALL_RET) == 0
+    assert interpreter._code(own_memory(), "/libc.so.6", mappings, interpreter._SYSCALL_RET) == 0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
 
 
@@ -79,5 +80,5 @@ def test_a_target_of_endless_libraries_is_given_up(monkeypatch):
     base = endless_image(memory)
     images = [Mapping(base, base + 4096, "r-xp", 0, f"/libpython{n}.so") for n in range(1000)]
     begun = time.monotonic()
-    assert interpreter._search(os.getpid(), images, interpreter._NEEDED, lambda _: 0) == (None, {})
+    assert interpreter._search(own_memory(), images, interpreter._NEEDED, lambda _: 0) == (None, {})
     assert 0.5 < time.monotonic() - begun < 20

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import inspect
+import json
 import linecache
+import os
 import sys
+import threading
 import time
 import traceback
 import types
-from importlib.machinery import PathFinder
+import weakref
 
 import pytest
 
+import hookd
 from hookd.agent.arrival import codes
 from hookd.agent.loader import Loader
 
@@ -32,97 +37,193 @@ def loader():
 
 @pytest.fixture(autouse=True)
 def _nothing_stays():
-    before = dict(sys.modules), list(sys.meta_path), list(sys.path)
+    before = dict(sys.modules), list(sys.meta_path), list(sys.path), dict(sys.path_importer_cache)
     yield
     assert list(sys.meta_path) == before[1]
     assert list(sys.path) == before[2]
-    assert not {name for name in sys.modules if name.partition(".")[0] in ("carried", "single")}
+    assert not {path for path in sys.path_importer_cache if "hookd-payload" in path}
+    assert not {name for name in sys.modules if name.startswith("_hookd") and name not in before[0]}
 
 
-def test_modules_are_imported_from_the_payload_inside_only(loader):
-    with pytest.raises(ModuleNotFoundError):
+def carried(files, *, gentle=False):
+    """Make a loader of one module and of what it imports, and give the module `single` of it."""
+    loader = Loader(files, codes, gentle=gentle)
+    return loader, loader.module("single")
+
+
+def test_modules_are_known_to_carried_code_alone(loader):
+    single = loader.module("single")
+    assert (single.value, single.__name__, single.__file__) == (8, "_hookd_single", "/hookd-payload/single.py")
+    assert {name for name in sys.modules if "carried" in name} == {"_hookd_carried", "_hookd_carried.part"}
+    assert loader.module("single") is single
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'carried'$"):
         __import__("carried")
-    with loader.importing():
-        import single
-    assert single.value == 8
-    assert single.__file__ == "/hookd-payload/single.py"
     loader.purge()
-    with pytest.raises(ModuleNotFoundError):
-        __import__("carried")
+    assert not {name for name in sys.modules if "carried" in name}
 
 
 def test_what_is_not_in_the_payload_is_not_sought_elsewhere(loader):
-    with loader.importing(), pytest.raises(ModuleNotFoundError, match="payload"):
-        __import__("carried.absent")
+    for name in ("carried.absent", "hookd"):
+        with pytest.raises(ModuleNotFoundError, match=f"{name}' in hookd's payload"):
+            loader.module(name)
 
 
-def test_other_imports_are_not_touched(loader):
-    with loader.importing():
-        import json
-    assert json.__spec__.loader is not loader
-
-
-def test_modules_of_another_hookd_come_back(monkeypatch):
-    loader = Loader({"hookd_carried/__init__.py": b"", "hookd_carried/part.py": b"value = 7\n"}, codes)
-    theirs = {"hookd_carried": types.ModuleType("theirs"), "hookd_carried.theirs": types.ModuleType("theirs")}
+def test_modules_of_the_same_names_that_the_program_has_are_not_touched(monkeypatch):
+    """Those of an installed hookd, of an installed plugin, and one that just has the name of a plugin's file."""
+    theirs = {name: types.ModuleType(name) for name in ("hookd_mine", "hookd_mine.part", "single")}
     for name, module in theirs.items():
         monkeypatch.setitem(sys.modules, name, module)
-    with loader.importing():
-        import hookd_carried.part
-
-        assert hookd_carried.part.value == 7
-        assert "hookd_carried.theirs" not in sys.modules
-    loader.purge()
+    files = {
+        "single.py": b"import hookd, hookd_mine.part as part\ndef late():\n    import hookd_mine\n    return hookd_mine\n",
+        "hookd/__init__.py": b"__version__ = 'carried'\n",
+        "hookd_mine/__init__.py": b"",
+        "hookd_mine/part.py": b"value = 7\n",
+    }
+    loader, single = carried(files)
+    try:
+        assert (single.hookd.__version__, single.part.value) == ("carried", 7)
+        assert single.late().part is single.part
+        assert sys.modules["hookd"] is hookd
+        assert all(sys.modules[name] is module for name, module in theirs.items())
+    finally:
+        loader.purge()
     assert all(sys.modules[name] is module for name, module in theirs.items())
 
 
-def test_a_plugin_whose_module_has_the_name_of_one_of_the_trainings_is_refused(loader, monkeypatch):
-    theirs = types.ModuleType("single")
-    monkeypatch.setitem(sys.modules, "single", theirs)
-    with loader.importing(), pytest.raises(ImportError, match="another name"):
-        loader.require_free("single")
-    assert sys.modules["single"] is theirs
+FORMS = b"""
+import carried
+import carried.part
+import carried.part as as_part
+from carried import part as from_part, value
+from carried import *
+import os.path
+import json as theirs
+def late():
+    from carried.later import value
+    return value
+"""
 
 
-def test_a_plugins_module_is_not_in_the_trainings_way(loader, monkeypatch):
-    """The training may import a module of that name later, and pickle looks its classes up there."""
-    with loader.importing():
-        import single
+def test_every_form_of_import_finds_what_is_carried_and_leaves_the_others(monkeypatch):
+    files = {
+        **FILES, "single.py": FORMS, "carried/later.py": b"from . import part\nfrom .part import value as before\nvalue = part.value + before\n",
+        "carried/__init__.py": b"__all__ = ['listed', 'value']\nfrom carried.part import value\n", "carried/listed.py": b"",
+    }  # fmt: skip
+    loader, single = carried(files)
+    try:
+        assert single.carried.part is single.as_part is single.from_part
+        assert (single.value, single.listed.__name__) == (7, "_hookd_carried.listed")
+        assert single.os is os
+        assert single.theirs is json
+        asked, plain = [], builtins.__import__
+        monkeypatch.setattr(builtins, "__import__", lambda *given: asked.append(given[0]) or plain(*given))
+        assert single.late() == 14
+        assert asked == [], "what replaces `__import__` sees imports of the program's modules alone"
+    finally:
+        monkeypatch.undo()
+        loader.purge()
 
-        loader.require_free("single")  # another plugin of the same file
-    assert "single" not in sys.modules
-    with loader.importing():
-        loader.require_free("single")
-        assert sys.modules["single"] is single
-    theirs = types.ModuleType("single")
-    monkeypatch.setitem(sys.modules, "single", theirs)
-    with loader.importing():
-        assert sys.modules["single"] is theirs
+
+def test_a_circular_import_finds_the_module_that_is_being_imported():
+    files = {"single.py": b"import other\nvalue = other.late()\n",
+             "other.py": b"import single\ndef late():\n    return single.__name__\n"}  # fmt: skip
+    loader, single = carried(files)
     loader.purge()
-    assert sys.modules["single"] is theirs
+    assert single.value == "_hookd_single"
+
+
+def test_two_threads_import_a_module_once():
+    slow = b"import sys\nsys.began.set()\nassert sys.goes_on.wait(30)\nmade = object()\n"
+    loader = Loader({"slow.py": slow}, codes)
+    sys.began, sys.goes_on = threading.Event(), threading.Event()
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(loader.module("slow").made)) for _ in range(2)]
+    try:
+        threads[0].start()
+        assert sys.began.wait(30)
+        threads[1].start()
+        sys.goes_on.set()
+        for thread in threads:
+            thread.join(30)
+        assert found[0] is found[1]
+    finally:
+        del sys.began, sys.goes_on
+        loader.purge()
+
+
+def test_import_module_finds_what_lies_beside_it_by_its_relative_name():
+    files = {**FILES, "single.py": b"import carried\n",
+             "carried/__init__.py": b"import importlib\npart = importlib.import_module('.part', __package__)\n"}  # fmt: skip
+    loader, single = carried(files)
+    try:
+        assert single.carried.part is loader.module("carried.part")
+        assert single.carried.part.value == 7
+    finally:
+        loader.purge()
+
+
+def test_what_looks_a_module_up_by_the_name_of_its_class_finds_it():
+    text = b"""from __future__ import annotations
+import dataclasses, pickle, typing
+@dataclasses.dataclass
+class Data:
+    numbers: list[int]
+    many: typing.ClassVar[int] = 3
+class Named(typing.NamedTuple):
+    data: Data
+hints = typing.get_type_hints(Named)
+again = pickle.loads(pickle.dumps(Data([1])))
+"""
+    loader, single = carried({"single.py": text})
+    try:
+        assert [field.name for field in single.dataclasses.fields(single.Data)] == ["numbers"]
+        assert single.hints == {"data": single.Data}
+        assert single.again == single.Data([1])
+    finally:
+        loader.purge()
+
+
+def test_a_module_that_puts_an_object_in_its_place_leaves_with_it():
+    lazy = b"import sys\nsys.modules[__name__] = {'a': 1}\n"
+    loader, single = carried({"single.py": b"import lazy\n", "lazy.py": lazy})
+    assert single.lazy == {"a": 1}
+    loader.purge()
+
+
+def test_a_module_that_fails_is_not_kept_and_may_be_imported_again():
+    loader = Loader({"single.py": b"import sys\nif not hasattr(sys, 'later'):\n    raise ValueError('once')\n"}, codes)
+    try:
+        with pytest.raises(ValueError, match="once"):
+            loader.module("single")
+        assert "_hookd_single" not in sys.modules
+        sys.later = True
+        assert loader.module("single").__name__ == "_hookd_single"
+    finally:
+        del sys.later
+        loader.purge()
+
+
+def test_what_somebody_keeps_of_a_module_does_not_keep_the_payload():
+    files = {"single.py": b"def kept():\n    return len('kept')\n"}
+    loader, single = carried(files)
+    kept, gone = single.kept, weakref.ref(loader)
+    loader.purge()
+    del loader, single
+    gc.collect()
+    assert gone() is None
+    assert kept() == 4
 
 
 def test_a_module_that_somebody_replaced_is_not_removed(loader):
-    with loader.importing():
-        __import__("single")
-    replaced = sys.modules["single"] = types.ModuleType("single")
+    loader.module("single")
+    replaced = sys.modules["_hookd_single"] = types.ModuleType("single")
     loader.purge()
-    assert sys.modules.pop("single") is replaced
+    assert sys.modules.pop("_hookd_single") is replaced
 
 
 def test_sources_can_be_added_later(loader):
     loader.add({"later.py": "value = 9\n"})
-    with loader.importing():
-        import later
-    assert later.value == 9
-    loader.purge()
-    assert "later" not in sys.modules
-
-
-def test_importing_may_be_entered_again(loader):
-    with loader.importing(), loader.importing():
-        import single
-    assert single.value == 8
+    assert loader.module("later").value == 9
 
 
 IN_PIECES = b"""from __future__ import annotations
@@ -137,8 +238,7 @@ first: Absent = 1
 def test_a_module_that_comes_in_pieces_is_as_if_it_came_whole(gentle):
     loader = Loader({"single.py": IN_PIECES}, codes, gentle=gentle)
     try:
-        with loader.importing():
-            import single
+        single = loader.module("single")
         with pytest.raises(ValueError, match="1") as caught:
             single.line()
         assert caught.traceback[-1].lineno + 1 == 4
@@ -152,8 +252,7 @@ def test_a_gentle_loader_leaves_the_interpreter_alone_for_longer_than_it_holds_i
     loader = Loader({"single.py": pieces}, codes, gentle=True)
     try:
         wall, busy = time.monotonic(), time.thread_time()
-        with loader.importing():
-            import single
+        single = loader.module("single")
         busy = time.thread_time() - busy
         assert single.total
         assert time.monotonic() - wall > 3 * busy
@@ -171,8 +270,7 @@ def test_a_gentle_loader_never_brings_about_a_collection_of_old_objects(is_enabl
         gc.collect()
         generations.clear()
         (gc.enable if is_enabled else gc.disable)()
-        with loader.importing():
-            __import__("single")
+        loader.module("single")
     finally:
         gc.enable()
         gc.callbacks.pop()
@@ -180,44 +278,8 @@ def test_a_gentle_loader_never_brings_about_a_collection_of_old_objects(is_enabl
     assert set(generations) == ({0} if is_enabled else set())  # automatic ones would have been three of generation 1
 
 
-def test_an_import_of_another_thread_finds_its_module_while_the_loader_leaves(loader):
-    """Another thread may be anywhere in the list of finders: here before the one of files, when the loader leaves."""
-    importing = loader.importing()
-
-    class Leaves:
-        @staticmethod
-        def find_spec(name, *_):
-            if name == "colorsys":
-                importing.__exit__(None, None, None)
-
-    sys.modules.pop("colorsys", None)
-    before = sys.meta_path
-    importing.__enter__()
-    sys.meta_path.insert(sys.meta_path.index(PathFinder), Leaves)
-    try:
-        import colorsys
-
-        assert colorsys
-        assert sys.meta_path is before, "the list itself is as it was"
-        assert sys.meta_path[sys.meta_path.index(Leaves) + 1] is PathFinder, "what others put in meanwhile stays"
-    finally:
-        sys.meta_path.remove(Leaves)
-
-
-def test_a_list_of_finders_that_others_have_set_meanwhile_stays_theirs(loader):
-    before = sys.meta_path
-    try:
-        with loader.importing():
-            theirs = sys.meta_path = list(sys.meta_path)
-        assert sys.meta_path == before
-        assert sys.meta_path is not theirs
-    finally:
-        sys.meta_path = before
-
-
 def test_tracebacks_show_the_source_and_nothing_of_it_stays(loader):
-    with loader.importing():
-        from carried.part import fail
+    fail = loader.module("carried.part").fail
     try:
         fail()
     except ValueError:
@@ -228,17 +290,13 @@ def test_tracebacks_show_the_source_and_nothing_of_it_stays(loader):
 
 
 def test_a_changed_source_is_imported_anew_and_an_unchanged_one_is_not(loader):
-    with loader.importing():
-        import carried
-        import single
-    fail = carried.part.fail
+    single, fail = loader.module("single"), loader.module("carried.part").fail
     with loader.renewing({"carried/__init__.py": FILES["carried/__init__.py"], "carried/part.py": "value = 8\n"}):
-        with loader.importing():
-            import carried as new
+        new = loader.module("carried")
         assert (new.value, hasattr(new.part, "fail")) == (8, False)
-    with loader.renewing({"single.py": FILES["single.py"]}), loader.importing():
-        assert sys.modules["single"] is single
-        assert sys.modules["carried"] is new
+    with loader.renewing({"single.py": FILES["single.py"]}):
+        assert loader.module("single") is single
+        assert loader.module("carried") is new
     with pytest.raises(ValueError, match="carried"):
         fail()
 
@@ -246,76 +304,40 @@ def test_a_changed_source_is_imported_anew_and_an_unchanged_one_is_not(loader):
 def test_the_marks_of_a_payload_do_not_make_a_source_another():
     loader = Loader({"single.py": b"value = 1\n\f\f\fother = 2\n"}, codes)
     assert loader.get_source("single").splitlines() == ["value = 1", "other = 2"], "as linecache takes it apart"
-    with loader.importing():
-        import single
-    with loader.renewing({"single.py": "value = 1\nother = 2\n"}), loader.importing():
-        assert sys.modules["single"] is single
+    single = loader.module("single")
+    with loader.renewing({"single.py": "value = 1\nother = 2\n"}):
+        assert loader.module("single") is single
     loader.purge()
 
 
 def test_a_file_that_the_new_source_has_no_more_cannot_be_imported(loader):
-    with loader.renewing({"carried/__init__.py": "value = 9\n"}), loader.importing():
-        import carried
-
-        assert carried.value == 9
+    with loader.renewing({"carried/__init__.py": "value = 9\n"}):
+        assert loader.module("carried").value == 9
         with pytest.raises(ModuleNotFoundError):
-            __import__("carried.part")
+            loader.module("carried.part")
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["not-imported-yet", "imported"])
 def test_a_new_source_that_fails_leaves_the_old_one(loader, before):
-    if before:
-        with loader.importing():
-            import carried as old
+    old = loader.module("carried") if before else None
     broken = {"carried/__init__.py": "from carried.part import value\n1 / 0\n", "carried/part.py": "value = 8\n"}
-    with pytest.raises(ZeroDivisionError), loader.renewing(broken), loader.importing():
-        __import__("carried")
-    with loader.importing():
-        import carried
-
-        assert carried.value == 7
-        assert not before or carried is old
-        assert "carried.part" in sys.modules
-
-
-def test_a_failed_renewal_of_hookds_own_names_puts_them_back():
-    files = {"hookd_carried/__init__.py": b"value = 7\n"}
-    loader = Loader(files, codes)
-    with loader.importing():
-        import hookd_carried
-    with (
-        pytest.raises(ZeroDivisionError),
-        loader.renewing({"hookd_carried/__init__.py": "1 / 0\n"}),
-        loader.importing(),
-    ):
-        __import__("hookd_carried")
-    assert sys.modules["hookd_carried"] is hookd_carried
-    loader.purge()
-    assert "hookd_carried" not in sys.modules
+    with pytest.raises(ZeroDivisionError), loader.renewing(broken):
+        loader.module("carried")
+    now = loader.module("carried")
+    assert now.value == 7
+    assert not before or now is old
+    assert sys.modules["_hookd_carried"] is now
+    assert "_hookd_carried.part" in sys.modules
 
 
 def test_tracebacks_show_the_new_source(loader):
-    with loader.importing():
-        import carried.part
     with pytest.raises(ValueError):
-        carried.part.fail()
+        loader.module("carried.part").fail()
     linecache.getline("/hookd-payload/carried/part.py", 3)
     changed = {"carried/__init__.py": "", "carried/part.py": "def fail():\n    raise ValueError('new words')\n"}
-    with loader.renewing(changed), loader.importing():
-        from carried import part
+    with loader.renewing(changed):
+        fail = loader.module("carried.part").fail
     try:
-        part.fail()
+        fail()
     except ValueError:
         assert "new words" in traceback.format_exc()
-
-
-def test_where_the_training_has_a_module_of_its_own_all_of_it_is_the_trainings(loader, monkeypatch):
-    theirs = types.ModuleType("carried")
-    theirs.__path__ = []
-    monkeypatch.setitem(sys.modules, "carried", theirs)
-    with loader.importing():
-        import carried
-
-        assert carried is theirs
-        with pytest.raises(ModuleNotFoundError, match=r"No module named 'carried\.part'$"):
-            __import__("carried.part")

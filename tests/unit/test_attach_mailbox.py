@@ -11,6 +11,7 @@ import types
 
 from hookd.attach import mailbox, proc
 from tests.support.processes import wait_until
+from tests.support.stub import own_memory
 
 SIZE = 2 * mmap.PAGESIZE
 PRIVATE, READ_WRITE = 0x2, 3
@@ -28,7 +29,7 @@ def test_it_has_claimed_its_mailbox_before_it_counts_itself(monkeypatch):
     address = libc.mmap(None, ctypes.c_size_t(SIZE), READ_WRITE, PRIVATE, file, ctypes.c_long(0))
     os.close(file)
     assert is_mapped()
-    box = mailbox.MemoryBox(os.getpid(), address)
+    box = mailbox.MemoryBox(own_memory(), address)
     box.write(0, mailbox.opening(7, SIZE))
     seen = []
 

@@ -6,6 +6,8 @@ import platform
 import struct
 import subprocess
 import sys
+import time
+import tracemalloc
 
 import pytest
 
@@ -51,6 +53,18 @@ def test_arguments_and_the_architecture_count():
     assert seccomp.run(inet_only, 1, HERE + 1) == KILL
 
 
+def test_shifts_without_end_take_neither_time_nor_memory():
+    doubled = [op(0x6C, 0), op(0x7C, 0), op(0x6C, 0)] * 1000
+    begun = time.monotonic()
+    tracemalloc.start()
+    try:
+        assert seccomp.run([op(0x01, 0xFFFFFFFF), op(0x00, 1), *doubled, op(6, ALLOW)], 0, HERE) == ALLOW
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.monotonic() - begun < 10
+
+
 PROGRAMS = {
     "tree": [op(0x20, NUMBER), op(0x35, 100, 1, 0), op(6, ALLOW), op(0x25, 200, 0, 1), op(6, ALLOW), op(6, ERRNO | 7)],
     "arithmetic": [
@@ -58,6 +72,10 @@ PROGRAMS = {
         op(0x15, 6, 0, 1), op(6, ERRNO | 9), op(6, ALLOW),
     ],
     "bits": [op(0x20, NUMBER), op(0x45, 0x40, 0, 1), op(6, ERRNO | 3), op(0x05, 0), op(6, ALLOW)],
+    "shifts": [
+        op(0x20, NUMBER), op(0x07, 0), op(0x00, 1), op(0x6C, 0), op(0x15, 1 << (39 & 31), 0, 1), op(6, ERRNO | 4),
+        op(0x00, 1 << 31), op(0x7C, 0), op(0x15, 1 << 31 >> (102 & 31), 0, 1), op(6, ERRNO | 6), op(6, ALLOW),
+    ],
     "index": [op(0x01, 102), op(0x20, NUMBER), op(0x1D, 0, 0, 1), op(6, ERRNO | 5), op(0x87, 0), op(6, ALLOW)],
 }  # fmt: skip
 ASK = """

@@ -9,10 +9,12 @@ import time
 
 import pytest
 
-from hookd.attach import payload, proc, sources, trusted
+from hookd.attach import bounded, payload, proc, sources, trusted
 from hookd.attach.remote_debug import ScriptFolder, remove_stale
+from hookd.attach.untrusted import UnexpectedError
 from hookd.config import PluginSpec
 from hookd.errors import PluginError
+from tests.support import acl
 from tests.support.processes import Process, wait_until
 
 PLUGIN = "from hookd import Plugin\n\nclass Mine(Plugin):\n    name = 'mine'\n"
@@ -83,6 +85,18 @@ def test_a_file_of_another_user_in_our_directory_is_refused(directory):
 def test_a_file_that_others_can_write_is_refused(directory):
     (directory / "mine.py").chmod(0o666)
     refused(directory, "others may write", "mine.py")
+
+
+@needs_root
+@pytest.mark.parametrize("name", [".", "mine.py"])
+def test_an_access_control_list_by_which_another_user_writes_is_refused_by_root(directory, name):
+    path = directory / name
+    acl.grant(path, STRANGER, 5)
+    assert found(directory)
+    acl.grant(path, STRANGER, 7)
+    refused(directory, f"others may write to {path} through an access control list")
+    for uid in (TARGET, STRANGER):
+        refused(directory, "access control list", trust=trusted.of_target(uid))
 
 
 @needs_root
@@ -166,6 +180,14 @@ def test_a_link_in_the_targets_root_leads_a_tool_nowhere(jail, tmp_path):
     finally:
         folder.remove()
     assert not list((root / "var/tmp").iterdir())
+
+
+def test_a_file_is_put_only_where_the_kernel_itself_keeps_it(tmp_path):
+    """On another file system, of a network or served by the target's own user, each call may wait for ever."""
+    local = tuple(tmp_path.parts[1:])
+    os.close(bounded.open_local_directory(os.getpid(), local))
+    with pytest.raises(UnexpectedError, match="0x9fa0 may wait for its server"):  # proc
+        bounded.open_local_directory(os.getpid(), ("proc", str(os.getpid()), "task"))
 
 
 @needs_root

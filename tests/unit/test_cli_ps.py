@@ -1,10 +1,14 @@
-"""How `hookd ps` writes a command line."""
+"""What `hookd ps` lists, and how it writes a command line."""
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from hookd.cli.ps import command
+import pytest
+from click.testing import CliRunner
+
+from hookd.attach.discover import Candidate
+from hookd.cli.ps import command, ps
 
 LONG = "/home/somebody/with/a/long/name/projects/vision/experiments/train.py"
 
@@ -24,3 +28,43 @@ LONG = "/home/somebody/with/a/long/name/projects/vision/experiments/train.py"
 )
 def test_the_script_and_its_arguments_are_seen(cmdline, told):
     assert command(cmdline, 70) == told
+
+
+STRANGER = 4_000_000_001
+DISABLED = Candidate(11, 1, ("python", "train.py"), 0, "skipped", "HOOKD_DISABLE is set")
+WORKER = Candidate(12, 1, ("python", "train.py"), STRANGER, "skipped", "a data loader's worker")
+
+
+@pytest.fixture
+def listed(monkeypatch):
+    """Run `hookd ps` where these processes have torch: `listed(candidates, *words)` gives what it prints, and says."""
+
+    def run(candidates, *words):
+        monkeypatch.setattr("hookd.attach.discover.candidates", lambda: list(candidates))
+        done = CliRunner().invoke(ps, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout, done.stderr
+
+    return run
+
+
+def test_where_all_are_skipped_it_says_how_many_and_why(listed):
+    _, said = listed([DISABLED, WORKER])
+    assert "`hookd ps --all` lists what was skipped" in said
+    assert "skipped 11: HOOKD_DISABLE is set" in said
+    assert "skipped 12: a data loader's worker" in said
+    assert "no Python process with torch is running here" in listed([])[1]
+
+
+def test_the_processes_of_one_user_can_be_asked_for(listed):
+    words = ("--all", "--json", "--user")
+    pids = [
+        [row["pid"] for row in json.loads(listed([DISABLED, WORKER], *words, user)[0])["processes"]]
+        for user in ("root", "0", str(STRANGER))
+    ]
+    assert pids == [[11], [11], [12]]
+    _, said = listed([DISABLED, WORKER], "--user", str(STRANGER))
+    assert f"no process of user {STRANGER} can be attached to" in said
+    assert "11" not in said
+    _, said = listed([DISABLED], "--user", str(STRANGER))
+    assert f"no Python process with torch of user {STRANGER} is running here" in said

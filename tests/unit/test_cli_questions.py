@@ -12,6 +12,7 @@ import pytest
 from hookd import config
 from hookd.attach import native
 from hookd.attach.modules import _checked, totals
+from hookd.attach.owner import user_name
 from hookd.attach.stack import _joined, _path
 from hookd.cli import eval as evaluating
 from hookd.cli import snapshot, stack
@@ -143,7 +144,7 @@ def test_evaluating_is_off_unless_the_configuration_says_otherwise(caplog, tmp_p
         assert "[eval] allow = true" in caught.value.hint
     require_allowed(3, by, allowed=True, is_embedded=False)
     assert [record.getMessage() for record in caplog.records] == [
-        "eval in process 3 refused, for user 1000 (process 5)"
+        f"eval in process 3 refused, for user {user_name(1000)} (process 5)"
     ] * 2
 
 

@@ -87,7 +87,7 @@ def test_with_a_certificate_nothing_is_served_unencrypted(serve, directory):
     url = serve(served.web_config(directory, TLS))
     assert url.startswith("https://")
     assert served.get(url, context=served.client_context(directory))[0] == 200
-    assert served.exchange(url, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == b""
+    assert served.exchange(url, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
     with pytest.raises(ssl.SSLCertVerificationError):
         served.get(url, context=ssl.create_default_context())
 
@@ -194,18 +194,19 @@ def test_a_slow_hash_holds_up_nobody_else(serve, directory):
 
 
 def test_no_name_takes_another_time_than_one_that_there_is():
-    users = {"alice": bcrypt.hashpw(b"x", bcrypt.gensalt(9)).decode()}
-    nobodys = passwords._nobodys(users)
+    users = [bcrypt.hashpw(b"x", bcrypt.gensalt(cost)).decode() for cost in (9, 5)]
+    nobodys = passwords._nobodys(9)
     assert nobodys.split("$")[2] == "09"
     assert bcrypt.checkpw(b"x", nobodys.encode()) is False
 
     def cost(hashed):
         begun = time.thread_time()
-        passwords._is_right("guess", hashed)
+        passwords._is_right("guess", hashed, 9)
         return time.thread_time() - begun
 
-    pairs = [(cost(users["alice"]), cost(nobodys)) for _ in range(5)]
-    assert min(b for _, b in pairs) > 0.5 * min(a for a, _ in pairs)
+    times = [min(one) for one in zip(*([cost(hashed) for hashed in (nobodys, *users)] for _ in range(5)), strict=True)]
+    assert min(times) > 0.5 * max(times)
+    assert passwords._is_right("x", users[1], 9)
 
 
 def test_guesses_come_back_with_time_and_an_ipv6_network_is_one_guesser():
@@ -241,14 +242,14 @@ def test_a_renewed_certificate_is_used_by_the_next_connection_and_no_other_is_cu
     with served.connected(url, served.client_context(directory)) as kept:
         served.certificates(directory)
         assert serial(url, directory) != before
-        kept.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        kept.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert kept.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def test_a_user_who_is_taken_out_is_locked_out_at_once_even_on_an_open_connection(serve, directory):
     path = served.web_config(directory, USERS)
     url = serve(path)
-    ask = f"GET / HTTP/1.1\r\nHost: x\r\n{basic('bob')}\r\n\r\n".encode()
+    ask = f"GET / HTTP/1.1\r\nHost: localhost\r\n{basic('bob')}\r\n\r\n".encode()
     with served.connected(url) as kept:
         kept.sendall(ask)
         assert b" 200 " in kept.recv(4096)
@@ -290,18 +291,38 @@ def test_a_key_that_does_not_fit_yet_leaves_the_old_pair_in_use(serve, directory
     assert serial(url, directory) != before
 
 
-def test_a_key_that_others_can_read_and_a_file_that_they_can_write_are_warned_of(serve, directory, caplog):
+def test_a_key_that_others_can_read_is_warned_of(serve, directory, caplog):
     path = served.web_config(directory, TLS)
     (directory / "server.key").chmod(0o644)
-    path.chmod(0o666)
     serve(path)
     assert "others can read the key" in caplog.text
-    assert "others can write the web configuration" in caplog.text
     caplog.clear()
     (directory / "server.key").chmod(0o640)
-    path.chmod(0o644)
     serve(path)
     assert "others" not in caplog.text
+
+
+def test_password_hashes_that_others_can_read_are_warned_of(serve, directory, caplog):
+    path = served.web_config(directory, USERS)
+    path.chmod(0o644)
+    serve(path)
+    assert f"others can read the password hashes in {path}" in caplog.text
+    assert f"chmod go= {path}" in caplog.text
+    caplog.clear()
+    path.chmod(0o600)
+    serve(path)
+    assert "others" not in caplog.text
+
+
+def test_a_web_configuration_that_others_can_write_is_refused_and_opens_nothing_later(serve, directory, caplog):
+    path = served.web_config(directory, USERS)
+    url = serve(path)
+    path.chmod(0o666)
+    path.write_text("basic_auth_users: {}\n")
+    assert served.get(url)[0] == 401
+    assert "other users can write" in caplog.text
+    with pytest.raises(ConfigError, match="other users can write"):
+        serve(path)
 
 
 def test_an_open_port_without_a_web_configuration_is_warned_of(serve, directory, caplog):
@@ -314,7 +335,9 @@ def test_an_open_port_without_a_web_configuration_is_warned_of(serve, directory,
     serve(served.web_config(directory, USERS), host="0.0.0.0")
     assert "passwords come to 0.0.0.0 without encryption" in caplog.text
     caplog.clear()
-    serve(served.web_config(directory, TLS + USERS), host="0.0.0.0")
+    path = served.web_config(directory, TLS + USERS)
+    path.chmod(0o600)
+    serve(path, host="0.0.0.0")
     assert not caplog.text
 
 

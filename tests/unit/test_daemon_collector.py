@@ -15,11 +15,12 @@ from hookd import labels
 from hookd.attach.container import Container
 from hookd.daemon.collector import FleetCollector, Tally
 from hookd.daemon.families import PageFamily, encode
-from hookd.daemon.selection import Limits
+from hookd.daemon.kinds import MOST_OF_TARGET
+from hookd.daemon.scrapes import render
+from hookd.daemon.selection import MAX_CORE, Limits
 from hookd.daemon.targets import Target
 from hookd.daemon.watch import Declared, Sample
 from hookd.daemon.watchers import Guarded
-from hookd.daemon.web import render
 from hookd.page import EVENTS, PageWriter
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -318,6 +319,23 @@ class Waiting:
         return [Sample(WAITED, {"phase": "data"}, 7.0)]
 
 
+def test_a_page_of_ever_new_kinds_of_incidents_is_a_few_series(join, scrape):
+    page = join()
+    for n in range(500):
+        put(page, "hookd_incidents", "counter", 2, {"kind": f"kind{n}"})
+    found = {dict(name[1:])["kind"]: value for name, value in scrape().items() if name[0] == "hookd_incidents_total"}
+    assert len(found) == MOST_OF_TARGET + 1
+    assert found["other"] == 2 * (500 - MOST_OF_TARGET)
+    assert sum(found.values()) == 1000
+
+
+def test_a_core_family_of_a_hostile_page_is_bounded(join, scrape):
+    page = join()
+    for n in range(MAX_CORE + 200):
+        put(page, "hookd_modules", "gauge", 1, {"state": f"state{n}"})
+    assert len([name for name in scrape() if name[0] == "hookd_modules"]) <= MAX_CORE
+
+
 def test_a_watchers_samples_are_served_and_no_page_may_use_their_name(join, fleet):
     put(join(), "hookd_test_waited_seconds", "counter", 5)
     collector = FleetCollector(fleet, Tally(), Limits(), watchers=[Waiting()])
@@ -355,6 +373,16 @@ def test_name_parameters_restrict_the_page(join, fleet):
     collector = FleetCollector(fleet, Tally(), Limits())
     body, _ = render(collector, "", frozenset({"hookd_steps_total", "hookd_target_up"}), is_gzip=False)
     assert {name for name, *_ in samples_of(parse_text(body.decode()))} == {"hookd_steps_total", "hookd_target_up"}
+
+
+def test_a_family_is_asked_for_by_its_own_name_or_by_that_of_one_of_its_samples(join, fleet):
+    page = join()
+    put(page, "hookd_steps", "counter", 5)
+    put(page, "hookd_x_mean", "gauge", 1)
+    collector = FleetCollector(fleet, Tally(), Limits())
+    for name, sample in (("hookd_steps", "hookd_steps_total"), ("hookd_steps_total",) * 2, ("hookd_x_mean",) * 2):
+        body, _ = render(collector, "", frozenset({name}), is_gzip=False)
+        assert {one for one, *_ in samples_of(parse_text(body.decode()))} == {sample}
 
 
 def test_a_compressed_page_is_the_same_page(join, fleet):

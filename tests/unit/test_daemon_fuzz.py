@@ -235,7 +235,7 @@ def test_requests_to_the_control_socket(daemon, sent):
 def test_an_order_that_is_too_large_is_not_read(daemon):
     large = posted("/v1/attach", "[" + " " * (1 << 20) + "]")
     assert answers(daemon, large, daemon.control, is_whole=True) == [413]
-    head = b"POST /v1/attach HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 99999999999\r\n\r\n"
+    head = b"POST /v1/attach HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 99999999999\r\n\r\n"
     assert answers(daemon, head + b"x" * (2 << 20), daemon.control, is_whole=True) in ([413], [])
 
 

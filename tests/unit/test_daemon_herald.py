@@ -40,6 +40,16 @@ def test_a_line_names_kind_target_step_and_message(herald, caplog):
     ]
 
 
+def test_a_line_says_whose_process_it_is(herald, caplog):
+    for uid in (0, 4_000_000_001):
+        target = SimpleNamespace(pid=7, claim=labels.Claim(7, 7, "1", "llama", "llama", uid=uid))
+        herald.tell(target, [{"kind": "nan", "message": "first NaN"}])
+    assert caplog.messages == [
+        "nan in process 7 of user root (run llama, rank 1): first NaN",
+        "nan in process 7 of user 4000000001 (run llama, rank 1): first NaN",
+    ]
+
+
 def test_of_many_of_one_kind_the_first_are_told_and_the_others_counted(herald, clock, caplog):
     herald.tell(TARGET, [dead(n) for n in range(13)])
     herald.tell(TARGET, [{"kind": "nan", "message": "a NaN"}])

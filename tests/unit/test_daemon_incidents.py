@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sqlite3
@@ -37,7 +38,7 @@ def nan(seq, **more):
         "time": 1000.0 + seq,
         "kind": "nan",
         "message": f"nan {seq}",
-        "module": "fc1",
+        "module": f"fc{seq}",
         "step": 3,
         **more,
     }
@@ -192,6 +193,213 @@ def test_half_a_character_and_a_time_to_come_are_made_storable(store):
     assert row["time"] < time.time() + 120
 
 
+# ---- equal ones are one
+
+
+def spike(seq, **more):
+    message = f"loss {seq / 7:.3f} is {seq}e+02 times its mean"
+    return {"seq": seq, "time": 1000.0 + seq, "kind": "loss_spike", "message": message, "step": seq, **more}
+
+
+def test_equal_incidents_of_a_process_are_one_row_with_a_count_a_first_and_a_last_time(store):
+    store.add(TARGET, "a", "0", [spike(1), nan(2), spike(3)])
+    assert store.flush()
+    number = store.query(kind="loss_spike")[0]["id"]
+    store.add(TARGET, "a", "0", [spike(4), spike(5, module="fc1"), spike(6, kind="leak")])
+    store.add((12, 1, 1), "a", "0", [spike(7)])
+    first, *others = [row for row in store.query(order="id")[::-1] if row["kind"] == "loss_spike"]
+    assert (first["id"], first["seq"], first["message"]) == (number, 1, spike(1)["message"])
+    assert (first["count"], first["time"], first["last"]) == (3, 1001.0, 1004.0)
+    assert [(row["pid"], row["module"], row["count"]) for row in others] == [(11, "fc1", 1), (12, None, 1)]
+    assert sorted(row["id"] for row in store.query()) == list(range(1, 6)), "what is counted uses up no number"
+
+
+def test_what_was_counted_is_not_counted_again_by_another_daemon_or_the_next(tmp_path):
+    here, there = (IncidentStore(tmp_path / incidents.NAME) for _ in range(2))
+    for store in (here, there):
+        store.add(TARGET, "a", "0", [spike(seq) for seq in (1, 2, 3)])
+        assert store.flush()
+    for store in (there, here):
+        store.add(TARGET, "a", "0", [spike(4)])
+        assert store.flush()
+    assert [row["count"] for row in here.query()] == [4]
+    assert (here.seen(TARGET), here.seen((12, 1, 1))) == (4, 0)
+    for store in (here, there):
+        store.close()
+
+
+def test_what_waits_for_the_disk_is_one_row_with_what_is_in_the_file(tmp_path):
+    path = tmp_path / incidents.NAME
+    store = IncidentStore(path, retry_s=0.01)
+    store.add(TARGET, "a", "0", [spike(1)])
+    assert store.flush()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for seq in range(2, 50):
+            store.add(TARGET, "a", "0", [spike(seq)])
+        (row,) = store.query()
+        assert (row["id"], row["count"], row["last"]) == (1, 49, 1049.0)
+        other.execute("ROLLBACK")
+    wait_until(store.flush, what="the file is free")
+    assert [(row["id"], row["count"], row["last_seq"]) for row in store.query()] == [(1, 49, 49)]
+    store.close()
+
+
+def test_a_receiver_is_told_again_when_the_count_has_one_more_digit(tmp_path):
+    heard = Heard()
+    store = listening(tmp_path / incidents.NAME, heard)
+    for seq in range(1, 121):
+        store.add(TARGET, "a", "0", [spike(seq)])
+        assert store.flush()
+    assert [(row["id"], row["count"]) for row in heard.rows] == [(1, 1), (1, 10), (1, 100)]
+    store.close()
+
+
+# ---- owners
+
+
+def flood(store, count, owner, pid=11, begin=1, **more):
+    for at in range(begin, begin + count, 100):
+        store.add(
+            (pid, 1, 1),
+            f"run{owner}",
+            "0",
+            [nan(seq, note="x" * 1000, **more) for seq in range(at, at + 100)],
+            owner=owner,
+        )
+        assert store.flush()
+
+
+def test_a_full_store_evicts_of_who_holds_most_and_of_these_the_oldest(tmp_path):
+    store = IncidentStore(tmp_path / incidents.NAME, max_bytes=600_000)
+    store.add((12, 1, 1), "victim", "0", [nan(1)], owner=2)
+    store.add((13, 1, 1), "run1", "1", [nan(1, time=1.0)], owner=1)  # a small target of the flooding user, the oldest
+    flood(store, 3000, owner=1)
+    flood(store, 100, owner=3, pid=14)
+    store.add((12, 1, 1), "victim", "0", [nan(2)], owner=2)
+    assert store.flush()
+    assert {row["seq"] for row in store.query(pid=12)} == {1, 2}
+    assert len(store.query(pid=13)) == 1
+    assert len(store.query(pid=14)) == 100
+    kept = [row["seq"] for row in store.query(pid=11)]
+    assert kept == list(range(3000, 3000 - len(kept), -1))
+    assert 100 < len(kept) < 500
+    store.close()
+
+
+@pytest.mark.parametrize("disk", ["on disk", "in memory"])
+def test_of_a_flood_others_are_listed_too(tmp_path, disk):
+    store = IncidentStore(tmp_path / incidents.NAME if disk == "on disk" else None)
+    store.add((12, 1, 1), "victim", "0", [nan(1)], owner=2)
+    store.add((13, 1, 1), "other", "0", [nan(1)], owner=1)
+    for pid in range(20, 40):
+        store.add((pid, 1, 1), "flood", "0", [nan(seq, time=2000.0 + pid) for seq in range(1, 101)], owner=1)
+    for order in ("id", "time"):
+        rows = store.query(limit=50, order=order)
+        assert len(rows) == 50
+        assert "victim" in {row["run"] for row in rows}
+        assert rows == sorted(
+            rows, key=lambda row: row["id" if order == "id" and disk == "on disk" else "last"], reverse=True
+        )
+    rows = store.query(limit=50, pid=39)
+    assert [row["seq"] for row in rows] == list(range(100, 50, -1)), "of one target they are the last"
+    assert store.query(limit=1, run="other")
+    store.close()
+
+
+@pytest.mark.parametrize("disk", [True, False])
+def test_a_run_of_two_users_is_asked_for_by_user_and_a_flood_leaves_the_others_in_the_list(tmp_path, disk):
+    store = IncidentStore(tmp_path / "incidents.sqlite" if disk else None)
+    store.add((12, 1, 1), "llama", "0", [nan(seq) for seq in (1, 2)], owner=2)
+    store.add((11, 1, 1), "llama", "0", [nan(seq, time=2000.0 + seq) for seq in range(1, 301)], owner=1)
+    assert [(row["owner"], row["seq"]) for row in store.query(run="llama", user=2)] == [(2, 2), (2, 1)]
+    assert {row["owner"] for row in store.query(run="llama", user=1)} == {1}
+    assert store.query(run="llama", user=3) == []
+    listed = store.query(run="llama", limit=50)
+    assert len(listed) == 50
+    assert [row["seq"] for row in listed if row["owner"] == 2] == [2, 1]
+    store.close()
+
+
+def test_of_a_run_of_one_user_the_newest_are_listed_whichever_rank_they_are_of(store):
+    store.add((12, 1, 1), "llama", "0", [nan(1)], owner=1)
+    store.add((11, 1, 1), "llama", "1", [nan(seq, time=2000.0 + seq) for seq in range(1, 101)], owner=1)
+    store.flush()
+    assert {row["pid"] for row in store.query(run="llama", limit=50)} == {11}
+
+
+def test_every_row_that_leaves_the_store_says_whose_it_is(store):
+    told = []
+    receiver = Caller("pager", told.append, store)
+    store.listen(receiver)
+    for pid, owner in ((11, 0), (12, 4_000_000_001), (13, -1)):
+        store.add((pid, 1, 1), "llama", "0", [nan(1)], owner=owner)
+    waiting = store.query()
+    assert store.flush()
+    users = {11: "root", 12: "4000000001", 13: ""}
+    for rows in (waiting, store.query(), store.query(run="llama"), store.query(id=1)):
+        assert {row["pid"]: row["user"] for row in rows}.items() <= users.items()
+    wait_until(lambda: len(told) == 3)
+    assert {row["pid"]: row["user"] for row in told} == users
+    receiver.close()
+
+
+def test_what_is_told_after_a_restart_says_whose_it_is(store):
+    class Deaf:
+        name = "deaf"
+        wants = staticmethod(lambda _: True)
+        receive = staticmethod(lambda _: None)
+
+    store.listen(Deaf)
+    store.add(TARGET, "llama", "0", [nan(1)], owner=0)
+    assert [row["user"] for row in store.undelivered("deaf", 10)] == ["root"]
+
+
+def test_of_one_target_that_floods_the_others_of_its_user_are_listed_too(store):
+    store.add((12, 1, 1), "quiet", "0", [nan(1)], owner=1)
+    store.add((11, 1, 1), "flood", "0", [nan(seq) for seq in range(1, 1000)], owner=1)
+    assert "quiet" in {row["run"] for row in store.query(limit=15)}
+
+
+def test_what_is_listed_by_way_of_the_index_is_what_is_listed_of_all(store):
+    for n in range(60):
+        rows = [nan(seq, time=1000.0 + n * 7 % 50 + seq) for seq in range(1, 2 + n)]
+        store.add((n % 7, n % 3, n), f"run{n}", "0", rows, owner=n % 4)
+    store.add(
+        (3, 2, 59), "run59", "0", [nan(70, module="fc1", message="nan 1", time=9000.0)], owner=3
+    )  # its first again
+    assert store.flush()
+    for order in ("id", "time"):
+        for limit in (1, 15, 50, 1000):
+            listed = [row["id"] for row in store.query(limit=limit, order=order)]
+            assert listed == [row["id"] for row in store.query(limit=limit, order=order, since=0.0)]
+
+
+def test_of_incidents_that_wait_for_a_disk_those_of_who_has_most_are_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookd.daemon.ledger.MAX_WAITING", 100)
+    store = IncidentStore(None)
+    store.add((12, 1, 1), "victim", "0", [nan(1)], owner=2)
+    for begin in range(1, 1000, 10):
+        store.add((11, 1, 1), "flood", "0", [nan(seq) for seq in range(begin, begin + 10)], owner=1)
+    assert [row["seq"] for row in store.query(run="victim")] == [1]
+    assert store.query(run="flood")[0]["seq"] == 1000
+    assert len(store.query()) <= 100
+    monkeypatch.setattr("hookd.daemon.ledger.MAX_WAITING_BYTES", 100_000)
+    store.add((11, 1, 1), "flood", "0", [nan(seq, note="x" * 10_000) for seq in range(2000, 2050)], owner=1)
+    assert store._ledger._bytes < 120_000 * 5
+    assert [row["seq"] for row in store.query(run="victim")] == [1]
+    store.close()
+
+
+def test_undelivered_ones_are_given_out_in_equal_shares(tmp_path):
+    store = listening(tmp_path / incidents.NAME, Heard())
+    store.add((11, 1, 1), "flood", "0", [nan(seq) for seq in range(1, 300)], owner=1)
+    store.add((12, 1, 1), "victim", "0", [nan(1)], owner=2)
+    assert store.flush()
+    assert "victim" in {row["run"] for row in store.undelivered("heard", 10)}
+    store.close()
+
+
 # ---- older files, and newer ones
 
 
@@ -218,6 +426,35 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date_and_keeps_its_rows_and
     with contextlib.closing(sqlite3.connect(path)) as file:
         assert file.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
         assert file.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+
+
+def schema_2(path):
+    schema_1(path)
+    with contextlib.closing(sqlite3.connect(path)) as old, old:
+        for statement in STEPS[1]:
+            old.execute(statement)
+        old.execute("INSERT INTO notices VALUES ('heard', 7, NULL)")
+        old.execute("PRAGMA user_version = 2")
+
+
+def test_a_file_of_the_second_schema_is_read_as_it_is_and_then_brought_up_to_date(tmp_path):
+    path = tmp_path / "state" / incidents.NAME
+    schema_2(path)
+    with contextlib.closing(incidents.read_only(tmp_path / "state")) as reader:
+        (row,) = incidents.query(reader)
+        assert (row["id"], row["message"], row["owner"], row["count"], row["last"]) == (7, "old", -1, 1, 5.0)
+        assert incidents.query(reader, since=6.0) == []
+    store = IncidentStore(path)
+    assert store.query() == [row]
+    assert [one["id"] for one in store.undelivered("heard", 10)] == [7]
+    store._boot = "b"
+    store.add((1, 2, 3), "r", "0", [nan(4), nan(5)])  # the first of them is the one that is there
+    assert [one["id"] for one in store.query(order="id")] == [8, 7]
+    assert store.seen((1, 2, 3)) == 5
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
+        assert file.execute("SELECT message, count, last FROM readable WHERE id = 7").fetchone()[:2] == ("old", 1)
 
 
 def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
@@ -268,6 +505,27 @@ def test_a_damaged_file_is_kept_under_another_name_and_a_new_one_begins(tmp_path
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+def test_what_can_be_read_of_a_damaged_file_goes_on_under_its_number(tmp_path, caplog):
+    path = tmp_path / "state" / incidents.NAME
+    filled(path)
+    data = path.read_bytes()
+    middle = len(data) // 2 >> 12 << 12
+    path.write_bytes(data[:middle] + os.urandom(4096) + data[middle + 4096 :])
+    store = IncidentStore(path)
+    wait_until(lambda: list(path.parent.glob("*.corrupt-*")), what="the file is set aside")
+    store.add(TARGET, "r", "0", [nan(1001)])
+    assert store.flush()
+    new, *old = store.query(order="id")
+    assert (new["seq"], new["id"]) == (1001, 301), "a number is never given again"
+    assert 250 < len(old) < 300
+    assert all(
+        (row["id"], row["message"], row["detail"]["note"]) == (row["seq"], f"nan {row['seq']}", "x" * 200)
+        for row in old
+    )
+    assert f"begins with the {len(old)} incidents that can be read" in caplog.text
+    store.close()
+
+
 def test_a_file_that_another_daemon_has_replaced_is_not_set_aside(tmp_path):
     path = tmp_path / "state" / incidents.NAME
     store = IncidentStore(path)
@@ -305,6 +563,25 @@ def test_a_full_disk_is_told_once_and_what_came_meanwhile_is_stored_when_there_i
     store.close()
     store = IncidentStore(tmp_path / incidents.NAME)
     assert len(store.query()) == 60
+    store.close()
+
+
+def test_what_is_stored_is_listed_where_the_file_cannot_be_written(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "state" / incidents.NAME
+    filled(path, rows=3)
+
+    def refuse(_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("hookd.daemon.database.open_to_write", refuse)
+    store = IncidentStore(path, retry_s=0.01)
+    store.add(TARGET, "r", "0", [nan(4)])
+    assert [row["id"] for row in store.query(order="id")] == [None, 3, 2, 1]
+    assert store.seen(TARGET) == 3
+    assert "make room there, or name another directory by --state-dir" in caplog.text
+    monkeypatch.undo()
+    wait_until(store.flush, what="it can be written")
+    assert [row["id"] for row in store.query(order="id")] == [4, 3, 2, 1]
     store.close()
 
 

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import traceback
+import types
 
 import pytest
 
@@ -236,10 +237,11 @@ def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
 
 
 def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, clock, monkeypatch):
-    held = threading.Event()
-    monkeypatch.setitem(sys.modules, "hookd_mine_held", held)
-    slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(30)"), {}, clock)
-    wait_until(lambda: slow._under_way, what="its import")
+    begun, held = threading.Event(), threading.Event()
+    library = types.SimpleNamespace(hang=lambda: begun.set() or held.wait(30))
+    monkeypatch.setitem(sys.modules, "hookd_mine_held", library)
+    slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.hang()"), {}, clock)
+    assert begun.wait(30)
     good = Hosted(made("@hookimpl\ndef collect(self):\n    pass\n"), {}, clock)
     clock.now += daemonspecs.TIMES_S["configure"]
     good.look()
@@ -249,7 +251,7 @@ def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, cloc
     wait_until(lambda: good.state == "active", what="the next one's turn")
     good.look()
     assert not good.errors
-    assert slow.trouble["where"].endswith("in <module>: hookd_mine_held.wait(30)")
+    assert slow.trouble["where"].endswith("in <module>: hookd_mine_held.hang()")
     held.set()
     settle(slow)
     assert not hosted._TURN.locked(), "given back once"

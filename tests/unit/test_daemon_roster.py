@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 
 import pytest
@@ -52,6 +53,15 @@ def test_who_has_gone_is_told_with_the_step_and_the_time_at_which_it_was_last_se
     assert f"lost in process {pid} (run job, rank 3) at step 41: {message}" in caplog.messages
 
 
+def test_who_was_noted_in_another_time_namespace_is_the_same_process(fleet, note):
+    hours_10 = 36_000 * os.sysconf("SC_CLK_TCK")
+    shifted = proc.start_ticks(os.getpid()) + hours_10
+    Roster(note(pid=os.getpid(), start_ticks=shifted, offset=hours_10), fleet).look([])
+    assert told(fleet) == []
+    Roster(note(pid=os.getpid(), start_ticks=shifted), fleet).look([])
+    assert len(told(fleet)) == 1, "as an older hookd has written it: it is another process then"
+
+
 def test_of_the_time_before_a_boot_all_are_gone_whatever_runs_under_their_pids(fleet, note):
     Roster(note(pid=os.getpid(), start_ticks=proc.start_ticks(os.getpid()), boot="earlier"), fleet).look([])
     ((_, _, _, message),) = told(fleet)
@@ -91,6 +101,20 @@ def test_the_file_is_written_when_somebody_comes_and_then_now_and_then(fleet, tm
     now[0] += NOTE_S
     roster.look([])
     assert path.exists()
+
+
+def test_the_file_is_its_owners_alone_whatever_the_umask_and_whatever_lay_there(fleet, note):
+    path = note()
+    for old in (path, path.with_suffix(".new")):
+        old.touch()
+        old.chmod(0o666)
+    before = os.umask(0)
+    try:
+        Roster(path, fleet).look([])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not path.with_suffix(".new").exists()
 
 
 def test_incidents_are_forgotten_by_their_distance_from_the_newest_not_by_a_clock_that_was_set(fleet, monkeypatch):

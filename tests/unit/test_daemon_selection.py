@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hookd.daemon.selection import Limits, Selection
+from hookd.daemon.selection import MAX_CORE, Limits, Selection
 from hookd.page import PageReader, PageWriter
 from hookd.reading import depth
 
@@ -164,3 +164,25 @@ def test_what_a_hostile_page_calls_its_plugins_does_no_harm(page, read):
     ):
         page.update_identity(plugins=said)
         assert served(Selection(Limits(top_modules=0)), read()) == set()
+
+
+def test_families_of_the_agent_are_bounded_too_and_what_is_left_out_is_counted(page, read):
+    for number in range(MAX_CORE + 50):
+        put(page, "hookd_plugin_errors", 0, kind="counter", plugin="fake", hook=f"hook_{number}")
+    selection = Selection(Limits())
+    assert len(served(selection, read())) == MAX_CORE
+    assert selection.dropped == 50
+
+
+def test_a_target_of_a_user_with_many_has_its_part_of_the_lines(page, read):
+    for number in range(300):
+        put(page, "hookd_x_mean", 1, f"m{number}")
+        put(page, "hookd_plugin_errors", 0, kind="counter", plugin="fake", hook=f"hook_{number}")
+    selection = Selection(Limits())
+    snapshot = read()
+    assert len(selection_of(selection, snapshot, 10_000)) == 600
+    assert len(selection_of(selection, snapshot, 100)) == 100
+
+
+def selection_of(selection, snapshot, most):
+    return [k for _, indexes in selection.served(snapshot, 0.0, most) for k in indexes]

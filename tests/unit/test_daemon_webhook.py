@@ -26,7 +26,15 @@ DOCS = Path(__file__).parents[2] / "docs" / "incidents.md"
 
 
 def nan(seq, kind="nan", **more):
-    return {"seq": seq, "time": 1000.0 + seq, "kind": kind, "message": f"{kind} {seq}", "step": 3, **more}
+    return {
+        "seq": seq,
+        "time": 1000.0 + seq,
+        "kind": kind,
+        "message": f"{kind} {seq}",
+        "module": f"fc{seq}",
+        "step": 3,
+        **more,
+    }
 
 
 async def until(condition):
@@ -111,8 +119,8 @@ ALERTMANAGERS = json.loads(r"""
 
 
 def test_a_message_is_what_alertmanager_itself_posts():
-    row = {"id": 12, "pid": 4, "run": "train.py", "rank": "0", "kind": "nan", "module": 'fc"1é', "step": 3,
-           "time": 1000.5, "message": "first \x1b[31mNaN"}  # fmt: skip
+    row = {"id": 12, "pid": 4, "user": "", "run": "train.py", "rank": "0", "kind": "nan", "module": 'fc"1é', "step": 3,
+           "time": 1000.5, "message": "first \x1b[31mNaN", "count": 1}  # fmt: skip
     ours = json.loads(alertmanager.message([row], instance="node1", url="http://127.0.0.1:9465", receiver="w", more={}))
     (alert,) = ours["alerts"]
     assert alert["startsAt"] == "1970-01-01T00:16:40.500Z"
@@ -122,6 +130,38 @@ def test_a_message_is_what_alertmanager_itself_posts():
         one["alerts"][0].update(startsAt="", annotations={})
         one.update(externalURL="", commonAnnotations={})
     assert ours == ALERTMANAGERS
+
+
+def test_the_user_is_part_of_what_an_alert_is():
+    row = {"id": 12, "pid": 4, "run": "train.py", "rank": "0", "kind": "nan", "module": "fc1", "step": 3, "time": 1000.5,
+           "message": "first NaN", "count": 1}  # fmt: skip
+    messages = [
+        json.loads(alertmanager.message([{**row, "user": user}], instance="node1", url="u", receiver="w", more={}))
+        for user in ("alice", "mallory", "")
+    ]
+    assert [one["groupLabels"].get("user") for one in messages] == ["alice", "mallory", None]
+    assert messages[0]["alerts"][0]["labels"]["user"] == "alice"
+    assert len({one["alerts"][0]["fingerprint"] for one in messages}) == 3
+    assert len({one["groupKey"] for one in messages}) == 3
+
+
+def test_incidents_of_two_users_with_one_run_come_in_messages_of_their_own(tmp_path):
+    async def run():
+        async with listening() as hook, sending(tmp_path, hook.url) as store:
+            store.add((12, 1, 1), "llama", "0", [nan(1)], owner=0)
+            await hook.got(1)
+            store.add((11, 1, 1), "llama", "0", [nan(2)], owner=4_000_000_001)
+            store.add((12, 1, 1), "llama", "0", [nan(3)], owner=0)
+            await hook.got(3)
+            await settled(store)
+            messages = [json.loads(body) for _, body in hook.posts]
+            assert sorted((one["commonLabels"]["user"], len(one["alerts"])) for one in messages) == [
+                ("4000000001", 1),
+                ("root", 1),
+                ("root", 1),
+            ]
+
+    asyncio.run(run())
 
 
 def test_a_message_is_posted_until_it_is_taken_and_can_be_verified_each_time(tmp_path, caplog):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -13,8 +15,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from hookd import config
+from hookd.config import tomllib
+from hookd.daemon.names import Names
+from hookd.version import __version__
 from tests.support.deployment import DEPLOY, RIGHTS, ROOT, run, tool
 from tests.support.environment import tool_environment
 from tests.support.processes import wait_until
@@ -89,7 +96,11 @@ def test_the_dockerfile_is_clean():
 def test_the_image_is_pinned_and_nobodys_by_default():
     lines = DOCKERFILE.read_text().splitlines()
     last = lines[max(n for n, line in enumerate(lines) if line.startswith("FROM ")) :]
-    assert re.search(r"^ARG PYTHON=\d+\.\d+", DOCKERFILE.read_text(), re.MULTILINE)
+    assert re.search(r"^ARG PYTHON=\d+\.\d+\.\d+-", DOCKERFILE.read_text(), re.MULTILINE)
+    assert f"ARG VERSION={__version__}" in last
+    assert "LISTEN" not in "".join(line for line in last if not line.startswith("#")), (
+        "on loopback unless told otherwise"
+    )
     assert "USER 65532:65532" in last
     assert any(line.startswith("HEALTHCHECK ") for line in last)
     variables = set(re.findall(r"\bHOOKD_([A-Z_]+)=", "\n".join(last)))
@@ -97,12 +108,64 @@ def test_the_image_is_pinned_and_nobodys_by_default():
     assert {name.lower() for name in variables} <= set(config.SETTINGS)
 
 
+def locked(name):
+    """Read a lock file: requirements without their hashes, each of which has some."""
+    entries = re.split(r"\n(?=\w)", (DEPLOY / "docker" / name).read_text().partition("make lock\n")[2].strip())
+    assert all(re.search(r" \\\n +--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
+    return [Requirement(entry.partition(" \\\n")[0]) for entry in entries]
+
+
+def missing(needed, lock, environment):
+    """Which of some requirements no entry of a lock satisfies, for one Python."""
+
+    def applies(one):
+        return one.marker is None or one.marker.evaluate({**environment, "extra": ""})
+
+    versions = {}
+    for one in filter(applies, lock):
+        ((operator, version),) = [(pin.operator, pin.version) for pin in one.specifier]
+        assert operator == "=="
+        assert versions.setdefault(canonicalize_name(one.name), version) == version, f"{one.name} twice"
+    found = [(one, versions.get(canonicalize_name(one.name))) for one in filter(applies, needed)]
+    return [str(one) for one, version in found if version is None or version not in one.specifier]
+
+
+@pytest.mark.parametrize("minor", range(10, 15))
+def test_the_lock_files_satisfy_the_project_on_every_python(minor):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    python = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.0"}
+    for name, needed in (
+        ("requirements.txt", project["project"]["dependencies"]),
+        ("build.txt", project["build-system"]["requires"]),
+    ):
+        lock = locked(name)
+        assert not missing(map(Requirement, needed), lock, python)
+        assert missing([Requirement("pluggy>=99"), Requirement("absent")], lock, python) == ["pluggy>=99", "absent"]
+    lock = locked("requirements.txt")
+    assert {one.name for one in lock} >= {"tomli"}
+    for one in lock:  # and what these need themselves, as far as it is installed here
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            needs = [Requirement(text) for text in importlib.metadata.requires(one.name) or ()]
+            names = [Requirement(need.name + (f"; {need.marker}" if need.marker else "")) for need in needs]
+            assert not missing(names, lock, python), one.name
+
+
+def test_the_image_installs_nothing_that_is_not_locked():
+    text = DOCKERFILE.read_text().replace("\\\n", " ")
+    made = "".join(stage for stage in re.split(r"^(?=FROM )", text, flags=re.MULTILINE) if " AS training" not in stage)
+    installs = re.findall(r"pip install ([^&\n]*)", made)
+    assert len(installs) == 3
+    assert all("--require-hashes" in one or "--no-deps --no-index" in one for one in installs)
+    assert "pip wheel --no-deps --no-build-isolation" in made
+
+
 def test_what_the_image_is_built_of_is_in_its_context():
     kept = [
         line[1:] for line in DOCKERFILE.with_suffix(".dockerignore").read_text().splitlines() if line.startswith("!")
     ]
     assert not [name for name in kept if not (ROOT / name).exists()]
-    needed = {"pyproject.toml", "hatch_build.py", "LICENSE", "README.md", "hookd", "plugins", "examples"}
+    needed = {f"deploy/docker/{name}.txt" for name in ("build", "requirements")}
+    needed |= {"pyproject.toml", "hatch_build.py", "LICENSE", "README.md", "hookd", "plugins", "examples"}
     assert needed <= set(kept)
 
 
@@ -129,6 +192,18 @@ def test_the_compose_file_follows_the_published_schema():
     assert list(schema.iter_errors(wrong))
 
 
+def test_images_of_others_say_how_they_are_pinned():
+    """A digest that nobody here has pulled would be invented: each has a version, and shows where a digest goes."""
+    for line in (DEPLOY / "docker" / "compose.yaml").read_text().splitlines():
+        found = re.match(r"\s+image: (\S+)(.*)", line)
+        if found and not found[1].startswith("hookd:"):
+            assert "@sha256:" in found[1] or found[2] == f" # {found[1]}@sha256:…"
+    base = re.search(r"^ARG PYTHON=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)[1]
+    assert f"--build-arg PYTHON={base}@sha256:…" in DOCKERFILE.read_text()
+    bases = re.findall(r"^FROM (\S+)", DOCKERFILE.read_text(), re.MULTILINE)
+    assert set(bases) == {"python:${PYTHON}"}
+
+
 def test_the_compose_file_names_what_there_is():
     services, volumes = compose()["services"], compose()["volumes"]
     here = DEPLOY / "docker"
@@ -142,6 +217,13 @@ def test_the_compose_file_names_what_there_is():
         assert build is None or ((here / build["context"] / build["dockerfile"]).exists() and build["target"] in stages)
         assert build is not None or re.search(r":v?\d+\.\d+", service["image"]), f"{name} is not pinned"
     hookd = services["hookd"]
+    assert hookd["image"] == f"hookd:{__version__}"
+    environment = hookd["environment"]
+    assert {name.removeprefix("HOOKD_").lower() for name in environment} <= set(config.SETTINGS)
+    scrapes = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    (asked,) = [target for one in scrapes for static in one["static_configs"] for target in static["targets"]]
+    known = Names(config.load({}, environment).allow_hosts, is_local=False)
+    assert known.refusal(asked) is None, "Prometheus asks by a name that is refused"
     assert (hookd["cap_drop"], set(hookd["cap_add"])) == (["ALL"], RIGHTS)
     assert hookd["pid"] == "service:training"
 
@@ -171,10 +253,23 @@ def script(name, **variables):
     return run("/bin/sh", DEPLOY / "slurm" / name, env=environ)
 
 
+def test_hookd_is_where_the_documents_install_it():
+    """Neither a job's PATH nor that of slurmd need have it."""
+    documents = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("start.md", "operations.md"))]
+    installed = "python3 -m venv /opt/hookd && /opt/hookd/bin/pip install ."
+    assert all(installed in path.read_text("utf-8") for path in documents)
+    for path in (DEPLOY / "slurm").iterdir():
+        code = "\n".join(line for line in path.read_text("utf-8").splitlines() if not line.startswith("#"))
+        assert not re.search(r"(^|-- |^\s+)hookd (run|attach|status)\b", code, re.MULTILINE), path
+        assert set(re.findall(r"/[\w/]*/hookd/bin/\w+", code)) <= {"/opt/hookd/bin/hookd", "/opt/hookd/bin/python"}, (
+            path
+        )
+
+
 @pytest.mark.parametrize("hookd", ["/bin/true", "/bin/false", "/nowhere"])
 def test_a_prolog_never_takes_a_node_out_of_service(hookd, tmp_path):
     (tmp_path / "systemctl").symlink_to("/bin/false")  # nothing of this machine is started
-    code, _ = script("prolog.sh", HOOKD=hookd, PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID="7")
+    code, _ = script("prolog.sh", HOOKD_PROGRAM=hookd, PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID="7")
     assert code == 0
 
 

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from hookd import config
+from hookd.daemon.names import Names
+from hookd.version import __version__
 from tests.support.deployment import DEPLOY, RIGHTS, ROOT, documents, run
 
 KUBERNETES = DEPLOY / "kubernetes"
@@ -25,7 +27,7 @@ def rendered(directory):
     return documents(told)
 
 
-@pytest.mark.parametrize("name", ["base", "example", "monitoring", "sidecar", "web-config"])
+@pytest.mark.parametrize("name", ["base", "example", "monitoring", "sidecar", "sidecar-policy", "web-config"])
 def test_a_kustomization_names_files_that_are_there(name):
     directory = KUBERNETES / name
     (content,) = documents((directory / "kustomization.yaml").read_text())
@@ -46,9 +48,12 @@ def check_object(one, version):
 def plain_objects():
     """Give what the manifests hold, without kubectl: enough for the schemas."""
     files = [
-        KUBERNETES / "base" / "namespace.yaml",
-        KUBERNETES / "base" / "daemonset.yaml",
+        *(
+            KUBERNETES / "base" / f"{name}.yaml"
+            for name in ("namespace", "priorityclass", "networkpolicy", "daemonset")
+        ),
         KUBERNETES / "example" / "job.yaml",
+        KUBERNETES / "sidecar-policy" / "networkpolicy.yaml",
     ]
     return [one for file in files for one in documents(file.read_text())]
 
@@ -61,7 +66,9 @@ def test_the_objects_follow_kubernetes_own_schemas(version):
 
 def test_what_kustomize_makes_follows_kubernetes_own_schemas():
     objects = [one for name in ("base", "example") for one in rendered(KUBERNETES / name)]
-    assert sorted(one["kind"] for one in objects) == ["ConfigMap", "DaemonSet", "Job", "Namespace"]
+    assert sorted(one["kind"] for one in objects) == [
+        "ConfigMap", "DaemonSet", "Job", "Namespace", "NetworkPolicy", "NetworkPolicy", "PriorityClass",
+    ]  # fmt: skip
     for one in objects:
         check_object(one, VERSIONS[-1])
 
@@ -96,13 +103,72 @@ def test_the_containers_have_the_least_rights_that_were_measured():
         assert set(context["capabilities"]["add"]) == RIGHTS
 
 
+def test_the_daemon_takes_the_place_of_no_training_and_tolerates_only_what_it_names():
+    (daemon,) = documents((KUBERNETES / "base" / "daemonset.yaml").read_text())
+    (priority,) = documents((KUBERNETES / "base" / "priorityclass.yaml").read_text())
+    pod = daemon["spec"]["template"]["spec"]
+    assert pod["priorityClassName"] == priority["metadata"]["name"]
+    assert (priority["preemptionPolicy"], priority["value"], priority["globalDefault"]) == ("Never", 0, False)
+    assert pod["tolerations"]
+    assert all(one.get("key") and one["effect"] == "NoSchedule" for one in pod["tolerations"])
+
+
+def test_a_policy_lets_prometheus_alone_in_and_nothing_out():
+    objects = rendered(KUBERNETES / "base")
+    (policy,) = [one["spec"] for one in objects if one["kind"] == "NetworkPolicy"]
+    (daemon,) = [one for one in objects if one["kind"] == "DaemonSet"]
+    template = daemon["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert (set(policy["policyTypes"]), policy["egress"]) == ({"Ingress", "Egress"}, [])
+    (rule,) = policy["ingress"]
+    assert [set(one) for one in rule["from"]] == [{"namespaceSelector", "podSelector"}]
+    (container,) = template["spec"]["containers"]
+    assert [one["port"] for one in rule["ports"]] == [one["name"] for one in container["ports"]]
+
+
+def test_a_policy_closes_the_port_of_the_sidecar_and_no_other():
+    objects = rendered(KUBERNETES / "example")
+    (policy,) = [one for one in objects if one["kind"] == "NetworkPolicy"]
+    (job,) = [one for one in objects if one["kind"] == "Job"]
+    template, spec = job["spec"]["template"], policy["spec"]
+    assert policy["metadata"]["namespace"] == job["metadata"]["namespace"]
+    assert spec["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert spec["policyTypes"] == ["Ingress"], "what the ranks connect to is theirs"
+    prometheus, others = spec["ingress"]
+    (daemons,) = documents((KUBERNETES / "base" / "networkpolicy.yaml").read_text())
+    assert prometheus["from"] == daemons["spec"]["ingress"][0]["from"]
+    (container,) = template["spec"]["initContainers"]
+    served = [one["containerPort"] for one in container["ports"]]
+    assert [one["port"] for one in prometheus["ports"]] == served
+    assert "from" not in others
+    for protocol, closed in (("TCP", set(served)), ("UDP", set()), ("SCTP", set())):
+        opened = [one for one in others["ports"] if one["protocol"] == protocol]
+        covered = {port for one in opened for port in range(one["port"], one["endPort"] + 1)}
+        assert set(range(1, 65536)) - covered == closed
+
+
+def test_images_have_the_tag_of_this_version():
+    for name in ("base", "sidecar"):
+        (content,) = documents((KUBERNETES / name / "kustomization.yaml").read_text())
+        assert [one["newTag"] for one in content["images"]] == [__version__]
+    containers = hookd_containers()[1]
+    assert {one["image"] for one in containers} == {f"hookd:{__version__}"}
+    (job,) = documents((KUBERNETES / "example" / "job.yaml").read_text())
+    assert [one["image"] for one in job["spec"]["template"]["spec"]["containers"]] == [f"training:{__version__}"]
+
+
 def test_probes_ports_and_variables_are_those_of_the_daemon():
     web = (ROOT / "hookd" / "daemon" / "web.py").read_text()
     for container in hookd_containers()[1]:
-        variables = {one["name"]: one["value"] for one in container["env"]}
+        variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
         assert {name.removeprefix("HOOKD_").lower() for name in variables} <= set(config.SETTINGS)
-        listen = config.Address.parse(variables["HOOKD_LISTEN"])
-        assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("hookd", listen.port)]
+        (pod_ip,) = [one for one in container["env"] if "valueFrom" in one]
+        assert pod_ip == {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        for address in ("10.0.0.7", "fd00::7"):
+            listen = config.Address.parse(variables["HOOKD_LISTEN"].replace("$(POD_IP)", address))
+            assert listen.host == address
+            assert Names(is_local=False).refusal(str(listen)) is None, "kubelet and Prometheus ask by it"
+            assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("hookd", listen.port)]
         probes = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container]
         assert len(probes) >= 2
         assert all(f'"{probe["httpGet"]["path"]}"' in web for probe in probes)
@@ -119,7 +185,7 @@ def test_with_a_web_configuration_the_daemon_reads_it_and_the_kubelet_asks_it_ot
     check_object(daemon, VERSIONS[-1])
     pod = daemon["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    variables = {one["name"]: one["value"] for one in container["env"]}
+    variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
     assert {name.removeprefix("HOOKD_").lower() for name in variables} <= set(config.SETTINGS)
     (mount,) = [one for one in container["volumeMounts"] if one["name"] == "web"]
     assert Path(variables["HOOKD_WEB_CONFIG"]).parent == Path(mount["mountPath"])
@@ -135,7 +201,7 @@ def test_the_configuration_of_the_nodes_is_one():
 
 
 def test_the_sidecar_comes_to_those_who_ask_for_it():
-    (job,) = rendered(KUBERNETES / "example")
+    (job,) = [one for one in rendered(KUBERNETES / "example") if one["kind"] == "Job"]
     pod = job["spec"]["template"]
     assert pod["metadata"]["labels"]["hookd-sidecar"] == "true"
     assert [one["name"] for one in pod["spec"]["initContainers"]] == ["hookd"]

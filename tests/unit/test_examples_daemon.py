@@ -83,9 +83,9 @@ def test_a_collector_gets_gauges_and_sums_of_those_that_live(stack, fake_daemon)
 def test_slack_is_told_once_and_how_many_more_there_were(stack, fake_daemon):
     server = stack.enter_context(Server())
     fake_daemon.start(EXAMPLES / "hookd_slack.py", url=server.url, kinds="nan|hang")
-    bad = "the loss is <!channel>\nNaN"
+    bad, modules = "the loss is <!channel>\nNaN", iter("abcde")  # equal incidents are one
     for kind, run in (("nan", "llama"), ("nan", "llama"), ("lost", "llama"), ("nan", "other"), ("nan", "llama")):
-        fake_daemon.incident(kind, bad, run=run, rank="3")
+        fake_daemon.incident(kind, bad, run=run, rank="3", module=next(modules))
     fake_daemon.plugin("slack").quiet_s = 0.0
     fake_daemon.incident("nan", "x" * 10_000, run="llama", rank="3")
     texts = [json.loads(body)["text"] for _, _, body in server.posts]
@@ -99,13 +99,22 @@ def test_slack_is_told_once_and_how_many_more_there_were(stack, fake_daemon):
     fake_daemon.assert_metrics({"hookd_slack_posts_total": 3})
 
 
+def test_slack_is_told_of_two_users_with_one_run(stack, fake_daemon):
+    server = stack.enter_context(Server())
+    fake_daemon.start(EXAMPLES / "hookd_slack.py", url=server.url)
+    for owner in (1, 2, 1):
+        row = {"owner": owner, "run": "llama", "rank": "0", "kind": "nan", "message": "first NaN"}
+        fake_daemon.plugin("slack").incident(row)
+    assert len(server.posts) == 2
+
+
 def test_what_is_not_taken_is_an_error_and_the_next_one_is_posted(stack):
     server = stack.enter_context(Server())
     daemon = stack.enter_context(FakeDaemon()).start(EXAMPLES / "hookd_slack.py", url=server.url)
     daemon.plugin("slack").address.timeout_s = 0.2
     server.answers[:] = [500, 302, "hang"]
-    for _ in range(4):
-        daemon.incident("nan", "the loss is NaN")
+    for module in "abcd":  # equal incidents are one
+        daemon.incident("nan", "the loss is NaN", module=module)
     assert (daemon.state("slack"), daemon.errors) == ("active", {("slack", "incident"): 3})
     assert "timed out" in daemon.troubles[-1]["text"]
     assert len(server.posts) == 4

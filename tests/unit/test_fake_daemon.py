@@ -107,6 +107,7 @@ def test_ranks_come_step_and_end_in_every_real_way(fake_daemon):
 def test_incidents_come_as_the_store_gives_them(fake_daemon):
     fake_daemon.start(Spread)
     (rank,) = fake_daemon.ranks(run="a")
+    fake_daemon.look()  # it is attached: that and what the store gives come in two ways
     rank.incident("nan", "the loss is NaN", module="head", step=7)
     fake_daemon.look()
     fake_daemon.incident("hang", "stands still", run="b", rank="3")

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from hookd import frames
+from tests.support import interpreters
+from tests.support.environment import target_environment
 
 # A collection whose callbacks let other threads go on, at each object that is made: as weak references' callbacks do.
 PROGRAM = """
@@ -65,3 +67,30 @@ def test_whether_garbage_is_collected_is_as_before(monkeypatch, is_enabled: bool
         assert gc.isenabled() == is_enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+LEAVES = """
+import gc, runpy, sys
+held = runpy.run_path(sys.argv[1])["held"]  # alone: hookd needs pluggy
+
+def look():
+    with held() as seen:
+        return len(seen)
+
+look()
+gc.collect()
+gc.disable()
+look()
+print("garbage", gc.collect())
+"""
+
+
+@pytest.mark.parametrize("minor", interpreters.VERSIONS, ids=str)
+def test_no_cycle_is_left_behind(minor) -> None:
+    """From CPython 3.12 on, the caller's own frame is among those that are looked at."""
+    here = [one for one in interpreters.found() if one.minor == minor and one.root == interpreters.HERE]
+    if not here:
+        pytest.skip(f"no CPython {minor[0]}.{minor[1]} on this machine")
+    command = [*here[0].command, "-c", LEAVES, frames.__file__]
+    done = subprocess.run(command, env=target_environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "garbage 0\n", done.stdout + done.stderr

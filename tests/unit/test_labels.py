@@ -39,7 +39,7 @@ def test_a_script_is_named_by_its_last_part(script, expected):
 
 
 def test_what_no_terminal_should_see_is_replaced_and_long_names_are_cut():
-    assert labels.run_label({"HOOKD_RUN": "a\nb\x1b[31m\u202eü"}, "") == "a_b_[31m\u202eü"
+    assert labels.run_label({"HOOKD_RUN": "a\nb\x1b[31m\u202eü"}, "") == "a_b_[31m_ü"
     assert len(labels.run_label({"HOOKD_RUN": "x" * 1000}, "")) == labels.MAX_RUN
 
 
@@ -74,6 +74,21 @@ def test_two_jobs_of_one_script_are_told_apart_by_the_younger_ones_pid():
 def test_all_ranks_of_the_younger_job_get_its_launchers_pid():
     runs = settle((11, 10, "0"), (12, 10, "1"), (21, 20, "1"), (22, 20, "0"))
     assert runs == ["train.py", "train.py", "train.py~20", "train.py~20"]
+
+
+def test_a_run_is_of_one_user_whatever_the_ranks_and_the_launcher():
+    victim = labels.claim(11, 10, "0", "llama", chosen=True, others=[], uid=1)
+    poser = labels.claim(12, 10, "1", "llama", chosen=True, others=[victim], uid=2)
+    second = labels.claim(13, 10, "1", "llama", chosen=True, others=[victim, poser], uid=1)
+    other = labels.claim(14, 10, "0", "llama", chosen=True, others=[victim, poser, second], uid=2)
+    assert [one.run for one in (victim, poser, second, other)] == ["llama", "llama~10", "llama", "llama~10"]
+
+
+def test_names_that_another_user_has_taken_on_purpose_are_not_shared():
+    taken = []
+    for name in ("llama", "llama~20", "llama~21", "llama~21.2"):
+        taken.append(labels.claim(90 + len(taken), 90 + len(taken), "1", name, chosen=True, others=taken, uid=2))
+    assert labels.claim(21, 20, "0", "llama", chosen=True, others=taken, uid=1).run == "llama~21.3"
 
 
 def test_a_younger_job_with_other_ranks_is_still_another_job():

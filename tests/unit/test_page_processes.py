@@ -484,7 +484,8 @@ def test_a_pipe_under_the_pages_name_is_not_waited_for(tmp_path, monkeypatch):
     """A container can have files of any name in its root directory, and the kernel shows them by that name."""
     os.mkfifo(tmp_path / "pipe")
     pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    monkeypatch.setattr(discover.proc, "read", lambda *_: b"/memfd:hookd-page")
+    read = discover.proc.read
+    monkeypatch.setattr(discover.proc, "read", lambda *a: b"/memfd:hookd-page" if a[1] == "maps" else read(*a))
     monkeypatch.setattr(discover.proc, "link", lambda _, name: "/memfd:hookd-page" * (name == f"fd/{pipe}"))
     try:
         assert discover.find_page(os.getpid()) is None

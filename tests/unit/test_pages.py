@@ -6,18 +6,20 @@ import html.parser
 import math
 import re
 import time
+from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from hookd.daemon.history import EVERY_S, History
+from hookd.daemon.history import EVERY_S, History, steps_per_second
 from hookd.daemon.pages import assets, curves, frame, home, incident, run
 from hookd.daemon.pages.heat import Warmth
 from hookd.daemon.pages.html import Markup, address, tag
 from hookd.daemon.pages.modules import MOST, PAGE
+from hookd.daemon.pages.routes import Pages
 from hookd.daemon.pages.run import Choice
 from hookd.daemon.pages.tree import Tree, parent
-from tests.support.pages import Ranks
+from tests.support.pages import Ranks, new_fleet
 
 EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'</title></style>&amp;\x1b[31m\u202e"
 VOID = {"br", "input", "link", "meta"}
@@ -57,7 +59,7 @@ class Checked(html.parser.HTMLParser):
 def row(**more):
     detail = {"calls_before": [{"module": EVIL, "min": 1.0}], EVIL: {EVIL: [EVIL]}}
     return {"id": 3, "pid": 7, "start": 1, "run": EVIL, "rank": EVIL, "kind": EVIL, "module": EVIL, "step": 5,
-            "time": 5.0, "message": EVIL, "detail": detail, **more}  # fmt: skip
+            "time": 5.0, "message": EVIL, "user": EVIL, "count": 2, "last": 6.0, "detail": detail, **more}  # fmt: skip
 
 
 class Scene:
@@ -230,6 +232,39 @@ def test_of_a_run_that_is_gone_its_incidents_are_left(scene):
     assert "lost" in words
 
 
+def test_a_list_of_incidents_says_whose_each_is(scene):
+    alice, bob = row(run="job", user="alice"), row(run="job", user="bob")
+    for made in (
+        scene.home,
+        lambda rows: frame.page("x", run.parts("old", [], scene.history, rows, Choice())),
+    ):
+        of_one, of_two = (made(rows).partition('id="incidents"')[2] for rows in ([alice, alice], [alice, bob]))
+        assert ">user</th>" in of_two
+        assert ">alice</td>" in of_two
+        assert ">bob</td>" in of_two
+        assert ">user</th>" in of_one
+        assert ">alice</td>" in of_one
+
+
+def test_the_page_of_an_incident_says_whose_it_is(scene):
+    words = Checked(frame.page("x", incident.parts(row(user="alice"), is_watched=False))).words
+    assert "process 7 of user alice" in words
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_the_page_of_a_run_has_the_incidents_of_its_user_alone_and_of_all_once_it_is_gone(stack, scene, is_watched):
+    fleet = new_fleet(stack)
+    for pid, owner in ((11, 1), (12, 2)):
+        told = {"seq": 1, "time": 5.0, "kind": "nan", "message": f"first NaN of {pid}"}
+        fleet.store.add((pid, 1, 1), "job", "0", [told], owner=owner)
+    scene.targets[0].claim.uid = 2
+    fleet.targets = lambda: scene.targets if is_watched else []
+    service = SimpleNamespace(fleet=fleet, history=scene.history)
+    words = "".join(Pages(service, None)._make_run("job", Choice()).parts)
+    assert "first NaN of 12" in words
+    assert ("first NaN of 11" in words) is not is_watched
+
+
 def test_a_banner_tells_that_the_training_is_changed_only_while_it_is(scene):
     scene.ranks.set(0, "hookd_plugin_changes_training", 1.0, plugin="gradclip")
     scene.ranks.set(0, "hookd_plugin_state", 1.0, plugin="gradclip", state="active")
@@ -372,6 +407,23 @@ def test_a_query_that_makes_no_sense_is_as_if_it_were_not_there(scene, query):
 
 
 # ---- the last minutes
+
+
+@pytest.mark.parametrize("hours", [2, -2, 10 * 8760])
+def test_a_clock_that_is_set_does_not_change_how_fast_things_go(stack, hours):
+    scene, wall = Scene(stack), SimpleNamespace(ahead_s=0.0)
+    scene.history = History(lambda: scene.now, lambda: 1e9 + scene.now + wall.ahead_s)
+    for _ in range(30):
+        scene.step(0)
+        scene.look()
+    samples = scene.history.of(scene.targets[0])
+    before = steps_per_second(samples)
+    wall.ahead_s = hours * 3600.0
+    scene.step(0)
+    scene.look()
+    after = scene.history.of(scene.targets[0])
+    assert steps_per_second(after) == pytest.approx(before, rel=0.1)
+    assert after[0].time - samples[0].time == pytest.approx(hours * 3600.0), "a picture has no gap"
 
 
 def test_the_history_is_bounded_and_knows_how_fast_things_go(scene):

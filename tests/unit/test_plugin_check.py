@@ -10,7 +10,7 @@ import pytest
 
 from hookd import api, hookspecs
 from hookd.api import Renamed
-from hookd.check import blocking, names, packaging, signatures, source, types
+from hookd.check import attributes, blocking, names, packaging, signatures, source, types
 from hookd.cli import main
 from hookd.errors import HookdError, PluginError
 
@@ -101,6 +101,19 @@ class TestSignatures:
         ((_, rule, message, _),) = found(signatures.problems, tmp_path, 'requires_api = "9.0"\n')
         assert rule == "api"
         assert "needs API 9.0" in message
+
+
+class TestAttributes:
+    def test_reading_an_attribute_of_the_training_is_warned_of_on_its_line(self, tmp_path):
+        body = "\n@hookimpl\ndef forward(self, module):\n    held = module.torch()\n    held.weight.norm()\n"
+        ((line, rule, message, fix),) = found(attributes.problems, tmp_path, body)
+        assert (line, rule) == (5, "attribute")
+        assert "held.weight" in message
+        assert "hookd.peek" in fix
+
+    def test_reading_it_through_hookd_is_fine(self, tmp_path):
+        body = "\n@hookimpl\ndef forward(self, module):\n    held = module.torch()\n    hookd.peek(held, 'weight')\n"
+        assert not found(attributes.problems, tmp_path, body)
 
 
 class TestBlocking:

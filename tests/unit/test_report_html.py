@@ -85,7 +85,7 @@ def test_what_a_target_says_is_text_on_every_page_and_nothing_is_loaded(report, 
 
 def test_a_run_that_is_gone_and_a_page_that_is_corrupt_make_pages_too(report):
     gone = Checked(document.document(Subject("run", "r", [], [row(report)])))
-    assert "None of its ranks is watched any more" in gone.words
+    assert "None of the ranks of this run is watched any more" in gone.words
     bad = Checked(document.document(Subject("target", "7", [{"pid": 7, "target": {}}], [])))
     assert "cannot be trusted" in bad.words
 

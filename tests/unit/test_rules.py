@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from hookd import config
 from hookd.attach.launch import is_launched
-from hookd.config.rules import Rule, Traits, decide
+from hookd.config.rules import ASKED_FOR, Rule, Traits, decide
 from hookd.errors import ConfigError
 
 TRAITS = Traits(
     "python -u /data/alice/train.py --lr 0.1", frozenset(["alice", "1000"]), "/kubepods/pod7/abc", {"TEAM": "vision-2"}
 )
+EXAMPLE = Path(__file__).parents[2] / "examples" / "hookd.toml"
+COMMENTED_OUT = re.compile(r"^# (?=\[|\w+ = )", re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,12 @@ def test_the_first_rule_that_fits_decides_and_the_process_itself_may_ask():
     assert decide((), Traits("python x.py", frozenset(), "", {"HOOKD": "0"})) is None
 
 
+def test_a_rule_names_itself_by_its_number_and_what_it_asks_for():
+    rule = Rule(match="train.py", user="alice", environment={"TEAM": "v*"}, number=2)
+    assert rule.told == "rule 2 (match=train.py, user=alice, TEAM=v*)"
+    assert ASKED_FOR.told == "HOOKD=1 of its environment"
+
+
 def test_rules_are_read_from_the_file(tmp_path):
     path = tmp_path / "hookd.toml"
     path.write_text(
@@ -63,7 +74,20 @@ def test_rules_are_read_from_the_file(tmp_path):
     first, second, third = config.check(path).rules
     assert (first.match, [str(spec) for spec in first.plugins], first.attach) == ("a", ["nan:every=2"], True)
     assert (second.user, second.attach) == ("7", False)
+    assert [first.number, second.number, third.number] == [1, 2, 3]
     assert third.environment == {"A": "1", "B": "x*"}
+
+
+def test_the_example_attaches_to_nothing_by_itself():
+    assert config.check(EXAMPLE).rules == ()
+
+
+def test_the_rules_of_the_example_are_valid_and_name_whose_processes_they_attach_to(tmp_path):
+    path = tmp_path / "hookd.toml"
+    path.write_text(COMMENTED_OUT.sub("", EXAMPLE.read_text()).partition("[[webhook]]")[0])
+    rules = config.check(path).rules
+    assert len(rules) == 3
+    assert all(rule.user for rule in rules if rule.attach)
 
 
 @pytest.mark.parametrize(

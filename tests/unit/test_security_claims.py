@@ -1,4 +1,4 @@
-"""docs/security.md: each claim names tests, and these exist and are run."""
+"""docs/security.md: each claim names tests, and attacks where there are such, and all of these exist."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hookd.daemon import passwords, tcp
+from hookd.daemon import passwords, scrapes, tcp
 from hookd.daemon import web as routes
+from tests.attacks.__main__ import load
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()
@@ -32,16 +33,31 @@ def names_in(path):
 def test_there_are_claims_of_each_kind_of_attacker():
     assert len(CLAIMS) > 40
     assert all(len(row) == 2 for row in CLAIMS)
-    assert PAGE.count("| what holds | held by |") == len(re.findall(r"^## (?!What is not)", PAGE, re.MULTILINE))
+    sections = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", PAGE, re.MULTILINE))
+    tables = {head: text.count("\n| what holds | held by |\n") for head, text in sections.items()}
+    assert tables.pop("Attacks") == tables.pop("What is not promised") == 0
+    assert set(tables.values()) == {1}, tables
+
+
+def test_the_table_of_attacks_is_that_of_the_attacks():
+    before, _, rest = PAGE.partition("<!-- begin attacks -->\n")
+    table, end, _ = rest.partition("<!-- end attacks -->\n")
+    assert end
+    assert before.rpartition("\n## ")[2].startswith("Attacks\n")
+    rows = [line.split(" | ")[0].strip("| ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert set(rows) <= {re.sub(r"\s+", " ", one.title) for one in load().values()}
 
 
 @pytest.mark.parametrize(("claim", "held_by"), CLAIMS, ids=[claim[:40] for claim, _ in CLAIMS])
 def test_a_claim_is_held_by_tests_that_exist(claim, held_by):
-    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", held_by)
-    assert named, claim
-    assert ", ".join(f"`{path}::{name}`" for path, name in named) == held_by
+    words = held_by.split(", ")
+    named = [found.groups() for word in words if (found := re.fullmatch(r"`(tests/[\w/]+\.py)::(test_\w+)`", word))]
+    attacks = [found[1] for word in words if (found := re.fullmatch(r"`attack:(\w+)`", word))]
+    assert named or attacks, claim  # `make test` makes most attacks, `make long` all
+    assert len(named) + len(attacks) == len(words), held_by
     missing = [f"{path}::{name}" for path, name in named if name not in names_in(path)]
     assert not missing
+    assert set(attacks) <= set(load())
 
 
 def test_the_limits_are_those_that_stand_there():
@@ -54,5 +70,5 @@ def test_the_limits_are_those_that_stand_there():
     )
     assert f"| idle | {limits.idle_s:g} s |" in PAGE
     assert f"| a reader that takes nothing | {limits.sending_s:g} s |" in PAGE
-    assert f"| scrapes | {routes.MAX_WAITING} that wait, {routes.MAX_SENDING} that are being sent" in PAGE
+    assert f"{scrapes.MAX_WAITING} that wait with `name[]`, {routes.MAX_SENDING} texts that are being sent |" in PAGE
     assert (passwords.GUESSES, passwords.GUESSES_PER_S) == (10, 1.0)

@@ -8,10 +8,12 @@ import time
 import pytest
 
 from hookd.attach import proc
+from hookd.attach.owner import user_name
 from hookd.cli.top import node_table
 from hookd.cli.top.app import App
 from hookd.cli.top.growth import Growth
 from hookd.cli.top.module_table import ModuleTable
+from hookd.cli.top.node import Node
 from hookd.cli.top.target import Target
 from tests.support.top import NAMES, Job, Still, opened_app, press, shown
 
@@ -24,6 +26,14 @@ def job(stack):
 @pytest.fixture
 def opened(job):
     return opened_app(job)
+
+
+def test_the_targets_of_one_user_can_be_asked_for(job):
+    ours, theirs = Node(None, os.getuid()), Node(None, os.getuid() + 1)
+    for node in (ours, theirs):
+        node._put(job.target)
+    assert job.target in ours.targets
+    assert not theirs.targets
 
 
 # Growth
@@ -68,8 +78,13 @@ def test_a_target_is_shown_with_its_pace(job):
         job.step(5, seconds=0.2)
         app.refresh(100.0 + second)
     text = shown(app)
-    assert text[1].split() == ["PID", "RUN", "RANK", "STATE", "STEP", "STEP/S", "A", "STEP", "COST", "RSS", "INC"]
-    assert text[2].split()[:9] == [str(os.getpid()), "train.py", "0", "running", "15", "5", "200", "ms", "-"]
+    assert text[1].split() == [
+        "PID", "RUN", "RANK", "USER", "STATE", "STEP", "STEP/S", "A", "STEP", "COST", "RSS", "INC",
+    ]  # fmt: skip
+    first, user = text[2].split()[:3], text[2].split()[3]
+    assert first == [str(os.getpid()), "train.py", "0"]
+    assert user.rstrip("…") in user_name(os.getuid())
+    assert text[2].split()[4:10] == ["running", "15", "5", "200", "ms", "-"]
 
 
 def test_a_target_that_ends_stays_as_it_was_last(job):

@@ -103,7 +103,7 @@ def _read(directory, name):
 
 def _load(directory, name):
     """Give what a file of hookd's defines, without making it a module."""
-    defined = {"__name__": "hookd." + name}
+    defined = {"__name__": "_hookd." + name}
     exec(compile(_read(directory, name + ".py"), "hookd/" + name + ".py", "exec"), defined)  # noqa: S102
     return defined
 

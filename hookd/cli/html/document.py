@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hookd.cli import output
-from hookd.cli.report import of_world
+from hookd.cli.report import of_user, of_world
 from hookd.cli.run_report import SLOW, median_step, of_step, ratio
 from hookd.daemon.pages import parts, plots
 from hookd.daemon.pages.assets import STYLE, content
@@ -17,7 +17,7 @@ from hookd.daemon.pages.text import text
 from hookd.errors import HookdError
 from hookd.reading import paused, state, step_seconds
 from hookd.version import __version__
-from hookd.wording import moment
+from hookd.wording import moment, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,7 +86,7 @@ def _heading(report: dict[str, Any]) -> Iterator[str]:
     yield f"<h1>{text(identity.get('script') or '(no script)')}</h1>"
     how = f" ({target['reason']})" if target.get("reason") not in (None, state(report)) else ""
     yield (
-        f"<p>run <b>{text(run)}</b>, rank <b>{text(rank)}</b>{of_world(identity)}, process {report['pid']} · "
+        f"<p>run <b>{text(run)}</b>, rank <b>{text(rank)}</b>{of_world(identity)}, {text(of_user(report))} · "
         f'<span class="{"good" if is_well else "bad"}">{text(state(report) + how)}</span></p>'
     )
     if why := paused(report):
@@ -129,7 +129,7 @@ def _run(subject: Subject) -> Iterator[str]:
     reports = [one for one in subject.reports if "identity" in one]
     yield f"<h1>run {text(subject.name)}</h1>"
     if not reports:
-        yield "<p>None of its ranks is watched any more: this is what is kept of it.</p>"
+        yield f"<p>None of the ranks of this run{text(subject.whose)} is watched any more: this is what is kept of it.</p>"
     else:
         yield from _ranks(reports)
     yield from _section("Incidents", parts.incidents([_told(row) for row in subject.rows]))
@@ -199,7 +199,7 @@ def _incident_page(subject: Subject) -> tuple[str, Iterator[str]]:
 def _incident(subject: Subject) -> Iterator[str]:
     row = subject.rows[0]
     yield f"<h1>incident #{row['id']}: {text(row['kind'])}</h1>"
-    yield f"<p>run <b>{text(row['run'])}</b>, rank <b>{text(row['rank'])}</b>, process {row['pid']}</p>"
+    yield f"<p>run <b>{text(row['run'])}</b>, rank <b>{text(row['rank'])}</b>, {text(process_of(row))}</p>"
     yield from _section("What happened", [parts.incident(_told(row), is_first=True)])
     for report in subject.reports:
         if "identity" in report:
@@ -210,8 +210,13 @@ def _incident(subject: Subject) -> Iterator[str]:
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:
     """Make of a row what a page tells, with whose it is."""
-    names = ("id", "time", "kind", "message", "module", "step")
-    return {**row["detail"], **{name: row[name] for name in names}, "rank": row["rank"], "process": row["pid"]}
+    names = ("id", "time", "kind", "message", "module", "step", "count", "last")
+    return {
+        **row["detail"],
+        **{name: row[name] for name in names if name in row},
+        "rank": row["rank"],
+        "process": row["pid"],
+    }
 
 
 def _section(title: str, body: Iterator[str] | Sequence[str]) -> Iterator[str]:

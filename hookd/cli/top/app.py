@@ -202,7 +202,7 @@ class App:
     def _title(self) -> str:
         if self._opened is not None:
             one = self._opened
-            return f"{cut(safe(one.run), NAME)} rank {cut(safe(one.rank), NAME)}, process {one.pid}: {safe(one.state)}"
+            return f"{cut(safe(one.run), NAME)} rank {cut(safe(one.rank), NAME)}, process {one.pid} of {safe(one.user)}: {safe(one.state)}"
         listed = self._listed()
         ended = sum(1 for one in listed if one.ended)
         of_run = f" of {safe(self._run)}" if self._run is not None else ""

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 @click.option("-d", "--interval", "interval_s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True,
               metavar="S", help="Seconds from one refresh to the next.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Print one table, of one interval, and end; so without a terminal, too.")
+@options.user
 @options.host
 @options.json
-def top(*, word: str | None, interval_s: float, once: bool, host: str | None, as_json: bool) -> int:
+def top(*, word: str | None, interval_s: float, once: bool, user: int | None, host: str | None, as_json: bool) -> int:
     """Watch all targets live; with a PID the modules of one, with a RUN its ranks. Press h for the keys.
 
     It reads pages and asks no target: to look costs the training nothing.
@@ -29,7 +30,7 @@ def top(*, word: str | None, interval_s: float, once: bool, host: str | None, as
     from hookd.cli.top import plain
     from hookd.cli.top.node import Node
 
-    node = Node(targets.reader(host))
+    node = Node(targets.reader(host), user)
     node.read(time.monotonic())
     try:
         pid, run = node.of(word) if word else (None, None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd import page
 from hookd.attach import discover, proc
+from hookd.attach.owner import user_name
 from hookd.cli.top.target import Target
 from hookd.errors import HookdError, NoSuchTarget
 
@@ -31,16 +32,18 @@ class Node:
 
     Args:
         client: the daemon, if one runs: it knows the labels of runs, hangs, and how a process ended.
+        user: the uid of the user whose targets are shown; None: all.
 
     Attributes:
         targets: also those that have ended since, in the order in which they were found.
         daemon: what the title says of the daemon.
     """
 
-    def __init__(self, client: DaemonClient | None) -> None:
+    def __init__(self, client: DaemonClient | None, user: int | None = None) -> None:
         self.targets: list[Target] = []
         self.daemon = "no daemon" if client is None else "daemon"
         self._client = client
+        self._user = None if user is None else user_name(user)
         self._sizes: dict[int, bytes] = {}
         self._scanned: float | None = None
         self._scans = 0
@@ -80,7 +83,10 @@ class Node:
                 self._put(target)
 
     def _put(self, target: Target) -> None:
-        """Add one; it takes the place of what the same process was before it was attached again."""
+        """Add one of the user; it takes the place of what the same process was before it was attached again."""
+        if self._user not in (None, target.user):
+            target.close()
+            return
         for at, old in enumerate(self.targets):
             if (old.pid, old.start) == (target.pid, target.start):
                 old.close()
@@ -97,6 +103,8 @@ class Node:
         self.daemon = "daemon"
         known = {(target.pid, target.start): target for target in self.targets}
         for row in rows:
+            if self._user not in (None, row.get("user")):
+                continue
             target = known.get((row["pid"], row["start_ticks"])) or self._add_told(row)
             target.told = row
 

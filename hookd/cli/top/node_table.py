@@ -29,14 +29,15 @@ def size(value: float) -> str:
 
 COLUMNS = {
     "pid": Column("PID", 7, 1, is_falling=False),
-    "run": Column("RUN", 12, 0, safe, is_right=False, is_falling=False),
+    "run": Column("RUN", 10, 0, safe, is_right=False, is_falling=False),
     "rank": Column("RANK", 4, 2, lambda rank: safe(str(rank)), is_falling=False),
-    "state": Column("STATE", 9, 3, safe, is_right=False, is_falling=False),
+    "user": Column("USER", 6, 6, safe, is_right=False, is_falling=False),
+    "state": Column("STATE", 8, 3, safe, is_right=False, is_falling=False),
     "step": Column("STEP", 8, 4),
     "steps_per_s": Column("STEP/S", 6, 5, _rate),
     "step_s": Column("A STEP", 7, 6, output.seconds),
     "overhead_ratio": Column("COST", 6, 8, output.percent),
-    "rss_bytes": Column("RSS", 5, 9, size),
+    "rss_bytes": Column("RSS", 5, 10, size),
     "loss": Column("LOSS", 8, 7, output.number),
     "incidents": Column("INC", 3, 5),
 }
@@ -48,8 +49,9 @@ def build(targets: Sequence[Target]) -> Table:
     """Tabulate targets as they are at their last reading."""
     rows = [_row(target) for target in targets]
     values: dict[str, Sequence[Any]] = {key: [row[key] for row in rows] for key in COLUMNS}
+    columns = {key: column for key, column in COLUMNS.items() if _has_any(key, values[key])}
     return Table(
-        columns={key: column for key, column in COLUMNS.items() if _has_any(key, values[key])},
+        columns=columns,
         values=values,
         names=[(target.pid, target.start) for target in targets],
         texts=[f"{row['pid']} {row['run']} {row['rank']} {row['state']} {target.script}".lower()
@@ -81,6 +83,7 @@ def _row(target: Target) -> dict[str, Any]:
         "pid": target.pid,
         "run": target.run,
         "rank": _rank(target),
+        "user": target.user,
         "state": target.state,
         "step": target.step["current"],
         "steps_per_s": target.steps_per_s,

@@ -7,6 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hookd.attach import proc
+from hookd.attach.accounts import uid_of
+from hookd.attach.owner import user_name
 from hookd.cli.top.growth import Growth
 from hookd.errors import HookdError
 from hookd.report import describe_steps
@@ -51,6 +53,7 @@ class Target:
         self.error: HookdError | None = None
         self.told: dict[str, Any] = {}
         self._reader = reader
+        self._user = user_name(uid_of(pid))
         self._steps, self._phases = Growth(WINDOW_S), Growth(WINDOW_S)
         self._now = self.read_at = 0.0
 
@@ -118,6 +121,11 @@ class Target:
     def run(self) -> str:
         """The label of its run: the daemon's, which knows of clashes, else the page's."""
         return str(self.told.get("run") or self._identity("run") or "-")
+
+    @property
+    def user(self) -> str:
+        """The user to whom the process belongs."""
+        return str(self.told.get("user") or self._user)
 
     @property
     def rank(self) -> str:

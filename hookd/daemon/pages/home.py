@@ -62,7 +62,7 @@ def _targets(shown: Sequence[Rank], total: int) -> list[object]:
     if not shown:
         return [tag("p", "None yet. ", tag("code", "hookd ps"), " lists what can be one, ",
                     tag("code", "hookd attach PID"), " makes it one.", class_="soft")]  # fmt: skip
-    head = ("run", ">rank", ">pid", "state", *ranks.NUMBERS, ">incidents", "script")
+    head = ("run", "user", ">rank", ">pid", "state", *ranks.NUMBERS, ">incidents", "script")
     said = [] if len(shown) == total else [tag("p", f"The first {len(shown)} of {total}.", class_="soft")]
     changing = dict.fromkeys(str(rank.row["run"]) for rank in shown if rank.changed_by)
     links = [part for one in changing for part in (", ", link(address("run", one), one))][1:]
@@ -81,6 +81,7 @@ def _row(rank: Rank) -> list[object]:
     run = str(row["run"])
     return [
         link(address("run", run), run),
+        row["user"],
         link(rank.where, row["rank"]),
         row["pid"],
         ranks.state(rank),
@@ -91,10 +92,10 @@ def _row(rank: Rank) -> list[object]:
 
 
 def incident_table(rows: Sequence[Mapping[str, Any]], caption: str, *, has_run: bool = True) -> Markup:
-    """Tabulate incidents, each with a link to all that is kept of it."""
+    """Tabulate incidents, each with its owner and a link to all that is kept of it."""
     if not rows:
         return tag("p", "None.", class_="soft")
-    head = ("incident", "when", *(["run"] if has_run else []), ">rank", "kind", "module", "what")
+    head = ("incident", "when", *(["run"] if has_run else []), "user", ">rank", "kind", "module", "what")
     return table(caption, head, [_incident(row, has_run=has_run) for row in rows])
 
 
@@ -104,10 +105,11 @@ def _incident(row: Mapping[str, Any], *, has_run: bool) -> list[object]:
         "not stored yet" if number is None else link(address("incident", str(number)), f"#{number}"),
         tag("span", moment(row["time"]), class_="when"),
         *([link(address("run", str(row["run"])), row["run"])] if has_run else []),
+        row["user"],
         row["rank"],
         tag("span", row["kind"], class_="kind mild" if is_mild(row["kind"]) else "kind"),
         tag("span", row["module"] or "", class_="mono"),
-        row["message"],
+        f"{row['message']}{wording.repeated(row)}",
     ]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.daemon.pages import parts as shared
 from hookd.daemon.pages.html import Markup, address, join, link, tag
+from hookd.wording import process_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,9 +19,12 @@ def parts(row: Mapping[str, Any], *, is_watched: bool) -> list[Markup]:
         row: as the store has it.
         is_watched: whether its process is still a target.
     """
-    told = {**row["detail"], **{key: row[key] for key in ("id", "time", "kind", "message", "module", "step")}}
+    told = {
+        **row["detail"],
+        **{key: row[key] for key in ("id", "time", "kind", "message", "module", "step", "count", "last")},
+    }
     run = str(row["run"])
-    whose = join("run ", link(address("run", run), run), f", rank {row['rank']}, process {row['pid']}")
+    whose = join("run ", link(address("run", run), run), f", rank {row['rank']}, {process_of(row)}")
     where = address("run", run, pid=row["pid"])
     now = (
         tag("p", link(where, "Its process as it is now"))

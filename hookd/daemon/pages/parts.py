@@ -70,7 +70,7 @@ def incident(one: dict[str, Any], *, is_first: bool) -> str:
     return (
         f'<div class="card{" first" if one.get("kind") in BORN else ""}"><p><span class="kind">{text(one.get("kind"))}</span>'
         f'<span class="soft">{text(number)}{when}{" · " if where else ""}{text(where)}</span></p>'
-        f"<p>{text(one.get('message') or one.get('kind'))}</p>"
+        f"<p>{text(one.get('message') or one.get('kind'))}{text(wording.repeated(one))}</p>"
         + (f"<details{' open' if is_first else ''}><summary>details</summary>{details}</details>" if details else "")
         + "</div>"
     )

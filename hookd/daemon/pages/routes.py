@@ -80,9 +80,13 @@ class Pages:
 
     def _make_run(self, name: str, choice: run.Choice) -> Made:
         targets = [one for one in self._service.fleet.targets() if one.claim.run == name]
-        incidents = self._service.fleet.incidents(run=name, limit=INCIDENTS)
+        # A daemon serves a name to one user at a time; others may have had it before.
+        user = targets[0].claim.uid if targets else None
+        incidents = self._service.fleet.incidents(run=name, user=user, limit=INCIDENTS)
         if not targets and not incidents:
             return self._missing(f"No run {name!r} is watched, and no incident of one is kept.")
+        if targets and choice.pid is not None and all(one.pid != choice.pid for one in targets):
+            return self._missing(f"Process {choice.pid} is not in run {name!r} any more.")
         parts = run.parts(name, targets, self._service.history, incidents, choice)
         return Made(run.title(name, targets), parts)
 

@@ -96,6 +96,7 @@ def parts(
     chosen = _chosen(every, choice.pid)
     return [
         title,
+        tag("p", "of user ", tag("b", ", ".join(dict.fromkeys(one.row["user"] for one in every))), class_="soft"),
         *_sections(name, every, chosen, replace(choice, pid=chosen.row["pid"] if choice.pid else None)),
         told,
     ]
@@ -112,7 +113,7 @@ def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) ->
     report = build_report(snapshot, has_modules=False) if snapshot is not None else None
     yield section("ranks", "Ranks", *_ranks(name, every, chosen, choice))
     yield section("curves", "The last minutes", _curves(every, chosen))
-    shown = f"rank {chosen.row['rank']}, process {chosen.row['pid']}"
+    shown = f"rank {chosen.row['rank']}, process {chosen.row['pid']} of user {chosen.row['user']}"
     yield tag("section", tag("h2", shown, class_="of"), id="shown", aria_label=shown)
     if snapshot is None or report is None or chosen.target.state == "corrupt":
         said = "The page of this target cannot be trusted: what it says is shown no more. The process itself goes on."

@@ -10,13 +10,17 @@ import sys
 import types
 import weakref
 from argparse import Namespace
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookd import attributes_of, children_of, peek
 from hookd_nan.bundle.tensorfile import is_known
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
 MOST_ITEMS = 4096
@@ -33,12 +37,16 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn
 class Description:
     """Collects tensors while it describes what holds them; the same tensor is the same key wherever it is.
 
+    Args:
+        is_readable: as of the plugin's context.
+
     Attributes:
         tensors: by key, the training's own; never to be kept.
         notes: what could not be carried, and where it was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_readable: Callable[[Tensor], bool]) -> None:
+        self._is_readable = is_readable
         self.tensors: dict[str, Tensor] = {}
         self.notes: list[str] = []
         self._keys: dict[int, str] = {}
@@ -56,7 +64,7 @@ class Description:
 
     def value(self, value: Any, path: str, depth: int = 0) -> Any:
         """Describe what a module was called with, gave back or holds."""
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             return self._tensor(value, path)
         plain = _plain(value)
         if plain is not None or value is None:
@@ -75,24 +83,32 @@ class Description:
         def named(items: Any) -> dict[str, Any]:
             return {name: self.value(one, f"{path}.{name}", depth) for name, one in items}
 
-        if isinstance(value, (tuple, list, dict)) and len(value) > MOST_ITEMS:
-            return self._gone(path, f"{type(value).__name__} of {len(value)} items")
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return {"$named": named(zip(value._fields, value)), "class": type(value).__name__}
-        if isinstance(value, tuple):
-            return {"$tuple": each(value)}
-        if isinstance(value, list):
-            return each(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = [one.name for one in dataclasses.fields(value)]
-            return {"$fields": named((n, getattr(value, n, None)) for n in names), "class": type(value).__name__}
-        if isinstance(value, (types.SimpleNamespace, Namespace)):
-            return {"$fields": named(vars(value).items()), "class": type(value).__name__}
-        if isinstance(value, weakref.ref):  # RNNs have some to their own weights
-            return {"$ref": self.value(value(), path, depth)}
-        if isinstance(value, dict):
+        kind = type(value)
+        for base in (tuple, list, dict):
+            if issubclass(kind, base) and base.__len__(value) > MOST_ITEMS:
+                return self._gone(path, f"{kind.__name__} of {base.__len__(value)} items")
+        if issubclass(kind, tuple):
+            fields, inside = getattr(kind, "_fields", None), tuple.__getitem__(value, slice(None))
+            return (
+                {"$tuple": each(inside)}
+                if fields is None
+                else {"$named": named(zip(fields, inside)), "class": kind.__name__}
+            )
+        if issubclass(kind, list):
+            return each(list.__getitem__(value, slice(None)))
+        if dataclasses.is_dataclass(kind):
             return {
-                "$dict": [[self.value(k, path, depth), self.value(v, f"{path}.{k}", depth)] for k, v in value.items()]
+                "$fields": named((one.name, peek(value, one.name)) for one in dataclasses.fields(kind)),
+                "class": kind.__name__,
+            }
+        if issubclass(kind, (types.SimpleNamespace, Namespace)):
+            return {"$fields": named(attributes_of(value).items()), "class": kind.__name__}
+        if issubclass(kind, weakref.ref):  # RNNs have some to their own weights
+            return {"$ref": self.value(weakref.ref.__call__(value), path, depth)}
+        if issubclass(kind, dict):
+            pairs = list(dict.items(value))
+            return {
+                "$dict": [[self.value(k, path, depth), self.value(v, f"{path}.{_key(k)}", depth)] for k, v in pairs]
             }
         return None
 
@@ -100,6 +116,8 @@ class Description:
         key = self._keys.get(id(tensor))
         if key is None:
             why = _why_not(tensor)
+            if not why and tensor.numel() and not self._is_readable(tensor):
+                why = "a tensor whose memory had been freed"
             if why:
                 return self._gone(path, why)
             key = path if path not in self.tensors else f"{path}#{len(self.tensors)}"
@@ -116,34 +134,46 @@ class Description:
         kind = type(module)
         if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
             self.notes.append(f"{path} was called through {kind.__name__}, which is not carried")
-            return self.module(getattr(module, _WRAPPERS[kind.__name__]), path)
+            return self.module(children_of(module)[_WRAPPERS[kind.__name__]], path)
         if id(module) in self._modules:
             return {"$same": self._modules[id(module)]}
         self._modules[id(module)] = path
         hooks = [one for where in _HOOKS for one in _hooks(module, where)]
         self.notes += [f"{path} has a hook of others, which is not carried: {one}" for one in hooks]
-        children = {name: c for name, c in module._modules.items() if c is not None}  # noqa: SLF001
+        children = children_of(module)
+        own = attributes_of(module)
         return {
             "module": kind.__module__, "qualname": kind.__qualname__, "file": _file(kind), "hooks": hooks,
-            "extra_repr": _extra_repr(module), "training": module.training,
-            "parameters": self._own(module._parameters, path),  # noqa: SLF001
-            "buffers": self._own(module._buffers, path),  # noqa: SLF001
+            "extra_repr": _extra_repr(module), "training": own.get("training") is True,
+            "parameters": self._own(own.get("_parameters"), path),
+            "buffers": self._own(own.get("_buffers"), path),
             "attributes": self._attributes(module, path),
             "children": {name: self.module(child, f"{path}.{name}") for name, child in children.items()},
-            "empty": [name for name in module._modules if name not in children],  # noqa: SLF001
+            "empty": [name for name in _entries(own.get("_modules")) if name not in children],
         }  # fmt: skip
 
     def _attributes(self, module: nn.Module, path: str) -> dict[str, Any]:
         found = {}
-        for name, value in vars(module).items():
+        for name, value in list(attributes_of(module).items()):
             if is_data(name):
                 found[name] = self.value(value, f"{path}.{name}")
             elif name not in _OWN_OF_MODULE:
                 self._gone(f"{path}.{name}", f"it was put on the object, a {type(value).__name__}")
         return found
 
-    def _own(self, tensors: dict[str, Any], path: str) -> dict[str, Any]:
-        return {name: None if one is None else self._tensor(one, f"{path}.{name}") for name, one in tensors.items()}
+    def _own(self, tensors: Any, path: str) -> dict[str, Any]:
+        inside = _entries(tensors)
+        return {name: None if one is None else self._tensor(one, f"{path}.{name}") for name, one in inside.items()}
+
+
+def _entries(table: Any) -> dict[str, Any]:
+    """Return what a module's own dict has, past what its class makes of it; a scripted module's has no plain one."""
+    return dict(dict.items(table)) if issubclass(type(table), dict) else {}
+
+
+def _key(key: Any) -> str:
+    """Return a dict's key as part of a path: one of the training's own classes has a `__str__` of its own."""
+    return str(key) if type(key) in (str, int, float, bool, tuple) else type(key).__name__
 
 
 def is_data(name: str) -> bool:
@@ -154,27 +184,25 @@ def is_data(name: str) -> bool:
 
 def _plain(value: Any) -> Any:
     """Describe what holds nothing; None for what does, or is of no known kind."""
-    if isinstance(value, (bool, int, str)) and type(value) in (bool, int, str):
+    kind: Any = type(value)
+    if kind in (bool, int, str):
         return value if len(str(value)) <= LONGEST_TEXT else None
-    if isinstance(value, numbers.Integral):  # numpy's, and enumerations of numbers
-        return int(value)
-    if isinstance(value, numbers.Real):
-        number = float(value)
+    is_numpys = kind.__module__ == "numpy" and issubclass(kind, numbers.Real)
+    if issubclass(kind, int) or (is_numpys and issubclass(kind, numbers.Integral)):  # also enumerations of numbers
+        return int.__int__(value) if issubclass(kind, int) else int(value)
+    if issubclass(kind, float) or is_numpys:
+        number = float.__float__(value) if issubclass(kind, float) else float(value)
         return number if math.isfinite(number) else {"$float": str(number)}
-    if isinstance(value, torch.dtype):
+    if kind is torch.dtype:
         return {"$dtype": str(value)[6:]}
-    if isinstance(value, torch.device):
+    if kind is torch.device:
         return {"$device": str(value)}
-    if isinstance(value, torch.Size):
+    if kind is torch.Size:
         return {"$size": list(value)}
-    if isinstance(value, slice) and all(
-        one is None or type(one) is int for one in (value.start, value.stop, value.step)
-    ):
+    if kind is slice and all(one is None or type(one) is int for one in (value.start, value.stop, value.step)):
         return {"$slice": [value.start, value.stop, value.step]}
-    name = getattr(value, "__name__", "")
-    if name and isinstance(name, str) and vars(torch.nn.functional).get(name) is value:
-        return {"$function": name}
-    return None
+    name = value.__name__ if kind in (types.FunctionType, types.BuiltinFunctionType) else ""
+    return {"$function": name} if name and vars(torch.nn.functional).get(name) is value else None
 
 
 def _why_not(tensor: Tensor) -> str:
@@ -196,19 +224,21 @@ def _about(tensor: Tensor) -> dict[str, Any]:
         "device": str(tensor.device),
         "requires_grad": tensor.requires_grad,
         "is_leaf": tensor.is_leaf,
-        "is_parameter": isinstance(tensor, torch.nn.Parameter),
+        "is_parameter": type(tensor) is torch.nn.Parameter,
     }
 
 
 def _hooks(module: nn.Module, where: str) -> list[str]:
-    found = getattr(module, f"_{where}_hooks", None) or {}
+    found = _entries(peek(module, f"_{where}_hooks"))
     return [f"{where} {_name(one)}" for one in found.values()]
 
 
 def _name(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else str(name)
+    function = function.__func__ if type(function) is types.MethodType else function
+    if type(function) is not types.FunctionType:
+        return type(function).__qualname__
+    code = function.__code__
+    return f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _file(kind: type) -> str | None:
@@ -217,8 +247,10 @@ def _file(kind: type) -> str | None:
 
 
 def _extra_repr(module: nn.Module) -> str:
-    """Give what its own `extra_repr` says: torch's classes alone, for others may do anything there."""
-    if not type(module).__module__.startswith("torch."):
+    """Give what its own `extra_repr` says: torch's classes alone, for others, and weights that are computed, may do anything."""
+    own = attributes_of(module)
+    is_plain = "extra_repr" not in own and type(own.get("_parameters")) in (dict, OrderedDict)
+    if not is_plain or not type(module).__module__.startswith("torch.nn.modules."):
         return ""
     try:
         return module.extra_repr()[:LONGEST_TEXT]

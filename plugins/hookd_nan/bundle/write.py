@@ -42,7 +42,9 @@ def prepare(directory: Path) -> Path:
         OSError: it cannot.
     """
     directory = directory.expanduser().absolute()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for one in (*reversed(directory.parents), directory):  # `parents=True` would leave those above to the umask
+        if not one.exists():
+            one.mkdir(mode=0o700, exist_ok=True)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(13, "not writable", str(directory))
     return directory

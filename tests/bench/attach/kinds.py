@@ -110,7 +110,7 @@ warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 and newer warn of a 
 def left():
     if "hookd_last" in vars(sys):
         sys.hookd_last.purge()
-    ours = sorted(name for name in sys.modules if name.partition(".")[0] in ("hookd", "pluggy"))
+    ours = sorted(name for name in sys.modules if name.partition(".")[0] in ("hookd", "_hookd", "pluggy"))
     print("left", json.dumps({
         "starts": getattr(sys, "hookd_starts", 0), "modules": ours, "threads": len(sys._current_frames()) - threading.active_count(),
         "finders": len(sys.meta_path) - finders, "interval": sys.getswitchinterval() - 0.005,

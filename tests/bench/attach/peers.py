@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookd.attach import AttachRequest, attach, detach, proc
-from tests.bench.attach.steps import PLUGINS, _largest, _spread
+from tests.bench.attach.steps import PLUGINS, largest, median, spread
 from tests.bench.attach.training import Training
 from tests.support import interpreters
 from tests.support.environment import bare_python, target_environment
@@ -115,7 +113,7 @@ def measure(python: str, rounds: int) -> dict[str, object]:
                         detach(training.process.pid)
     for name, found in one.items():
         keys = found[0] if found else ()
-        figures[name] = {"n": len(found), **{key: _spread(sorted(each[key] for each in found)) for key in keys}}
+        figures[name] = {"n": len(found), **{key: spread(sorted(each[key] for each in found)) for key in keys}}
     return figures
 
 
@@ -125,10 +123,9 @@ def _attach_once(training: Training, act: Callable[[int], object]) -> dict[str, 
     ended = time.monotonic_ns()
     wait_until(lambda: training.steps > before + 1, PATIENCE_S, "the training goes on")
     time.sleep(0.2)
-    ends = training.ends()
-    steps = [(b - a) / 1e6 for a, b in itertools.pairwise(ends)]
-    largest = _largest(ends, (begun, ended + 100_000_000))
-    found = {"wall": (ended - begun) / 1e6, "gap": max(0.0, largest - statistics.median(steps))}
+    taken = training.taken()
+    gap = largest(taken, (begun, ended + 100_000_000)) - median(taken)
+    found = {"wall": (ended - begun) / 1e6, "gap": max(0.0, gap)}
     return found | ({"stop": stop_ms} if isinstance(stop_ms, float) else {})
 
 

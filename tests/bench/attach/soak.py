@@ -44,7 +44,6 @@ def start(config, loader=None):
     before = sys.__dict__.get("hookd_last")
     if before is not None:
         before.purge()
-        loader._displaced.clear()
     sys.hookd_last = loader
 """
 

@@ -1,11 +1,12 @@
 """A training job that knows nothing of hookd: the target of what is measured here.
 
-    python trainer.py FILE [--beside KIND] [--width N]
+    python trainer.py FILE [--beside KIND] [--width N] [--depth N]
 
 It trains the same rounds of 50 steps again and again, each from the same parameters, and compares the parameters at
 the end of every round bit by bit with those of the first. What it sees goes into FILE, which is mapped and never
 blocks it: 64-bit words, `STEPS` (taken so far), `STOP` (set by the bench), `ROUNDS`, `WRONG` (rounds that came out
-otherwise), then from `TIMES` on the end of each step in ns of the monotonic clock.
+otherwise), then from `TIMES` on two for each step: its end in ns of the monotonic clock, and for how many ns the thread
+has waited for a processor so far (`/proc/PID/task/TID/schedstat`): other processes have had it, which is nobody's fault.
 
 Its stdout says "ready" after the first round, and at the end the checksum, which a run without any tool must repeat.
 """
@@ -36,12 +37,14 @@ def main():
     parser.add_argument("file")
     parser.add_argument("--beside", choices=sorted(BESIDE), default="nothing")
     parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--depth", type=int, default=1, help="so many pairs of inner layers")
     arguments = parser.parse_args()
     words = open_words(arguments.file)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     width = arguments.width
-    model = nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
+    inner = [layer for _ in range(arguments.depth) for layer in (nn.Linear(width, width), nn.GELU())]
+    model = nn.Sequential(nn.Linear(64, width), nn.GELU(), *inner, nn.Linear(width, 1))
     data = torch.randn(ROUND, 64, 64)
     first = copy.deepcopy(model.state_dict())
     expected = train(model, data, first, words)
@@ -63,14 +66,17 @@ def open_words(path):
 def train(model, data, first, words):
     """Take one round's steps; give the checksum of the parameters."""
     model.load_state_dict(first)
+    waited = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for batch in data:
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
         n = words[STEPS]
-        words[TIMES + n % (WORDS - TIMES)] = time.monotonic_ns()
+        at = TIMES + 2 * n % (WORDS - TIMES)
+        words[at], words[at + 1] = time.monotonic_ns(), int(os.pread(waited, 100, 0).split()[1])
         words[STEPS] = n + 1
+    os.close(waited)
     return checksum(model)
 
 

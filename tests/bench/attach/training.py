@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.bench.attach import trainer
 from tests.support.environment import target_environment
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 300.0
 """A training that shares its processor with many others starts slowly."""
+
+
+class Step(NamedTuple):
+    """A step of the training.
+
+    Attributes:
+        end: ns of the monotonic clock.
+        length: ns, without the time in which other processes had the processor.
+    """
+
+    end: int
+    length: int
 
 
 class Training:
@@ -51,10 +64,15 @@ class Training:
     def steps(self) -> int:
         return self._words[trainer.STEPS]
 
-    def ends(self) -> list[int]:
-        """Give the end of each step so far, in ns of the monotonic clock."""
-        assert self.steps <= trainer.WORDS - trainer.TIMES, "more steps than there is room for"
-        return list(self._words[trainer.TIMES : trainer.TIMES + self.steps])
+    def taken(self) -> list[Step]:
+        """Return the steps so far, without the first of each round: it loads the weights and makes an optimizer."""
+        assert 2 * self.steps <= trainer.WORDS - trainer.TIMES, "more steps than there is room for"
+        words = list(self._words[trainer.TIMES : trainer.TIMES + 2 * self.steps])
+        ends, waited = words[::2], words[1::2]
+        lengths = [b - a for a, b in itertools.pairwise(ends)]
+        waits = [b - a for a, b in itertools.pairwise(waited)]
+        steps = [Step(end, length - wait) for end, length, wait in zip(ends[1:], lengths, waits, strict=True)]
+        return [step for number, step in enumerate(steps, 1) if number % trainer.ROUND]
 
     def finish(self) -> str:
         """Have it end after its round; give its checksum."""

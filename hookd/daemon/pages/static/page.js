@@ -45,6 +45,7 @@ async function look() {
     const where = new URL(location.href);
     where.searchParams.set("fragment", "1");
     const answer = await fetch(where, { cache: "no-store" });
+    if (answer.status === 404) return location.reload();
     if (!answer.ok) throw new Error(answer.status);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (!isPaused) {

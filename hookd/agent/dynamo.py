@@ -1,0 +1,101 @@
+"""How torch.compile is kept from noticing hookd. Runs in the target.
+
+Dynamo meets our code in two ways. It *evaluates* every frame that is entered under its callback: all code of the agent
+is marked to be skipped. And it *inlines* functions that a compiled frame calls: each function of ours that stands in
+the place of one of torch's has an attribute `_torchdynamo_inline`, in whose place dynamo takes torch's own function
+(torch/_dynamo/variables/functions.py `UserFunctionVariable.__init__`, 2.1 to 2.14), so that it guards on nothing of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_CALL_MODULES = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
+_FRAMES: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+
+
+def _never() -> bool:
+    return False
+
+
+is_dynamo_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", _never)
+
+
+def stand_in(ours: Any, original: Any) -> None:
+    """Have dynamo inline `original` wherever it would inline `ours`, and evaluate no frame of `ours`."""
+    ours._torchdynamo_inline = original
+    skip_frames(ours.__code__)
+
+
+def skip_frames(code: CodeType) -> None:
+    """Tell dynamo never to compile frames of this code; needs no import of dynamo, and survives its reset."""
+    if hasattr(_FRAMES, "set_code_exec_strategy"):
+        action = _FRAMES._FrameAction
+        strategy = _FRAMES._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        _FRAMES.set_code_exec_strategy(code, strategy)
+    elif hasattr(_FRAMES, "skip_code"):
+        _FRAMES.skip_code(code)
+
+
+def skip_package(package: str, rest: Callable[[], None]) -> None:
+    """Do that for all functions of the loaded modules of a package; takes 5 ms, and calls `rest` after each module."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(package + ".") and module is not None:
+            for code in _codes(vars(module), name):
+                skip_frames(code)
+            rest()
+
+
+def _codes(namespace: Any, module: str) -> Iterator[CodeType]:
+    """Yield the code of all functions that a module or one of its classes defines, with the functions inside of them."""
+    for value in list(namespace.values()):
+        if isinstance(value, type):
+            if value.__module__ == module:
+                yield from _codes(vars(value), module)
+            continue
+        for function in (value, *(getattr(value, name, None) for name in ("__func__", "__wrapped__", "fget", "func"))):
+            if isinstance(function, FunctionType) and function.__module__ == module:
+                yield from _with_inner(function.__code__)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _with_inner(const)
+
+
+def no_frame() -> Callable[[Any], Any]:
+    """Return the function that switches dynamo's frame evaluation and returns what was set before."""
+    return getattr(_FRAMES, "set_eval_frame", lambda previous: previous)
+
+
+def is_autograd_compiled() -> bool:
+    """Whether backward passes are compiled: what is then hooked on the graph becomes part of what is compiled.
+
+    Source: torch/_dynamo/compiled_autograd.py and torch/_dynamo/config.py, 2.4 to 2.14.
+    """
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    if getattr(module, "compiled_autograd_enabled", False):
+        return True
+    config = sys.modules.get("torch._dynamo.config")
+    return bool(getattr(config, "compiled_autograd", False))
+
+
+def replace_call(old: Any, new: Any) -> None:
+    """Tell dynamo, if it is loaded, that the unpatched `nn.Module.__call__` is `new` and not `old`.
+
+    It calls `forward` directly then, where a module has no hooks: torch/_dynamo/variables/nn_module.py
+    `UnspecializedNNModuleVariable.call_function`, 2.1 to 2.14.
+    """
+    for name in _CALL_MODULES:
+        module: Any = sys.modules.get(name)
+        if getattr(module, "unpatched_nn_module_call", None) is old:
+            module.unpatched_nn_module_call = new

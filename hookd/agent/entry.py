@@ -1,0 +1,257 @@
+"""The entry of `nn.Module.__call__`: watch module calls without replacing the function. Runs in the target.
+
+`hookd/native/entry.c` says how. `Entry` does what `ClassPatch` (`hookd/agent/patch.py`) does in Python, which is used where
+the entry cannot be: no compiled entry for this machine, a debug or free-threaded build of Python, torch before 2.1, or a
+`__call__` that somebody else has replaced or entered.
+
+CPython 3.11 does not ask the entry at a call that names the function and packs no arguments: `super().__call__(x)`, but not
+`super().__call__(*args)`. A class with such a `__call__` of its own is not observed there; `hookd_modules` says bypassed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hookd.agent import native, portions, quiet
+from hookd.agent.patch import HAS_COMPILED_IMPL, SKIP, is_pristine
+from hookd.agent.threads import ThreadState
+from hookd.errors import AttachError
+from hookd.events import Module
+from hookd.page import CALL_RECORD, MODULE, STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.agent.session import Session
+    from hookd.totals import Totals
+
+VERSION = 3
+"""What `hookd_entry_version` of an entry returns that is called as below."""
+SHAPES = 256
+"""So many shapes entry.c can tell apart."""
+_SIZE = FunctionType.__basicsize__
+_OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "kept", "returned")
+"""What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
+
+
+class _Host(ctypes.Structure):
+    """What calls are counted with, as entry.c has it."""
+
+    _fields_ = (
+        *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "record", "tensor", "modes", "tracing")),
+        ("cells", ctypes.c_void_p),
+        *((name, ctypes.c_size_t) for name in ("phase", "kind", "most", "each")),
+        *((name, ctypes.c_size_t) for name in (*_OF_THREAD, "waits")),
+    )
+
+
+class Counted(NamedTuple):
+    """What the entry counts of a module, where no Python function listens to its calls: an attribute of its plan.
+
+    Attributes:
+        shape: all modules of one have the same listeners.
+        remembers: whether what a call returns is kept, as a plan does.
+    """
+
+    module: Module
+    shape: int
+    remembers: bool
+    totals: list[Totals]
+
+
+class Plans(dict[int, Any]):
+    """Plans by id(module), which the entry looks up in a table of its own.
+
+    The table keeps them alive itself: a signal handler may raise between any two lines here.
+    """
+
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        place = ctypes.c_size_t
+        self._put: Callable[..., int] = native.function(library, "hookd_entry_put", place, ctypes.c_void_p)
+        self._drop: Callable[..., int] = native.function(library, "hookd_entry_drop", place)
+        self._clear: Callable[..., int] = native.function(library, "hookd_entry_clear")
+        there, size, cells = ctypes.py_object, ctypes.c_size_t, ctypes.c_void_p
+        self._count = native.function(
+            library, "hookd_entry_count", place, there, there, size, ctypes.c_int, size, cells
+        )
+
+    def __setitem__(self, key: int, plan: Any) -> None:
+        if self._put(key, None if plan is SKIP else id(plan)):
+            raise MemoryError
+        super().__setitem__(key, plan)
+        counted = getattr(plan, "counted", None)
+        if counted is not None:
+            places = [
+                index for totals in counted.totals for places in totals.places_of(counted.module) for index in places
+            ]
+            array = (ctypes.c_int64 * len(places))(*places)
+            module, number = counted.module, float(counted.module.id)
+            if self._count(key, module, number, counted.shape, counted.remembers, len(places) // 3, array):
+                raise MemoryError
+
+    def pop(self, key: int, default: Any = None) -> Any:
+        """Forget a module; return its plan."""
+        self._drop(key)
+        return super().pop(key, default)
+
+    def clear(self) -> None:
+        """Forget all modules."""
+        self._clear()
+        super().clear()
+
+    def close(self) -> None:
+        """Forget all modules, and the table: some of the modules may die later."""
+        self.clear()
+        self._put = self._drop = self._count = self._clear = _ignore
+
+
+class CannotEnterError(Exception):
+    """Calls cannot be entered in C; the text says why."""
+
+
+class Entry:
+    """`nn.Module.__call__` entered in C, and given back its own entry.
+
+    Attributes:
+        original: the function, which stays what it is.
+        plans: by id(module).
+        why_patched: "": `nn.Module.__call__` is not replaced.
+    """
+
+    why_patched = ""
+
+    def __init__(self, library: Any, call: FunctionType, missing: Callable[..., Any]) -> None:
+        self.original: Any = call
+        self.plans = Plans(library)
+        self._library = library
+        there, size = ctypes.py_object, ctypes.c_size_t
+        self._watch = native.function(library, "hookd_entry_watch", there, size)
+        self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
+        self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
+        self._meter = native.function(library, "hookd_entry_meter", ctypes.c_int)
+        self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
+        self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
+        start = native.function(library, "hookd_entry_start", there, there, there, there)
+        if start(call, _plain, missing, nn.Module._call_impl):
+            raise CannotEnterError("another tool has entered nn.Module.__call__")
+
+    @classmethod
+    def load(cls, missing: Callable[..., Any]) -> Entry:
+        """Return an entry that is not installed yet.
+
+        Args:
+            missing: called as `missing(module, args, kwargs)` for a module without a plan.
+
+        Raises:
+            CannotEnterError: there is none for this process.
+        """
+        call = nn.Module.__dict__["__call__"]
+        if os.environ.get("HOOKD_ENTRY") == "0":
+            raise CannotEnterError("HOOKD_ENTRY=0 is in its environment")
+        # What a plan calls on must not be what is entered: before torch 2.1 that is `_call_impl`, else another tool's function.
+        if not HAS_COMPILED_IMPL:
+            raise CannotEnterError("torch is older than 2.1")
+        if not is_pristine(call):
+            raise CannotEnterError("another tool has replaced nn.Module.__call__")
+        if not _has_usual_layout():
+            raise CannotEnterError("this is a debug or free-threaded build of Python")
+        try:
+            image = native.image_of("entry")
+        except OSError:
+            raise CannotEnterError("there was no C compiler when hookd was installed") from None
+        try:
+            library = native.load("hookd-entry", image, keeps_lock=True)
+            if native.function(library, "hookd_entry_version")() != VERSION:
+                raise CannotEnterError("the entry is of another version of hookd: install hookd anew")
+            return cls(library, call, missing)
+        except (OSError, AttributeError) as error:  # no memory file, not executable, another machine's, no entry at all
+            raise CannotEnterError(str(error)) from None
+
+    def install(self) -> None:
+        """Enter the function.
+
+        Raises:
+            AttachError: somebody else has done so since `load`.
+        """
+        if self._watch(self.original, _SIZE):
+            raise AttachError(
+                "another tool has entered nn.Module.__call__ at this moment", reason="busy", hint="Try again."
+            )
+
+    def host(self, session: Session) -> None:
+        """Count calls with what a session has, from now on; where its objects are not laid out as usual, plans count."""
+        names, state = session.namespace, ThreadState(0, 0, is_engine=False)
+        module = Module("", "", 0, 0, None, leaf=True)
+        offsets = [_offset(state, name) for name in _OF_THREAD] + [_offset(module, "_waits")]
+        if None in offsets or not hasattr(torch._C, "_len_torch_function_stack"):
+            return
+        cells = ctypes.addressof(ctypes.c_char.from_buffer(session.cells))  # no reference stays: a page is to be closed
+        host = _Host(
+            session.local, names["unwind"], session.portions.remember_call, session.page.record, torch.Tensor,
+            quiet.function_modes, quiet.tracing, cells, STEP - MODULE, CALL_RECORD, portions.KEPT, portions.LIGHT, *offsets,
+        )  # fmt: skip
+        self._set_host(ctypes.byref(host))
+
+    def arm(self, shape: int, *, is_armed: bool) -> None:
+        """Have the calls of a shape go through the plans, or count them."""
+        self._arm(shape, is_armed)
+
+    def meter(self, *, is_metered: bool) -> None:
+        """Take the time of what is counted, or do not."""
+        self._meter(is_metered)
+
+    def metered_ns(self) -> int:
+        """Return what calls that were counted have taken since the last time, while they were metered."""
+        spent = ctypes.c_int64()
+        self._spent(ctypes.byref(spent))
+        return spent.value
+
+    def register(self) -> None:
+        """Do nothing: torch.compile reads a function's code, and never its entry."""
+
+    def restore(self) -> str:
+        """Give the function its own entry back.
+
+        Returns:
+            What is left where another tool has entered it after us, "" where nothing is.
+        """
+        is_foreign = self._unwatch(self.original, _SIZE)
+        return "nn.Module.__call__: another tool has entered it after us; ours passes through" if is_foreign else ""
+
+    def close(self) -> None:
+        """Return all memory. The code stays where a call that began in it still runs, in whatever thread."""
+        self.plans.close()
+        stop = native.function(self._library, "hookd_entry_stop")
+        if not stop():
+            native.unload(self._library)
+
+
+def _has_usual_layout() -> bool:
+    """Whether this is a CPython whose objects begin as those of the C sources do: neither traced nor free-threaded."""
+    return sys.version_info >= (3, 10) and not hasattr(sys, "getobjects") and "t" not in getattr(sys, "abiflags", "")
+
+
+def _offset(instance: Any, name: str) -> int | None:
+    """Return where an object has one of its `__slots__`, in bytes; None where that cannot be seen."""
+    mark, before = object(), getattr(instance, name)
+    setattr(instance, name, mark)
+    words = (ctypes.c_size_t * (type(instance).__basicsize__ // 8)).from_address(id(instance))
+    found = [8 * at for at, word in enumerate(words) if word == id(mark)]
+    setattr(instance, name, before)
+    return found[0] if len(found) == 1 else None
+
+
+def _plain() -> None:
+    """Have the entry that every Python function has."""
+
+
+def _ignore(*_: object) -> int:
+    return 0

@@ -1,0 +1,610 @@
+/* The entry: a C function in the place of the one that runs when Python calls `nn.Module.__call__`.
+ *
+ * A Python function object has a field `vectorcall`, and `module(x)` calls `__call__` through it. This file replaces that
+ * field of torch's own function and of nothing else: the function stays in its class, and its code, which is what
+ * torch.compile reads, stays as it is. The entry looks the module up by its address. One that is not observed is called
+ * straight through, without a Python frame; one of which only totals are kept is counted here; for every other one a Python
+ * function, its plan, is called with (module, args, kwargs).
+ *
+ * Every function here runs with the interpreter's lock held; the state is common to all threads. The prototypes are
+ * written out by hand, so that one file serves CPython 3.10 to 3.14: all of them are exported there, and those declared
+ * weak by some. Of libc it calls the clock alone.
+ *
+ * Source: Objects/call.c `_PyObject_VectorcallTstate`, Objects/funcobject.c `PyFunction_SetVectorcall`, 3.14.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+typedef struct _object PyObject;
+typedef ptrdiff_t Py_ssize_t;
+typedef PyObject *(*Vectorcall)(PyObject *, PyObject *const *, size_t, PyObject *);
+
+extern PyObject _Py_FalseStruct, _Py_NoneStruct;
+extern PyObject *PyDict_New(void);
+extern int PyDict_SetItem(PyObject *, PyObject *, PyObject *);
+extern void PyErr_Clear(void);
+extern void PyErr_Fetch(PyObject **, PyObject **, PyObject **);
+extern void PyErr_NormalizeException(PyObject **, PyObject **, PyObject **);
+extern void PyErr_Restore(PyObject *, PyObject *, PyObject *);
+extern void PyException_SetContext(PyObject *, PyObject *);
+extern int PyException_SetTraceback(PyObject *, PyObject *);
+extern double PyFloat_AsDouble(PyObject *);
+extern PyObject *PyFloat_FromDouble(double);
+extern int PyList_Append(PyObject *, PyObject *);
+extern long long PyLong_AsLongLong(PyObject *);
+extern PyObject *PyLong_FromLongLong(long long);
+extern PyObject *PyObject_GetAttr(PyObject *, PyObject *);
+extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
+extern PyObject *PyObject_VectorcallMethod(PyObject *, PyObject *const *, size_t, PyObject *);
+extern void *PyThreadState_Get(void);
+extern uint64_t PyThreadState_GetID(void *);
+extern PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+extern PyObject *PyTuple_New(Py_ssize_t);
+extern int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
+extern Py_ssize_t PyTuple_Size(PyObject *);
+extern PyObject *PyUnicode_InternFromString(const char *);
+extern Vectorcall PyVectorcall_Function(PyObject *);
+extern void PyFunction_SetVectorcall(PyObject *, Vectorcall) __attribute__((weak)); /* 3.12 and newer */
+extern void *PyMem_RawCalloc(size_t, size_t);
+extern void PyMem_RawFree(void *);
+extern void Py_DecRef(PyObject *);
+extern void Py_IncRef(PyObject *);
+
+#define EXPORTED __attribute__((visibility("default")))
+#define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
+enum { VERSION = 3, LEAST = 1024, SHAPES = 256 };
+
+typedef struct { /* the cells of a page to which each call is added; any may be NULL */
+    double *seconds, *own, *calls;
+} Totals;
+
+typedef struct { /* of a module whose calls are counted here, as long as no Python function of a plugin listens to them */
+    uint64_t number; /* no other one has had it */
+    PyObject *module, *cell;
+    double value; /* that of `cell`: the module in a heartbeat */
+    size_t shape;
+    int remembers;
+    size_t count;
+    Totals totals[];
+} Count;
+
+typedef struct {
+    uintptr_t key;  /* a module's address; 0: free, 1: was used, and the search goes on */
+    PyObject *plan; /* NULL: call straight through */
+    Count *counted; /* NULL: the plan counts */
+} Slot;
+
+typedef struct { /* as hookd/agent/entry.py `_Host` has it */
+    PyObject *local;                 /* `local.thread` is the calling thread's state */
+    PyObject *unwind;                /* called as unwind(state, outer, module, error) where a call is left by an exception */
+    PyObject *remember;              /* as remember(state, module, args, kwargs, output) where this file cannot */
+    PyObject *record;                /* as record(kind, module, step) at each call of a metered step */
+    PyObject *tensor;                /* torch.Tensor */
+    PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
+    double *cells;                   /* of the page */
+    size_t phase;                    /* from a heartbeat's module to its step, in cells */
+    size_t kind;                     /* of the record of a call */
+    size_t most, each;               /* elements that are kept alive, and what a call counts beside its own */
+    size_t top, busy, backwards, beat, inner, kept, returned; /* where the thread's state has them, in bytes */
+    size_t waits;                    /* where a hookd Module has it */
+} Host;
+
+static struct {
+    Slot *slots;
+    size_t mask, filled, present; /* filled: with those that were used */
+    Vectorcall standard;          /* what a Python function has in the field by itself */
+    PyObject *missing;            /* called for a module that is not in the table */
+    PyObject *impl;               /* torch's `_call_impl` */
+    PyObject *compiled;           /* the string "_compiled_call_impl" */
+    long inside;                  /* calls that are in this file now, in all threads */
+    int watched;                  /* a function is entered here */
+    Host host;                    /* its objects live until no call is inside any more */
+    int counts;                   /* calls are counted here */
+    PyObject *kind, *zero, *thread_name, *version_name, *numel_name;
+    PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
+    uint64_t thread, numbers;
+    unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
+    int metered;
+    int64_t spent;                /* ns of a metered step in this file, and in what it calls of hookd */
+} entry;
+
+static size_t hash(uintptr_t key) { return (size_t)(((key >> 4) * 0x9E3779B97F4A7C15ull) >> 20); }
+
+static Slot *find(uintptr_t key) {
+    for (size_t at = hash(key) & entry.mask;; at = (at + 1) & entry.mask) {
+        Slot *slot = &entry.slots[at];
+        if (slot->key == key || !slot->key)
+            return slot->key ? slot : NULL;
+    }
+}
+
+/* Run the module as if hookd were not there. Torch's `_wrapped_call_impl` only chooses between two functions
+ * (torch/nn/modules/module.py, 2.1 to 2.14); to choose here saves packing the arguments once more. */
+static PyObject *through(PyObject *const *args, size_t nargsf, PyObject *names) {
+    PyObject *compiled = PyObject_GetAttr(args[0], entry.compiled);
+    if (!compiled)
+        return NULL;
+    PyObject *result;
+    if (compiled == &_Py_NoneStruct)
+        result = PyObject_Vectorcall(entry.impl, args, nargsf, names);
+    else
+        result = PyObject_Vectorcall(compiled, args + 1, (nargsf & ~OFFSET) - 1, names);
+    Py_DecRef(compiled);
+    return result;
+}
+
+static PyObject *packed(PyObject *const *args, Py_ssize_t count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple && i < count; i++) {
+        Py_IncRef(args[i]);
+        PyTuple_SetItem(tuple, i, args[i]);
+    }
+    return tuple;
+}
+
+static PyObject *named(PyObject *const *values, PyObject *names) {
+    PyObject *dict = PyDict_New();
+    Py_ssize_t count = dict && names ? PyTuple_Size(names) : 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyDict_SetItem(dict, PyTuple_GetItem(names, i), values[i]) < 0) {
+            Py_DecRef(dict);
+            return NULL;
+        }
+    return dict;
+}
+
+/* Call `function` with the `size` values of `given`, behind a place that is free; the arguments of a module's call are put
+ * into the two from `given[place]` on, packed. */
+static PyObject *with_packed(PyObject *function, PyObject **given, size_t size, size_t place, PyObject *const *args,
+                             Py_ssize_t count, PyObject *names) {
+    PyObject *result = NULL, *tuple = packed(args + 1, count - 1), *dict = tuple ? named(args + count, names) : NULL;
+    if (dict) {
+        given[place] = tuple, given[place + 1] = dict;
+        Py_IncRef(function); /* it may be replaced meanwhile */
+        result = PyObject_Vectorcall(function, given + 1, size | OFFSET, NULL);
+        Py_DecRef(function);
+    }
+    if (tuple)
+        Py_DecRef(tuple);
+    if (dict)
+        Py_DecRef(dict);
+    return result;
+}
+
+static PyObject *planned(PyObject *plan, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    PyObject *given[4] = {NULL, args[0]};
+    return with_packed(plan, given, 3, 2, args, count, names);
+}
+
+static PyObject **at(PyObject *object, size_t offset) { return (PyObject **)((char *)object + offset); }
+
+static void set_to(PyObject **place, PyObject *value) { /* steals the value, which may be NULL: no memory */
+    PyObject *old = *place;
+    if (!value) {
+        PyErr_Clear();
+        return;
+    }
+    *place = value;
+    Py_DecRef(old);
+}
+
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* The state of the calling thread, borrowed; NULL: there is none. This may run any code, once for a thread. */
+static PyObject *here(void) {
+    if (!entry.counts)
+        return NULL;
+    uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
+    if (thread != entry.thread || !entry.state) {
+        PyObject *state = PyObject_GetAttr(entry.host.local, entry.thread_name), *old = entry.state;
+        if (!state) {
+            PyErr_Clear();
+            return NULL;
+        }
+        entry.state = state, entry.thread = thread;
+        if (old)
+            Py_DecRef(old);
+    }
+    return entry.state;
+}
+
+/* What was counted when a call began may be gone when it ends: by a detach, or another plugin. */
+static Count *still(uintptr_t key, uint64_t number) {
+    Slot *slot = entry.slots && entry.counts ? find(key) : NULL;
+    return slot && slot->counted && slot->counted->number == number ? slot->counted : NULL;
+}
+
+/* Have Python put right what a call leaves behind that an exception ends; the exception goes on. */
+static void left(PyObject *state, PyObject *outer, PyObject *module) {
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace)
+        PyException_SetTraceback(error, trace);
+    PyObject *unwind = entry.host.unwind, *given[5] = {NULL, state, outer, module, error};
+    Py_IncRef(unwind);
+    PyObject *done = PyObject_Vectorcall(unwind, given + 1, 4 | OFFSET, NULL);
+    Py_DecRef(unwind);
+    if (done) {
+        Py_DecRef(done);
+        PyErr_Restore(type, error, trace);
+        return;
+    }
+    PyObject *kind, *other, *where; /* a signal handler's, say: it takes the place of the first */
+    PyErr_Fetch(&kind, &other, &where);
+    PyErr_NormalizeException(&kind, &other, &where);
+    if (other != error)
+        PyException_SetContext(other, error); /* steals it */
+    else
+        Py_DecRef(error);
+    Py_DecRef(type);
+    if (trace)
+        Py_DecRef(trace);
+    PyErr_Restore(kind, other, where);
+}
+
+/* Whether calling `function` gives this very object: a question that costs no Python frame. */
+static int gives(PyObject *function, PyObject *expected) {
+    PyObject *answer = PyObject_Vectorcall(function, NULL, 0, NULL);
+    if (!answer)
+        PyErr_Clear();
+    else
+        Py_DecRef(answer); /* small numbers and None live for ever */
+    return answer == expected;
+}
+
+/* Keep a small output alive for who looks only where something is bad: the plan's REMEMBER (hookd/agent/plan.py).
+ * 0: this is none of those, or something failed; nothing was kept, and no exception is set. */
+static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
+    const Host *host = &entry.host;
+    long long size = PyLong_AsLongLong(*at(state, host->kept));
+    if (*at(module, host->waits) == entry.zero || size >= (long long)host->most || ((PyObject **)output)[1] != host->tensor)
+        return 0;
+    if (!gives(host->modes, entry.zero) || !gives(host->tracing, &_Py_NoneStruct))
+        return 0;
+    PyObject *number = PyObject_VectorcallMethod(entry.numel_name, &output, 1, NULL);
+    PyObject *version = number ? PyObject_GetAttr(output, entry.version_name) : NULL;
+    PyObject *inputs = version ? packed(args + 1, count - 1) : NULL, *one = inputs ? PyTuple_New(4) : NULL;
+    int is_kept = 0;
+    if (one) {
+        Py_IncRef(module), Py_IncRef(inputs), Py_IncRef(output), Py_IncRef(version);
+        PyTuple_SetItem(one, 0, module), PyTuple_SetItem(one, 1, inputs);
+        PyTuple_SetItem(one, 2, output), PyTuple_SetItem(one, 3, version);
+        is_kept = !PyList_Append(*at(state, host->returned), one);
+        if (is_kept)
+            set_to(at(state, host->kept), PyLong_FromLongLong(size + PyLong_AsLongLong(number) + (long long)host->each));
+    }
+    if (!is_kept)
+        PyErr_Clear();
+    PyObject *made[] = {number, version, inputs, one};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (made[i])
+            Py_DecRef(made[i]);
+    return is_kept;
+}
+
+/* Remember what a call has returned. -1: an exception is set, a signal handler's. */
+static int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names,
+                      PyObject *output) {
+    if (kept(state, module, args, count, output))
+        return 0;
+    PyObject *given[6] = {NULL, state, module, NULL, NULL, output};
+    PyObject *done = with_packed(entry.host.remember, given, 5, 3, args, count, names);
+    if (done)
+        Py_DecRef(done);
+    return done ? 0 : -1;
+}
+
+/* In a metered step the recorder has all calls. -1: an exception is set, a signal handler's. */
+static int recorded(PyObject *cell, size_t beat) {
+    PyObject *step = PyFloat_FromDouble(entry.host.cells[beat + entry.host.phase]);
+    if (!step) {
+        PyErr_Clear();
+        return 0;
+    }
+    PyObject *given[4] = {NULL, entry.kind, cell, step};
+    PyObject *done = PyObject_Vectorcall(entry.host.record, given + 1, 3 | OFFSET, NULL);
+    Py_DecRef(step);
+    if (done)
+        Py_DecRef(done);
+    return done ? 0 : -1;
+}
+
+/* Call a module that is inside of another observed one, and count it: what its plan does where no Python function listens. */
+static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names) {
+    const Host *host = &entry.host;
+    int is_metered = entry.metered;
+    int64_t begun = is_metered ? now() : 0;
+    uintptr_t key = (uintptr_t)args[0];
+    uint64_t number = counted->number;
+    PyObject *module = counted->module, *cell = counted->cell;
+    Py_IncRef(state), Py_IncRef(module), Py_IncRef(module), Py_IncRef(cell);
+    /* A new tuple may collect garbage up to CPython 3.11, which may run any code: `counted` may be gone after it. */
+    PyObject *mine = PyTuple_New(3), **top = at(state, host->top), *outer = *top;
+    counted = mine ? still(key, number) : NULL;
+    if (!counted) {
+        Py_DecRef(state), Py_DecRef(module), Py_DecRef(module), Py_DecRef(cell);
+        if (mine)
+            Py_DecRef(mine);
+        return mine ? through(args, nargsf, names) : NULL;
+    }
+    Py_IncRef(outer);
+    PyTuple_SetItem(mine, 0, module), PyTuple_SetItem(mine, 1, outer), PyTuple_SetItem(mine, 2, cell);
+    *top = mine; /* what it held of `outer` is ours now */
+    size_t beat = (size_t)PyLong_AsLongLong(*at(state, host->beat));
+    long long inner = PyLong_AsLongLong(*at(state, host->inner));
+    host->cells[beat] = counted->value;
+    int is_left = 0;
+    if (is_metered) {
+        entry.spent += now() - begun;
+        is_left = recorded(cell, beat); /* which `mine` keeps */
+    }
+    int64_t started = now();
+    PyObject *result = is_left ? NULL : through(args, nargsf, names);
+    int64_t ended = now();
+    counted = still(key, number);
+    if (!result && counted)
+        left(state, outer, module);
+    set_to(top, outer);
+    if (result && counted) {
+        host->cells[beat] = PyFloat_AsDouble(PyTuple_GetItem(outer, 2));
+        long long now_inner = PyLong_AsLongLong(*at(state, host->inner)), elapsed = ended - started;
+        for (size_t i = 0; i < counted->count; i++) {
+            Totals *totals = &counted->totals[i];
+            if (totals->seconds)
+                *totals->seconds += (double)elapsed * 1e-9;
+            if (totals->own)
+                *totals->own += (double)(elapsed - now_inner + inner) * 1e-9;
+            if (totals->calls)
+                *totals->calls += 1.0;
+        }
+        if (counted->count)
+            set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
+        if (counted->remembers && remembered(state, module, args, (Py_ssize_t)(nargsf & ~OFFSET), names, result)) {
+            Py_DecRef(result);
+            result = NULL;
+        }
+        if (is_metered)
+            entry.spent += now() - ended;
+    }
+    Py_DecRef(module);
+    Py_DecRef(state);
+    return result;
+}
+
+/* Whether a call may be counted here. One that is inside of no other, or in a backward, has more to do; one that a plugin
+ * makes is none of the training's. */
+static int may_count(const Count *counted, PyObject *state) {
+    const Host *host = &entry.host;
+    return counted && state && !entry.armed[counted->shape] && *at(state, host->top) != &_Py_NoneStruct &&
+           *at(state, host->busy) == &_Py_FalseStruct && *at(state, host->backwards) == entry.zero;
+}
+
+static PyObject *enter(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *names) {
+    Py_ssize_t count = (Py_ssize_t)(nargsf & ~OFFSET);
+    PyObject *state = here(), *result; /* before a slot is found: what that runs may move it */
+    if (!entry.slots || count < 1) /* taken out while a caller had fetched the field; or called without a module */
+        return entry.standard(function, args, nargsf, names);
+    Slot *slot = find((uintptr_t)args[0]);
+    entry.inside++;
+    if (slot && may_count(slot->counted, state))
+        result = counting(slot->counted, state, args, nargsf, names);
+    else if (slot && !slot->plan)
+        result = through(args, nargsf, names);
+    else
+        result = planned(slot ? slot->plan : entry.missing, args, count, names);
+    entry.inside--;
+    return result;
+}
+
+/* The field of a function: the word that holds what `PyVectorcall_Function` returns, behind the object's head. */
+static Vectorcall *field(PyObject *function, size_t size) {
+    Vectorcall now = PyVectorcall_Function(function);
+    Vectorcall *words = (Vectorcall *)function;
+    for (size_t at = 2; at < size / sizeof *words; at++)
+        if (words[at] == now)
+            return &words[at];
+    return NULL;
+}
+
+static int set(PyObject *function, size_t size, Vectorcall to) {
+    if (PyFunction_SetVectorcall) { /* tells specialised call sites as well */
+        PyFunction_SetVectorcall(function, to);
+        return 0;
+    }
+    Vectorcall *place = field(function, size);
+    if (!place)
+        return -1;
+    *place = to;
+    return 0;
+}
+
+static int grown(size_t size) {
+    Slot *slots = PyMem_RawCalloc(size, sizeof *slots), *old = entry.slots;
+    if (!slots)
+        return -1;
+    size_t count = old ? entry.mask + 1 : 0;
+    entry.slots = slots, entry.mask = size - 1, entry.filled = entry.present;
+    for (size_t i = 0; i < count; i++)
+        if (old[i].key > 1) {
+            size_t at = hash(old[i].key) & entry.mask;
+            while (slots[at].key)
+                at = (at + 1) & entry.mask;
+            slots[at] = old[i];
+        }
+    PyMem_RawFree(old);
+    return 0;
+}
+
+/* Return the number of what is offered here, for who loads it. */
+EXPORTED int hookd_entry_version(void) { return VERSION; }
+
+/* Prepare to enter `call`. `plain` is any Python function that nobody has touched.
+ * -1: somebody else has replaced the entry of `call`, or there is no memory. */
+EXPORTED int hookd_entry_start(PyObject *call, PyObject *plain, PyObject *missing, PyObject *impl) {
+    entry.standard = PyVectorcall_Function(plain);
+    if (PyVectorcall_Function(call) != entry.standard)
+        return -1;
+    entry.compiled = PyUnicode_InternFromString("_compiled_call_impl");
+    if (!entry.compiled || grown(LEAST))
+        return -1;
+    Py_IncRef(entry.missing = missing);
+    Py_IncRef(entry.impl = impl);
+    return 0;
+}
+
+/* Enter a Python function here. -1: somebody else has replaced its entry, or there is no such field. */
+EXPORTED int hookd_entry_watch(PyObject *function, size_t size) {
+    if (PyVectorcall_Function(function) != entry.standard || set(function, size, enter))
+        return -1;
+    entry.watched = 1;
+    return 0;
+}
+
+/* Put a function's own entry back. -1: it has another one than ours, which stays. */
+EXPORTED int hookd_entry_unwatch(PyObject *function, size_t size) {
+    if (PyVectorcall_Function(function) == enter && !set(function, size, entry.standard))
+        entry.watched = 0;
+    return -entry.watched;
+}
+
+static void uncounted(Slot *slot) {
+    Count *counted = slot->counted;
+    slot->counted = NULL;
+    if (counted) {
+        Py_DecRef(counted->module);
+        Py_DecRef(counted->cell);
+        PyMem_RawFree(counted);
+    }
+}
+
+/* Set what a slot has. What dies by that may run any code, after which the slot may be somewhere else. */
+static void put(Slot *slot, uintptr_t key, PyObject *plan) {
+    PyObject *old = slot->plan;
+    if (plan)
+        Py_IncRef(plan);
+    slot->key = key, slot->plan = plan;
+    uncounted(slot);
+    if (old)
+        Py_DecRef(old);
+}
+
+/* Set a module's plan; NULL: it is called straight through. -1: no memory. */
+EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
+    size_t size = entry.mask + 1; /* half of it stays free; of what is filled, much may be gone */
+    if (2 * (entry.filled + 1) > size && grown(4 * entry.present < size ? size : 2 * size))
+        return -1;
+    size_t at = hash(key) & entry.mask;
+    while (entry.slots[at].key && entry.slots[at].key != key)
+        at = (at + 1) & entry.mask;
+    if (!entry.slots[at].key)
+        entry.filled++, entry.present++;
+    put(&entry.slots[at], key, plan);
+    return 0;
+}
+
+/* Count the calls of a module that has a plan here, while no Python function listens to those of its shape. `cells` has
+ * three indices for each of `count` totals, -1 where one is not wanted. -1: no memory. */
+EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t shape, int remembers, size_t count,
+                               const int64_t *cells) {
+    Slot *slot = find(key);
+    if (!slot || !entry.counts || shape >= SHAPES)
+        return 0;
+    Count *counted = PyMem_RawCalloc(1, sizeof *counted + count * sizeof *counted->totals);
+    if (!counted)
+        return -1;
+    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, count};
+    Py_IncRef(module);
+    Py_IncRef(cell);
+    for (size_t i = 0; i < count; i++, cells += 3) {
+        double *of[3];
+        for (size_t j = 0; j < 3; j++)
+            of[j] = cells[j] < 0 ? NULL : entry.host.cells + cells[j];
+        counted->totals[i] = (Totals){of[0], of[1], of[2]};
+    }
+    uncounted(slot);
+    slot->counted = counted;
+    return 0;
+}
+
+/* Whether a Python function listens to the calls of a shape. */
+EXPORTED int hookd_entry_arm(size_t shape, int is_armed) {
+    if (shape < SHAPES)
+        entry.armed[shape] = is_armed != 0;
+    return 0;
+}
+
+/* Whether the calls from here on are metered. */
+EXPORTED int hookd_entry_meter(int is_metered) {
+    entry.metered = is_metered;
+    return 0;
+}
+
+/* Store what metered calls have taken since the last time, in ns. */
+EXPORTED int hookd_entry_spent(int64_t *spent) {
+    *spent = entry.spent;
+    entry.spent = 0;
+    return 0;
+}
+
+/* Count calls from now on with what `host` has. */
+EXPORTED int hookd_entry_host(const Host *host) {
+    entry.host = *host;
+    PyObject *given[] = {host->local, host->unwind, host->remember, host->record, host->tensor, host->modes, host->tracing};
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++)
+        Py_IncRef(given[i]);
+    entry.kind = PyLong_FromLongLong((long long)host->kind);
+    entry.zero = PyLong_FromLongLong(0);
+    entry.thread_name = PyUnicode_InternFromString("thread");
+    entry.version_name = PyUnicode_InternFromString("_version");
+    entry.numel_name = PyUnicode_InternFromString("numel");
+    entry.counts = entry.kind && entry.zero && entry.thread_name && entry.version_name && entry.numel_name;
+    if (!entry.counts)
+        PyErr_Clear();
+    return 0;
+}
+
+/* Forget a module. */
+EXPORTED int hookd_entry_drop(uintptr_t key) {
+    Slot *slot = find(key);
+    if (slot) {
+        entry.present--;
+        put(slot, 1, NULL);
+    }
+    return 0;
+}
+
+/* Forget all modules. */
+EXPORTED int hookd_entry_clear(void) {
+    for (size_t i = 0; entry.slots && i <= entry.mask; i++)
+        if (entry.slots[i].key > 1) {
+            entry.present--;
+            put(&entry.slots[i], 1, NULL);
+        }
+    return 0;
+}
+
+/* Give everything back. Whoever comes here still, by a field that could not be given back, is called straight through.
+ * Return 1 while this file must stay loaded: for such a one, or for calls that are inside. */
+EXPORTED int hookd_entry_stop(void) {
+    hookd_entry_clear();
+    PyMem_RawFree(entry.slots);
+    entry.slots = NULL;
+    entry.counts = 0;
+    if (!entry.inside) { /* else they are used until the last call is over, and stay */
+        const Host *host = &entry.host;
+        PyObject *made[] = {host->local, host->unwind, host->remember, host->record, host->tensor, host->modes, host->tracing,
+                            entry.state, entry.kind, entry.zero, entry.thread_name, entry.version_name, entry.numel_name};
+        for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+            if (made[i])
+                Py_DecRef(made[i]);
+    }
+    Py_DecRef(entry.missing);
+    Py_DecRef(entry.impl);
+    return entry.inside || entry.watched;
+}

@@ -1,0 +1,82 @@
+"""Processes of the users on both sides of an attack."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.environment import REPOSITORY, once, tool_environment
+from tests.support.processes import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+APART = ("unshare", "--user", "--mount", "--map-root-user")
+"""Starts a command as root of a user namespace of its own, which any user may do."""
+
+
+@contextlib.contextmanager
+def process_of(
+    uid: int, command: Sequence[str | Path], *, pass_fds: tuple[int, ...] = (), **environment: str | Path
+) -> Iterator[Process]:
+    """Start a process of a user, who is in no other group; its stdin takes lines, and it inherits `pass_fds`."""
+    popen = functools.partial(subprocess.Popen, user=uid, group=uid, extra_groups=(), pass_fds=pass_fds)
+    with Process(command, env=tool_environment(**environment), cwd=Path("/"), stdin=True, popen=popen) as process:
+        yield process
+
+
+def start_as(uid: int, command: Sequence[str | Path], **environment: str) -> Process:
+    """Start a process of a user with next to nothing in its environment; the caller ends it."""
+    popen = functools.partial(subprocess.Popen, user=uid, group=uid, extra_groups=())
+    return Process(command, env={"PATH": "/usr/bin:/bin", **environment}, popen=popen)
+
+
+@contextlib.contextmanager
+def folder_of(uid: int, mode: int = 0o755) -> Iterator[Path]:
+    """Make a directory of a user that others can enter."""
+    path = Path(tempfile.mkdtemp(prefix="attack-"))
+    try:
+        os.chown(path, uid, uid)
+        path.chmod(mode)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def admit(path: Path) -> None:
+    """Let every user into a directory that lies below one of root's alone, in this mount namespace only."""
+    closed = next((parent for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001), None)
+    if closed is None:
+        return
+    aside = tempfile.mkdtemp(prefix="attack-")
+    subprocess.run(["mount", "--bind", path, aside], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", closed], check=True)
+    path.mkdir(parents=True)
+    subprocess.run(["mount", "--move", aside, path], check=True)
+    Path(aside).rmdir()
+
+
+@once
+def python_of_users() -> Path:
+    """Return an interpreter with torch that every user may run: ours may lie in root's home.
+
+    It is mounted in `/run`, which belongs to the attacks' mount namespace. It runs in the environment `of_users`.
+    """
+    place = Path("/run/python")
+    place.mkdir()
+    subprocess.run(["mount", "--bind", sys.base_prefix, place], check=True)
+    return place / "bin" / Path(os.path.realpath(sys.executable)).name
+
+
+def of_users() -> dict[str, str]:
+    """Return the environment in which that interpreter finds its own library, torch and hookd."""
+    places = [str(REPOSITORY), str(REPOSITORY / "plugins"), site.getsitepackages()[0]]
+    return {"PYTHONPATH": os.pathsep.join(places), "LD_LIBRARY_PATH": "/run/python/lib"}

@@ -1,0 +1,60 @@
+"""Forks processes that hold pages, each a run of its own with so many modules, and do nothing.
+
+A line on stdin says how many shall live; the answer is that number, once their pages are there. The argument is the
+number of modules of each; those after the first LARGE, of which a daemon serves none, have a tenth.
+"""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from hookd.page import PageWriter
+
+LARGE = 500
+
+
+def hold(number, modules, told):
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    page = PageWriter.create({
+        "agent_version": "0", "protocol": 1, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": ticks,
+        "started": time.time(), "attached": time.time(), "script": f"/jobs/fake-{number}.py", "run": f"fake-{number}",
+        "rank": 0, "local_rank": 0, "world_size": 1, "control": "", "method": "start", "keep": False,
+    })  # fmt: skip
+    page.series(page.family("hookd_steps", "counter", "Steps.", ()), ())
+    forward = page.family("hookd_timing_forward_seconds", "counter", "Seconds in forward.", ("module",))
+    for module in range(modules):
+        page.cells[page.series(forward, (f"layers.{module}",))] = module
+    errors = page.family("hookd_plugin_errors", "counter", "Of the agent itself.", ("plugin", "hook"))
+    for hook in range(10 * modules):
+        page.series(errors, ("fake", f"hook_{hook}"))
+    page.set_state("running")
+    os.write(told, b"r")
+    while True:
+        ctypes.CDLL(None).pause()
+
+
+def main():
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.disable()
+    gc.freeze()
+    ready, told = os.pipe()
+    alive = []
+    print("ready", flush=True)
+    for line in sys.stdin:
+        while len(alive) < int(line):
+            pid = os.fork()
+            if pid == 0:
+                hold(len(alive), int(sys.argv[1]) // (10 if len(alive) >= LARGE else 1), told)
+            alive.append(pid)
+            os.read(ready, 1)
+        print(len(alive), flush=True)
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

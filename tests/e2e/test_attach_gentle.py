@@ -1,0 +1,33 @@
+"""An attach with all default plugins is hardly noticed by the training: the bound in CI on `tests.bench.attach.steps`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bench.attach import steps
+from tests.bench.attach.training import Training
+from tests.support import interpreters
+
+MOST_OVER_CONTROL_MS = 15.0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "depth",
+    [
+        pytest.param(1, id="8 modules"),
+        pytest.param(
+            500,
+            id="1,000 modules",
+            marks=[
+                pytest.mark.load,
+                pytest.mark.xfail(strict=True, reason="45,000 new objects bring about a collection of all: 150 ms"),
+            ],
+        ),
+    ],
+)
+def test_the_longest_step_around_an_attach_is_hardly_longer_than_without(depth: int) -> None:
+    with Training(interpreters.with_torch("here"), *steps.shape(depth)) as training:
+        found = steps.measure(training, 5)
+    assert found["attach"]["p50"] <= found["control"]["p50"] + MOST_OVER_CONTROL_MS, found
+    assert found["wrong"] == 0

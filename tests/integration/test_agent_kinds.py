@@ -1,0 +1,44 @@
+"""Tensors of every kind that torch has: none ends the process, and of none is memory read that is not its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import sanitizers
+from tests.support.environment import target_environment
+from tests.support.kinds import KINDS
+
+TENSORS = 20_000
+
+
+def test_the_kernel_reads_no_memory_that_is_not_there():
+    assert_all_were_shown(shown())
+
+
+def test_the_sanitizers_see_no_read_that_they_would_not_allow(tmp_path):
+    try:
+        sanitizers.build("kernel", tmp_path)
+    except OSError as error:
+        pytest.skip(f"gcc has no sanitizers here: {error}")
+    assert_all_were_shown(shown("--sanitized"))
+
+
+def shown(*arguments):
+    """Run `tests.support.kinds`, which a signal may end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.kinds", "--tensors", str(TENSORS), *arguments],
+        env=target_environment(), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-5000:]}"
+    return done.stdout
+
+
+def assert_all_were_shown(text):
+    counts = {name: (int(made), int(read)) for name, made, read in re.findall(r"(?m)^(\w+) +(\d+) +(\d+)$", text)}
+    assert counts.keys() == {*KINDS, "all"}
+    assert counts["all"][0] == TENSORS
+    assert counts["all"][1] > TENSORS // 4, "there must be some to be read"

@@ -1,0 +1,358 @@
+"""What plugins have added up at each call: in C where calls are entered there, and the same by the patch in Python."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import nn
+
+from hookd import Plugin, hookimpl
+from hookd.agent import bootstrap
+from hookd.agent.entry import SHAPES
+from hookd.page import PageWriter
+from tests.integration.test_agent_entry import NODES, Light, Looping, Node, X, made, outcome
+from tests.support import sanitizers
+from tests.support.agent import running
+
+
+class Silent(Plugin):
+    """Has all calls added up, and listens in sampled steps alone."""
+
+    name = "adds"
+    remembers = True
+    sampled = ("forward",)
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+        self.calls: list[str] = []
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+        of_module = ["module"]
+        context.add_up(
+            calls=context.counter("calls", "Calls.", of_module),
+            seconds=context.counter("seconds", "Of calls.", of_module),
+            self_seconds=context.counter("self_seconds", "Of calls, without those inside.", of_module),
+        )
+        context.add_up(calls=context.counter("calls_again", "The same, once more.", of_module))
+
+    @hookimpl
+    def select(self, module):
+        return not module.type.startswith("Quiet")
+
+    @hookimpl
+    def forward(self, module):
+        self.calls.append(module.name)
+
+
+class Adds(Silent):
+    """Listens where a call has failed as well, or a model's has returned."""
+
+    @hookimpl
+    def forward_error(self, module, error):
+        self.seen.append((module.name, type(error).__name__, [one.name for one in self.context.stack()]))
+
+    @hookimpl
+    def root_forward(self):
+        self.seen.append([
+            (one.module.name, one.version, len(one.inputs), one.ref() is not None) for one in self.context.returned()
+        ])  # fmt: skip
+
+
+class Adds2(Adds):
+    name = "adds2"
+
+
+def counted_in_c(agent, act) -> bool:
+    """Whether the entry counts calls of what `act` does."""
+    models = agent.session.models
+    models.meter(is_metered=True)
+    models.metered_ns()
+    act()
+    models.meter(is_metered=False)
+    return models.metered_ns() > 0
+
+
+def learn(agent, model) -> None:
+    """Call a model once; from then on its modules have plans, and small outputs."""
+    outcome(model)
+    for _, _, module in agent.session.models.names.known.values():
+        module._waits = 1
+    agent.plugin("adds").seen.clear()
+
+
+def seen_of(node):
+    """Run a model; return what came of it, what the plugin has seen, and how often each module was called."""
+    with running(Adds, budget=0) as agent:
+        model = made(node)
+        learn(agent, model)
+        found = outcome(model)
+        return found, agent.plugin("adds").seen, {k: n for k, n in agent.values("hookd_adds_calls").items() if n}
+
+
+@pytest.mark.usefixtures("entry")
+@given(node=NODES)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_calls_values_errors_and_what_is_remembered_are_those_of_the_patch_in_python(node) -> None:
+    entered = seen_of(node)
+    with pytest.MonkeyPatch.context() as switched:
+        switched.setenv("HOOKD_ENTRY", "0")
+        assert seen_of(node) == entered
+
+
+@pytest.mark.usefixtures("entry")
+def test_what_a_signal_handler_raises_while_a_call_is_recorded_reaches_the_training(monkeypatch):
+    raising, record = [], PageWriter.record
+
+    def interrupted(self, *arguments, **options):
+        record(self, *arguments, **options)
+        if raising:
+            raise raising.pop()  # as a handler does that runs in here
+
+    monkeypatch.setattr(PageWriter, "record", interrupted)
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    with running(Adds, budget=0) as agent:
+        learn(agent, model)
+        assert counted_in_c(agent, lambda: model(X))
+        agent.session.models.meter(is_metered=True)
+        raising.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            model(X)
+        assert agent.session.local.thread.top is None
+        assert [one[:2] for one in agent.plugin("adds").seen if isinstance(one, tuple)] == [
+            (name, "KeyboardInterrupt") for name in ("0", "(root)")
+        ]
+        assert counted_in_c(agent, lambda: model(X))
+
+
+def test_own_times_add_up_to_that_of_the_model_and_each_counter_has_all_calls(either_way) -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(3)])
+    with running(Adds, budget=0) as agent:
+        model(X)
+        assert counted_in_c(agent, lambda: model(X)) is (either_way == "entry")
+        for _ in range(48):
+            model(X)
+        calls, seconds, own = (agent.values(f"hookd_adds_{name}") for name in ("calls", "seconds", "self_seconds"))
+        assert set(calls.values()) == {50}
+        assert agent.values("hookd_adds_calls_again") == calls
+        assert sum(own.values()) == pytest.approx(seconds["(root)",], rel=1e-6)
+        assert all(0 < own[module] <= seconds[module] for module in own)
+
+
+def test_a_function_that_listens_is_called_in_its_steps_and_no_call_is_missed(either_way) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with running(Adds, options={"every": "4"}) as agent:
+        for _ in range(16):
+            model(X).sum().backward()
+            optimizer.step()
+        assert agent.plugin("adds").calls == ["0", "1", "(root)"] * 4
+        assert set(agent.values("hookd_adds_calls").values()) == {16}
+
+
+def test_a_plugin_that_comes_or_goes_while_a_call_is_inside_is_no_harm(either_way) -> None:
+    acts = []
+
+    class Changing(nn.Module):
+        def forward(self, x):
+            while acts:
+                acts.pop()()
+            return x
+
+    model = nn.Sequential(Changing())
+    with running(Adds, Adds2, budget=0) as agent:
+        model(X)
+        acts.append(lambda: agent.session.unload("adds2"))
+        assert model(X) is X
+        assert model(X) is X
+        assert agent.values("hookd_adds2_calls") == {}
+        calls = agent.values("hookd_adds_calls")["0",]
+        assert calls in (2, 3), "the call in whose middle everything changed may be missed"
+        acts.append(lambda: agent.session.switch_off(agent.session.registry.named("adds"), "disabled"))
+        assert model(X) is X
+        assert model(X) is X
+        assert agent.values("hookd_adds_calls")["0",] <= calls + 1
+
+
+def test_a_detach_while_a_call_is_inside_leaves_the_call_alone(either_way) -> None:
+    inside, ending, answers = threading.Event(), threading.Event(), []
+
+    class Waiting(nn.Module):
+        waits = False
+
+        def forward(self, x):
+            if self.waits:
+                inside.set()
+                assert ending.wait(60)
+                raise ValueError("of the training")
+            return x
+
+    model = nn.Sequential(nn.Sequential(Waiting()))
+
+    def call() -> None:
+        try:
+            model[0](X)
+        except ValueError as error:
+            answers.append(str(error))
+
+    with running(Adds, budget=0) as agent:
+        model(X)
+        model[0][0].waits = True
+        thread_state = agent.session.local
+
+        def from_inside() -> None:  # as if called by a module that is observed, of whose call no frame is ours
+            module = next(one for _, _, one in agent.session.models.names.known.values() if one.name == "(root)")
+            thread_state.thread.top = (module, None, 0.0)
+            call()
+            assert either_way != "entry" or thread_state.thread.top[1] is None
+
+        waits = threading.Thread(target=from_inside)
+        waits.start()
+        assert inside.wait(60)
+        if either_way == "entry":
+            assert bootstrap.stop()["restored"] == "identity"
+        ending.set()
+        waits.join(60)
+    assert answers == ["of the training"]
+
+
+def test_a_plugin_without_any_hook_at_a_call_has_its_calls_added_up_as_well(either_way) -> None:
+    class Bare(Plugin):
+        name = "bare"
+
+        @hookimpl
+        def configure(self, context):
+            context.add_up(calls=context.counter("calls", "Calls.", ["module"]))
+
+    model = nn.Sequential(nn.Identity())
+    with running(Bare) as agent:
+        for _ in range(3):
+            model(X)
+        assert agent.values("hookd_bare_calls") == {("(root)",): 3, ("0",): 3}
+
+
+@pytest.mark.usefixtures("entry")
+def test_calls_are_counted_in_c_however_often_plugins_come_and_go() -> None:
+    model = nn.Sequential(nn.Identity())
+    with running(Silent, Adds2, budget=0) as agent:
+        model(X)
+        for _ in range(SHAPES + 1):
+            agent.session.unload("adds2")
+            agent.session.load(Adds2(), {}, by_name=True)
+        assert counted_in_c(agent, lambda: model(X))
+
+
+def test_threads_are_each_counted(either_way) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Identity()))
+    with running(Adds, budget=0) as agent:
+        model(X)
+        before = agent.values("hookd_adds_calls")["0.0",]
+        threads = [threading.Thread(target=lambda: [model(X) for _ in range(500)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert agent.values("hookd_adds_calls")["0.0",] == before + 2_000
+        assert not agent.session.local.thread.stack()
+
+
+def test_a_child_that_is_forked_inside_of_a_call_goes_on(either_way) -> None:
+    class Forking(nn.Module):
+        forks = False
+
+        def forward(self, x):
+            return x + (os.fork() if self.forks else 1)
+
+    model = nn.Sequential(nn.Sequential(Forking()))
+    with running(Adds, budget=0) as agent:
+        model(X)
+        model[0][0].forks = True
+        output = model(X)
+        if output.sum() == 2:  # 1 + 0, twice: the child
+            os._exit(0 if not bootstrap._agent and model[0][0].requires_grad_() else 1)
+        child = int(output[0]) - 1
+        assert os.waitpid(child, 0)[1] == 0
+        assert agent.values("hookd_adds_calls")["0.0",] == 2
+
+
+def test_a_plugin_that_is_put_aside_adds_nothing_more(either_way) -> None:
+    model = nn.Sequential(nn.Identity())
+    with running(Adds, budget=0) as agent:
+        model(X)
+        agent.session.quarantine(agent.session.registry.named("adds"), "for the test")
+        model(X)
+        assert agent.values("hookd_adds_calls")["0",] == 1
+
+
+def test_a_plugin_that_raises_when_it_is_told_of_an_error_leaves_that_error_alone(either_way) -> None:
+    class Raising(Adds):
+        name = "raising"
+
+        @hookimpl
+        def forward_error(self, module, error):
+            raise OSError("of the plugin")
+
+    model = Node("", ["plain"], [Node("value", [], [])])
+    with running(Raising, budget=0) as agent:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="value") as caught:
+                model(X)
+        assert caught.value.__context__ is None
+        assert not agent.session.local.thread.stack()
+        assert agent.session.registry.named("raising").errors
+
+
+def test_what_a_call_returned_can_be_read_while_the_model_runs(either_way) -> None:
+    class Reading(nn.Module):
+        def forward(self, x):
+            if plugin:
+                found.append([(one.module.name, one.tensor()) for one in plugin[0].context.returned()])
+            return x
+
+    plugin, found = [], []
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), Reading())
+    with running(Adds, budget=0) as agent:
+        learn(agent, model)
+        plugin.append(agent.plugin("adds"))
+        counted_in_c(agent, lambda: model(X))
+    ((first, output), (second, _)) = found[0][:2]
+    assert (first, second) == ("0", "1")
+    assert torch.equal(output, model[0](X))
+
+
+@pytest.mark.usefixtures("entry")
+def test_reference_counts_are_as_before_after_a_million_calls_that_are_counted() -> None:
+    class Inner(Light):
+        pass
+
+    model, named = Looping(Inner()), {"times": 1}
+    held = model.inner, model, X, named, Inner.forward, Inner, nn.Module._call_impl
+    with running(Silent, budget=0) as agent:
+        learn(agent, model := nn.Sequential(model))
+        inner = next(one for _, _, one in agent.session.models.names.known.values() if one.name == "0.inner")
+        state = agent.session.local.thread
+        for rounds in (2, 1_000):
+            gc.collect()
+            before = [sys.getrefcount(one) for one in (*held, inner, state)]
+            for _ in range(rounds):
+                model[0](X, **named)
+                model(X)
+        gc.collect()
+        assert [sys.getrefcount(one) for one in (*held, inner, state)] == before
+        assert agent.values("hookd_adds_calls")["0.inner",] == 2_007_000
+
+
+@pytest.mark.load
+def test_the_sanitizers_see_no_access_that_they_would_not_allow(tmp_path) -> None:
+    try:
+        done = sanitizers.tested(tmp_path, __file__, "not sanitizers and not million and not patch")
+    except OSError as error:
+        pytest.skip(f"gcc has no sanitizers here: {error}")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,91 @@
+"""Root's daemon beside an ordinary user, who may not ask it, and must not be told that there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import closing
+from socket import create_server
+
+import pytest
+from click.testing import CliRunner
+
+from hookd.cli import checks, root_daemon, status
+from hookd.cli.eval import evaluate
+from hookd.cli.root_daemon import RootDaemon
+from hookd.errors import DaemonNotRunning
+from tests.support.daemon import Daemon
+from tests.support.environment import tool_environment
+
+pytestmark = pytest.mark.timeout(120)
+AS_NOBODY = """
+import http.client, json, os
+import encodings.idna
+from hookd.cli import root_daemon
+os.setgroups([]); os.setgid(65534); os.setuid(65534)  # after the imports: this Python may be out of its reach
+print(json.dumps([one.as_json() for one in root_daemon.daemons()]))
+"""
+ROOTS = RootDaemon(4711, "/run/hookd/control.sock", "http://127.0.0.1:9465/")
+
+
+def free_port():
+    with closing(create_server(("127.0.0.1", 0))) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """An ordinary user without a daemon, beside root's."""
+    for name in ("daemon", "reader"):
+        monkeypatch.setattr(f"hookd.cli.targets.{name}", lambda *_: None)
+    monkeypatch.setattr("hookd.cli.targets.foregrounds", list)
+    monkeypatch.setattr("hookd.cli.targets.attached", list)
+    monkeypatch.setattr(root_daemon, "find", lambda: ROOTS)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the daemon is root's")
+def test_another_user_finds_it_by_its_process_and_its_port(stack, tmp_path):
+    port = free_port()
+    daemon = Daemon(tmp_path, "--listen", f"127.0.0.1:{port}")
+    stack.enter_context(daemon.process)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY],
+        env=tool_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    found = {one["pid"]: one for one in json.loads(done.stdout)}[daemon.process.pid]
+    assert found["control"] == str(tmp_path / "control.sock")
+    assert found["url"] == f"http://127.0.0.1:{port}/"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root is not told of its own")
+def test_root_is_not_told_of_its_own():
+    assert root_daemon.find() is None
+
+
+def test_status_says_where_it_is_and_what_one_can_do(beside):
+    done = CliRunner().invoke(status.status, [], catch_exceptions=False)
+    told = " ".join(done.stderr.split())
+    assert "root's runs (process 4711, control socket /run/hookd/control.sock), and answers root alone" in told
+    assert "its page is http://127.0.0.1:9465/" in told
+    assert "sudo hookd status" in told
+    assert "none answers" not in told
+    (answer,) = [json.loads(CliRunner().invoke(status.status, ["--json"]).stdout)]
+    assert (answer["daemon"], answer["root_daemon"]["url"]) == (None, "http://127.0.0.1:9465/")
+
+
+def test_the_doctor_says_so_too(beside):
+    found = checks.daemon(None)
+    assert (found.state, found.found) == ("note", ROOTS.told)
+    assert "sudo hookd status" in found.cure
+    assert "http" not in RootDaemon(4711, "/run/hookd/control.sock", None).told
+
+
+def test_an_evaluation_says_so_too(beside):
+    with pytest.raises(DaemonNotRunning, match="for a daemon only, and root's runs"):
+        CliRunner().invoke(evaluate, [str(os.getpid()), "1"], catch_exceptions=False)

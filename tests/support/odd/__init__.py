@@ -1,0 +1,6 @@
+"""Odd trainings, of which none may notice that it is observed."""
+
+from tests.support.odd import attributes, changing, containers, optimizers, parametrized
+from tests.support.odd.table import TABLE
+
+__all__ = ["TABLE", "attributes", "changing", "containers", "optimizers", "parametrized"]

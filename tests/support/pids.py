@@ -1,0 +1,18 @@
+"""Pids that go to other processes while hookd looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hookd.attach import proc
+
+
+def reuse_pids(monkeypatch: Any, after: int) -> None:
+    """Have every pid belong to a younger process once hookd has asked so often when one was started."""
+    real, asked = proc.start_ticks, []
+
+    def start_ticks(pid: int) -> int:
+        asked.append(pid)
+        return real(pid) + (len(asked) > after)
+
+    monkeypatch.setattr(proc, "start_ticks", start_ticks)

@@ -1,0 +1,70 @@
+"""The shared objects compiled with AddressSanitizer and UndefinedBehaviorSanitizer, and what a process needs that loads one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.support.environment import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+OPTIONS = ("-O2", "-g", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing", "-fvisibility=hidden")
+
+
+def build(name: str, directory: Path) -> Path:
+    """Compile the kernel or the entry with the sanitizers, and optimized as it is otherwise.
+
+    Raises:
+        OSError: there is no gcc, or it cannot.
+    """
+    made = directory / f"{name}.so"
+    source = REPOSITORY / "hookd" / "native" / f"{name}.c"
+    try:
+        subprocess.run(["gcc", *OPTIONS, *SANITIZERS, "-o", made, source], check=True, capture_output=True, timeout=300)
+    except subprocess.CalledProcessError as error:
+        raise OSError(error.stderr) from error
+    return made
+
+
+def preloaded() -> dict[str, str]:
+    """Return what to add to the environment of a process, so that the sanitizers' runtime is loaded first."""
+    runtimes = [
+        subprocess.run(["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    options = "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1"
+    return {**os.environ, "LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": options}
+
+
+_TESTS = """
+import sys
+from pathlib import Path
+import pytest
+from hookd.agent import native
+image_of = native.image_of
+native.image_of = lambda name: Path(sys.argv[1]).read_bytes() if name == "entry" else image_of(name)
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
+"""
+
+
+def tested(directory: Path, file: str, chosen: str) -> subprocess.CompletedProcess[str]:
+    """Run tests of a file with the entry under the sanitizers.
+
+    Args:
+        directory: where the entry is compiled to.
+        file: of the tests.
+        chosen: pytest's expression of which ones.
+
+    Raises:
+        OSError: as of `build`.
+    """
+    return subprocess.run(
+        [sys.executable, "-c", _TESTS, build("entry", directory), file, "-k", chosen],
+        env={**preloaded(), "PYTHONMALLOC": "malloc"}, cwd=REPOSITORY, capture_output=True, text=True, timeout=110,
+        check=False,
+    )  # fmt: skip

@@ -1,0 +1,69 @@
+"""The look at all processes: whose turn it is, and what is left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from hookd.attach import census, discover
+from hookd.attach.census import Census
+from hookd.attach.discover import Candidate
+
+
+class Machine:
+    """Processes that are made up: their users, how long it takes to look at one, and what is found."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.users, self.takes_s, self.why = 100.0, {}, {}, {}
+        self.seen = []
+        monkeypatch.setattr(census, "account_of", self.users.get)
+        monkeypatch.setattr(census.proc, "size", lambda pid: b"%d" % self.now)
+        monkeypatch.setattr(discover, "inspect", self.inspect)
+        self.census = Census(self.users, lambda: self.now)
+
+    def inspect(self, pid):
+        self.seen.append(pid)
+        self.now += self.takes_s.get(pid, 0.0)
+        return Candidate(pid, pid, (), self.users[pid], "skipped", self.why.get(pid, ""), has_torch=False)
+
+    def look(self, after_s=1.0):
+        """Look once more, when all sizes have changed; give who was inspected."""
+        self.now += after_s
+        self.seen.clear()
+        self.census.look()
+        return list(self.seen)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    return Machine(monkeypatch)
+
+
+def test_one_users_processes_do_not_keep_a_look_from_anothers(machine):
+    machine.users.update(dict.fromkeys(range(10, 20), 20002) | {50: 20001})
+    machine.takes_s.update(dict.fromkeys(range(10, 20), 0.3))
+    first = machine.look()
+    assert first == [10, 11, 50], "two are more than half a second"
+    assert machine.look() == [12, 13, 50], "those that have waited longest come first"
+
+
+def test_roots_processes_are_all_looked_at(machine):
+    machine.users.update(dict.fromkeys(range(10, 15), 0))
+    machine.takes_s.update(dict.fromkeys(range(10, 15), 0.3))
+    assert machine.look() == [10, 11, 12, 13, 14]
+
+
+def test_of_older_processes_some_of_each_user_have_their_turn(machine):
+    machine.users.update(dict.fromkeys(range(10, 20), 20002) | {50: 20001})
+    machine.look()
+    assert machine.look(census.YOUNG_S) == [10, 11, 12, 50]
+    assert machine.look() == [13, 14, 15, 50]
+
+
+def test_a_process_that_cannot_be_read_is_asked_less_and_less_often(machine):
+    machine.users.update({10: 20002, 50: 20001})
+    machine.why[10] = discover.SILENT
+    asked = [n for n in range(20) if 10 in machine.look()]
+    assert asked == [0, 1, 3, 7, 15]
+    machine.why.clear()
+    machine.look(60)
+    assert 10 in machine.look(), "it answers again"

@@ -1,0 +1,109 @@
+"""Scrapes that wait: those that ask for the same share a text, and unusual ones send no Prometheus away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from hookd.daemon import scrapes
+from hookd.daemon.collector import FleetCollector, Tally
+from hookd.daemon.fleet import Fleet
+from hookd.daemon.incidents import IncidentStore
+from hookd.daemon.scrapes import BusyError, Form, Scrapes
+from hookd.daemon.selection import Limits
+
+PROMETHEUS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.5"
+
+
+class Gated(FleetCollector):
+    """Makes nothing until its gate is open, and counts how often it is asked."""
+
+    gate: threading.Event
+    made: int
+
+    def families(self):
+        self.made += 1
+        assert self.gate.wait(30)
+        return super().families()
+
+    def collect(self):
+        self.made += 1
+        return super().collect()
+
+
+@pytest.fixture
+def collector(stack, tmp_path):
+    store = IncidentStore.open(tmp_path)
+    stack.callback(store.close)
+    one = Gated(Fleet(store, linger_s=1), Tally(), Limits())
+    one.gate, one.made = threading.Event(), 0
+    return one
+
+
+def play(collector, story):
+    async def told():
+        shared = Scrapes(collector)
+        try:
+            return await asyncio.wait_for(story(shared), 30)
+        finally:
+            collector.gate.set()
+            shared.close()
+
+    return asyncio.run(told())
+
+
+async def begun(collector):
+    while not collector.made:  # noqa: ASYNC110  it is made in another thread
+        await asyncio.sleep(0.001)
+
+
+def test_scrapes_that_wait_for_the_same_share_a_text_of_a_later_moment(collector):
+    async def story(shared):
+        first = asyncio.create_task(shared.text(Form(PROMETHEUS)))
+        await begun(collector)
+        others = [asyncio.create_task(shared.text(Form(PROMETHEUS))) for _ in range(200)]
+        await asyncio.sleep(0)
+        collector.gate.set()
+        return await first, {id(text) for text in await asyncio.gather(*others)}
+
+    text, others = play(collector, story)
+    assert b"hookd_" in text
+    assert (len(others), collector.made) == (1, 2)
+
+
+def test_however_many_unusual_ones_wait_a_prometheus_is_answered_next_but_one(collector):
+    async def story(shared):
+        order = []
+
+        async def ask(name, form):
+            await shared.text(form)
+            order.append(name)
+
+        tasks = [asyncio.create_task(ask("first", Form("")))]
+        await begun(collector)
+        tasks += [asyncio.create_task(ask(n, Form("", frozenset({f"x{n}"})))) for n in range(scrapes.MAX_WAITING)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(BusyError):
+            await shared.text(Form("", frozenset({"one more"})))
+        tasks.append(asyncio.create_task(ask("prometheus", Form(PROMETHEUS, is_gzip=True))))
+        await asyncio.sleep(0.01)
+        collector.gate.set()
+        await asyncio.gather(*tasks)
+        return order
+
+    assert play(collector, story)[:3] == ["first", 0, "prometheus"]
+
+
+@pytest.mark.parametrize(
+    "accept", ["", "*/*", PROMETHEUS, "text/plain;version=0.0.4", "application/openmetrics-text;version=1.0.0"]
+)
+def test_what_a_prometheus_asks_for_is_usual(accept):
+    assert Form(accept).is_usual
+
+
+def test_kinds_without_number_are_unusual():
+    assert not Form("application/openmetrics-text; version=77.1.0").is_usual
+    assert not Form("", frozenset({"hookd_steps"})).is_usual
+    assert Form("a, b").key == Form("*/*").key, "only the format counts, not how it is asked for"

@@ -1,0 +1,23 @@
+"""Calls that are added up where no entry in C does it: for one plugin, and for several."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from hookd.totals import NOWHERE, Totals
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([(0, 1, 2)], [2e-6, 1e-6, 1.0, 0.0, 0.0, 0.0]),
+        ([(0, NOWHERE, NOWHERE)], [2e-6, 0.0, 0.0, 0.0, 0.0, 0.0]),
+        ([(0, 1, 2), (3, NOWHERE, 5)], [2e-6, 1e-6, 1.0, 2e-6, 0.0, 1.0]),
+        ([], [0.0] * 6),
+    ],
+)
+def test_a_call_is_added_for_each_plugin_where_it_is_wanted(places, expected):
+    cells = memoryview(bytearray(8 * 6)).cast("d")
+    totals = Totals(cells, ({7: places}, {}))
+    totals.add(SimpleNamespace(id=7), 2000, 1000, False)
+    assert list(cells) == pytest.approx(expected)

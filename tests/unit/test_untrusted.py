@@ -1,0 +1,214 @@
+"""What a target controls is opened by `hookd.attach.untrusted` alone, which looks before it opens."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+import hookd
+from hookd.attach import untrusted
+from hookd.page import PageWriter
+
+ROOT = Path(hookd.__file__).parent
+TOOL_SIDE = ("attach", "check", "cli", "config", "daemon", "page")
+KERNEL, OURS, OPERATOR, NEW = (
+    "a file that the kernel makes up, which nobody can replace",
+    "a file of hookd's own, in a directory that nobody else can write to",
+    "a path that the person who runs hookd has named, with their own rights",
+    "a name that did not exist: O_EXCL, in a directory of open_directory",
+)
+OPENS = {
+    "attach/_site/sitecustomize.py": {"_read": OURS, "_note": OURS},  # runs in the command of `hookd run`
+    "attach/accounts.py": {"_ranges": OPERATOR, "uid_of": KERNEL},
+    "attach/command.py": {
+        "_environment": KERNEL,
+        "_is_text": OPERATOR,
+        "_null": KERNEL,
+        "_occupy_standard_streams": KERNEL,
+    },
+    "attach/headroom.py": {"_left_in": KERNEL},
+    "attach/injector.py": {"harden": KERNEL},
+    "attach/launch.py": {"failures": OURS, "prepare": OURS, "_locked": OURS},
+    "attach/oom.py": {"counter_of": KERNEL, "kills": KERNEL, "killed": KERNEL},
+    "attach/payload.py": {"_write": OURS, "unpack_testing": OURS, "arrival": OURS, "_agent_files": OURS},
+    "attach/bounded.py": {"connect": "held by a child, on a file system that the kernel keeps"},
+    "attach/permission.py": {"_yama": KERNEL},
+    "attach/proc.py": {"read": KERNEL, "size": KERNEL},
+    "attach/remote_debug.py": {"create": NEW, "_is_usable": NEW},
+    "attach/sources.py": {"_module_files": OURS},
+    "attach/waiter.py": {"_begin": KERNEL, "_is_runnable": KERNEL},
+    "attach/waiter_child.py": {"open_name": KERNEL, "capabilities": KERNEL},
+    "attach/untrusted.py": {"held": "O_PATH", "open_file": "held", "open_directory": "O_PATH", "connect": "held"},
+    "check/blocking.py": {"problems": OPERATOR},
+    "check/types.py": {"problems": OURS},
+    "cli/checks.py": {"of_machine": KERNEL, "has_capability": KERNEL},
+    "cli/html/document.py": {"write": OPERATOR},
+    "cli/plugin_check.py": {"_script": OURS},
+    "cli/plugin_new.py": {"write": OPERATOR},
+    "cli/program.py": {"__init__": OURS, "lines": OURS, "answer": OURS, "parse": OURS, "watched": OURS, "_until": OURS},
+    "cli/replay.py": {"answer": OURS},
+    "cli/root_daemon.py": {"_cmdline": KERNEL, "_listeners": KERNEL},
+    "cli/target_checks.py": {"_hides_processes": KERNEL},
+    "cli/trace.py": {"replacing": OPERATOR},
+    "config/ownership.py": {"_is_unmapped": KERNEL, "open_checked": OPERATOR},
+    "config/projected.py": {"_is_mounted_so": KERNEL},
+    "config/webhooks.py": {"_read_secret_file": OPERATOR},
+    "daemon/api.py": {"_remove_if_refused": OURS},
+    "daemon/client.py": {"connect": "the control socket: its peer has to be the same user or root"},
+    "daemon/database.py": {"open_to_write": OURS, "_make_private": OURS, "_reader": OURS},
+    "daemon/incidents.py": {"boot_id": KERNEL},
+    "daemon/names.py": {"_own_names": "resolv.conf, which is root's"},
+    "daemon/pages/assets.py": {"content": OURS},
+    "daemon/room.py": {"_is_there": KERNEL},
+    "daemon/roster.py": {"_read": OURS, "_write": OURS},
+    "page/memory.py": {"_mapped_bytes": KERNEL},
+}
+"""The functions of the tool side that open by a name, and whose name that is: never a target's."""
+_OPENING = re.compile(r"(^|\.)(open|read_bytes|read_text|write_bytes|write_text|copy|copy2|copyfile|copytree|connect)$")
+_NO_PATH = re.compile(
+    r"^((untrusted|bounded)\.connect|Control\.connect|control\.Control\.connect|IncidentStore\.open|port\.open|build_opener\(.*"
+    r"|read_text|copy)$"  # of hookd.config.tables; a parameter of the page's reader
+)
+_NAMES_MORE = re.compile(r"/proc/.*/(root|fd|cwd|exe|map_files)\b")
+NAMES = {
+    "attach/bounded.py": {"connect": "held by a child"},
+    "attach/control.py": {"path": "for a person to read"},
+    "attach/discover.py": {"numbers_of_pages": "lists the numbers, and their links are read"},
+    "attach/remote_debug.py": {"remove_stale": "lists a directory of open_directory"},
+    "attach/untrusted.py": {"open_file": "held", "open_memory_file": "opened by open_file", "open_directory": "O_PATH",
+                            "connect": "held"},
+    "attach/waiter_child.py": {"read_part": "opened by open_file"},
+    "config/ownership.py": {"open_checked": "opens what it holds", "_require_held": "the list of what is held"},
+    "daemon/usage.py": {"_fds": "counts the numbers"},
+}  # fmt: skip
+"""The functions that make a path of a process's descriptors, root or program, and to what end."""
+
+
+def functions():
+    for package in TOOL_SIDE:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    yield str(file.relative_to(ROOT)), node
+
+
+def found(is_one):
+    table = {}
+    for file, function in functions():
+        if any(map(is_one, ast.walk(function))):
+            table.setdefault(file, set()).add(function.name)
+    return table
+
+
+def opens(node):
+    if not isinstance(node, ast.Call):
+        return False
+    name = ast.unparse(node.func)
+    return _OPENING.search(name) is not None and _NO_PATH.match(name) is None
+
+
+def names_more(node):
+    return isinstance(node, ast.JoinedStr) and _NAMES_MORE.search(ast.unparse(node)) is not None
+
+
+@pytest.mark.parametrize(("is_one", "known"), [(opens, OPENS), (names_more, NAMES)])
+def test_nothing_of_a_targets_is_opened_elsewhere(is_one, known):
+    assert found(is_one) == {file: set(reasons) for file, reasons in known.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_seen"),
+    [
+        ("os.open(f'/proc/{pid}/fd/3', 0)", True),
+        ("open(x)", True),
+        ("path.read_bytes()", True),
+        ("sock.connect(path)", True),
+        ("shutil.copyfile(a, b)", True),
+        ("untrusted.open_file(path, accept)", False),
+        ("untrusted.connect(sock, name, dir_fd=3, uid=0)", False),
+    ],
+)
+def test_the_search_sees_an_open(text, is_seen):
+    assert any(map(opens, ast.walk(ast.parse(text)))) is is_seen
+
+
+def test_a_pipe_is_neither_opened_nor_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(untrusted.UnexpectedError):
+        untrusted.open_file(tmp_path / "pipe", lambda _: True)
+    with pytest.raises(OSError, match="No such device"):  # nobody has it open for reading
+        os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
+
+
+def test_a_file_that_is_not_accepted_and_a_link_are_not_opened(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(untrusted.UnexpectedError):
+        untrusted.open_file(tmp_path / "file", lambda _: False)
+    with pytest.raises(untrusted.UnexpectedError):
+        untrusted.open_file(tmp_path / "link", lambda _: True)
+    fd = untrusted.open_file(tmp_path / "link", lambda status: stat.S_ISREG(status.st_mode), follow=True)
+    try:
+        assert os.read(fd, 9) == b"x"
+    finally:
+        os.close(fd)
+
+
+def test_the_file_that_was_looked_at_is_opened_whatever_its_name_leads_to_then(tmp_path):
+    (tmp_path / "name").write_text("looked at")
+    (tmp_path / "other").write_text("other")
+
+    def exchange(_):
+        (tmp_path / "other").rename(tmp_path / "name")
+        return True
+
+    fd = untrusted.open_file(tmp_path / "name", exchange)
+    try:
+        assert os.read(fd, 9) == b"looked at"
+    finally:
+        os.close(fd)
+
+
+def test_a_page_is_opened_and_a_file_on_a_tmpfs_or_of_another_user_is_not(tmp_path):
+    mine = frozenset({os.getuid()})
+    page = PageWriter.create({"pid": os.getpid()})
+    try:
+        os.close(untrusted.open_memory_file(os.getpid(), page.fd, mine))
+        with pytest.raises(untrusted.UnexpectedError):
+            untrusted.open_memory_file(os.getpid(), page.fd, frozenset({os.getuid() + 1}))
+    finally:
+        page.close()
+    with Path("/dev/shm", f"test-{os.getpid()}").open("w+") as file:
+        Path(file.name).unlink()
+        with pytest.raises(untrusted.UnexpectedError):
+            untrusted.open_memory_file(os.getpid(), file.fileno(), mine)
+
+
+def test_no_descriptor_stays_open(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    test_a_file_that_is_not_accepted_and_a_link_are_not_opened(tmp_path)
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_only_a_socket_is_connected_to(tmp_path, kind):
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as ours:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        (tmp_path / "link").symlink_to(tmp_path / "socket")
+        (tmp_path / "file").touch()
+        directory = os.open(tmp_path, os.O_PATH)
+        try:
+            with pytest.raises(untrusted.UnexpectedError):
+                untrusted.connect(ours, kind, dir_fd=directory, uid=os.getuid())
+            with pytest.raises(untrusted.UnexpectedError, match="belongs to user"):
+                untrusted.connect(ours, "socket", dir_fd=directory, uid=os.getuid() + 1)
+            untrusted.connect(ours, "socket", dir_fd=directory, uid=os.getuid())
+        finally:
+            os.close(directory)
