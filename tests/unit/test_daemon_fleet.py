@@ -22,6 +22,9 @@ from tests.support.pages import Ranks, new_fleet
 from tests.support.pids import reuse_pids
 from tests.support.processes import Process, wait_until
 
+NOBODY = 1 << 30
+"""From here on no process has a pid (the kernel's PID_MAX_LIMIT is 1 << 22)."""
+
 
 @pytest.fixture
 def fleet(stack):
@@ -32,7 +35,7 @@ def fleet(stack):
 def pair(stack, fleet):
     """Give two targets that the fleet holds."""
     targets = Ranks(stack, 2).targets
-    fleet._held = dict(enumerate(targets, start=1))
+    fleet._held = dict(enumerate(targets, start=NOBODY))
     for pid, target in fleet._held.items():
         target.pid = pid
     return targets
@@ -47,7 +50,7 @@ def test_a_target_that_cannot_be_looked_at_is_told_once_and_the_others_are_looke
     for _ in range(3):
         fleet.poll()
     assert len(looks) == 3
-    assert [one.message for one in caplog.records] == ["target 1 cannot be looked at"]
+    assert [one.message for one in caplog.records] == [f"target {NOBODY} cannot be looked at"]
 
 
 def test_whose_a_target_is_stays_known_when_its_process_ends_in_the_middle_of_a_look(stack, monkeypatch):
@@ -171,12 +174,12 @@ def test_a_shortage_of_descriptors_is_logged_once_however_often_some_become_free
     room, (one, other) = Room(), (os.getpid(), os.getppid())
     room.refuse(one)
     room.refuse(other)
-    assert room.reopened() == sorted([one, other])
+    assert room.reopened({}) == sorted([one, other])
     room.forget(one)
-    assert room.reopened() == [], "it is being looked at"
+    assert room.reopened({}) == [], "it is being looked at"
     room.refuse(other)
     assert len(caplog.records) == 1
-    assert room.reopened() == [other]
+    assert room.reopened({}) == [other]
     room.forget(other)
     room.refuse(one)
     assert [one.message.split()[1] for one in caplog.records] == [str(one)] * 2, "a new one is logged again"
