@@ -188,7 +188,10 @@ def _descendants(pid: int) -> list[int]:
     """
     found, pids = [], [pid]
     while pids:
-        for file in Path(f"/proc/{pids.pop()}/task").glob("*/children"):
+        files: list[Path] = []
+        with contextlib.suppress(OSError):  # it has just ended
+            files = list(Path(f"/proc/{pids.pop()}/task").glob("*/children"))
+        for file in files:
             with contextlib.suppress(OSError):
                 for child in map(int, file.read_text().split()):
                     found.append(os.pidfd_open(child))
