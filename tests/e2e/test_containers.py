@@ -12,7 +12,7 @@ import pytest
 
 from hookd.attach import control, discover
 from tests.support import stub
-from tests.support.container import ALL, Box, has_ended, init_of, interpreter_homes, target_of
+from tests.support.container import ALL, Box, has_ended, init_of, interpreter_homes, own_targets, target_of
 from tests.support.environment import REPOSITORY, TARGETS, bare_python
 from tests.support.processes import wait_until
 from tests.support.tool import Attachment, hookd_json
@@ -124,9 +124,10 @@ def test_the_kill_of_a_container_is_a_lost_target_with_its_last_counters(tmp_pat
 
 def test_a_container_that_outlives_its_target_is_left_without_a_socket(tmp_path):
     parent = "import subprocess, sys\nsubprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL)\nsys.stdin.readline()"
-    see = [TARGETS, bare_python().parents[1], *interpreter_homes()]
-    command = [bare_python(), "-c", parent, bare_python(), TARGETS / "mlp.py", "--steps", "0", "--pause", "0.01"]
-    with Box().start(tmp_path, command, see, TORCHINDUCTOR_CACHE_DIR=str(TARGETS)) as process:
+    targets = own_targets(tmp_path)
+    see = [targets, bare_python().parents[1], *interpreter_homes()]
+    command = [bare_python(), "-c", parent, bare_python(), targets / "mlp.py", "--steps", "0", "--pause", "0.01"]
+    with Box().start(tmp_path, command, see, TORCHINDUCTOR_CACHE_DIR=str(targets)) as process:
         process.expect("^step 2 ")
         pid = target_of(process)
         before = files(pid)

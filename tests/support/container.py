@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -84,16 +85,21 @@ class Box:
 
         Without a directory for its cache torch itself would not start where it can write nowhere.
         """
-        home = bare_python().parents[1]
-        see = [TARGETS] if self.python else [TARGETS, home, *interpreter_homes()]
-        command = [self.python or bare_python(), TARGETS / "puppet.py"]
-        process = self.start(directory, command, see, TORCHINDUCTOR_CACHE_DIR=str(TARGETS))
+        home, targets = bare_python().parents[1], own_targets(directory)
+        see = [targets] if self.python else [targets, home, *interpreter_homes()]
+        command = [self.python or bare_python(), targets / "puppet.py"]
+        process = self.start(directory, command, see, TORCHINDUCTOR_CACHE_DIR=str(targets))
         process.expect("^ready$")
         return process
 
     def but(self, **changes: object) -> Box:
         """Give one that differs."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def own_targets(directory: Path) -> Path:
+    """Give a copy of tests/targets in which no other test's processes work: what appears there is this one's."""
+    return shutil.copytree(TARGETS, directory / "targets", dirs_exist_ok=True)
 
 
 def interpreter_homes() -> list[Path]:
