@@ -29,10 +29,21 @@ NODE = (
 """What runs a daemon or lists processes. Where workers share one PID namespace, no two of these run at a time."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--alone", choices=("without", "only"), help="leave out the tests marked `alone`, or all others")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(E2E):
             item.add_marker(pytest.mark.e2e)
+    if wanted := config.getoption("--alone"):
+        chosen, others = [], []
+        for item in items:
+            is_alone = item.get_closest_marker("alone") is not None
+            (chosen if is_alone is (wanted == "only") else others).append(item)
+        config.hook.pytest_deselected(items=others)
+        items[:] = chosen
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,8 @@
-"""Run the tests; those that fail run once more, alone.
+"""Run the tests, those that measure time when all others have ended; what fails runs once more, alone.
 
     python -m tests.gate [OPTIONS OF PYTEST]
+
+A test that measures time is marked `alone`: no other runs beside it.
 
 A test that fails among the others and passes alone is printed as `FLAKY name`. Nothing is retried before that, and the
 second look is for at most MAX_FLAKY tests: where more have failed, it would change nothing.
@@ -15,14 +17,10 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import own_pids
-
-if TYPE_CHECKING:
-    from _pytest.terminal import TerminalReporter
 
 MAX_FLAKY = 3
 SLOWEST = 10
@@ -47,6 +45,7 @@ class Watch:
         self.failed: dict[str, None] = {}
         self.seconds: Counter[str] = Counter()
         self.missing = 0
+        self._ran_before: set[str] = set()  # in sessions before this one
         self._config: pytest.Config | None = None
 
     def _write(self, line: str) -> None:
@@ -81,13 +80,14 @@ class Watch:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not session.config.option.collectonly:
-            self.missing = session.testscollected - len(self.ran)
+            self.missing += session.testscollected - len(self.ran - self._ran_before)
+            self._ran_before = set(self.ran)
 
-    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+    def tell_slowest(self) -> None:
         """Write which files took longest."""
-        terminalreporter.section(f"the {SLOWEST} slowest files")
+        print(f"\nthe {SLOWEST} slowest files")
         for file, seconds in self.seconds.most_common(SLOWEST):
-            terminalreporter.line(f"{seconds:8.1f} s  {file}")
+            print(f"{seconds:8.1f} s  {file}")
 
 
 def passes_alone(nodeid: str) -> bool:
@@ -107,7 +107,12 @@ def main(arguments: list[str]) -> int:
     """
     watch = Watch()
     workers = "4" if own_pids.unshare_options() is not None else "2"
-    status = int(pytest.main(["-n", workers, "--dist", "loadscope", "--no-loadscope-reorder", *arguments], [watch]))
+    shared = ("--dist", "loadscope", "--no-loadscope-reorder")
+    status = int(pytest.main(["-n", workers, *shared, "--alone", "without", *arguments], [watch]))
+    has_ended = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if has_ended and len(watch.failed) <= MAX_FLAKY:
+        status = _both(status, int(pytest.main([*arguments, *shared, "--alone", "only", "-n", "1"], [watch])))
+    watch.tell_slowest()
     if watch.missing:
         print(f"{watch.missing} of the tests that were collected did not run")
         return status or 1
@@ -118,6 +123,12 @@ def main(arguments: list[str]) -> int:
     for nodeid in watch.failed:
         print(f"{'FLAKY' if nodeid in flaky else 'FAILED TWICE'} {nodeid}")
     return 0 if len(flaky) == len(watch.failed) else 1
+
+
+def _both(first: int, second: int) -> int:
+    """Return the exit status of two sessions together: that one of them had no tests means nothing."""
+    told = [status for status in (first, second) if status != pytest.ExitCode.NO_TESTS_COLLECTED]
+    return max(told, default=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from tests.support import interpreters
 MOST_OVER_CONTROL_MS = 15.0
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "depth",

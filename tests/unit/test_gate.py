@@ -11,6 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TESTS = """
 import os, pathlib
+import pytest
+
+@pytest.mark.alone
+def test_comes_last():
+    assert pathlib.Path("met").exists()
 
 def test_passes():
     assert os.getppid() == 1 or not os.environ.get("WORKER_PYTHON"), "a worker has a PID namespace of its own"
