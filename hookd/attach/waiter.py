@@ -287,13 +287,24 @@ class _Child:
 
     def _first(self, until: float) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
         """Receive the beginning of an answer, with a descriptor."""
-        until = min(until, time.monotonic() + STARVED_S)
+        until, limit_s = min(until, time.monotonic() + STARVED_S), self.socket.gettimeout()
         while True:
             try:
-                return self.socket.recvmsg(LENGTH.size, _ROOM_FOR_A_FD, _CMSG_CLOEXEC)
+                return self._part()
             except TimeoutError:
-                if not _is_runnable(self.pid) or time.monotonic() > until:
-                    raise
+                if _is_runnable(self.pid) and time.monotonic() < until:
+                    continue
+            # It may have answered just before it was looked at.
+            self.socket.settimeout(0)
+            try:
+                return self._part()
+            except BlockingIOError:
+                raise TimeoutError from None
+            finally:
+                self.socket.settimeout(limit_s)
+
+    def _part(self) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
+        return self.socket.recvmsg(LENGTH.size, _ROOM_FOR_A_FD, _CMSG_CLOEXEC)
 
     def _take(self, size: int) -> bytes:
         data = bytearray()

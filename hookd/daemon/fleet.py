@@ -168,7 +168,13 @@ class Fleet:
         except (HookdError, OSError) as exc:
             self._try_again(pid, exc)
             return None
-        spoilt = self._spoilt(pid, fd)
+        try:
+            spoilt = self._spoilt(pid, fd)
+        except AttachError as exc:  # whether it has its page open is not known yet
+            self._try_again(pid, exc)
+            if fd is not None:
+                os.close(fd)
+            return None
         with self._lock:
             known = self._held.get(pid)
             if fd is None:

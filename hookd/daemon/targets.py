@@ -20,7 +20,7 @@ from hookd.daemon.deaths import LAST, Witness, judge
 from hookd.daemon.herald import Herald
 from hookd.daemon.identity import OF_THE_KERNEL, Identity, text
 from hookd.daemon.usage import Usage, usage_of
-from hookd.errors import HookdError, PageError
+from hookd.errors import HookdError, NoSuchTarget, PageError
 from hookd.page import PageReader
 
 if TYPE_CHECKING:
@@ -222,24 +222,32 @@ class Target:
             self._close("corrupt", "corrupt")
 
     def holds_page(self) -> bool:
-        """Whether a descriptor of the process has the name of its page: nothing is opened. It is sought among all of them."""
+        """Whether a descriptor of the process has the name of its page: nothing is opened. It is sought among all of them.
+
+        Raises:
+            AttachError: reason "unreadable", they were not told in time.
+        """
         self._number = next(iter(self._numbers()), -1)
         return self._number >= 0
 
     def has_page_open(self) -> bool:
-        """Whether the process has the memory file of its page open, whatever is in it; a child looks, see `bounded`."""
+        """Whether the process has the memory file of its page open, whatever is in it; a child looks, see `bounded`.
+
+        Raises:
+            AttachError: reason "unreadable", it did not answer in time.
+        """
         return any(map(self._is_page, self._numbers()))
 
     def _numbers(self) -> list[int]:
         try:
             return discover.numbers_of_pages(self.pid)
-        except (HookdError, OSError):
+        except (NoSuchTarget, OSError):
             return []
 
     def _is_page(self, number: int) -> bool:
         try:
             fd = bounded.open_memory_file(self.pid, number, self._page_owner)
-        except (HookdError, OSError):
+        except OSError:
             return False
         try:
             return page_id(fd) == self.page

@@ -114,6 +114,23 @@ def test_one_that_has_no_processor_is_waited_for(waiters, memory, monkeypatch):
         waiters.pread(USER, memory, 8, 0)
 
 
+def test_an_answer_that_comes_while_the_child_is_looked_at_counts(waiters, memory, monkeypatch, tmp_path):
+    go, is_runnable = tmp_path / "go", waiter._is_runnable
+    held = "import os\nfrom hookd.attach import waiter_child\ndef pread(*_):\n"
+    held += f"    while not os.path.exists({str(go)!r}): pass\n    return b'late'\n"
+    held += "waiter_child.CALLS['pread'] = pread\nmain()\n"
+    monkeypatch.setattr(waiter, "_CHILD", waiter._CHILD.replace("main()\n", held))
+    monkeypatch.setattr(waiter, "LIMIT_S", 0.05)
+
+    def look(pid):
+        go.touch()
+        wait_until(lambda: not is_runnable(pid), what="the answer, after which it waits for the next call")
+        return is_runnable(pid)
+
+    monkeypatch.setattr(waiter, "_is_runnable", look)
+    assert waiters.pread(USER, memory, 8, 0) == b"late"
+
+
 def test_answers_that_come_just_in_time_are_bounded_together(waiters, memory, monkeypatch):
     slow = "import time\nfrom hookd.attach import waiter_child\n"
     slow += "waiter_child.CALLS['pread'] = lambda *_: time.sleep(0.2) or b'late'\nmain()\n"

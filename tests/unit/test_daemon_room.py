@@ -2,6 +2,7 @@
 
 import os
 import resource
+import subprocess
 
 import pytest
 
@@ -24,18 +25,28 @@ def limit():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_it_is_told_once_while_there_is_room_for_some_only_and_again_after_there_was_room_for_all(limit, caplog):
+@pytest.fixture
+def pids(stack):
+    """Processes that live as long as the test."""
+    started = [stack.enter_context(subprocess.Popen(["cat"], stdin=subprocess.PIPE)) for _ in range(3)]
+    return sorted(process.pid for process in started)  # leaving them closes what they read
+
+
+def test_it_is_told_once_while_there_is_room_for_some_only_and_again_after_there_was_room_for_all(limit, pids, caplog):
+    one, other, late = pids
     limit(2 * MARGIN)
     room = Room()
-    room.refuse(71)
-    room.refuse(72)
-    assert room.reopened({}) == [71, 72]
-    room.refuse(72)  # there was room for one of them only
-    assert [one.args[0] for one in caplog.records] == [71]
-    assert room.reopened({}) == [72]
+    room.refuse(one)
+    room.refuse(other)
+    assert room.reopened({}) == [one, other]
+    room.refuse(other)  # there was room for one of them only
+    assert [record.args[0] for record in caplog.records] == [one]
+    room.forget(one)
+    assert room.reopened({}) == [other]
+    room.forget(other)
     assert room.reopened({}) == []
-    room.refuse(73)
-    assert [one.args[0] for one in caplog.records] == [71, 73]
+    room.refuse(late)
+    assert [record.args[0] for record in caplog.records] == [one, late]
 
 
 def test_without_a_margin_nobody_is_looked_at_again(limit):

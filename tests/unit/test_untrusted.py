@@ -65,7 +65,7 @@ OPENS = {
     "daemon/incidents.py": {"boot_id": KERNEL},
     "daemon/names.py": {"_own_names": "resolv.conf, which is root's"},
     "daemon/pages/assets.py": {"content": OURS},
-    "daemon/room.py": {"_is_there": KERNEL},
+    "daemon/room.py": {"_has_opened": KERNEL},
     "daemon/roster.py": {"_read": OURS, "_write": OURS},
     "page/memory.py": {"_mapped_bytes": KERNEL},
 }
