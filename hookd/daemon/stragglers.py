@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from hookd.daemon.targets import Target
     from hookd.page import Family
 
+    _Seconds = dict[Target, tuple[float, Family]]
+    """Of each rank its steps, and its modules' forward seconds until then."""
+
 PARTS = ("data", "forward", "optimizer", "other")
 """Phases of `hookd_timing_phase_seconds` that count as a rank's own time: all but the backward."""
 STAGES = (1, 2, len(PARTS))
@@ -44,6 +47,8 @@ MOST_BLOCKS, MOST_S = 8, 20.0
 """How far back it looks, whichever is longer: a core that is busy with something else for some seconds makes no straggler."""
 SHARE, CLEAR, LEAST_S = 0.08, 0.3, 0.001
 """Lateness that makes a straggler, of the step (clear is what is enough in a few blocks) and in seconds. Healthy ranks under load reach 6.5 % over 8 s."""
+MARK_BLOCKS, MARKS = 2, 2
+"""The oldest mark is two or three blocks ago, of the four at least that a verdict needs."""
 AGREE = 0.75
 """Of the blocks of a window, so many show at least half of that lateness."""
 CERTAIN = 3.5
@@ -107,14 +112,16 @@ class Run:
     Attributes:
         members: its ranks.
         calm: the modules' forward seconds of each rank, as of the last block after which nobody was late.
+        marks: the same as of the last blocks, one in MARK_BLOCKS; where ranks have been uneven for long, calm is too long ago.
     """
 
     def __init__(self, members: Sequence[Target]) -> None:
         self.members = tuple(members)
-        self.calm: dict[Target, tuple[float, Family]] = {}
+        self.calm: _Seconds = {}
+        self.marks: deque[_Seconds] = deque(maxlen=MARKS)
         self._blocks: deque[_Block] = deque()
         self._last: Mapping[Target, Cut] = {}
-        self._since = 0.0
+        self._since, self._seen = 0.0, 0
 
     def see(self, cuts: Mapping[Target, Cut], now: float) -> bool:
         """Take where the ranks stand; says whether that has made a block."""
@@ -132,6 +139,9 @@ class Run:
         ):
             self._blocks.popleft()
         self._last, self._since = cuts, now
+        self._seen += 1
+        if self._seen % MARK_BLOCKS == 0:
+            self.marks.append(_modules(cuts))
         return True
 
     @property
@@ -142,6 +152,7 @@ class Run:
     def _begin(self, cuts: Mapping[Target, Cut], now: float) -> bool:
         self._blocks.clear()
         self.calm.clear()
+        self.marks.clear()
         self._last, self._since = (cuts if len(cuts) == len(self.members) else {}), now
         return False
 
@@ -315,7 +326,10 @@ class Stragglers:
         self, run: Run, one: Target, known: Verdict, cuts: Mapping[Target, Cut], waiting: Sequence[Target]
     ) -> None:
         ratio = f"{known.part_s / known.others_s:.1f} x" if known.others_s > 1e-4 else "more than"
-        module = slow_module(run, one, cuts, known.part_s - known.others_s) if known.part == "forward" else None
+        late_s, module = known.part_s - known.others_s, None
+        if known.part == "forward":
+            bases = (run.calm, *run.marks)
+            module = next(filter(None, (slow_module(base, run.members, one, cuts, late_s) for base in bases)), None)
         fields: dict[str, object] = {
             "step": ranks.step_of(one, cuts[one].steps),
             "part": known.part,
@@ -353,29 +367,31 @@ def modules_of(target: Target) -> Family | None:
     return None if snapshot is None else ranks.family(snapshot, "hookd_timing_forward_seconds", ("module",))
 
 
-def _modules(cuts: Mapping[Target, Cut]) -> dict[Target, tuple[float, Family]]:
+def _modules(cuts: Mapping[Target, Cut]) -> _Seconds:
     """Give for each rank its steps, and its modules' seconds until then."""
     return {one: (cut.steps, family) for one, cut in cuts.items() if (family := modules_of(one)) is not None}
 
 
-def slow_module(run: Run, one: Target, cuts: Mapping[Target, Cut], late_s: float) -> tuple[str, float, float] | None:
-    """Find the innermost module that makes a rank late: most of its lateness in the forward comes from there.
+def slow_module(
+    base: _Seconds, members: Sequence[Target], one: Target, cuts: Mapping[Target, Cut], late_s: float
+) -> tuple[str, float, float] | None:
+    """Find the innermost module that makes a rank late since `base`: most of its lateness in the forward comes from there.
 
     Returns:
         Its name, and the seconds a step that it takes on this rank and, in the median, on the others.
     """
     steps: dict[Target, dict[str, float]] = {}
-    for member in run.members:
+    for member in members:
         now = modules_of(member)
-        if now is None or member not in run.calm:
+        if now is None or member not in base:
             return None
-        since, before = run.calm[member]
+        since, before = base[member]
         passed = cuts[member].steps - since
         if passed <= 0:
             return None
         earlier = ranks.counts(before)
         steps[member] = {name: (s - earlier.get(name, 0.0)) / passed for name, s in ranks.counts(now).items()}
-    others = [steps[other] for other in run.members if other is not one]
+    others = [steps[other] for other in members if other is not one]
     typical = {name: statistics.median(other.get(name, 0.0) for other in others) for name in steps[one]}
     late = [name for name in steps[one] if not name.endswith(ROOT) and steps[one][name] - typical[name] >= late_s / 2]
     if not late:

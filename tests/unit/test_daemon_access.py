@@ -177,6 +177,7 @@ def test_fifty_scrapers_with_one_password_are_all_let_in(serve, directory):
     assert answers == [200] * 50
 
 
+@pytest.mark.alone
 def test_a_slow_hash_holds_up_nobody_else(serve, directory):
     hashed = bcrypt.hashpw(b"slow", bcrypt.gensalt(13)).decode()
     url = serve(served.web_config(directory, f"{USERS}  slow: {hashed}\n"))

@@ -585,6 +585,7 @@ def test_what_is_stored_is_listed_where_the_file_cannot_be_written(tmp_path, mon
     store.close()
 
 
+@pytest.mark.alone
 def test_who_stores_does_not_wait_for_a_file_that_somebody_has_locked(tmp_path):
     store = IncidentStore(tmp_path / incidents.NAME, retry_s=0.01)
     with contextlib.closing(sqlite3.connect(tmp_path / incidents.NAME, isolation_level=None)) as other:

@@ -102,6 +102,17 @@ def test_the_incident_says_how_slow_where_and_who_waits(job, fleet):
     assert incident["module"] == "blocks.1"
 
 
+def test_the_module_is_named_where_ranks_were_uneven_for_long_before(job, fleet):
+    training = job(2)
+    for _ in range(25):
+        training.steps(extra={0: {"data": 7.0}})
+    assert fleet.incidents() == []
+    for _ in range(8):
+        training.steps(extra={1: {"forward": 52.0}}, module="blocks.1")
+    (incident,) = fleet.incidents()
+    assert (incident["rank"], incident["module"]) == ("1", "blocks.1")
+
+
 def test_the_score_is_the_time_outside_of_waiting_over_the_median(job):
     training = job(noise=0.0)
     for _ in range(8):
