@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from tests.attacks import table
 from tests.attacks.attack import ATTACKS, NOT_MADE, Attack, Impossible, Result
 from tests.attacks.people import admit
+from tests.support.environment import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +91,7 @@ def main() -> int:
         return subprocess.run(command, cwd=DOCUMENT.parents[1], check=False).returncode
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
-    admit(Path(sys.base_prefix).resolve())  # attackers run Python too, which may be root's own
+    admit(Path(sys.base_prefix).resolve(), REPOSITORY)  # attackers run Python too, and both may be root's own
     signal.signal(signal.SIGALRM, _is_late)
     results = [_make(attacks[name], short=arguments.short) for name in arguments.only or attacks]
     table.write(arguments.out, results, attacks.values())

@@ -51,17 +51,20 @@ def folder_of(uid: int, mode: int = 0o755) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def admit(path: Path) -> None:
-    """Let every user into a directory that lies below one of root's alone, in this mount namespace only."""
-    closed = next((parent for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001), None)
-    if closed is None:
-        return
-    aside = tempfile.mkdtemp(prefix="attack-")
-    subprocess.run(["mount", "--bind", path, aside], check=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", closed], check=True)
-    path.mkdir(parents=True)
-    subprocess.run(["mount", "--move", aside, path], check=True)
-    Path(aside).rmdir()
+def admit(*paths: Path) -> None:
+    """Let every user into directories that lie below ones of root's alone, in this mount namespace only."""
+    aside = {}
+    for path in paths:
+        closed = next((parent for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001), None)
+        if closed is not None:
+            aside[path] = closed, tempfile.mkdtemp(prefix="attack-")
+            subprocess.run(["mount", "--bind", path, aside[path][1]], check=True)
+    for closed in {closed for closed, _ in aside.values()}:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", closed], check=True)
+    for path, (_, place) in aside.items():
+        path.mkdir(parents=True)
+        subprocess.run(["mount", "--move", place, path], check=True)
+        Path(place).rmdir()
 
 
 @once
