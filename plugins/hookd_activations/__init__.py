@@ -383,6 +383,13 @@ class Activations(Plugin):
                 holds=stands_still and some_learn and not is_explained,
             )  # fmt: skip
 
+    @hookimpl
+    def unconfigure(self) -> None:
+        """Let go of tensors at once: this object is in a cycle, which only a full collection ends."""
+        self.parameters.clear()
+        self.units.clear()
+        self.flat.clear()
+
 
 def _is_in(held: set[int], norm: nn.Module) -> bool:
     """Whether the weight of a BatchNorm, or what it is computed from, is among some tensors."""

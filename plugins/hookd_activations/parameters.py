@@ -130,6 +130,12 @@ class Parameters:
         self._rounds: dict[int, Round] = {}
         self._seen: dict[tuple[str, str], Summary] = {}  # of each parameter at its last look
 
+    def clear(self) -> None:
+        """Forget all that was seen, and let go of the tensors."""
+        self._noise.clear()
+        self._rounds.clear()
+        self._seen.clear()
+
     def before(self, optimizer: Optimizer, is_due: Callable[[Module], bool]) -> None:
         """Sum up gradients and weights, and keep what the update is to be compared with."""
         made = self._rounds[id(optimizer)] = Round(id(optimizer))

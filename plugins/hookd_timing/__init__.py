@@ -106,7 +106,7 @@ class Timing(Plugin):
         if module.depth == 0:
             self.throughput.see_root(module, inputs, kwargs)
         self.throughput.see(module, inputs, kwargs)
-        self.device.begin_forward(module, inputs)
+        self.device.begin_forward(module, inputs, kwargs)
 
     @hookimpl
     def forward(self, module: Module) -> None:

@@ -7,12 +7,12 @@ Only sampled steps have events, for recording one costs a microsecond.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hookd import of_tensor, parameters_in
+from hookd import of_tensor, parameters_in, tensors
 
 if TYPE_CHECKING:
     from hookd import Context, Counter, Module
@@ -48,28 +48,27 @@ class Device:
         self._calls = Calls()
         self._backwards: dict[int, list[Span]] = {}
         self._seen: set[int] = set()  # modules that have run on a device
-        self._pending: deque[tuple[Any, Any, Any, int]] = deque()
-        self._free: list[Any] = []
+        self._pending: deque[tuple[Span, Any, Any, int]] = deque()
+        self._free: defaultdict[torch.device, list[Any]] = defaultdict(list)  # events, by where they were recorded
 
-    def begin_forward(self, module: Module, inputs: tuple[Any, ...]) -> bool:
-        """Mark the beginning of a sampled call, if it is on a device; whether it is."""
-        device = _device(module, inputs) if is_in_use() else None
+    def begin_forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Mark the beginning of a sampled call, if it is on a device."""
+        device = _device(module, inputs, kwargs) if is_in_use() else None
         if device is None or len(self._pending) >= MOST_PENDING:
-            return False
+            return
         if module.depth == 0:
             self._calls.spans.clear()  # of calls that an exception has ended
         self._seen.add(module.id)
         self._calls.spans.append(self._begin(module, torch.cuda.current_stream(device)))
-        return True
 
     def end_forward(self, module: Module) -> None:
         """Mark the end of a call, if its beginning was marked."""
         spans = self._calls.spans
-        while spans:
-            span = spans.pop()
-            if span.number == module.id:
-                self._end(span, self._of_forward.labels(module.name))
-                return
+        if not any(span.number == module.id for span in spans):
+            return  # its beginning was not marked: those of what it is in stay
+        while (span := spans.pop()).number != module.id:
+            pass  # of a call that an exception has ended
+        self._end(span, self._of_forward.labels(module.name))
 
     def begin_backward(self, module: Module) -> None:
         """Mark the beginning of the backward of a call that was on a device, in the stream that the engine has set."""
@@ -84,25 +83,28 @@ class Device:
             self._end(spans.pop(), self._of_backward.labels(module.name))
 
     def _begin(self, module: Module, stream: Any) -> Span:
-        start = self._event()
+        start = self._event(stream)
         start.record(stream)
         return Span(module.id, stream, start)
 
     def _end(self, span: Span, seconds: Any) -> None:
-        stop = self._event()
+        stop = self._event(span.stream)
         stop.record(span.stream)
-        self._pending.append((span.start, stop, seconds, self._context.interval))
+        self._pending.append((span, stop, seconds, self._context.interval))
 
-    def _event(self) -> Any:
-        return self._free.pop() if self._free else _new_event(enable_timing=True)
+    def _event(self, stream: Any) -> Any:
+        """Give an event of the stream's device: torch records none on two devices."""
+        free = self._free[stream.device]
+        return free.pop() if free else _new_event(enable_timing=True)
 
     def read(self) -> None:
         """Read what is over; at the end of a step."""
         self._backwards.clear()
         while self._pending and self._pending[0][1].query():
-            start, stop, seconds, weight = self._pending.popleft()
-            seconds.inc(start.elapsed_time(stop) * 1e-3 * weight)  # milliseconds; both are over, so it does not wait
-            self._free += (start, stop)
+            span, stop, seconds, weight = self._pending.popleft()
+            # In milliseconds; both are over, so it does not wait.
+            seconds.inc(span.start.elapsed_time(stop) * 1e-3 * weight)
+            self._free[span.stream.device] += (span.start, stop)
 
 
 def _family(context: Context, direction: str) -> Counter:
@@ -110,9 +112,9 @@ def _family(context: Context, direction: str) -> Counter:
     return context.counter(f"{direction}_device_seconds", text, ["module"])
 
 
-def _device(module: Module, inputs: tuple[Any, ...]) -> Any:
+def _device(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give the CUDA device that a call is on: that of its first input, else of the module's first parameter."""
-    tensor = next((x for x in inputs if issubclass(type(x), torch.Tensor)), None)
+    tensor = next(iter(tensors((inputs, kwargs))), None)
     if tensor is None:
         own = module.torch()
         tensor = next((parameter for _, parameter in parameters_in(own)), None) if own is not None else None

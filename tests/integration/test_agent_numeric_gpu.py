@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 from torch import nn
@@ -12,6 +10,7 @@ from hookd import Plugin, hookimpl
 from hookd.agent import numeric
 from hookd.summary import Summary
 from tests.support.agent import running
+from tests.support.cuda import nothing_waits
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -30,16 +29,6 @@ class Sums(Plugin):
     def forward(self, output):
         assert self.context.summary(output, SEEN.append) is None
         self.context.later([self.context.is_finite(output)], lambda numbers: SEEN.append(numbers == [1.0]))
-
-
-@contextlib.contextmanager
-def nothing_waits():
-    """Have CUDA raise where the host would wait for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)

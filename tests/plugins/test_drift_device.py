@@ -8,6 +8,8 @@ import torch.distributed as dist
 from hookd_drift.bits import joined, pieces, sum_of
 from torch import nn
 
+from tests.support.cuda import nothing_waits
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
 
@@ -36,11 +38,8 @@ def test_no_step_waits_and_the_checksums_arrive(hook, group):
 
     train(3)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         train(6)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     train(1)
     assert {module for (module,) in hook.metric("drift_checksum")} == {"0", "2"}

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.cuda import nothing_waits
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -56,11 +58,8 @@ def test_nothing_waits_for_the_device(hook):
     train(model, 2)
     hook.start("timing", every=1)
     train(model, 1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         train(model, 3)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_training_is_bit_identical(hook):
