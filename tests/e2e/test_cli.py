@@ -263,11 +263,11 @@ def test_the_whole_way_in_the_foreground(training):
 
         def seen() -> dict | None:
             report = json.loads(hookd("report", str(training.pid), "--json").stdout)
-            return report if report["step"]["counted"] > 2 else None
+            names = {module["name"] for module in report["modules"]}  # a few more at each step, until all are learnt
+            return report if report["step"]["counted"] > 2 and "blocks.1.attention.qkv" in names else None
 
-        report = wait_until(seen, what="counted steps")
+        report = wait_until(seen, what="counted steps, and a module")
         assert report["pid"] == training.pid
-        assert "blocks.1.attention.qkv" in {module["name"] for module in report["modules"]}
         told = hookd("report", str(training.pid)).stdout
         assert "incidents: none" in told
         assert re.search(r"qkv +Linear +\d+ +[\d.]+ [mµ]s", told)

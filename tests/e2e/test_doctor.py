@@ -173,7 +173,7 @@ def test_as_another_user_it_names_the_owner_and_what_helps(tmp_path):
 
 AS_NOBODY = """
 import os, sys
-from hookd.attach import discover, interpreter, permission, proc, remote_debug, target, upgrade
+from hookd.attach import discover, interpreter, owner, permission, proc, remote_debug, target, upgrade
 from hookd.cli import ps, target_checks, targets
 from hookd.daemon import client
 os.setgroups([]); os.setgid(65534); os.setuid(65534)  # after the imports: this Python may be out of its reach

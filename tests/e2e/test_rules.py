@@ -118,8 +118,8 @@ def test_processes_are_attached_by_rule_or_by_their_own_wish_and_others_left_alo
 
 
 def test_a_process_is_attached_before_its_first_step(serve, stack, run, tmp_path):
-    """Its own import of torch takes longer than the daemon needs to find it."""
-    daemon = serve(f'[[rule]]\nmatch = "{run}"\n')
+    """Its own import of torch takes longer than the daemon needs to find it, and on a busy machine than an attach usually waits."""
+    daemon = serve(f'[attach]\ntimeout_s = 120\n[[rule]]\nmatch = "{run}"\n')
     script = tmp_path / f"{run}.py"
     script.write_text(
         "import sys, torch\n"
@@ -130,7 +130,7 @@ def test_a_process_is_attached_before_its_first_step(serve, stack, run, tmp_path
     )
     process = stack.enter_context(Process([bare_python(), script], env=target_environment(), stdin=True))
     wait_until(
-        lambda: daemon.metrics().total("hookd_attach_total", result="ok"), what="an attach before the first step"
+        lambda: daemon.metrics().total("hookd_attach_total", result="ok"), what=daemon.process.describe, timeout_s=120
     )
     process.expect("^ready$")
     process.ask("go", "^done$")
