@@ -101,7 +101,7 @@ def _made(count: int) -> _Buffer:
 def _answers(event: Any) -> bool:
     """Tell whether the device is well; while a graph is being captured it may not be asked."""
     try:
-        if torch.cuda.is_current_stream_capturing():
+        if quiet.is_capturing():
             return False
         event.query()
     except RuntimeError:

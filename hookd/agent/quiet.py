@@ -111,7 +111,7 @@ def is_unreal() -> bool:
         or getattr(_compiler, "_is_compiling_flag", False)
         or _functorch() is not None
         or (_dispatch_modes() > 0 and _is_fake())
-        or _is_capturing()
+        or is_capturing()
     )
 
 
@@ -123,7 +123,8 @@ def _is_fake() -> bool:
     return key is not None and any(_C._get_dispatch_mode(k) is not None for k in (key.FAKE, key.PROXY))
 
 
-def _is_capturing() -> bool:
+def is_capturing() -> bool:
+    """Tell whether the calling thread's stream is being captured in a CUDA graph."""
     # is_initialized() is a flag of Python's; asking CUDA before it is initialised would initialise it.
     return bool(_cuda_is_initialized()) and torch.cuda.is_current_stream_capturing()
 

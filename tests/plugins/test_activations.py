@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import pytest
@@ -263,3 +264,25 @@ def test_a_backward_of_several_numbers_has_no_loss(hook):
     out.backward(torch.ones_like(out))
     with pytest.raises(KeyError):
         hook.value("activations_loss", "0")
+
+
+def test_what_it_held_goes_with_it_before_any_collection(hook):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def held():
+        return sum(1 for one in gc.get_objects() if type(one) is Noise)
+
+    gc.collect()
+    before = held()
+    gc.disable()
+    try:
+        hook.start("activations", every=1)
+        for _ in range(3):
+            model(torch.randn(16, 4)).sum().backward()
+            optimizer.step()
+        assert held() > before
+        hook.stop()
+        assert held() == before
+    finally:
+        gc.enable()
