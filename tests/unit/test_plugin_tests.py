@@ -18,7 +18,8 @@ TESTS = sorted((REPOSITORY / "tests" / "plugins").glob("*.py"))
 PUBLIC = ("hookd", "hookd.testing", "hookd.check")
 """What docs/plugins.md and docs/testing.md tell of, and what `hookd plugin check` does (for the examples)."""
 SUPPORT = tuple(
-    f"tests.support.{name}" for name in ("bundles", "clipped", "documents", "environment", "layered", "processes")
+    f"tests.support.{name}"
+    for name in ("bundles", "clipped", "cuda", "documents", "environment", "layered", "processes")
 )
 """What reaches no hookd either."""
 OF_TORCH = {
