@@ -4,8 +4,7 @@
 #   TORCH   what pip installs as torch, before anything else; pinned, so that two runs test the same thing. Any pip
 #           arguments will do, e.g. those that the PyTorch site gives for a CPU-only build, or a wheel on disk.
 #   ARGS    handed to pytest: make test ARGS="-k page -x"; make bench ARGS="--only hot_path" has options of its own
-#   JOBS    how many tests run at a time: by default 4, each worker in a PID namespace of its own, or 2 where none may be
-#           made; 0: in one process, as for `--pdb`.
+#   JOBS    how many tests run at a time, by default 4; 0: in one process, as for `--pdb`
 TORCH ?= torch==2.13.0
 JOBS ?=
 ARGS ?=
@@ -16,7 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bounds long soak churn faults attacks lock screenshots compat torch-tests docs docs-serve clean
+.PHONY: help demo check test flakes lint format bench bounds long soak churn faults attacks lock screenshots compat torch-tests docs docs-serve clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -27,6 +26,12 @@ demo: .venv/.runtime ## attach to a live training process, watch a NaN being bor
 
 test: lint ## everything that must hold: lint, types, import contracts, tests
 	$(BIN)/python -m tests.gate $(if $(JOBS),-n $(JOBS)) $(ARGS)
+
+check: lint ## what is quick: lint, types, import contracts, the tests of single modules and of the plugins (3 minutes; neither root nor a network)
+	$(BIN)/python -m pytest -n $(or $(JOBS),4) --dist loadscope tests/unit tests/plugins $(ARGS)
+
+flakes: .venv/.dev ## all tests in random order beside busy processes, five times, and once on a slow machine: none may fail (three hours)
+	$(BIN)/python -m tests.flakes $(ARGS)
 
 lint: .venv/.dev ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

@@ -11,22 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import own_pids
+from tests.support import own_pids, post_mortem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 pytest_plugins = ["hookd.testing.fixtures"]
 """Named here too: an environment may have been made before there was such an entry point."""
 
 E2E = Path(__file__).parent / "e2e"
-NODE = (
-    "test_ask", "test_attacks", "test_cli", "test_cli_run", "test_compared", "test_containers", "test_daemon", "test_daemon_leases",
-    "test_daemon_restarts", "test_daemon_scrape", "test_daemon_tls", "test_deaths", "test_demo", "test_doctor",
-    "test_documented", "test_examples_at_once", "test_grafana", "test_hangs", "test_hosts", "test_incidents", "test_page_web", "test_plugins",
-    "test_prometheus", "test_ranks", "test_rules", "test_run", "test_top", "test_upgrade",
-)  # fmt: skip
-"""What runs a daemon or lists processes. Where workers share one PID namespace, no two of these run at a time."""
+MARK = "HOOKDS_TESTS"
+"""Without a PID namespace of its own, the environment variable by which a worker's tests know their processes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,28 +42,47 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let Ctrl-C reach what tests start, also below `nohup` and CI runners, whose children inherit SIGINT as ignored."""
+    """Let Ctrl-C reach child processes, also below `nohup` and CI runners, which pass SIGINT on as ignored; set the scope."""
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
+    has_workers = getattr(config.option, "numprocesses", None)
+    if not has_workers and "WORKER_UNSHARE" not in os.environ:
+        os.environ["HOOKD_SCOPE"] = f"{MARK}={os.environ.setdefault(MARK, str(os.getpid()))}"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Give each worker a PID namespace of its own, where that is allowed."""
+    """Give each worker a PID namespace of its own, or where that is refused, a mark of its own in the environment."""
     options = own_pids.unshare_options()
     if options is not None:
-        for spec in specs:
-            spec.python = str(own_pids.WORKER)
         os.environ.update(WORKER_PYTHON=sys.executable, WORKER_UNSHARE=options)
+    for spec in specs:
+        spec.python = (
+            str(own_pids.WORKER) if options is not None else f"env {MARK}={os.getpid()}-{spec.id} {sys.executable}"
+        )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a file together, which share its plain runs; and, without namespaces, those of NODE."""
+    """Keep the tests of a file together, which share its plain runs."""
     from tests.support.by_file import ByFile  # noqa: PLC0415  needs pytest-xdist
 
-    return ByFile(config, log, one_at_a_time=() if own_pids.unshare_options() is not None else NODE)
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to the report of a failure what the test's processes said last, their states and the load."""
+    report = yield
+    if report.failed:
+        post_mortem.add_to(report)
+    return report
+
+
+def pytest_runtest_logstart() -> None:
+    """Forget the processes of earlier tests."""
+    post_mortem.forget_ended()
 
 
 @pytest.fixture

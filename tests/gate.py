@@ -20,8 +20,8 @@ from collections import Counter
 
 import pytest
 
-from tests.support import own_pids
-
+WORKERS = "4"  # on two cores: they wait for processes more than they compute
+SHARED_OUT = ("--dist", "loadscope", "--no-loadscope-reorder")
 MAX_FLAKY = 3
 SLOWEST = 10
 
@@ -106,12 +106,10 @@ def main(arguments: list[str]) -> int:
         The exit status.
     """
     watch = Watch()
-    workers = "4" if own_pids.unshare_options() is not None else "2"
-    shared = ("--dist", "loadscope", "--no-loadscope-reorder")
-    status = int(pytest.main(["-n", workers, *shared, "--alone", "without", *arguments], [watch]))
+    status = int(pytest.main(["-n", WORKERS, *SHARED_OUT, "--alone", "without", *arguments], [watch]))
     has_ended = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
     if has_ended and len(watch.failed) <= MAX_FLAKY:
-        status = _both(status, int(pytest.main([*arguments, *shared, "--alone", "only", "-n", "1"], [watch])))
+        status = _both(status, int(pytest.main([*arguments, *SHARED_OUT, "--alone", "only", "-n", "1"], [watch])))
     watch.tell_slowest()
     if watch.missing:
         print(f"{watch.missing} of the tests that were collected did not run")

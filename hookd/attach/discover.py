@@ -238,7 +238,7 @@ def inspect(pid: int) -> Candidate | None:
 def _inspected(start: int, status: proc.Status) -> Candidate | None:
     pid = status.pid
     cmdline = tuple(proc.words(pid, "cmdline", _MAX_COMMAND))
-    if not is_python(pid, cmdline):
+    if not is_python(pid, cmdline) or not is_in_scope(pid):
         return None
     maps = proc.read(pid, "maps")
     has_torch, has_page = _LIBTORCH_IN_MAPS.search(maps) is not None, PAGE_LINK.encode() in maps
@@ -271,6 +271,15 @@ def holds_page(pid: int) -> bool:
 def has_torch(maps: list[proc.Mapping]) -> bool:
     """Say whether torch's library is mapped. Cheaper than to look inside, and harmless."""
     return any(_LIBTORCH.search(m.path) for m in maps)
+
+
+def is_in_scope(pid: int) -> bool:
+    """Return whether HOOKD_SCOPE of this tool, NAME=VALUE or NAME, is in the environment of a process; True without one."""
+    name, equals, value = os.environ.get("HOOKD_SCOPE", "").partition("=")
+    if not name:
+        return True
+    found = proc.environ(pid).get(name)
+    return found == value if equals else found is not None
 
 
 def is_disabled(pid: int) -> bool:

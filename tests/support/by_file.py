@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    import pytest
-
 
 class ByFile(LoadScopeScheduling):
-    """Give whole files to workers.
-
-    Args:
-        config: pytest's.
-        log: pytest-xdist's.
-        one_at_a_time: names of files of which no two run at a time.
-    """
-
-    def __init__(self, config: pytest.Config, log: Any, *, one_at_a_time: Collection[str]) -> None:
-        super().__init__(config, log)
-        self._one_at_a_time = one_at_a_time
+    """Give whole files to workers."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "one at a time" if Path(file).stem in self._one_at_a_time else file
+        return nodeid.partition("::")[0]
 
     def remove_node(self, node: Any) -> str | None:
         """Give what a worker that crashed has left to the others, without the test that it crashed in: that has failed."""

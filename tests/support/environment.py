@@ -72,7 +72,8 @@ def tool_environment(**extra: str | Path) -> dict[str, str]:
         path = {}
     except importlib.metadata.PackageNotFoundError:
         path = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "plugins")])}
-    return _without_python_and_hookd() | path | _places() | {k: str(v) for k, v in extra.items()}
+    scope = {"HOOKD_SCOPE": os.environ["HOOKD_SCOPE"]} if "HOOKD_SCOPE" in os.environ else {}
+    return _without_python_and_hookd() | path | scope | _places() | {k: str(v) for k, v in extra.items()}
 
 
 @once

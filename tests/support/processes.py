@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from tests.support.environment import BARE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import TypeVar
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 TARGET_NICENESS = 10
 PATIENCE_S = 60.0
 """How long a test waits for something that takes a second on an idle machine."""
+STARTED: list[Process] = []
+"""The processes of this test, and those of earlier ones that still run, for the report of a failure."""
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: str | Callable[[], str] = "") -> T:
@@ -68,6 +70,7 @@ class Process:
         self.out: list[str] = []
         self.err: list[str] = []
         self.command = [str(part) for part in command]
+        self._states_at_error: list[str] = []
         self._news = threading.Condition()
         self._open = 2
         self.popen = popen(
@@ -89,6 +92,7 @@ class Process:
         ]
         for reader in self._readers:
             reader.start()
+        STARTED.append(self)
 
     @property
     def pid(self) -> int:
@@ -151,12 +155,14 @@ class Process:
 
     def describe(self) -> str:
         tail = [*self.out[-15:], "-- stderr:", *self.err[-100:]]
+        if self._states_at_error:
+            tail += ["state at the error:", *self._states_at_error]
         return "\n".join([" ".join(self.command), f"pid {self.pid}, status {self.popen.poll()}", *tail])
 
     def close(self) -> None:
         """End it if it still runs, with all that it started, and release the pipes."""
         if self.popen.poll() is None:
-            below = _descendants(self.pid)
+            below = list(_pidfds(descendants(self.pid)))
             self.popen.kill()
             for child in below:
                 with contextlib.suppress(ProcessLookupError):
@@ -178,22 +184,45 @@ class Process:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self.popen.poll() is None:
+            self._states_at_error = list(states([self.pid, *descendants(self.pid)]))
         self.close()
 
 
-def _descendants(pid: int) -> list[int]:
-    """Return a pidfd of each process below one.
+def descendants(pid: int) -> list[int]:
+    """Return the pids of all processes below one.
 
     Not by psutil: that reads the state of every process of the machine, and waits for one that never ends its exec.
     """
-    found, pids = [], [pid]
-    while pids:
+    found, parents = [], [pid]
+    while parents:
         files: list[Path] = []
         with contextlib.suppress(OSError):  # it has just ended
-            files = list(Path(f"/proc/{pids.pop()}/task").glob("*/children"))
+            files = list(Path(f"/proc/{parents.pop()}/task").glob("*/children"))
         for file in files:
             with contextlib.suppress(OSError):
-                for child in map(int, file.read_text().split()):
-                    found.append(os.pidfd_open(child))
-                    pids.append(child)
+                children = [int(word) for word in file.read_text().split()]
+                found += children
+                parents += children
     return found
+
+
+def states(pids: list[int]) -> Iterator[str]:
+    """Yield one line for each process, from those files of /proc that never wait for a lock of the process."""
+    yield "   PID   PPID STATE         THREADS  CPU_S  NAME"
+    for pid in sorted(pids):
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+            cpu_s = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+        except (OSError, IndexError):
+            continue  # it has just ended
+        fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        parent, state, threads, name = (fields.get(name, "?") for name in ("PPid", "State", "Threads", "Name"))
+        yield f"{pid:6} {parent:>6} {state:13} {threads:>7} {cpu_s:6.1f}  {name}"
+
+
+def _pidfds(pids: list[int]) -> Iterator[int]:
+    """Yield a pidfd of each process that still is there. The caller closes it."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            yield os.pidfd_open(pid)

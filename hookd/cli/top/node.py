@@ -73,7 +73,7 @@ class Node:
 
     def _try(self, pid: int) -> None:
         with contextlib.suppress(HookdError, OSError, ValueError):  # it has gone, or is not ours to see
-            fd = discover.find_page(pid)
+            fd = discover.find_page(pid) if discover.is_in_scope(pid) else None
             if fd is not None:
                 try:
                     target = Target(pid, proc.start_ticks(pid), page.PageReader(fd))
