@@ -43,7 +43,7 @@ _MODULES_PER_S = 200
 """and so many for each second since the call before: a share of the time that does not depend on the step's length;"""
 _LARGEST_PORTION = 24
 """but no more than these, however long a step is: it would be noticed;"""
-_PORTION_S = 0.002
+_PORTION_NS = 2_000_000
 """nor any more once they have taken so long: code that is compiled for a kind of module takes a millisecond."""
 _BREATH_S = 0.0005
 """How long hookd's own thread leaves the interpreter to the training between two shapes that it compiles."""
@@ -212,11 +212,12 @@ class Models:
             self._session.namespace["no_frame"](frame)
 
     def _proceed(self, model: Model) -> None:
-        now = time.monotonic()
-        since_s = min(now - model.proceeded_at, 1.0) if model.proceeded_at else 0.0
-        model.proceeded_at = now
+        clock = self._session.clock
+        now_ns = clock()
+        since_s = min((now_ns - model.proceeded_ns) / 1e9, 1.0) if model.proceeded_ns else 0.0
+        model.proceeded_ns = now_ns
         portion = min(max(_PORTION, int(_MODULES_PER_S * since_s)), _LARGEST_PORTION)
-        while portion and model.walk is not None and time.monotonic() < now + _PORTION_S:
+        while portion and model.walk is not None and clock() - now_ns < _PORTION_NS:
             self._plan_modules(self.names.proceed(model, 1))
             portion -= 1
         if model.walk is None:

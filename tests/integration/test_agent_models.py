@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel
 
 from hookd import Plugin, hookimpl
-from tests.support.agent import running
+from tests.support.agent import Clock, running
 from tests.support.watched import is_watched
 
 X = torch.ones(2, 4)
@@ -146,11 +146,10 @@ def test_the_heartbeat_of_a_thread_that_ended_is_given_back() -> None:
         assert len(agent.read().heartbeats) <= 2  # this thread's and hookd's own
 
 
-def test_after_an_attach_a_deep_model_is_learnt_in_portions_parents_first(monkeypatch) -> None:
-    monkeypatch.setattr("hookd.agent.models._PORTION_S", 60)  # a slow machine learns fewer in the time that there is
+def test_after_an_attach_a_deep_model_is_learnt_in_portions_parents_first() -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(40)])
     names = [name or "(root)" for name, _ in model.named_modules()]
-    with running(Names, method="attach") as agent:
+    with running(Names, method="attach", clock=Clock()) as agent:
         seen, counts = agent.plugin("names").seen, []
         while not counts or counts[-1] < len(names):
             seen.clear()
@@ -188,7 +187,7 @@ def test_what_changes_the_training_is_armed_everywhere_at_once() -> None:
 def test_a_model_that_is_dropped_while_it_is_learnt_is_forgotten() -> None:
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(40)])
     ref = weakref.ref(model)
-    with running(Names, method="attach") as agent:
+    with running(Names, method="attach", clock=Clock()) as agent:
         model(X)
         models = agent.session.models
         assert len(models.learning) == 1

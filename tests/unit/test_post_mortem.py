@@ -20,7 +20,7 @@ def test_fails():
 def test_it_has_the_last_lines_of_processes_their_states_and_the_load(tmp_path):
     (tmp_path / "test_it.py").write_text(TEST)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "test_it.py"],
+        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:randomly", "test_it.py"],
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
