@@ -48,7 +48,11 @@ def test_what_fails_runs_once_more_alone_and_is_named(tmp_path, more, status, sa
     done = subprocess.run(
         [sys.executable, "-m", "tests.gate", "-n", "1"],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "-p tests.conftest -p no:randomly"},
+        env={
+            "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_ADDOPTS": "-p tests.conftest -p no:randomly",
+        },
         stdout=subprocess.PIPE,
         text=True,
         timeout=100,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,12 +31,6 @@ def test_it_has_the_last_lines_of_processes_their_states_and_the_load(tmp_path):
     )
     sections = done.stdout.partition("- process ")[2]
     assert done.returncode == 1
-    for wanted in (
-        "\nstep 7\n",
-        "\nstate at the error:\n",
-        "PPID STATE",
-        "(sleeping)",
-        "machine at the failure",
-        "\nload ",
-    ):
+    for wanted in ("\nstep 7\n", "\nstate at the error:\n", "machine at the failure", "\nload "):
         assert wanted in sections, done.stdout
+    assert re.search(r"\n +\d+ +\d+ [RSD] \(\w+", sections), done.stdout
