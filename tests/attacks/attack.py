@@ -40,6 +40,7 @@ class Attack:
 
     Attributes:
         actor: one of ACTORS.
+        chapter: the module that registers it.
         title: what the attacker does, and to what end.
         tries, short: how often it is tried in full and in the short form.
         is_long: its short form takes longer than the others: `make long` makes it, and `make test` does not.
@@ -47,6 +48,7 @@ class Attack:
     """
 
     name: str
+    chapter: str
     actor: str
     title: str
     tries: int
@@ -75,7 +77,7 @@ def attack(
     def register(play: Callable[[int], Result]) -> Callable[[int], Result]:
         name = play.__name__.strip("_")
         assert name not in ATTACKS, name
-        ATTACKS[name] = Attack(name, actor, title, tries, short, is_long, play)
+        ATTACKS[name] = Attack(name, play.__module__.rpartition(".")[2], actor, title, tries, short, is_long, play)
         return play
 
     return register

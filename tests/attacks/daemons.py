@@ -184,6 +184,7 @@ def _serving_as(uid: int) -> Iterator[DaemonClient]:
     "Three daemons whose rules take the same processes at one moment, two of root and one of the user",
     tries=5,
     short=1,
+    is_long=True,
 )
 def daemons_at_once(count: int) -> Result:
     wrong = []

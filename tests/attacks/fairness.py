@@ -75,6 +75,7 @@ def _is_served(daemon: Daemon, pid: int) -> bool:
     "1,000 processes that ask for hookd and never answer, to keep it from another user's job",
     tries=1000,
     short=60,
+    is_long=True,
 )
 def fakes_delay_others(count: int) -> Result:
     with contextlib.ExitStack() as stack:

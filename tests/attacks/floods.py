@@ -159,6 +159,7 @@ def flood_of_kinds(tries: int) -> Result:
     "Many processes of one user, each of a run of its own, tell huge incidents",
     tries=200_000,
     short=20_000,
+    is_long=True,
 )
 def flood_of_runs(tries: int) -> Result:
     return _flood(tries, processes=40, runs=40, bytes=4000)

@@ -94,6 +94,7 @@ def _race(modes: tuple[str, ...], delays_us: tuple[int, ...], tries: int, timeou
     "a target",
     "Claim the mailbox at an address of its choice and become a set-user-ID program, which has memory there",
     tries=2000, short=40,
+    is_long=True,
 )  # fmt: skip
 def setuid_mailbox(tries: int) -> Result:
     return _race(("asked", "steered"), (0, -1, 50, 200, 500, 1000, 3000), tries, timeout_s=0.5)
@@ -108,6 +109,7 @@ def setuid_in_a_call(tries: int) -> Result:
     "a target",
     "Six fakes keep hookd busy inside the function that it calls, by system calls or computing, to take the processors from others",
     tries=6, short=1,
+    is_long=True,
 )  # fmt: skip
 def spin(tries: int) -> Result:
     with programs() as (fake, torch, _), tempfile.TemporaryDirectory(dir="/run") as place, _Normal(place) as loop:

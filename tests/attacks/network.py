@@ -219,6 +219,7 @@ def guessing(tries: int) -> Result:
     "Tell from the time of an answer whether a name is a user's, where passwords are hashed at several costs",
     tries=400,
     short=60,
+    is_long=True,
 )
 def password_timing(tries: int) -> Result:
     """Compare pairs, one known and one unknown name each, in random order: a sign test, which no outlier moves."""

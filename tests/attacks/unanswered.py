@@ -88,6 +88,7 @@ def _restart_s(daemon: Daemon) -> tuple[float, float]:
     "neither serve others nor be restarted",
     tries=20,
     short=5,
+    is_long=True,
 )  # fmt: skip
 def memory_never_read(count: int) -> Result:
     with contextlib.ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hookd.attach.discover import find_page
 from hookd.attach.owner import user_name
 from tests.support import stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
@@ -42,10 +44,31 @@ def hookd(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.fixture
-def training() -> Iterator[Process]:
+@contextlib.contextmanager
+def started() -> Iterator[Process]:
     with Process([bare_python(), TRAIN], env=target_environment()) as process:
         process.expect(r"^step 3 ")
+        yield process
+
+
+@pytest.fixture(scope="module")
+def shared_training() -> Iterator[Process]:
+    with started() as process:
+        yield process
+
+
+@pytest.fixture
+def training(shared_training: Process) -> Iterator[Process]:
+    """Return a training process that tests share, without an agent at the beginning of each."""
+    yield shared_training
+    if find_page(shared_training.pid) is not None:
+        hookd("detach", str(shared_training.pid))
+
+
+@pytest.fixture
+def own_training() -> Iterator[Process]:
+    """Return one that the test may end."""
+    with started() as process:
         yield process
 
 
@@ -286,24 +309,26 @@ def test_the_whole_way_in_the_foreground(training):
 
 
 @pytest.mark.load
-def test_the_last_words_of_a_killed_process_can_be_read_while_a_foreground_attach_serves_them(training):
-    with attach(training.pid, "-p", "timing") as watching:
+def test_the_last_words_of_a_killed_process_can_be_read_while_a_foreground_attach_serves_them(own_training):
+    with attach(own_training.pid, "-p", "timing") as watching:
         answer_of(watching)
-        wait_until(lambda: json.loads(hookd("report", str(training.pid), "--json").stdout)["step"]["counted"] > 2)
-        training.signal(signal.SIGKILL)
-        training.wait()
-        watching.expect(rf"^process {training.pid} was killed by SIGKILL")
-        done = hookd("report", str(training.pid))
+        wait_until(lambda: json.loads(hookd("report", str(own_training.pid), "--json").stdout)["step"]["counted"] > 2)
+        own_training.signal(signal.SIGKILL)
+        own_training.wait()
+        watching.expect(rf"^process {own_training.pid} was killed by SIGKILL")
+        done = hookd("report", str(own_training.pid))
         assert done.returncode == 0, done.stderr
         assert re.search(r"^lost \(signal SIGKILL\), \d+ steps? done", done.stdout, re.MULTILINE)
         assert re.search(r"qkv +Linear +\d+ +[\d.]+ [mµ]s", done.stdout)
-        row = next(row for row in json.loads(hookd("status", "--json").stdout)["targets"] if row["pid"] == training.pid)
+        row = next(
+            row for row in json.loads(hookd("status", "--json").stdout)["targets"] if row["pid"] == own_training.pid
+        )
         assert row["state"] == "lost"
         assert row["step"]["counted"] > 2
         assert watching.pid in [one["pid"] for one in row["served_by"]]
-        assert re.search(rf"^ *{training.pid} +train\.py +0 +lost ", hookd("status").stdout, re.MULTILINE)
-    assert hookd("report", str(training.pid)).returncode == 4
-    assert training.pid not in [row["pid"] for row in json.loads(hookd("status", "--json").stdout)["targets"]]
+        assert re.search(rf"^ *{own_training.pid} +train\.py +0 +lost ", hookd("status").stdout, re.MULTILINE)
+    assert hookd("report", str(own_training.pid)).returncode == 4
+    assert own_training.pid not in [row["pid"] for row in json.loads(hookd("status", "--json").stdout)["targets"]]
 
 
 def test_detach_ends_what_a_foreground_attach_holds(training):
@@ -417,7 +442,7 @@ def test_the_whole_way_through_a_daemon(training, daemon):
         rf"^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ hookd INFO: attached to process {training.pid} of user {USER} as asked: "
         rf"run {re.escape(run)}, rank 0, for user {USER} \(process \d+\).*payload sha256 [0-9a-f]{{64}}; plugins nan "
     )
-    assert [row["pid"] for row in status["targets"] if row["run"] == run] == [training.pid]
+    assert [row["pid"] for row in status["targets"] if row["run"] == run] == [training.pid], status["targets"]
     assert run in hookd("status", HOOKD_HOST=host).stdout
     assert json.loads(hookd("report", str(training.pid), "--json", "--host", host).stdout)["pid"] == training.pid
 

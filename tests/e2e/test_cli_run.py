@@ -72,6 +72,7 @@ def test_an_address_that_is_taken_is_told_before_anything_runs():
             assert "--listen" in "\n".join(second.err)
 
 
+@pytest.mark.load
 def test_without_listen_the_command_is_served_all_the_same():
     with run("--", bare_python(), TRAIN) as process:
         url = process.expect(r"http://127\.0\.0\.1:[1-9]\d*/metrics").group()
@@ -81,7 +82,11 @@ def test_without_listen_the_command_is_served_all_the_same():
         assert NOBODY not in process.err
 
 
-@pytest.mark.parametrize("words", [["env", "-i"], ["env", "PYTHONPATH="], []], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [["env", "-i"], *(pytest.param(one, marks=pytest.mark.load) for one in (["env", "PYTHONPATH="], []))],
+    ids=" ".join,
+)
 def test_a_command_in_which_nobody_was_watched_says_so_at_its_end(words):
     isolated = [] if words else ["-I"]
     with run("--", *words, bare_python(), *isolated, "-c", "import torch; print('ran')") as process:

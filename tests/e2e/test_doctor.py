@@ -14,7 +14,7 @@ from hookd.attach import AttachRequest, Control, attach, detach
 from hookd.cli import checks, target_checks
 from hookd.config import PluginSpec
 from tests.e2e.test_upgrade import Other, keep
-from tests.support import stub, tool, training
+from tests.support import forked, stub, tool, training
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.training import Job
@@ -35,7 +35,7 @@ def doctor(pid: int, *, status: int) -> dict[str, dict[str, str]]:
 
 
 def test_a_training_process_and_who_holds_its_agent(tmp_path):
-    with Process(Job("puppet.py").command(), env=training.environment(), stdin=True) as target:
+    with Process(Job("puppet.py").command(), env=training.environment(), stdin=True, popen=forked.Popen) as target:
         target.expect("^ready$")
         found = doctor(target.pid, status=0)
         assert found["Python"]["found"].startswith(f"CPython {sys.version_info[0]}.{sys.version_info[1]}")

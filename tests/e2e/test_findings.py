@@ -68,13 +68,7 @@ def assert_found(told: list[dict[str, Any]], plugin: str, kind: str) -> None:
     assert [one for one in told if one["step"] < AT] == [], "told before anything was wrong"
 
 
-BY_NAN_ALONE = [fault for fault, (plugin, _) in FOUND.items() if plugin == "nan"]
-"""In the shared net test_faults.py finds these, layer by layer."""
-
-
-@pytest.mark.parametrize(
-    "fault", [pytest.param(one, marks=[pytest.mark.load] * (one in BY_NAN_ALONE)) for one in FOUND]
-)
+@pytest.mark.parametrize("fault", [pytest.param(one, marks=[pytest.mark.load] * (one != "dead-relu")) for one in FOUND])
 def test_a_fault_of_ours_is_found_and_named(fault):
     assert_found(incidents(of("faulty.py", fault), CLOSE), *FOUND[fault])
 
@@ -90,13 +84,17 @@ def test_a_shared_fault_is_found_and_named(fault, workloads):
 
 
 def test_a_leak_is_named_by_the_module_whose_output_is_kept():
-    (leak,) = [one for one in incidents(of("faulty.py", "leak"), CLOSE) if one["kind"] == "leak"]
+    told = incidents(of("faulty.py", "leak"), CLOSE)
+    assert_found(told, *FOUND["leak"])
+    (leak,) = [one for one in told if one["kind"] == "leak"]
     assert leak["modules"] == ["(root)"]
     assert AT <= leak["since_step"] <= AT + 2
     assert "(root)" in leak["message"]
 
 
-@pytest.mark.parametrize("job", [Job("faulty.py"), Job("checkpointed.py")], ids=str)
+@pytest.mark.parametrize(
+    "job", [Job("faulty.py"), pytest.param(Job("checkpointed.py"), marks=pytest.mark.load)], ids=str
+)
 def test_a_healthy_job_of_ours_is_quiet(job):
     assert incidents(Job(job.script, f"--steps 100 --pause 0.005 {job.arguments}"), OBSERVERS) == []
 

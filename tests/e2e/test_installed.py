@@ -46,7 +46,9 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("attachable")
-@pytest.mark.parametrize("is_first", [True, False], ids=["imported-before", "imported-while-attached"])
+@pytest.mark.parametrize(
+    "is_first", [pytest.param(True, marks=pytest.mark.load), False], ids=["imported-before", "imported-while-attached"]
+)
 def test_modules_that_are_installed_are_the_same_before_during_and_after_an_attach(directory, is_first):
     command = [sys.executable, TARGETS / "importing.py"]
     with Process(command, env=environment(directory), stdin=True) as process:
@@ -92,7 +94,7 @@ except hookd.TrainingError as error:
 """
 
 
-@pytest.mark.parametrize("order", ["torch-first", "hookd-first"])
+@pytest.mark.parametrize("order", ["torch-first", pytest.param("hookd-first", marks=pytest.mark.load)])
 def test_a_script_under_hookd_run_imports_what_is_installed_and_catches_its_classes(directory, order):
     own, torch = "import sys\n" + STARTS, TRAINS
     text = (

@@ -38,6 +38,27 @@ def states(page: Page, plugin: str) -> set[str]:
     return {state for (name, state), on in page.values()["hookd_plugin_state"].items() if name == plugin and on}
 
 
+IN_ERROR = ("raises", "exits", "recurses", "returns")
+"""Those that are in error at every event."""
+
+
+def test_plugins_in_error_are_quarantined_and_counted_together_and_harm_nothing():
+    """The tests below that only `make long` runs look at each alone."""
+    with observed(TRANSFORMER, *IN_ERROR, "calls", "select_raises", "leave_raises", "leaks", "everything") as page:
+        values = page.values()
+        errors = values["hookd_plugin_errors"]
+        for plugin in IN_ERROR:
+            assert errors[(plugin,)] >= 3
+            assert states(page, plugin) == {"quarantined"}
+            assert 1 <= len([entry for entry in page.read().logs if plugin in entry["message"]]) <= 12
+        assert errors[("select_raises",)] >= 1
+        assert not errors.get(("everything",))
+        assert not errors.get(("calls",))
+        assert values["hookd_everything_events"][("step_post",)] >= 20
+        assert values["hookd_calls_calls"][()] > 100
+
+
+@pytest.mark.load
 @pytest.mark.parametrize(
     ("plugin", "job"), [("raises", TRANSFORMER), ("exits", JOB), ("recurses", JOB), ("returns", TRANSFORMER)], ids=str
 )
@@ -52,6 +73,7 @@ def test_a_plugin_in_error_at_every_event_is_quarantined_counted_and_harmless(pl
         assert 1 <= len(logged) <= 12, "logged, but not at every event"
 
 
+@pytest.mark.load
 def test_a_plugin_that_calls_modules_itself_is_not_observed_by_itself():
     with observed(TRANSFORMER, "calls", "everything") as page:
         values = page.values()
@@ -69,11 +91,13 @@ def test_a_plugin_that_sleeps_is_charged_for_it():
         assert spent[("sleeps",)] > 3 * spent[("everything",)]
 
 
+@pytest.mark.load
 def test_a_plugin_that_leaves_torchs_modes_changed_changes_nothing():
     with observed(JOB, "leaks") as page:
         assert page.values()["hookd_steps"][()] >= 39
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("plugin", ["select_raises", "leave_raises"])
 def test_a_plugin_in_error_beside_the_events_is_counted(plugin):
     with observed(JOB, plugin, "everything") as page:
@@ -83,7 +107,7 @@ def test_a_plugin_in_error_beside_the_events_is_counted(plugin):
 
 
 def test_a_plugin_that_cannot_be_configured_is_refused_with_its_reason(attachable):
-    with training.start(Job("mlp.py", "--steps 0 --pause 0.01")) as process:
+    with training.start_warm(Job("mlp.py", "--steps 0 --pause 0.01")) as process:
         process.expect("^step 3 ")
         options = ["--listen", "127.0.0.1:0", "-p", "configure_raises", "--plugin-dir", str(PLUGIN_DIR)]
         with Process([*tool.HOOKD, "attach", str(process.pid), *options], env=tool.tool_environment()) as attach:
@@ -98,7 +122,7 @@ def test_hostile_plugins_can_be_attached_and_detached(attachable):
     names = ("raises", "exits", "recurses", "returns", "calls", "select_raises", "leave_raises", "everything")
     plugins = [*tool.plugin_options(names), "--plugin-dir", PLUGIN_DIR]
     job = Job("transformer.py", "--steps 60")
-    with training.start(job, "--pause", "0.15") as process:
+    with training.start_warm(job, "--pause", "0.15") as process:
         process.expect("^step 5 ")
         with Attachment([process.pid], *plugins) as attachment:
             wait_until(lambda: attachment.metrics().total("hookd_steps_total") >= 5, what="five steps")

@@ -25,10 +25,10 @@ SMALL = "--width 32 --batch 4 --length 32"
 
 OWN = [
     Job("mlp.py", "--steps 60"),
-    Job("checkpointed.py", "--steps 60 --kind reentrant"),
     Job("amp.py", "--steps 60"),
 ]
 MORE = [
+    Job("checkpointed.py", "--steps 60 --kind reentrant"),
     Job("threads.py", "--steps 60"),
     Job("compiled.py", "--steps 60"),
     Job("convnet.py", "--steps 60"),
@@ -42,7 +42,6 @@ MORE = [
 ALIKE_UNDER_RUN = [
     *MORE,
     Job("mlp.py", "--steps 60"),
-    Job("checkpointed.py", "--steps 60 --kind reentrant"),
 ]
 """Attached to in mid-training they show what the agent does with them; a start under `hookd run` is that of the others."""
 SHARED = [Job("workloads/charlm.py", f"--steps 60 {SMALL} --scaler --clip 0.5")]

@@ -209,8 +209,9 @@ def test_a_module_with_a_hook_of_its_own(order: str) -> None:
     assert compiled(order, "module", "aot_eager", "hooked") == plain("module", "aot_eager", "hooked")
 
 
-@pytest.mark.parametrize("order", ["after", pytest.param("before", marks=pytest.mark.load)])
-@pytest.mark.parametrize("kind", ["method", pytest.param("wrapper", marks=pytest.mark.load)])
+@pytest.mark.load
+@pytest.mark.parametrize("order", ["after", "before"])
+@pytest.mark.parametrize("kind", ["method", "wrapper"])
 def test_blocks_compiled_one_by_one_with_hooks_of_their_own_share_their_frames(order: str, kind: str) -> None:
     assert compiled(order, kind, program=PIECES) == plain_pieces(kind)
 

@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -130,9 +130,12 @@ def outcome(model: nn.Module) -> object:
     return found
 
 
-@given(node=NODES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_events_values_and_errors_are_those_of_the_patch_in_python(node) -> None:
+@pytest.mark.parametrize("examples", [15, pytest.param(200, marks=pytest.mark.load)])
+def test_events_values_and_errors_are_those_of_the_patch_in_python(examples) -> None:
+    settings(max_examples=examples, deadline=None)(given(node=NODES)(assert_alike))()
+
+
+def assert_alike(node) -> None:
     plain = outcome(made(node))
     with running(Events) as agent:
         entered = outcome(made(node)), agent.plugin("events").seen

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from torch import nn
 
 from hookd import Plugin, hookimpl
@@ -98,9 +98,12 @@ def seen_of(node):
 
 
 @pytest.mark.usefixtures("entry")
-@given(node=NODES)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_calls_values_errors_and_what_is_remembered_are_those_of_the_patch_in_python(node) -> None:
+@pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.load)])
+def test_calls_values_errors_and_what_is_remembered_are_those_of_the_patch_in_python(examples) -> None:
+    settings(max_examples=examples, deadline=None)(given(node=NODES)(assert_alike))()
+
+
+def assert_alike(node) -> None:
     entered = seen_of(node)
     with pytest.MonkeyPatch.context() as switched:
         switched.setenv("HOOKD_ENTRY", "0")
