@@ -95,10 +95,12 @@ _DOCKER_RUN = (
 COMMANDS: dict[str, Run | By | Cannot] = {
     # README.md, docs/start.md
     "make demo": By("tests/e2e/test_demo.py::test_the_demo_shows_the_whole_way"),
+    "make check": Cannot("it is a part of this"),
     "make test": Cannot("this is it"),
+    "make flakes": Cannot("it takes three hours"),
+    "HOOKD_SCOPE=SLURM_JOB_ID=$SLURM_JOB_ID hookd serve": Cannot("it needs Slurm; test_attach_discover.py has the variable"),
     'make test ARGS="tests/unit -k page"': Cannot("this is it"),
     'make test JOBS=0 ARGS="--pdb -x"': Cannot("this is it"),
-    "make long": Cannot("it takes an hour"),
     "make docs": By("tests/unit/test_docs.py::test_the_site_is_made_without_a_warning"),
     "make help": Run("make demo .*\n(.*\n)*make test ", at_home=True, given="", needs="make"),
     "python3 -m venv /opt/hookd && /opt/hookd/bin/pip install .": Cannot(
