@@ -98,7 +98,9 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "make check": Cannot("it is a part of this"),
     "make test": Cannot("this is it"),
     "make flakes": Cannot("it takes three hours"),
-    "HOOKD_SCOPE=SLURM_JOB_ID=$SLURM_JOB_ID hookd serve": Cannot("it needs Slurm; test_attach_discover.py has the variable"),
+    "HOOKD_SCOPE=SLURM_JOB_ID=$SLURM_JOB_ID hookd serve": Cannot(
+        "it needs Slurm; test_attach_discover.py has the variable"
+    ),
     'make test ARGS="tests/unit -k page"': Cannot("this is it"),
     'make test JOBS=0 ARGS="--pdb -x"': Cannot("this is it"),
     "make docs": By("tests/unit/test_docs.py::test_the_site_is_made_without_a_warning"),
