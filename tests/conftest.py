@@ -43,6 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C reach child processes, also below `nohup` and CI runners, which pass SIGINT on as ignored; set the scope."""
+    # Several workers share a processor: OpenMP's threads wait for each other by computing, which took 8 times as long.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
