@@ -39,6 +39,7 @@ KINDS = {
     "with NaN and infinities": lambda x, dtype: sprinkled(x),
     "nothing finite": lambda x, dtype: x * INF,
     "small": lambda x, dtype: x * 1e-6,
+    "very small": lambda x, dtype: x * 1e-22,
     "tiny": lambda x, dtype: x * 1e-30,
     "huge": lambda x, dtype: x * LARGE[dtype],
     "drifting": lambda x, dtype: torch.arange(len(x)).clamp(max=60000),

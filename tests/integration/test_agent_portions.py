@@ -227,6 +227,7 @@ def test_in_inference_mode_each_is_handed_over_at_once() -> None:
     assert second == [["0"], ["1"], ["(root)"]]
 
 
+@pytest.mark.usefixtures("either_way")
 class TestKept:
     """Small outputs of calls that nobody is told of are kept alive inside of the outermost call, and there alone."""
 
@@ -258,6 +259,7 @@ class TestKept:
                 net(torch.ones(2, 4))
                 agent.session.resample()
                 agent.session.namespace["on_0_forwards"] = False  # as in the steps between the sampled ones
+                agent.session.models.arm()
         return outputs
 
     def test_inside_all_are_there_and_afterwards_none(self) -> None:

@@ -100,19 +100,6 @@ def test_what_is_wrong_is_told_in_a_line(run):
     assert told.count("division by zero") == 1
 
 
-def test_the_table_in_html_escapes_what_a_model_says():
-    from hookd.integrations.table import Table
-
-    report = {
-        "state": "running", "step": {"text": "step 1"}, "overhead": {"ratio": None}, "metrics": {},
-        "incidents": [{"kind": "nan", "message": MARKUP}],
-        "modules": [{"name": MARKUP, "type": MARKUP, "metrics": {}}],
-    }  # fmt: skip
-    told = Table(report)._repr_html_()
-    assert MARKUP not in told
-    assert told.count("&lt;script&gt;") == 3
-
-
 @pytest.fixture
 def kernel(monkeypatch, tmp_path):
     """A kernel of this Python, in a process of its own."""

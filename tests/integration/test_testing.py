@@ -381,6 +381,17 @@ class TestBitIdentity:
         with pytest.raises(AssertionError, match="step 1: the state of numpy's random numbers differs"):
             assert_bit_identical(Drawing, steps=1)
 
+    def test_what_is_there_with_the_plugin_alone_is_found(self):
+        class Adding(Widths):
+            @hookimpl
+            def forward(self, module):
+                held = module.torch()
+                if held is not None and "extra" not in dict(held.named_buffers(recurse=False)):
+                    held.register_buffer("extra", torch.zeros(1))
+
+        with pytest.raises(AssertionError, match=r"step 1: the weight .*extra differs"):
+            assert_bit_identical(Adding, steps=1)
+
     def test_a_training_that_differs_from_itself_is_told(self):
         number = itertools.count()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hookd_activations.findings import Losses
+from hookd_activations.findings import INCIDENTS, Losses
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -245,3 +245,16 @@ def test_a_loss_near_0_that_jumps_at_a_hard_sample_is_no_spike():
     assert not any(losses.is_spike(0, value) for value in [*quiet, 0.14, *quiet])
     narrow = Losses(3.0)
     assert [narrow.is_spike(0, value) for value in [*(2.5 + 0.01 * (k % 10) for k in range(64)), 4.0]][-1]
+
+
+def test_of_one_kind_so_many_findings_are_reported_and_the_gauge_shows_all(hook):
+    model = nn.Sequential(
+        *(layer for _ in range(INCIDENTS + 2) for layer in (nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)))
+    )
+    for layer in model[::3]:
+        nn.init.constant_(layer.bias, -100.0)
+    hook.start("activations", every=1, vanishing=1e-30)
+    train(model, steps=4)
+    dead = [incident["module"] for incident in hook.incidents if incident["kind"] == "dead"]
+    assert (len(dead), len(set(dead))) == (INCIDENTS, INCIDENTS)
+    assert sum(kind == "dead" for _, kind in hook.metric("activations_finding")) == INCIDENTS + 2

@@ -237,3 +237,27 @@ def test_parameters_on_the_meta_device_and_empty_ones_are_left_out(hook, group):
     hook.start(Reader)
     found = replicas([("", net)], Reader.context.is_readable, is_all=True, is_gradients=False)
     assert [one.name for one in found] == ["whole"]
+
+
+class Marks:
+    """In the place of the gauge: each mark with the checksums that are published at that moment."""
+
+    def __init__(self, hook):
+        self.hook, self.seen = hook, []
+
+    def set(self, value):
+        self.seen.append((value, self.hook.metric("drift_checksum")))
+
+
+def test_the_mark_is_taken_away_before_the_checksums_change(hook, group):
+    hook.start("drift", every=EVERY)
+    model = DistributedDataParallel(Net())
+    train(model, 2 * EVERY)
+    before = hook.metric("drift_checksum")
+    hook.plugin("drift").mark = marks = Marks(hook)
+    model.module.second.weight.data += 1
+    train(model, EVERY)
+    (taken_away, unchanged), (mark, changed) = marks.seen
+    assert (taken_away, unchanged) == (0, before)
+    assert mark > 0
+    assert changed != before

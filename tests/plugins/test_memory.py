@@ -11,7 +11,7 @@ from collections import deque
 import psutil
 import pytest
 import torch
-from hookd_memory.trend import LEAST, SPAN, Trend
+from hookd_memory.trend import LEAST, MOST, SPAN, Trend
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -167,6 +167,12 @@ def followed(values):
     for step, value in enumerate(values):
         is_leak |= trend.add(step, round(value)) and trend.is_leak
     return trend, is_leak
+
+
+def test_buckets_that_were_joined_in_pairs_cover_as_much_time_as_later_ones():
+    count = MOST * SPAN * 3 // 2
+    trend, _ = followed([100 * MIB] * count)
+    assert trend.since == pytest.approx(count / 3, abs=2 * SPAN), "a third of the time is left out as the warm-up"
 
 
 base = st.integers(100, 20_000).map(lambda mib: mib * MIB)

@@ -46,3 +46,15 @@ def test_a_batch_dimension_that_the_input_has_not_is_told_of_once(hook, dim, is_
     told = [one["message"] for one in hook.incidents]
     assert len(told) == is_odd
     assert all(f"batch_dim={dim}, but the input of (root) has 2 dimensions" in text for text in told)
+
+
+def test_a_step_of_two_optimizers_counts_its_samples_once(hook):
+    model = net()
+    optimizers = [torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()]
+    hook.start("timing", every=64)
+    for _ in range(20):
+        model(torch.randn(6, 4)).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert hook.value("timing_samples") == pytest.approx(20 * 6, abs=6), "give or take the step in progress"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import socket
 import time
 
@@ -125,3 +126,15 @@ def test_requests_that_come_together_are_answered_one_by_one(serve):
     with contextlib.closing(Client(control)) as client:
         client._socket.sendall(b"".join(json.dumps({"op": "x", "n": n}).encode() + b"\n" for n in range(100)))
         assert [json.loads(client._file.readline())["n"] for _ in range(100)] == list(range(100))
+
+
+def test_descriptors_of_a_client_that_leaves_are_closed(serve):
+    control, _ = serve(None)
+    reading, writing = os.pipe()
+    client = Client(control)
+    socket.send_fds(client._socket, [b"{"], [writing])  # half a request: nobody takes the descriptor
+    os.close(writing)
+    client.close()
+    with open(reading, "rb") as pipe:
+        wait_until(lambda: select.select([pipe], [], [], 0)[0], what="the end of the pipe")
+        assert pipe.read() == b""

@@ -173,3 +173,18 @@ def test_without_py_spy_the_error_says_how_to_get_it(monkeypatch):
     with pytest.raises(HookdError) as caught:
         native.dump(1)
     assert (caught.value.reason, "hookd[stack]" in caught.value.hint) == ("no-py-spy", True)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999, "999"), (1000, "1 k"), (10**6, "1 M"), (10**9, "1 G"), (10**12, "1 T"), (12_345_678, "12.3 M"), (None, "?")],
+)  # fmt: skip
+def test_a_number_of_elements_has_the_largest_unit_that_fits(value, text):
+    assert snapshot.count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (1023, "1023 B"), (1 << 10, "1 KiB"), (1 << 20, "1 MiB"), (1 << 30, "1 GiB"), (1 << 40, "1 TiB")]
+)  # fmt: skip
+def test_a_number_of_bytes_has_the_largest_unit_that_fits(value, text):
+    assert snapshot.size(value) == text

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from hookd import labels
 from hookd.attach.container import Container
-from hookd.daemon.collector import FleetCollector, Tally
+from hookd.daemon.collector import PAUSE_BUCKETS_S, FleetCollector, Tally
 from hookd.daemon.families import PageFamily, encode
 from hookd.daemon.kinds import MOST_OF_TARGET
 from hookd.daemon.scrapes import render
@@ -404,3 +404,13 @@ def test_attaches_are_counted_by_result_with_their_pauses(fleet):
     assert found["hookd_attach_total", ("result", "timeout")] == 1
     assert found["hookd_attach_pause_seconds_bucket", ("le", "0.0002")] == 1
     assert found["hookd_attach_pause_seconds_bucket", ("le", "+Inf")] == 2
+
+
+@pytest.mark.parametrize("bound", PAUSE_BUCKETS_S)
+def test_a_pause_as_long_as_a_bound_counts_in_its_bucket(fleet, bound):
+    tally = Tally()
+    tally.count("ok", bound)
+    (pauses,) = [family for family in tally.families() if family.name == "hookd_attach_pause_seconds"]
+    buckets = {one.labels["le"]: one.value for one in pauses.samples if one.name.endswith("_bucket")}
+    assert [le for le, value in buckets.items() if float(le) < bound and value] == []
+    assert next(value for le, value in buckets.items() if float(le) == bound) == 1

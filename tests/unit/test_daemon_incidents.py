@@ -245,6 +245,29 @@ def test_what_waits_for_the_disk_is_one_row_with_what_is_in_the_file(tmp_path):
     store.close()
 
 
+class Meanwhile:
+    """A receiver whose question is asked while the writing thread has a batch in hand."""
+
+    name = "meanwhile"
+
+    def __init__(self, come):
+        self._come = [come]
+
+    def wants(self, _incident):
+        if threading.current_thread() is not threading.main_thread() and self._come:
+            self._come.pop()()
+        return False
+
+
+def test_an_equal_incident_that_comes_while_the_first_is_written_is_counted(tmp_path):
+    store = IncidentStore(tmp_path / incidents.NAME)
+    store.listen(Meanwhile(lambda: store.add(TARGET, "a", "0", [spike(2)])))
+    store.add(TARGET, "a", "0", [spike(1)])
+    assert store.flush()
+    assert [(row["count"], row["last_seq"]) for row in store.query()] == [(2, 2)]
+    store.close()
+
+
 def test_a_receiver_is_told_again_when_the_count_has_one_more_digit(tmp_path):
     heard = Heard()
     store = listening(tmp_path / incidents.NAME, heard)

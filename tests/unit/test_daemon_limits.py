@@ -12,6 +12,7 @@ from aiohttp import web
 
 from hookd.config import Address
 from hookd.daemon import tcp
+from hookd.daemon.access import Access
 from tests.support import served
 from tests.support.processes import wait_until
 
@@ -106,6 +107,30 @@ def test_who_reads_nothing_is_cut_off(serve):
             while data := connection.recv(1 << 20):
                 received += len(data)
         assert received < 32 << 20
+
+
+class Taken(asyncio.Transport):
+    is_cut_off = False
+
+    def abort(self):
+        self.is_cut_off = True
+
+
+@pytest.mark.parametrize("reads_on", [True, False])
+def test_a_reader_that_reads_on_in_time_is_not_cut_off_later(reads_on):
+    async def is_cut_off():
+        transport = Taken()
+        connection = tcp.Connection(asyncio.Protocol(), tcp.Port(Access(None), tcp.Limits(sending_s=0.0)))
+        connection.connection_made(transport)
+        connection.pause_writing()
+        if reads_on:
+            connection.resume_writing()
+        for _ in range(3):  # the timer of no time at all would run in these
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        return transport.is_cut_off
+
+    assert asyncio.run(is_cut_off()) is not reads_on
 
 
 def test_connections_that_ask_nothing_give_way_to_one_that_does(serve):

@@ -491,3 +491,17 @@ def test_a_pipe_under_the_pages_name_is_not_waited_for(tmp_path, monkeypatch):
         assert discover.find_page(os.getpid()) is None
     finally:
         os.close(pipe)
+
+
+def test_a_page_of_another_process_is_let_go_of(start):
+    """As of a forked child, which holds the page of its parent."""
+    process = start("""
+page = PageWriter.create({"pid": 1, "start_ticks": 1})
+print("made", flush=True)
+input()
+""")
+    assert process.stdout.readline() == "made\n"
+    assert discover.find_page(process.pid) is None
+    before = descriptors()
+    assert discover.find_page(process.pid) is None
+    assert descriptors() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import textwrap
 
 import pytest
@@ -382,6 +383,22 @@ class TestSources:
         (problem,) = signatures.problems(one)
         assert (problem.file, problem.line) == (str(package / "base.py"), 5)
 
+    def test_problems_on_the_same_line_of_two_files_are_both_told(self, tmp_path):
+        package = tmp_path / "hookd_two"
+        package.mkdir()
+        body = "    @hookimpl\n    def {}(self, output):\n        output.item()\n"
+        (package / "base.py").write_text(
+            "from hookd import Plugin, hookimpl\n\nclass Base(Plugin):\n" + body.format("forward_pre")
+        )
+        (package / "__init__.py").write_text(
+            "from hookd_two.base import Base, hookimpl\n\nclass Two(Base):\n"
+            + body.format("forward")
+            + '    name = "two"\n'
+        )
+        (one,) = source.subjects(str(package))
+        places = [(problem.file, problem.line) for problem in blocking.problems(one)]
+        assert sorted(places) == [(str(package / "__init__.py"), 6), (str(package / "base.py"), 6)]
+
     def test_what_is_no_python_is_told_with_its_line(self, tmp_path):
         (tmp_path / "broken.py").write_text("x = 1\ndef (:\n")
         with pytest.raises(PluginError, match=r"broken\.py:2: not valid Python"):
@@ -436,6 +453,20 @@ class TestCommands:
         assert (home / "hookd_spread" / "py.typed").exists()
         assert main(["plugin", "new", "spread", "--dir", str(tmp_path)]) == 2
         assert "is there already" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("more", [[], ["--daemon"]])
+    def test_what_a_new_package_declares_is_there(self, tmp_path, more):
+        assert main(["plugin", "new", "spread", "--dir", str(tmp_path), *more]) == 0
+        home = tmp_path / "hookd-spread"
+        declared = (home / "pyproject.toml").read_text()
+        (package,) = re.findall(r'^packages = \["(.+)"\]$', declared, re.MULTILINE)
+        assert (home / package / "__init__.py").is_file(), "the wheel is made of it"
+        entries = re.findall(r'^spread = "(.+):(.+)"$', declared, re.MULTILINE)
+        assert len(entries) == 1 + len(more)
+        for module, name in entries:
+            path = home.joinpath(*module.split("."))
+            file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            assert f"class {name}(" in file.read_text()
 
     @pytest.mark.parametrize("name", ["run", "step_norm", "Spread", "1st", "class", "nan", "größe", "../x"])
     def test_new_refuses_names_that_cannot_be(self, tmp_path, capsys, name):
