@@ -23,7 +23,7 @@ from hookd.attach.control import Control
 from hookd.attach.trace import take
 from hookd.errors import ControlError
 from tests.support.agent import running
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 MIB = 1 << 20
 ORIGINALS = profiler._prepare_profiler, profiler._enable_profiler
@@ -59,7 +59,7 @@ class Training:
         thread.join()
 
     def steps_until(self, condition):
-        wait_until(lambda: self.step() or condition(), 30.0)
+        wait_until(lambda: self.step() or condition())
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def traced():
     """Take traces of this process from another thread, as a tool does from another process."""
     with ThreadPoolExecutor(1) as pool:
 
-        def begin(steps=2, timeout_s=30.0, max_bytes=64 * MIB):
+        def begin(steps=2, timeout_s=PATIENCE_S, max_bytes=64 * MIB):
             into = io.BytesIO()
             future = pool.submit(take, os.getpid(), steps, into, timeout_s=timeout_s, max_bytes=max_bytes)
             return into, future
@@ -94,7 +94,7 @@ def spans(trace):
 
 
 def assert_nothing_is_left(agent):
-    wait_until(lambda: agent.session.tracing.state == "idle", 10.0)
+    wait_until(lambda: agent.session.tracing.state == "idle")
     assert (profiler._prepare_profiler, profiler._enable_profiler) == ORIGINALS
     assert not torch.autograd._profiler_enabled()
     assert not profiler._is_profiler_enabled
