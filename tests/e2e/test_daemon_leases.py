@@ -219,8 +219,9 @@ def test_a_holder_that_is_stopped_holds_and_disturbs_nobody(serve, target):
     client.attach(target.pid, timeout_s=60, plugins=["timing"])
     client.process.signal(signal.SIGSTOP)
     with contextlib.closing(Page.of(target.pid)) as page:
-        before, since = page.values()["hookd_steps"][()], time.monotonic()
-        wait_until(lambda: page.values()["hookd_steps"][()] > before + 5 and time.monotonic() > since + 3, what="steps")
+        steps, age = page.values()["hookd_steps"][()], age_s(target)
+        wait_until(lambda: page.values()["hookd_steps"][()] > steps + 5, what="steps")
+        wait_until(lambda: age_s(target) > age + 3, what="more of the agent's time than a lease lasts, and two ticks")
     assert leases(target) == 1
     client.process.signal(signal.SIGCONT)
     wait_until(lambda: row_of(client, target)["is_held"], what="the daemon goes on where it was")

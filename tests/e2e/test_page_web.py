@@ -209,6 +209,7 @@ def test_without_javascript_the_page_works_and_is_loaded_anew(scene, visit):
     assert "3 modules found" in page.get_by_role("status").inner_text()
 
 
+@pytest.mark.alone
 def test_ten_thousand_modules_do_not_keep_a_reader_waiting(scene, visit):
     page = visit().go(path_of(scene.large))
     assert page.evaluate("document.querySelectorAll('*').length") < 5_000

@@ -10,6 +10,7 @@ from tests.support.processes import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import TypeGuard
 
 CLOCKS = {
     f"time.{name}{unit}"
@@ -19,11 +20,11 @@ CLOCKS = {
 SLEEPS = {"time.sleep", "asyncio.sleep"}
 ARITHMETIC = set("abs all any enumerate float int list max min reversed round set sorted sum tuple zip".split())
 """What such a function returns derives from its arguments; any other call may return something else."""
-ADDS = {"add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update"}
+ADDS = {"append", "appendleft", "extend", "insert", "setdefault"}
 WAITS = {"ask": 2, "expect": None, "finish": 0, "wait": None, "wait_until": 1}
 """What takes a `timeout_s`, and at which position; None: by name only."""
 SUSPICIOUS = re.compile(
-    r"sleep|monotonic|perf_counter|(process|thread)_time|\btime\.time|from time|timeout_s|finish\(\d"
+    r"sleep|monotonic|perf_counter|(process|thread)_time|\btime\.time|from time|timeout_s|wait_until\(|\.(ask|finish)\("
 )
 
 SLEEP, CLOCK, SHORT = "sleep", "clock", "short timeout"
@@ -86,7 +87,13 @@ class _Module:
                     {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
                 )
         self._bound = {name: {bound for node in nodes for bound in _binds(node)} for name, nodes in self._units}
-        while True:
+        self._reads_clocks = any(
+            self._called(node.func) in CLOCKS
+            for _, nodes in self._units
+            for node in nodes
+            if isinstance(node, ast.Call)
+        )
+        while self._reads_clocks:
             before = len(self._tainted)
             for unit, nodes in self._units:
                 self._spread(unit, nodes)
@@ -123,7 +130,7 @@ class _Module:
                 takes = node.func.id in ARITHMETIC and any(self._is_tainted(unit, part) for part in node.args)
                 return takes or (self._scope(unit, f"{node.func.id}()") in self._tainted)
             return self._is_tainted(unit, node.func)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
+        if _is_of_self(node):
             return ("", f"self.{node.attr}") in self._tainted
         return any(self._is_tainted(unit, part) for part in ast.iter_child_nodes(node))
 
@@ -132,11 +139,7 @@ class _Module:
         if isinstance(target, ast.Tuple | ast.List):
             for part in target.elts:
                 self._taint(unit, part)
-        elif (
-            isinstance(target, ast.Attribute)
-            and isinstance(target.value, ast.Name)
-            and target.value.id in {"self", "cls"}
-        ):
+        elif _is_of_self(target):
             self._tainted.add(("", f"self.{target.attr}"))
         elif isinstance(target, ast.Attribute | ast.Subscript | ast.Starred):
             self._taint(unit, target.value)
@@ -159,7 +162,8 @@ class _Module:
                 ):
                     self._taint(unit, target)
                 case ast.Call(func=ast.Attribute(value=container, attr=attr), args=args) if attr in ADDS:
-                    if any(self._is_tainted(unit, part) for part in args):
+                    is_own = isinstance(container, ast.Name) or _is_of_self(container)
+                    if is_own and any(self._is_tainted(unit, part) for part in args):
                         self._taint(unit, container)
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     if any(self._is_tainted(unit, value) for value in _returned(node)):
@@ -182,7 +186,7 @@ class _Module:
                     yield Finding(SLEEP, node.lineno, unit)
                 if isinstance(node, ast.Call) and self._is_short(node):
                     yield Finding(SHORT, node.lineno, unit)
-                for condition in _conditions(node):
+                for condition in _conditions(node) if self._reads_clocks else ():
                     if condition.lineno not in seen and self._is_tainted(unit, condition):
                         seen.add(condition.lineno)
                         yield Finding(CLOCK, condition.lineno, unit)
@@ -205,6 +209,10 @@ class _Module:
     def _number(self, node: ast.expr) -> float | None:
         value = node.value if isinstance(node, ast.Constant) else self._numbers.get(getattr(node, "id", ""))
         return value if isinstance(value, int | float) else None
+
+
+def _is_of_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
 
 
 def _binds(node: ast.AST) -> Iterator[str]:
