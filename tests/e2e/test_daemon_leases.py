@@ -289,7 +289,7 @@ def test_the_page_of_a_foreground_attach_shows_its_own_incidents_alone(tmp_path,
     store.close()
     with Attachment([target.pid], "-p", "timing", HOOKD_STATE_DIR=tmp_path) as foreground:
         foreground.process.expect("^metrics on")
-        with urllib.request.urlopen(foreground.url, timeout=10) as answer:
+        with urllib.request.urlopen(foreground.url, timeout=60) as answer:
             text = answer.read().decode()
         assert "of an earlier attach" in text
         assert "of another process" not in text
@@ -297,7 +297,7 @@ def test_the_page_of_a_foreground_attach_shows_its_own_incidents_alone(tmp_path,
 
 
 def up(url):
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         return Metrics(answer.read().decode()).total("hookd_target_up", run=RUN)
 
 

@@ -93,7 +93,7 @@ def path_of(run):
 
 
 def fetch(daemon, path):
-    with urllib.request.urlopen(daemon.url + path, timeout=10) as answer:
+    with urllib.request.urlopen(daemon.url + path, timeout=60) as answer:
         return answer.read().decode()
 
 
@@ -260,12 +260,12 @@ def test_only_get_is_answered_and_every_answer_is_hardened(scene):
     for path in ("/", path_of(scene.run), "/incident/1"):
         for method in ("POST", "PUT", "DELETE"):
             with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(urllib.request.Request(scene.daemon.url + path, method=method), timeout=10)
+                urllib.request.urlopen(urllib.request.Request(scene.daemon.url + path, method=method), timeout=60)
             refused.value.close()
             assert refused.value.code == 405
     text = fetch(scene.daemon, "/")
     for path in ["/", *re.findall(r'(?:href|src)="(/static/[^"]+)"', text)]:
-        with urllib.request.urlopen(scene.daemon.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(scene.daemon.url + path, timeout=60) as answer:
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
             assert answer.headers["Referrer-Policy"] == "no-referrer"
             assert "default-src 'none'; style-src 'self'" in answer.headers["Content-Security-Policy"]

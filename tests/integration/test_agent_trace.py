@@ -153,7 +153,7 @@ def test_a_training_that_profiles_itself_keeps_its_profiler(traced):
         with torch.profiler.profile() as own:
             _, future = traced()
             with pytest.raises(ControlError, match="profiler runs in the target already"):
-                future.result(30)
+                future.result(60)
             training.step()
         assert any(event.name == "aten::addmm" for event in own.events())
         assert_nothing_is_left(agent)
@@ -161,7 +161,7 @@ def test_a_training_that_profiles_itself_keeps_its_profiler(traced):
         with torch.profiler.profile(schedule=schedule) as own:  # warms up: torch itself does not tell
             _, future = traced()
             with pytest.raises(ControlError) as refused:
-                future.result(30)
+                future.result(60)
             own.step()
             training.step()
         assert any(event.name == "aten::addmm" for event in own.events())
@@ -179,7 +179,7 @@ def test_a_profiler_that_the_training_begins_meanwhile_has_the_better_right(trac
             training.step()
         assert any(event.name == "aten::addmm" for event in own.events())
         with pytest.raises(ControlError) as refused:
-            future.result(30)
+            future.result(60)
         assert refused.value.reason == "profiler"
         assert_nothing_is_left(agent)
         into, future = traced()
@@ -195,7 +195,7 @@ def test_no_step_and_too_large_a_trace_are_told_and_nothing_is_left(traced):
         with pytest.raises(
             ControlError, match=r"done 0 of 2 steps within 0.2 s \(MainThread is in phase other\)"
         ) as late:
-            future.result(30)
+            future.result(60)
         assert late.value.reason == "timeout"
         assert_nothing_is_left(agent)
         _, future = traced(max_bytes=10)

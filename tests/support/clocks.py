@@ -21,10 +21,10 @@ SLEEPS = {"time.sleep", "asyncio.sleep"}
 ARITHMETIC = set("abs all any enumerate float int list max min reversed round set sorted sum tuple zip".split())
 """What such a function returns derives from its arguments; any other call may return something else."""
 ADDS = {"append", "appendleft", "extend", "insert", "setdefault"}
-WAITS = {"ask": 2, "expect": None, "finish": 0, "wait": None, "wait_until": 1}
-"""What takes a `timeout_s`, and at which position; None: by name only."""
+WAITS = {"ask": 2, "expect": None, "finish": 0, "join": 0, "result": 0, "wait": 0, "wait_until": 1}
+"""What takes a timeout as `timeout_s`, and at which position; None: by name only."""
 SUSPICIOUS = re.compile(
-    r"sleep|monotonic|perf_counter|(process|thread)_time|\btime\.time|from time|timeout_s|wait_until\(|\.(ask|finish)\("
+    r"sleep|monotonic|perf_counter|(process|thread)_time|\btime\.time|from time|timeout|wait_until\(|\.(ask|finish|join|result|wait)\("
 )
 
 SLEEP, CLOCK, SHORT = "sleep", "clock", "short timeout"
@@ -198,13 +198,12 @@ class _Module:
 
     def _is_short(self, call: ast.Call) -> bool:
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        if name not in WAITS:
-            return False
-        position = WAITS[name]
-        given = [keyword.value for keyword in call.keywords if keyword.arg == "timeout_s"]
+        names = {"timeout", "timeout_s"} if name in WAITS else {"timeout"}
+        position = WAITS.get(name)
+        given = [keyword.value for keyword in call.keywords if keyword.arg in names]
         if position is not None and position < len(call.args):
             given.append(call.args[position])
-        return any(number is not None and number < PATIENCE_S for number in map(self._number, given))
+        return any(number is not None and 0 < number < PATIENCE_S for number in map(self._number, given))
 
     def _number(self, node: ast.expr) -> float | None:
         value = node.value if isinstance(node, ast.Constant) else self._numbers.get(getattr(node, "id", ""))

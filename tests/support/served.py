@@ -53,7 +53,7 @@ def in_thread(make):
 def certificates(directory, *names):
     """Make, or renew, an authority and what it has signed, as docs/security.md says."""
     subprocess.run(
-        ["sh", WEB / "certificates.sh", directory, *(names or ("127.0.0.1", "localhost"))], check=True, timeout=30
+        ["sh", WEB / "certificates.sh", directory, *(names or ("127.0.0.1", "localhost"))], check=True, timeout=60
     )
     return directory
 

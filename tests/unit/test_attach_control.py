@@ -113,7 +113,7 @@ def test_a_socket_of_the_target_that_is_full_and_blocks_is_not_waited_at():
         done = []
         thread = threading.Thread(target=lambda: done.append(reason_of(path)), daemon=True)
         thread.start()
-        thread.join(10)
+        thread.join(60)
         assert done == ["gone"]
 
 

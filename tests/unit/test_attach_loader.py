@@ -132,18 +132,18 @@ def test_a_circular_import_finds_the_module_that_is_being_imported():
 
 
 def test_two_threads_import_a_module_once():
-    slow = b"import sys\nsys.began.set()\nassert sys.goes_on.wait(30)\nmade = object()\n"
+    slow = b"import sys\nsys.began.set()\nassert sys.goes_on.wait(60)\nmade = object()\n"
     loader = Loader({"slow.py": slow}, codes)
     sys.began, sys.goes_on = threading.Event(), threading.Event()
     found = []
     threads = [threading.Thread(target=lambda: found.append(loader.module("slow").made)) for _ in range(2)]
     try:
         threads[0].start()
-        assert sys.began.wait(30)
+        assert sys.began.wait(60)
         threads[1].start()
         sys.goes_on.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert found[0] is found[1]
     finally:
         del sys.began, sys.goes_on

@@ -30,7 +30,7 @@ def test_the_list_has_columns():
 
 def test_without_what_the_tests_need_it_says_how_to_get_it():
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PYTEST], cwd=REPOSITORY, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", WITHOUT_PYTEST], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
     assert "the attacks need pytest" in done.stderr

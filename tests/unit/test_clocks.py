@@ -35,6 +35,7 @@ REAL_TIME = {
         "Loaded.__getitem__",
     ): "works in another process, which no clock of the test reaches",
     ("plugins/test_timing_phases.py", "test_data_that_workers_load_is_waited_for"): "the same",
+    ("unit/test_attach_control.py", "drip"): "sends at a pace, and without end",
     ("unit/test_top.py", "test_a_refresh_of_ten_thousand_modules_takes_less_than_a_tenth_of_a_second"): (
         "measures processor time; marked `alone`"
     ),
@@ -94,6 +95,10 @@ def test_every_exception_is_needed():
         (SHORT, "process.ask('word', 'answer', 10)"),
         (SHORT, "process.finish(30)"),
         (SHORT, "process.wait(timeout_s=30)"),
+        (SHORT, "assert not event.wait(0.5)"),
+        (SHORT, "thread.join(10)"),
+        (SHORT, "future.result(timeout=30)"),
+        (SHORT, "subprocess.run(['true'], timeout=30)"),
     ],
 )  # fmt: skip
 def test_a_use_of_a_real_clock_is_found(kind, source):
@@ -108,7 +113,7 @@ def test_a_use_of_a_real_clock_is_found(kind, source):
         "import time\nstarted = time.time()\nstore.add(time.time())\nassert store.rows == 1",
         "import time\nassert client.call(until=time.monotonic() + 60) == 3",
         "import time\ndef test():\n    now = time.time()\ndef other(now):\n    assert now == 5",
-        "wait_until(condition, timeout_s=120)\nprocess.finish(300)\nprocess.wait()\nevent.wait(5)",
+        "wait_until(condition, timeout_s=120)\nprocess.finish(300)\nprocess.wait()\nevent.wait(60)\nfuture.result(0)\n', '.join(names)\nattach(timeout_s=5)",
         "clock.advance(5)\nassert clock() - begun == 5",
     ],
 )
