@@ -24,7 +24,8 @@ ADDS = {"append", "appendleft", "extend", "insert", "setdefault"}
 WAITS = {"ask": 2, "expect": None, "finish": 0, "join": 0, "result": 0, "wait": 0, "wait_until": 1}
 """What takes a timeout as `timeout_s`, and at which position; None: by name only."""
 SUSPICIOUS = re.compile(
-    r"sleep|monotonic|perf_counter|(process|thread)_time|\btime\.time|from time|timeout|wait_until\(|\.(ask|finish|join|result|wait)\("
+    r"sleep|monotonic|perf_counter|(process|thread)_time|\btime\.time|from time|timeout|wait_until\(|"
+    r"\.(ask|finish|join|result|wait)\("
 )
 
 SLEEP, CLOCK, SHORT = "sleep", "clock", "short timeout"
@@ -46,9 +47,9 @@ class Finding(NamedTuple):
 
 def findings(source: str) -> list[Finding]:
     """Return every use of a real clock in the source of a module, by line."""
-    return (
-        sorted(_Module(ast.parse(source)).findings(), key=lambda found: found.line) if SUSPICIOUS.search(source) else []
-    )
+    if not SUSPICIOUS.search(source):
+        return []
+    return sorted(_Module(ast.parse(source)).findings(), key=lambda found: found.line)
 
 
 def _units(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, list[ast.AST]]]:
@@ -74,31 +75,29 @@ class _Module:
         self._units = [(name, [node for top in tops for node in ast.walk(top)]) for name, tops in _units(tree.body)]
         self._modules: dict[str, str] = {}  # by the name under which each is imported, its own
         self._functions: dict[str, str] = {}
-        self._numbers: dict[str, float] = {}
-        self._tainted: set[tuple[str, str]] = (
-            set()
-        )  # (unit or "", name): values of a clock, and functions returning one
+        self._numbers: dict[str, float] = {}  # by the name of a constant of the module
+        # By unit ("" for the module's own) and name: values of a clock; and functions that return one, as `name()`.
+        self._tainted: set[tuple[str, str]] = set()
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                names = (target.id for target in node.targets if isinstance(target, ast.Name))
+                self._numbers.update(dict.fromkeys(names, node.value.value))
+        calls = []
         for _, nodes in self._units:
             for node in nodes:
                 self._read_import(node)
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                self._numbers.update(
-                    {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
-                )
-        self._bound = {name: {bound for node in nodes for bound in _binds(node)} for name, nodes in self._units}
-        self._reads_clocks = any(
-            self._called(node.func) in CLOCKS
-            for _, nodes in self._units
-            for node in nodes
-            if isinstance(node, ast.Call)
-        )
-        while self._reads_clocks:
+            calls += [node for node in nodes if isinstance(node, ast.Call)]
+        self._reads_clocks = any(self._called(call.func) in CLOCKS for call in calls)
+        if self._reads_clocks:
+            self._bound = {unit: {name for node in nodes for name in _binds(node)} for unit, nodes in self._units}
+            self._spread_all()
+
+    def _spread_all(self) -> None:
+        before = -1
+        while len(self._tainted) > before:
             before = len(self._tainted)
             for unit, nodes in self._units:
                 self._spread(unit, nodes)
-            if len(self._tainted) == before:
-                break
 
     def _read_import(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
@@ -167,7 +166,13 @@ class _Module:
                         self._taint(unit, container)
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     if any(self._is_tainted(unit, value) for value in _returned(node)):
-                        self._tainted.add(self._scope(unit, f"{name}()") if name != unit else ("", f"{name}()"))
+                        self._tainted.add(self._result_of(unit, name))
+
+    def _result_of(self, unit: str, name: str) -> tuple[str, str]:
+        """Return how what a function returns is known: a method's as an attribute of `self`."""
+        if unit.endswith(f".{name}"):
+            return "", f"self.{name}"
+        return ("", f"{name}()") if unit == name else self._scope(unit, f"{name}()")
 
     def _assign(self, unit: str, targets: list[ast.expr], value: ast.expr) -> None:
         for target in targets:

@@ -88,6 +88,7 @@ def test_every_exception_is_needed():
         (CLOCK, "import time\nquick = 0\nquick += time.monotonic() - 5 < 0.25"),
         (CLOCK, "import time\ndef test():\n    since = time.monotonic()\n    wait_until(lambda: time.monotonic() > since + 3)"),
         (CLOCK, "import time\nclass Job:\n    def run(self):\n        self.at = time.time()\n    def check(self):\n        assert self.at > 5"),
+        (CLOCK, "import time\nclass TestA:\n    def took(self):\n        return time.time()\n    def test(self):\n        assert self.took() < 5"),
         (SHORT, "wait_until(condition, timeout_s=5)"),
         (SHORT, "processes.wait_until(condition, 5.0, 'what')"),
         (SHORT, "SHORT_S = 3\nwait_until(condition, timeout_s=SHORT_S)"),
