@@ -20,14 +20,19 @@ RELEASE, LOOKED = threading.Event(), threading.Event()
 
 
 @pytest.fixture(autouse=True)
-def released(monkeypatch):
+def released():
     """What is stuck in a test goes on after it."""
-    monkeypatch.setattr("hookd.agent.cold.TIME_S", 0.2)
-    monkeypatch.setattr("hookd.agent.cold.SHORT_S", 0.1)
     RELEASE.clear()
     yield
     RELEASE.set()
     wait_until(lambda: not [one for one in threading.enumerate() if one.name == "hookd"], what="the end of our threads")
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Have hookd wait for less than half a second for what is stuck for ever; all else is quicker, also on a busy machine."""
+    monkeypatch.setattr("hookd.agent.cold.TIME_S", 0.4)
+    monkeypatch.setattr("hookd.agent.cold.SHORT_S", 0.2)
 
 
 class Steady(Plugin):
@@ -63,7 +68,7 @@ class Ticking(Steady):
         waits()
 
 
-def test_a_tick_that_never_returns_is_put_aside_and_the_agent_detaches() -> None:
+def test_a_tick_that_never_returns_is_put_aside_and_the_agent_detaches(impatient) -> None:
     original = nn.Module.__call__
     with running(Ticking, Steady) as agent:
         wait_until(lambda: agent.state("ticking") == "quarantined", what="its quarantine")
@@ -120,7 +125,7 @@ class Choosy(Steady):
         return waits() or True
 
 
-def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_line(monkeypatch) -> None:
+def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_line(impatient) -> None:
     module = nn.Identity()
     with running(Steady, Changing) as agent:
         module(torch.ones(1))
