@@ -5,12 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from tests.attacks.__main__ import listed, load
 from tests.support.environment import REPOSITORY
 
-pytestmark = pytest.mark.timeout(60)
 WITHOUT_PYTEST = """
 import runpy, sys
 sys.modules["pytest"] = None  # as where it is not installed
