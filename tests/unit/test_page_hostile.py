@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
 import random
 import struct
-import sys
 import threading
 import time
 from pathlib import Path
@@ -22,6 +20,7 @@ from hypothesis import strategies as st
 from hookd.errors import PageError
 from hookd.page import MIN_SIZE, PageReader, PageWriter, Snapshot, layout
 from hookd.page.log import frame
+from tests.support.calls import calls_counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,18 +64,6 @@ def memory_file(data: bytes) -> int:
     fd = os.memfd_create("hookd-page")
     os.write(fd, data)
     return fd
-
-
-@contextlib.contextmanager
-def calls_counted() -> Iterator[list[int]]:
-    """Count the calls of functions in a block; the list holds their number afterwards."""
-    total, counter = [], itertools.count()
-    sys.setprofile(lambda _frame, event, _what: event.endswith("call") and next(counter))
-    try:
-        yield total
-    finally:
-        sys.setprofile(None)
-        total.append(next(counter))
 
 
 def read_all(data: bytes | int) -> Snapshot | PageError:
