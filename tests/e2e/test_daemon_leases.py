@@ -80,7 +80,7 @@ def row_of(client, process):
 
 def test_the_daemon_attaches_holds_and_detaches(serve, target):
     client = serve()
-    answer = client.attach(target.pid, timeout_s=30, plugins=["timing"])
+    answer = client.attach(target.pid, timeout_s=60, plugins=["timing"])
     assert (answer["pid"], answer["state"], answer["run"], answer["rank"]) == (target.pid, "attached", RUN, "0")
     assert answer["method"] in ("ptrace", "remote-debug")
     assert leases(target) == 1
@@ -93,7 +93,7 @@ def test_the_daemon_attaches_holds_and_detaches(serve, target):
 
 def test_plugins_come_and_go_through_the_daemon(serve, target):
     client = serve()
-    client.attach(target.pid, timeout_s=30, plugins=["timing"])
+    client.attach(target.pid, timeout_s=60, plugins=["timing"])
 
     def plugins():
         return {row["name"] for row in client.report(target.pid)["plugins"] if row["state"] == "active"}
@@ -110,7 +110,7 @@ def test_plugins_come_and_go_through_the_daemon(serve, target):
 @pytest.mark.load
 def test_a_daemon_that_is_killed_and_comes_back_holds_its_agents_again(serve, target):
     first = serve()
-    first.attach(target.pid, timeout_s=30)
+    first.attach(target.pid, timeout_s=60)
     first.process.signal(signal.SIGKILL)
     first.process.wait()
     wait_until(lambda: leases(target) == 0, what="the lease is gone with the daemon")
@@ -121,7 +121,7 @@ def test_a_daemon_that_is_killed_and_comes_back_holds_its_agents_again(serve, ta
 
 def test_an_agent_that_nobody_holds_any_more_goes_after_the_lease(serve, target):
     client = serve("--lease-s", "1")
-    client.attach(target.pid, timeout_s=30)
+    client.attach(target.pid, timeout_s=60)
     client.process.signal(signal.SIGTERM)
     assert client.process.wait() == 0, client.process.describe()
     wait_until(lambda: not has_agent(target), what="the agent goes by itself")
@@ -130,7 +130,7 @@ def test_an_agent_that_nobody_holds_any_more_goes_after_the_lease(serve, target)
 
 def test_an_agent_attached_to_be_kept_is_held_by_nobody_and_stays(serve, target):
     client = serve("--lease-s", "1")
-    client.attach(target.pid, timeout_s=30, keep=True)
+    client.attach(target.pid, timeout_s=60, keep=True)
     assert leases(target) == 0
     client.process.signal(signal.SIGTERM)
     client.process.wait()
@@ -143,7 +143,7 @@ def test_an_agent_attached_to_be_kept_is_held_by_nobody_and_stays(serve, target)
 
 def test_ctrl_c_of_a_foreground_attach_leaves_the_agent_that_a_daemon_holds(serve, target):
     client = serve()
-    client.attach(target.pid, timeout_s=30, plugins=["timing"])
+    client.attach(target.pid, timeout_s=60, plugins=["timing"])
     with Attachment([target.pid], "-p", "nan") as foreground:
         wait_until(lambda: leases(target) == 2, what="both hold the agent")
         foreground.detach()

@@ -318,7 +318,7 @@ def test_commands_of_plugins_come_after_hookds_own_and_a_broken_one_breaks_nothi
 
 
 def test_nothing_of_the_plugins_stays_after_a_detach(scene):
-    scene.daemon.client.detach(scene.process.pid, timeout_s=30)
+    scene.daemon.client.detach(scene.process.pid, timeout_s=60)
     scene.process.expect("rank 0 step", after=len(scene.process.out))
     lost = f"lost {scene.pid} "  # others may train on this machine as well
     lines = wait_until(lambda: [one for one in scene.told.read_text().splitlines() if lost in one], what="the end")

@@ -242,7 +242,7 @@ done([i * i / 3.7 for i in range(1000)])
 
 def test_force_reaches_a_main_thread_that_hangs_outside_the_interpreter(tmp_path):
     with stub.start(tmp_path, HANGS) as target:
-        stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=2, force=True))
+        stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=6, force=True))
         stub.finish(target)
 
 

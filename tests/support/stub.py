@@ -123,7 +123,7 @@ def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
 
 def inject(pid: int, bootstrap: bytes = COUNTS, request: AttachRequest | None = None) -> Delivery:
     """Do what `attach` does, up to the agent's answer, with a stub for the agent; wait for one that is still there."""
-    request = request or AttachRequest(plugins=(), timeout_s=30)
+    request = request or AttachRequest(plugins=(), timeout_s=60)
 
     def injected() -> Delivery | None:
         try:
