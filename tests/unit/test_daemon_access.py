@@ -180,13 +180,14 @@ def test_fifty_scrapers_with_one_password_are_all_let_in(serve, directory):
 
 def test_a_slow_hash_holds_up_nobody_else(serve, directory, monkeypatch):
     hashed = bcrypt.hashpw(b"slow", bcrypt.gensalt(13)).decode()
-    is_hashing, may_begin, check = threading.Event(), threading.Event(), bcrypt.checkpw
+    has_come, may_begin, is_hashing, check = *(threading.Event() for _ in range(3)), bcrypt.checkpw
 
     def checkpw(word, against):
         if against != hashed.encode():
             return check(word, against)
-        is_hashing.set()
+        has_come.set()
         assert may_begin.wait(PATIENCE_S)
+        is_hashing.set()
         try:
             return check(word, against)
         finally:
@@ -197,7 +198,7 @@ def test_a_slow_hash_holds_up_nobody_else(serve, directory, monkeypatch):
     monkeypatch.setattr(bcrypt, "checkpw", checkpw)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(served.get, url, "/", None, [basic("slow")])
-        assert is_hashing.wait(PATIENCE_S)
+        assert has_come.wait(PATIENCE_S)
         assert served.get(url, headers=[basic("alice")])[0] == 200, "the event loop goes on"
         may_begin.set()
         answers = 0
