@@ -71,6 +71,7 @@ class Control:
             agent stays after it; of several the one that ends last counts.
         expire: called when that time is over.
         work: of all threads of the agent.
+        clock: monotonic seconds: when the tick is due, and until when the agent stays.
 
     Attributes:
         asking: whose request is being handled.
@@ -85,9 +86,12 @@ class Control:
         lease_s: float | None,
         expire: Callable[[], None],
         work: Work,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handle, self._tick, self._expire, self._work = handle, tick, expire, work
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = clock()
         self._stay_until = None if lease_s is None else self._started + lease_s
         self._connections: dict[int, Connection] = {}
         self._selector = selectors.DefaultSelector()
@@ -113,7 +117,7 @@ class Control:
     @property
     def age_s(self) -> float:
         """For how long it has listened, in seconds."""
-        return time.monotonic() - self._started
+        return self._clock() - self._started
 
     def start(self) -> None:
         """Start the thread."""
@@ -135,7 +139,7 @@ class Control:
 
     def stay(self, seconds: float) -> None:
         """Stay for this long from now on, and while there is a lease."""
-        self._stay_until = time.monotonic() + seconds
+        self._stay_until = self._clock() + seconds
 
     def abandon(self) -> None:
         """Close what a forked child inherited, without a lock and without touching the parent's socket file."""
@@ -152,7 +156,7 @@ class Control:
 
     def _serve(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        ticked = time.monotonic()
+        ticked = self._clock()
         try:
             while not self._is_ending:
                 ready = self._selector.select(TICK_S / 4)
@@ -160,8 +164,8 @@ class Control:
                     for key, _ in ready:
                         self._ready(key.fileobj)
                     self.look()
-                    if time.monotonic() - ticked >= TICK_S:
-                        ticked = time.monotonic()
+                    if self._clock() - ticked >= TICK_S:
+                        ticked = self._clock()
                         self._tick(time.time())
                         self._check_lease()
         finally:
@@ -177,7 +181,7 @@ class Control:
         self._door.unlink()
 
     def _check_lease(self) -> None:
-        if self._stay_until is not None and not self.leases and time.monotonic() > self._stay_until:
+        if self._stay_until is not None and not self.leases and self._clock() > self._stay_until:
             self._expire()
 
     def _ready(self, sock: Any) -> None:
@@ -216,7 +220,7 @@ class Control:
         if self._connections.get(connection.socket.fileno()) is not connection:
             return
         if connection.lease_s is not None and self._stay_until is not None:  # each lease lasts its own time
-            self._stay_until = max(self._stay_until, time.monotonic() + connection.lease_s)
+            self._stay_until = max(self._stay_until, self._clock() + connection.lease_s)
         self._selector.unregister(connection.socket)
         self._connections.pop(connection.socket.fileno(), None)
         connection.socket.close()

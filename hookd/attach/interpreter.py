@@ -142,7 +142,11 @@ def _require_machine(memory: Memory, program: Sequence[Mapping]) -> None:
 
 
 def _search(
-    memory: Memory, images: Sequence[Mapping], names: Sequence[str], rank: Callable[[str], int]
+    memory: Memory,
+    images: Sequence[Mapping],
+    names: Sequence[str],
+    rank: Callable[[str], int],
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Mapping | None, dict[str, int]]:
     """Return the first image that defines all of `names`, asking those of the lowest `rank` first.
 
@@ -150,9 +154,9 @@ def _search(
         AttachError: reason "unreadable", an image does not answer. Nothing more is asked of the process then: who waits there
             holds a lock that it needs.
     """
-    until = time.monotonic() + _SEARCH_S
+    until = clock() + _SEARCH_S
     for image in sorted(images, key=lambda m: rank(m.path)):
-        if time.monotonic() > until:
+        if clock() > until:
             break
         try:
             symbols = elf.Image(memory, image.start).find(names)

@@ -66,9 +66,13 @@ class Waiters:
     """The children of this process: idle ones, and those that were left behind. Usable from several threads.
 
     The user of each call is who answers for the process, see `account_of`, asked for while the process was there.
+
+    Args:
+        clock: monotonic seconds: for how long calls are waited for together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
         self._left: dict[int, list[int]] = {}
@@ -82,7 +86,7 @@ class Waiters:
         Answers that come just before their time is over would else keep the thread waiting as often as a process likes.
         """
         outer = getattr(self._look, "until", math.inf)
-        self._look.until = min(outer, time.monotonic() + seconds)
+        self._look.until = min(outer, self._clock() + seconds)
         try:
             yield
         finally:
@@ -139,7 +143,7 @@ class Waiters:
         if self._is_here:
             return _here(name, fds, arguments)
         until = getattr(self._look, "until", math.inf)
-        limit_s = min(limit_s or MAPS_S, until - time.monotonic())
+        limit_s = min(limit_s or MAPS_S, until - self._clock())
         if limit_s <= 0:
             raise AttachError("the process cannot be read: its answers take too long", reason="unreadable")
         self.require_few(user)
@@ -201,7 +205,7 @@ class Waiters:
                 if _waits(child.pid):
                     return child
                 child.socket.close()  # somebody has ended it
-        return _Child()
+        return _Child(self._clock)
 
     def _give_back(self, child: _Child) -> None:
         with self._lock:
@@ -219,11 +223,11 @@ def _here(name: str, fds: Sequence[int], arguments: Sequence[Any]) -> Any:
 class _Child:
     """One child, which makes one call at a time. It ends when the other end of its socket is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         import socket  # noqa: PLC0415  the injector does without, and is to begin at once
 
         self.socket, theirs = socket.socketpair()
-        self._send_fds = socket.send_fds
+        self._send_fds, self._clock = socket.send_fds, clock
         self._is_new = True
         null = (
             (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
@@ -287,12 +291,12 @@ class _Child:
 
     def _first(self, until: float) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
         """Receive the beginning of an answer, with a descriptor."""
-        until, limit_s = min(until, time.monotonic() + STARVED_S), self.socket.gettimeout()
+        until, limit_s = min(until, self._clock() + STARVED_S), self.socket.gettimeout()
         while True:
             try:
                 return self._part()
             except TimeoutError:
-                if _is_runnable(self.pid) and time.monotonic() < until:
+                if _is_runnable(self.pid) and self._clock() < until:
                     continue
             # It may have answered just before it was looked at.
             self.socket.settimeout(0)

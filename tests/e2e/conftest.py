@@ -24,7 +24,7 @@ os.kill(child, signal.SIGKILL)
 def attachable():
     """Skip where this kernel or this sandbox forbids to trace even a child."""
     done = subprocess.run(
-        [sys.executable, "-c", TRACE_A_CHILD], stderr=subprocess.PIPE, text=True, timeout=30, check=False
+        [sys.executable, "-c", TRACE_A_CHILD], stderr=subprocess.PIPE, text=True, timeout=60, check=False
     )
     if done.returncode != 0:
         pytest.skip(f"ptrace is not allowed here: {done.stderr.strip()}")

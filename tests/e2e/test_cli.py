@@ -275,7 +275,7 @@ def test_the_whole_way_in_the_foreground(training):
         answer = answer_of(watching)
         target = answer["targets"][0]
         assert (target["pid"], target["rank"], target["run"]) == (training.pid, "0", "train.py")
-        with urllib.request.urlopen(answer["metrics"], timeout=10) as metrics:
+        with urllib.request.urlopen(answer["metrics"], timeout=60) as metrics:
             assert 'hookd_target_up{rank="0",run="train.py"} 1.0' in metrics.read().decode()
 
         listed = {row["pid"]: row["state"] for row in json.loads(hookd("ps", "--json").stdout)["processes"]}

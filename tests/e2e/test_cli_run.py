@@ -26,7 +26,7 @@ def run(*words: str | Path, stdin: bool = False) -> Process:
 
 
 def scrape(url: str) -> Metrics:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return Metrics(answer.read().decode())
 
 

@@ -93,7 +93,7 @@ def attach_in_process(pid: int) -> None:
     from hookd.config import PluginSpec
 
     specs = tuple(PluginSpec.parse(text) for text in OBSERVERS)
-    attach(pid, AttachRequest(plugins=specs, lease_s=None, plugin_dirs=(PLUGIN_DIR,), timeout_s=30))
+    attach(pid, AttachRequest(plugins=specs, lease_s=None, plugin_dirs=(PLUGIN_DIR,), timeout_s=60))
 
 
 def detach_in_process(pid: int) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def test_a_killed_tool_leaves_no_agent_behind(puppet):
     from hookd.config import PluginSpec
 
     specs = tuple(PluginSpec.parse(text) for text in OBSERVERS)
-    attach(puppet.pid, AttachRequest(plugins=specs, lease_s=1, plugin_dirs=(PLUGIN_DIR,), timeout_s=30))
+    attach(puppet.pid, AttachRequest(plugins=specs, lease_s=1, plugin_dirs=(PLUGIN_DIR,), timeout_s=60))
     wait_until(lambda: Page.of(puppet.pid) is None, what="the agent to leave by itself")
     wait_until(lambda: "hookd" not in " ".join(probe(puppet)["threads"]), what="its thread to end")
     assert_as_before(puppet, before)

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(180)]
 
 BUSY = "until_told(lambda: sum(range(500)))"
 QUICK = AttachRequest(plugins=(), timeout_s=0.6)
-FORCED = AttachRequest(plugins=(), timeout_s=3, force=True)
+FORCED = AttachRequest(plugins=(), timeout_s=6, force=True)
 PATIENT = AttachRequest(plugins=(), timeout_s=60)
 
 SECCOMP = """

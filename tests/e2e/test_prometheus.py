@@ -48,7 +48,7 @@ def prometheus(stack, tmp_path, daemon):
 
 def page_of(url, run):
     """Give the lines of a scrape that are ours: other tests may run on this machine, with plugins that are worse."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     kept, comments = [], []
     for line in lines:

@@ -66,7 +66,7 @@ def attached(*arguments):
 
 
 def metrics_of(answer):
-    with urllib.request.urlopen(answer["metrics"], timeout=10) as page:
+    with urllib.request.urlopen(answer["metrics"], timeout=60) as page:
         return Metrics(page.read().decode())
 
 

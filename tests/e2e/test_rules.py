@@ -46,7 +46,7 @@ class Daemon:
             return self.client.version()
 
     def metrics(self):
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
             return Metrics(answer.read().decode())
 
     def row(self, pid):

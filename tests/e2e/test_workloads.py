@@ -22,6 +22,8 @@ OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything")
 PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", Path(__file__).parent / "plugins"]
 ROOT = frozenset(["(root)"])
 SMALL = "--width 32 --batch 4 --length 32"
+MOST_STEPS = 40
+"""Within so many steps after an attach every module is known."""
 
 OWN = [
     Job("mlp.py", "--steps 60"),
@@ -117,10 +119,10 @@ def test_attach_and_detach_leave_both_ranks_of_a_distributed_job_bit_identical(w
         ranks = [pid for pid in family_of(process.pid) if is_worker(pid)]
         assert len(ranks) == 2
         with Attachment(ranks, *PLUGINS) as attachment:
-            metrics = everything_within_5_seconds(attachment, names)
+            metrics = everything_within_a_few_steps(attachment, names)
             assert metrics.labels("hookd_steps_total", "rank") == {"0", "1"}
             for rank in ("0", "1"):
-                wait_until(lambda rank=rank: modules_of(attachment.metrics(), rank=rank) >= names, 5, f"rank {rank}")
+                wait_until(lambda rank=rank: modules_of(attachment.metrics(), rank=rank) >= names, what=f"rank {rank}")
             attachment.detach()
         assert training.result(process.finish()) == plain.result()
 
@@ -141,7 +143,7 @@ def attach_in_mid_training(job: Job) -> None:
     with training.start_warm(job, "--pause", "0.2" if "loader" in job.script else "0.15") as process:
         process.expect("^step 5 ")
         with Attachment([process.pid], *PLUGINS) as attachment:
-            metrics = everything_within_5_seconds(attachment, names)
+            metrics = everything_within_a_few_steps(attachment, names)
             assert metrics.total("hookd_target_up") == 1
             if is_compiled:
                 assert metrics.total("hookd_modules", state="compiled") >= 1, "what is not seen must be said"
@@ -154,12 +156,16 @@ def attach_in_mid_training(job: Job) -> None:
         assert len(lines) > observed_until, "the job had ended before the detach: the test proves too little"
 
 
-def everything_within_5_seconds(attachment: Attachment, names: frozenset[str]) -> Metrics:
+def everything_within_a_few_steps(attachment: Attachment, names: frozenset[str]) -> Metrics:
     """Wait for the metrics of every module, of some steps, and for no error of any plugin."""
-    wait_until(
-        lambda: modules_of(attachment.metrics()) >= names, 5, lambda: f"{names - modules_of(attachment.metrics())}"
+    metrics = wait_until(
+        lambda: modules_of(now := attachment.metrics()) >= names and now,
+        what=lambda: f"{names - modules_of(attachment.metrics())}",
     )
-    wait_until(lambda: not missing(attachment.metrics()), 30, lambda: f"of everything: {missing(attachment.metrics())}")
+    assert max(steps.value for steps in metrics.select("hookd_steps_total")) <= MOST_STEPS
+    wait_until(
+        lambda: not missing(attachment.metrics()), what=lambda: f"of everything: {missing(attachment.metrics())}"
+    )
     metrics = attachment.metrics()
     assert metrics.total("hookd_plugin_errors_total") == 0, attachment.process.describe()
     assert {s.labels["state"] for s in metrics.select("hookd_plugin_state") if s.value} == {"active"}

@@ -93,7 +93,7 @@ def test_work_that_does_not_return_is_its_plugins_alone_and_only_so_much_waits(m
         assert residue.endswith("in work: self.gate.wait(60)")
         (thread,) = alive()
         stuck.gate.set()
-        thread.join(10)
+        thread.join(60)
         assert not alive(), "what has not begun is not done after the detach"
 
 

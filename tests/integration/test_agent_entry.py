@@ -309,7 +309,7 @@ def test_threads_call_while_the_agent_comes_and_goes() -> None:
     finally:
         ending.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
     assert not wrong
     assert not is_watched()
 

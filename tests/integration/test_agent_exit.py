@@ -38,7 +38,7 @@ class Ticks(Plugin):
 
 IN_A_TICK = f"""{TICKS}
 start("ticks")
-assert begun.wait(30)
+assert begun.wait(60)
 """
 
 ASIDE = """
@@ -53,7 +53,7 @@ class Works(Plugin):
 
 start("works")
 torch.nn.Identity()(big)
-assert begun.wait(30)
+assert begun.wait(60)
 """
 
 AT_A_LOOK_AT_THE_PROCESS_GROUPS = """
@@ -70,7 +70,7 @@ def issued():
 
 stall._issued = issued
 start()
-assert begun.wait(30)
+assert begun.wait(60)
 """
 
 IN_A_HANDLER_THAT_DETACHES = f"""{TICKS}
@@ -80,7 +80,7 @@ IN_A_HANDLER_THAT_DETACHES = f"""{TICKS}
 
 atexit.register(lambda: print(bootstrap.stop()["restored"], flush=True))  # called after hookd's own
 start("ticks")
-assert begun.wait(30)
+assert begun.wait(60)
 """
 
 

@@ -5,30 +5,34 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 
 import pytest
 import torch
 from torch import nn
 
 from hookd import Plugin, PluginError, TrainingError, hookimpl
-from hookd.agent import bootstrap
+from hookd.agent import bootstrap, overdue
 from hookd.agent.global_state import FIRST_CALLS
 from tests.support.agent import running
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
-RELEASE = threading.Event()
+RELEASE, LOOKED = threading.Event(), threading.Event()
 
 
 @pytest.fixture(autouse=True)
-def released(monkeypatch):
+def released():
     """What is stuck in a test goes on after it."""
-    monkeypatch.setattr("hookd.agent.cold.TIME_S", 0.2)
-    monkeypatch.setattr("hookd.agent.cold.SHORT_S", 0.1)
     RELEASE.clear()
     yield
     RELEASE.set()
     wait_until(lambda: not [one for one in threading.enumerate() if one.name == "hookd"], what="the end of our threads")
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Have hookd wait for less than half a second for what is stuck for ever; all else is quicker, also on a busy machine."""
+    monkeypatch.setattr("hookd.agent.cold.TIME_S", 0.4)
+    monkeypatch.setattr("hookd.agent.cold.SHORT_S", 0.2)
 
 
 class Steady(Plugin):
@@ -64,7 +68,7 @@ class Ticking(Steady):
         waits()
 
 
-def test_a_tick_that_never_returns_is_put_aside_and_the_agent_detaches() -> None:
+def test_a_tick_that_never_returns_is_put_aside_and_the_agent_detaches(impatient) -> None:
     original = nn.Module.__call__
     with running(Ticking, Steady) as agent:
         wait_until(lambda: agent.state("ticking") == "quarantined", what="its quarantine")
@@ -121,7 +125,7 @@ class Choosy(Steady):
         return waits() or True
 
 
-def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_line(monkeypatch) -> None:
+def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_line(impatient) -> None:
     module = nn.Identity()
     with running(Steady, Changing) as agent:
         module(torch.ones(1))
@@ -157,7 +161,7 @@ def loaded_by_a_tool(agent, plugin, meanwhile=lambda: None) -> list:
     thread = threading.Thread(target=load, name="hookd")
     thread.start()
     meanwhile()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     return refusals
 
 
@@ -309,7 +313,7 @@ def test_kinds_of_incidents_that_are_new_for_ever_count_as_one() -> None:
 
 
 class Slow(Plugin):
-    """Takes half a second at each module: in the time of a few it is noticed."""
+    """Is looked at in each module: after a few it is noticed."""
 
     name = "slow"
     fast = False
@@ -325,7 +329,7 @@ class Slow(Plugin):
             self.wait()
 
     def wait(self):
-        time.sleep(0.1)
+        LOOKED.clear() or LOOKED.wait(PATIENCE_S)
 
 
 class SlowToo(Slow):
@@ -347,7 +351,17 @@ class SlowAndChanging(Slow):
 
 @pytest.fixture
 def looks(monkeypatch):
-    monkeypatch.setattr("hookd.agent.overdue.LOOKS", 2)
+    """Have two looks suffice, and each end one wait of a hook."""
+    look = overdue.Overdue.look
+
+    def looked(self):
+        before = self._looked
+        look(self)
+        if self._looked != before:
+            LOOKED.set()
+
+    monkeypatch.setattr(overdue, "LOOKS", 2)
+    monkeypatch.setattr(overdue.Overdue, "look", looked)
 
 
 def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks) -> None:
@@ -362,10 +376,10 @@ def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks)
             "plugin slow is quarantined: forward has kept the training for 0.5 s of one step: it is at"
             in told["message"]
         )
-        assert "in wait: time.sleep(0.1)" in told["message"]
+        assert "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in told["message"]
         entry = agent.session.registry.named("slow")
         assert (entry.errors, entry.last_trouble["hook"]) == (1, "forward")
-        assert entry.last_trouble["where"].endswith("in wait: time.sleep(0.1)")
+        assert entry.last_trouble["where"].endswith("in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)")
 
 
 def test_what_is_sampled_is_called_as_seldom_as_the_budget_asks_for(looks) -> None:
@@ -401,11 +415,11 @@ def test_a_pause_is_nothing_that_takes_too_long(looks) -> None:
         wait_until(lambda: len(overdue._looks) >= 3, what="some looks")
         assert not any(overdue._looks)
         agent.session.unload("pausing")
-        thread.join(30)
+        thread.join(PATIENCE_S)
 
 
 def test_what_changes_the_training_is_told_of_and_goes_on(looks) -> None:
-    model = nn.Sequential(*[nn.Identity() for _ in range(15)])
+    model = nn.Sequential(*[nn.Identity() for _ in range(8)])
     with running(SlowAndChanging) as agent:
         model(torch.ones(1))
         assert agent.state("changing") == "active"
@@ -435,7 +449,7 @@ class Returning(Plugin):
                 self.wait()
 
     def wait(self):
-        time.sleep(0.1)
+        LOOKED.clear() or LOOKED.wait(PATIENCE_S)
 
 
 def test_what_is_called_back_with_numbers_is_the_plugins_own_and_is_noticed_when_it_takes_long(looks) -> None:
@@ -449,7 +463,10 @@ def test_what_is_called_back_with_numbers_is_the_plugins_own_and_is_noticed_when
         assert [root.type for root in agent.session.model_roots()] == ["Sequential"]
         assert agent.state("returning") == "quarantined"
         trouble = agent.session.registry.named("returning").last_trouble
-        assert (trouble["hook"], "in wait: time.sleep(0.1)" in trouble["where"]) == ("later", True)
+        assert (trouble["hook"], "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in trouble["where"]) == (
+            "later",
+            True,
+        )
         assert not agent.session.local.thread.busy
 
 

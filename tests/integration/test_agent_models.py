@@ -7,7 +7,6 @@ import gc
 import itertools
 import os
 import threading
-import time
 import weakref
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from torch.nn.parallel import DataParallel
 
 from hookd import Plugin, hookimpl
 from tests.support.agent import Clock, running
+from tests.support.processes import wait_until
 from tests.support.watched import is_watched
 
 X = torch.ones(2, 4)
@@ -140,10 +140,10 @@ def test_the_heartbeat_of_a_thread_that_ended_is_given_back() -> None:
             thread.start()
             thread.join(60)
         # join() returns a moment before the kernel has forgotten the thread.
-        deadline = time.monotonic() + 30
-        while len(agent.read().heartbeats) > 2 and time.monotonic() < deadline:
-            agent.session.tick(0.0)
-        assert len(agent.read().heartbeats) <= 2  # this thread's and hookd's own
+        wait_until(
+            lambda: agent.session.tick(0.0) or len(agent.read().heartbeats) <= 2,
+            what="no heartbeats but this thread's and hookd's own",
+        )
 
 
 def test_after_an_attach_a_deep_model_is_learnt_in_portions_parents_first() -> None:

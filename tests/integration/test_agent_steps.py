@@ -6,7 +6,6 @@ import gc
 import json
 import socket
 import threading
-import time
 import weakref
 
 import pytest
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from hookd import Plugin, hookimpl
 from hookd.agent import bootstrap
 from tests.support.agent import running
+from tests.support.processes import PATIENCE_S, wait_until
 
 X = torch.ones(2, 4)
 
@@ -293,10 +293,7 @@ def test_an_agent_whose_leases_are_gone_detaches_itself() -> None:
     bootstrap.start({"method": "attach", "plugins": [], "lease_s": 1.0})
     path = bootstrap._agent._control.path
     assert ask(path, {"op": "lease", "seconds": 0.1})[0]["leases"] == 1
-    deadline = time.monotonic() + 30
-    while bootstrap._agent is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert bootstrap._agent is None
+    wait_until(lambda: bootstrap._agent is None, what="the detach")
     assert nn.Module.__dict__["__call__"] is original
 
 
@@ -312,7 +309,7 @@ def test_step_that_ends_after_the_detach_installs_nothing() -> None:
         def step_post(self, step):
             other = threading.Thread(target=bootstrap._agent._session.disarm)
             other.start()
-            other.join(10)
+            other.join(PATIENCE_S)
 
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

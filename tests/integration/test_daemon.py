@@ -295,7 +295,7 @@ def test_nothing_on_tcp_changes_anything(serve):
     daemon = serve()
     host = daemon.url.removeprefix("http://")
     for path in ("/v1/attach", "/v1/detach", "/api/v1/targets", "/metrics", "/"):
-        connection = http.client.HTTPConnection(host, timeout=10)
+        connection = http.client.HTTPConnection(host, timeout=60)
         connection.request("POST", path, "{}", {"Content-Type": "application/json"})
         assert connection.getresponse().status in (404, 405), path
         connection.close()
@@ -312,7 +312,7 @@ def test_a_visitor_of_the_pages_changes_no_target(serve, hold, run):
         page = daemon.get(path)
         assert all('method="get"' in form for form in re.findall("<form[^>]*>", page)), path
         for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
-            connection = http.client.HTTPConnection(host, timeout=10)
+            connection = http.client.HTTPConnection(host, timeout=60)
             connection.request(method, path)
             assert connection.getresponse().status == 405, (method, path)
             connection.close()
@@ -337,7 +337,7 @@ def test_the_status_page_escapes_what_targets_say(serve, hold, run):
     assert "<script>alert" not in text
     assert "<img" not in text
     assert "&lt;script&gt;" in text
-    with urllib.request.urlopen(daemon.url, timeout=10) as answer:
+    with urllib.request.urlopen(daemon.url, timeout=60) as answer:
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
 
 

@@ -7,14 +7,13 @@ import http.client
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support.daemon import tell
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -67,13 +66,13 @@ def test_readers_that_never_read_hold_neither_memory_nor_others_up(detailed):
         grown = process.memory_info().rss - resident
         assert grown < 12 * size, f"{grown / 2**20:.0f} MiB for pages of {size / 2**20:.0f} MiB"
         assert process.num_threads() <= threads + 8
-        wait_until(lambda: not connections(process), 30, "an end of the stuck readers")
+        wait_until(lambda: not connections(process), what="an end of the stuck readers")
 
 
 def asking(url: str) -> socket.socket:
     """Ask for the metrics and never read the answer."""
     host, _, port = url.removeprefix("http://").partition(":")
-    reader = socket.create_connection((host, int(port)), timeout=30)
+    reader = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     return reader
@@ -98,12 +97,10 @@ def test_fifty_scrapers_at_once_are_all_answered_and_bounded(detailed):
             answers.append((answer.status, len(answer.read())))
 
     scrapers = [threading.Thread(target=scrape) for _ in range(50)]
-    begun = time.monotonic()
     for one in scrapers:
         one.start()
     for one in scrapers:
-        one.join(60)
-    assert time.monotonic() - begun < 60
+        one.join()
     assert {status for status, _ in answers} <= {200, 503}, answers
     assert [length for status, length in answers if status == 200 and length > 0.9 * size], "some are served in full"
     assert process.num_threads() <= threads + 8

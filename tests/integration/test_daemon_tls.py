@@ -43,7 +43,7 @@ def daemon(stack, tmp_path, directory):
     """Give the process and the URL of a daemon whose TOML file names the web configuration."""
     settings = tmp_path / "hookd.toml"
     settings.write_text(f'[serve]\nlisten = "127.0.0.1:0"\nweb_config = "{directory}/web-config.yml"\n')
-    subprocess.run([*HOOKD, "config", "check", settings], env=tool_environment(), check=True, timeout=30)
+    subprocess.run([*HOOKD, "config", "check", settings], env=tool_environment(), check=True, timeout=60)
     places = ("--state-dir", tmp_path / "state", "--control", tmp_path / "sock")
     process = stack.enter_context(
         Process([*HOOKD, "serve", "--config", settings, *places], env=tool_environment(HOOKD_SCAN_S="0.1"))
@@ -63,7 +63,7 @@ def test_prometheus_scrapes_over_mtls_with_a_password_and_a_renewal_costs_no_scr
     tell(hold(), modules={"count": 2})
     config = (directory / "prometheus.yml").read_text().replace("node1:9465", url.removeprefix("https://"))
     server = prometheus.started(stack, directory, url, QUICK + config)
-    subprocess.run(["promtool", "check", "config", directory / "prometheus.yml"], check=True, timeout=30)
+    subprocess.run(["promtool", "check", "config", directory / "prometheus.yml"], check=True, timeout=60)
     wait_until(lambda: server.value('up{job="hookd"}') == 1, what="the first scrape")
     wait_until(lambda: server.value(f'hookd_target_up{{run="{run}"}}') == 1, what="the target in Prometheus")
 
@@ -97,7 +97,7 @@ def test_the_container_is_healthy_as_long_as_the_daemon_answers_whatever_its_add
 
     def check():
         environment = tool_environment(HOOKD_CONTROL=tmp_path / "sock")
-        return subprocess.run([sys.executable, *words], env=environment, timeout=30, check=False).returncode
+        return subprocess.run([sys.executable, *words], env=environment, timeout=60, check=False).returncode
 
     assert check() == 0
     daemon[0].signal(signal.SIGSTOP)

@@ -111,12 +111,11 @@ def test_no_signal_is_lost(tmp_path):
     with stub.start(tmp_path, COUNTS_SIGNALS) as target:
         with Process([sys.executable, "-c", SENDER, str(target.pid)], env=tool_environment(), cwd=tmp_path) as sender:
             sender.expect("^sending$")
-            injections = 0
-            while sender.popen.poll() is None:
+            for _ in range(10):
                 stub.inject(target.pid)
-                injections += 1
+                assert sender.popen.poll() is None, sender.describe()
+            (tmp_path / "enough").touch()
             sender.finish()
-        assert injections > 3
         stub.finish(target)
 
 
@@ -135,12 +134,11 @@ import os, signal, sys, time
 pid = int(sys.argv[1])
 file = os.open('seen', os.O_RDONLY)
 print('sending', flush=True)
-end = time.monotonic() + 5
 number = 0
-while time.monotonic() < end:
+while not os.path.exists('enough'):
     os.kill(pid, signal.SIGUSR1)
     number += 1
-    patience = time.monotonic() + 10
+    patience = time.monotonic() + 60
     while int.from_bytes(os.pread(file, 4, 0), 'little') != number:
         assert time.monotonic() < patience, f'signal {number} was lost'
 """
@@ -244,7 +242,7 @@ done([i * i / 3.7 for i in range(1000)])
 
 def test_force_reaches_a_main_thread_that_hangs_outside_the_interpreter(tmp_path):
     with stub.start(tmp_path, HANGS) as target:
-        stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=2, force=True))
+        stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=6, force=True))
         stub.finish(target)
 
 

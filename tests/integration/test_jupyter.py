@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import time
 
 import pytest
 import torch
@@ -126,15 +125,13 @@ def told_by(kernel, code):
     """Run a cell; give the messages that came of it, in order."""
     told = []
     request = kernel.execute(code, store_history=False)
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
+    while True:
         message = kernel.get_iopub_msg(timeout=PATIENCE_S)
         if message["parent_header"].get("msg_id") != request:
             continue
         told.append((message["msg_type"], message["content"]))
         if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
             return told
-    raise AssertionError(f"the cell has not ended: {told}")
 
 
 def test_in_a_notebook_the_table_is_renewed_while_the_cell_runs(kernel):
@@ -151,7 +148,7 @@ class Seen(whole):
         if threading.current_thread().name == "hookd-table" and report["modules"]: shown.set()
 ours.Table = Seen
 train(5)
-assert shown.wait(30)
+assert shown.wait(60)
 print("waited")
 """
     told = told_by(kernel, waits.strip())

@@ -83,7 +83,12 @@ class TestPolicy:
         thread = threading.Thread(target=training)
         thread.start()
         wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
-        assert not done.wait(0.5)
+        for _ in range(2):
+            wait_until(
+                lambda: "paused" in [one.phase for one in hook.read().heartbeats], what="a thread that is paused"
+            )
+            hook.tick()
+        assert not done.is_set()
         assert hook.configure("nan", policy="report") == {"policy": "report"}
         thread.join(60)
         assert done.is_set()

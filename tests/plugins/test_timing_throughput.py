@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import time
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import hookd
+from tests.support.agent import Clock
 
 sizes = st.integers(1, 5)
 EXAMPLES = settings(deadline=None, max_examples=25, phases=set(Phase) - {Phase.explain})
@@ -292,28 +292,36 @@ def test_two_models_that_take_turns_count_together(hook):
     assert hook.value("timing_forward_calls", "#2.(root)") == 4 * 3
 
 
-def test_rates_are_those_of_the_last_second(hook):
+@pytest.fixture
+def clock(monkeypatch):
+    moved = Clock()
+    monkeypatch.setattr("hookd_timing.throughput.perf_counter", lambda: moved.ns / 1e9)
+    return moved
+
+
+def test_rates_are_those_of_the_last_second(hook, clock):
     per_step = flops_of_a_step()
     hook.start("timing", every=1, peak_flops="1e6")
     model = net()
-    began = time.perf_counter()
-    steps = 0
-    while "timing_mfu_ratio" not in names(hook):
+    for _ in range(4):
         train(model, 1)
-        steps += 1
-        assert time.perf_counter() - began < 60
+        clock.advance(0.3)
+    assert "timing_mfu_ratio" not in names(hook), "0.9 s after the first step"
+    train(model, 1)
     rate = hook.value("timing_steps_per_second")
-    assert 0 < rate <= steps
+    assert rate == pytest.approx(4 / 1.2)
     assert hook.value("timing_samples_per_second") == pytest.approx(6 * rate)
     assert hook.value("timing_flops_per_second") == pytest.approx(per_step * rate)
     assert hook.value("timing_mfu_ratio") == pytest.approx(per_step * rate / 1e6)
 
 
-def test_without_a_peak_there_is_no_mfu(hook):
+def test_without_a_peak_there_is_no_mfu(hook, clock):
     hook.start("timing", every=1)
     model = net()
-    while "timing_flops_per_second" not in names(hook):
-        train(model, 1)
+    train(model, 1)
+    clock.advance(1.0)
+    train(model, 1)
+    assert "timing_flops_per_second" in names(hook)
     assert "timing_mfu_ratio" not in names(hook)
 
 

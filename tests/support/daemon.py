@@ -10,7 +10,7 @@ import urllib.request
 from hookd.daemon.client import DaemonClient
 from hookd.errors import DaemonNotRunning
 from tests.support.environment import tool_environment
-from tests.support.processes import Process, wait_until
+from tests.support.processes import PATIENCE_S, Process, wait_until
 from tests.support.tool import HOOKD, Metrics
 
 
@@ -39,7 +39,7 @@ class Daemon:
             return "is ready" in self.get("/-/ready")
         return False
 
-    def get(self, path, timeout_s=10, **headers):
+    def get(self, path, timeout_s=PATIENCE_S, **headers):
         with urllib.request.urlopen(
             urllib.request.Request(self.url + path, headers=headers), timeout=timeout_s
         ) as answer:

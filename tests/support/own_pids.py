@@ -20,7 +20,7 @@ def unshare_options() -> str | None:
     options = "" if os.geteuid() == 0 else "--user --map-current-user"
     environment = {**os.environ, "WORKER_PYTHON": "true", "WORKER_UNSHARE": options}
     try:
-        done = subprocess.run([WORKER], env=environment, stderr=subprocess.DEVNULL, timeout=30, check=False)
+        done = subprocess.run([WORKER], env=environment, stderr=subprocess.DEVNULL, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return options if done.returncode == 0 else None

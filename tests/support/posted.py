@@ -19,7 +19,7 @@ class Server:
                 outer.posts.append((self.path, self.headers, body))
                 answer = outer.answers.pop(0) if outer.answers else 200
                 if answer == "hang":
-                    outer.over.wait(30)
+                    outer.over.wait(60)
                     return
                 self.send_response(answer)
                 if 300 <= answer < 400:
@@ -46,5 +46,5 @@ class Server:
     def __exit__(self, *_):
         self.over.set()
         self.server.shutdown()
-        self.thread.join(10)
+        self.thread.join(60)
         self.server.server_close()

@@ -47,7 +47,7 @@ class Prometheus:
 
     def _get(self, path, **parameters):
         url = f"http://{self.address}{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.read().decode()
 
     def query(self, expression):

@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.support.processes import PATIENCE_S
+
 WEB = Path(__file__).parents[2] / "deploy" / "web"
 
 
@@ -23,7 +25,7 @@ def in_thread(make):
     thread.start()
 
     def run(coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(PATIENCE_S)
 
     async def make_it():
         context = make()
@@ -44,14 +46,14 @@ def in_thread(make):
     finally:
         run(end_it())
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(PATIENCE_S)
         loop.close()
 
 
 def certificates(directory, *names):
     """Make, or renew, an authority and what it has signed, as docs/security.md says."""
     subprocess.run(
-        ["sh", WEB / "certificates.sh", directory, *(names or ("127.0.0.1", "localhost"))], check=True, timeout=30
+        ["sh", WEB / "certificates.sh", directory, *(names or ("127.0.0.1", "localhost"))], check=True, timeout=60
     )
     return directory
 
@@ -71,14 +73,14 @@ def client_context(directory, *, has_certificate=False):
     return context
 
 
-def connected(url, context=None, timeout_s=10.0):
+def connected(url, context=None, timeout_s=PATIENCE_S):
     """Open a connection to a URL."""
     parts = urlsplit(url)
     connection = socket.create_connection((parts.hostname, parts.port), timeout=timeout_s)
     return connection if context is None else context.wrap_socket(connection, server_hostname=parts.hostname)
 
 
-def exchange(url, data, context=None, timeout_s=10.0):
+def exchange(url, data, context=None, timeout_s=PATIENCE_S):
     """Send bytes, and give all that comes back until the other side closes."""
     with contextlib.closing(connected(url, context, timeout_s)) as connection:
         with contextlib.suppress(ConnectionError):

@@ -18,7 +18,7 @@ from hookd.attach.payload import Payload
 from hookd.attach.request import AttachRequest
 from hookd.errors import AttachError
 from tests.support.environment import target_environment
-from tests.support.processes import Process
+from tests.support.processes import Process, wait_until
 
 if TYPE_CHECKING:
     from hookd.attach.delivery import Delivery
@@ -123,14 +123,17 @@ def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
 
 def inject(pid: int, bootstrap: bytes = COUNTS, request: AttachRequest | None = None) -> Delivery:
     """Do what `attach` does, up to the agent's answer, with a stub for the agent; wait for one that is still there."""
-    request = request or AttachRequest(plugins=(), timeout_s=30)
-    end = time.monotonic() + request.timeout_s
-    while True:
+    request = request or AttachRequest(plugins=(), timeout_s=60)
+
+    def injected() -> Delivery | None:
         try:
             return _inject(pid, bootstrap, request)
         except AttachError as exc:
-            if exc.reason != "already-attached" or time.monotonic() > end:
+            if exc.reason != "already-attached":
                 raise
+            return None
+
+    return wait_until(injected, what="the end of the one before")
 
 
 def _inject(pid: int, bootstrap: bytes, request: AttachRequest) -> Delivery:

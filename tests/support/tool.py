@@ -75,7 +75,7 @@ class Attachment:
             raise
 
     def metrics(self) -> Metrics:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
             return Metrics(answer.read().decode())
 
     def detach(self) -> None:

@@ -84,7 +84,7 @@ def test_there_are_three_at_a_time_for_one_user_however_many_attaches(tmp_path, 
     place.mkdir()
     monkeypatch.setattr(helper, "_START", WAITS_FOR_A_FIFTH.format(place=str(place)))
     with open(os.devnull) as nothing, ThreadPoolExecutor(8) as pool:  # noqa: PTH123
-        job = injector.Job(os.getpid(), 0, "", nothing.fileno(), {}, (0, 0), "", 0, 0, timeout_s=30)
+        job = injector.Job(os.getpid(), 0, "", nothing.fileno(), {}, (0, 0), "", 0, 0, timeout_s=120)
         answers = list(pool.map(helper.run, [job] * 8))
     assert max(answer["beside"] for answer in answers) <= helper.WIDTH
 

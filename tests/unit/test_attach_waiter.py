@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -19,10 +20,21 @@ from hookd.attach import accounts, waiter
 from hookd.attach.untrusted import UnexpectedError
 from hookd.attach.waiter import Waiters
 from hookd.errors import AttachError
+from tests.support.agent import Clock
 from tests.support.environment import tool_environment
 from tests.support.processes import wait_until
 
 USER = 20001
+BUSY = """
+import os
+from hookd.attach import waiter_child
+def pread(*_):
+    while not os.path.exists({go!r}):
+        pass
+    return b"late"
+waiter_child.CALLS["pread"] = pread
+main()
+"""
 
 
 @pytest.fixture
@@ -102,13 +114,21 @@ def test_one_that_does_not_answer_is_left_behind_and_the_next_is_answered(waiter
     wait_until(lambda: len(children() - before) == 1, what="its end, and the next one")
 
 
-def test_one_that_has_no_processor_is_waited_for(waiters, memory, monkeypatch):
-    busy = "import time\nfrom hookd.attach import waiter_child\n"
-    busy += "def pread(*_):\n    end = time.process_time() + 0.6\n    while time.process_time() < end: pass\n    return b'late'\n"
-    busy += "waiter_child.CALLS['pread'] = pread\nmain()\n"
-    monkeypatch.setattr(waiter, "_CHILD", waiter._CHILD.replace("main()\n", busy))
-    monkeypatch.setattr(waiter, "LIMIT_S", 0.1)
+def test_one_that_has_no_processor_is_waited_for(waiters, memory, monkeypatch, tmp_path):
+    go, is_runnable, looks = tmp_path / "go", waiter._is_runnable, []
+    monkeypatch.setattr(waiter, "_CHILD", waiter._CHILD.replace("main()\n", BUSY.format(go=str(go))))
+    monkeypatch.setattr(waiter, "LIMIT_S", 0.05)
+    monkeypatch.setattr(waiter, "STARVED_S", 3600)
+
+    def look(pid):
+        looks.append(pid)
+        if len(looks) == 3:
+            go.touch()
+        return is_runnable(pid)
+
+    monkeypatch.setattr(waiter, "_is_runnable", look)
     assert waiters.pread(USER, memory, 8, 0) == b"late"
+    go.unlink()
     monkeypatch.setattr(waiter, "STARVED_S", 0.1)
     with pytest.raises(AttachError, match="did not answer in"):
         waiters.pread(USER, memory, 8, 0)
@@ -116,10 +136,7 @@ def test_one_that_has_no_processor_is_waited_for(waiters, memory, monkeypatch):
 
 def test_an_answer_that_comes_while_the_child_is_looked_at_counts(waiters, memory, monkeypatch, tmp_path):
     go, is_runnable = tmp_path / "go", waiter._is_runnable
-    held = "import os\nfrom hookd.attach import waiter_child\ndef pread(*_):\n"
-    held += f"    while not os.path.exists({str(go)!r}): pass\n    return b'late'\n"
-    held += "waiter_child.CALLS['pread'] = pread\nmain()\n"
-    monkeypatch.setattr(waiter, "_CHILD", waiter._CHILD.replace("main()\n", held))
+    monkeypatch.setattr(waiter, "_CHILD", waiter._CHILD.replace("main()\n", BUSY.format(go=str(go))))
     monkeypatch.setattr(waiter, "LIMIT_S", 0.05)
 
     def look(pid):
@@ -131,26 +148,37 @@ def test_an_answer_that_comes_while_the_child_is_looked_at_counts(waiters, memor
     assert waiters.pread(USER, memory, 8, 0) == b"late"
 
 
-def test_answers_that_come_just_in_time_are_bounded_together(waiters, memory, monkeypatch):
-    slow = "import time\nfrom hookd.attach import waiter_child\n"
-    slow += "waiter_child.CALLS['pread'] = lambda *_: time.sleep(0.2) or b'late'\nmain()\n"
-    monkeypatch.setattr(waiter, "_CHILD", waiter._CHILD.replace("main()\n", slow))
-    waiters.read(USER, memory, 0)  # its child has begun
-    answers = []
+def test_answers_that_come_just_in_time_are_bounded_together(memory):
+    clock, answers = Clock(), []
+    waiters = Waiters(lambda: clock.ns / 1e9)
 
     def ask():
         while True:
-            answers.append(waiters.pread(USER, memory, 8, 0))
+            answers.append(waiters.read(USER, memory, 0))
+            clock.advance(0.3)
 
-    with waiters.within(1.0):
-        begun = time.monotonic()
+    with contextlib.closing(waiters):
+        with waiters.within(1.0):
+            with pytest.raises(AttachError, match="too long") as caught:
+                ask()
+            with pytest.raises(AttachError, match="too long"), waiters.within(60):  # which gives it no more time
+                waiters.read(USER, memory, 0)
+        assert caught.value.reason == "unreadable"
+        assert len(answers) == 4
+        assert waiters.read(USER, memory, 0) == b""
+
+
+def test_one_that_does_not_answer_is_waited_for_no_longer_than_all_together_may_take(
+    waiters, memory, monkeypatch, slow
+):
+    monkeypatch.setattr(waiter, "LIMIT_S", 3600)
+    waiters.read(USER, memory, 0)  # its child has begun
+    with waiters.within(0.1):
         with pytest.raises(AttachError) as caught:
-            ask()
-        assert time.monotonic() - begun < 1.5
+            waiters.pread(USER, memory, 8, 0)
         with pytest.raises(AttachError, match="too long"), waiters.within(60):  # which gives it no more time
             waiters.read(USER, memory, 0)
     assert caught.value.reason == "unreadable"
-    assert 1 <= len(answers) <= 5
     assert waiters.read(USER, memory, 0) == b""
 
 

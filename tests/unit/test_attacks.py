@@ -5,12 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from tests.attacks.__main__ import listed, load
 from tests.support.environment import REPOSITORY
 
-pytestmark = pytest.mark.timeout(60)
 WITHOUT_PYTEST = """
 import runpy, sys
 sys.modules["pytest"] = None  # as where it is not installed
@@ -30,7 +27,7 @@ def test_the_list_has_columns():
 
 def test_without_what_the_tests_need_it_says_how_to_get_it():
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PYTEST], cwd=REPOSITORY, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", WITHOUT_PYTEST], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
     assert "the attacks need pytest" in done.stderr

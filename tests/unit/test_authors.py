@@ -71,7 +71,7 @@ def test_a_thread_is_at_the_last_one(made):
     thread = threading.Thread(target=made.Widths().calls, args=(waits,))
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(60)
         assert line_at(sys._current_frames()[thread.ident], made.Widths()) == f"{made.__file__}:6, in calls: act()"
         assert line_at(None) == ""
     finally:

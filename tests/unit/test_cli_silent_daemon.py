@@ -13,8 +13,6 @@ from hookd.cli.top.node import Node
 from hookd.daemon.client import DaemonClient
 from hookd.errors import DaemonSilent, UsageError
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def path(stack, tmp_path, monkeypatch):

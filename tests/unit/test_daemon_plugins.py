@@ -56,7 +56,7 @@ def _no_thread_stays(monkeypatch):
     yield
     for one in hosted:
         one._waiting.put(None)
-        one._thread.join(10)
+        one._thread.join(60)
         assert not one._thread.is_alive()
 
 
@@ -226,7 +226,7 @@ def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
     assert (one.state, one.trouble["text"]) == ("refused", "configure: KeyError: 'url'")
     held = threading.Event()
     sys.modules["hookd_mine_held"] = held
-    slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(30)"), {}, clock)
+    slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(60)"), {}, clock)
     wait_until(lambda: slow._under_way, what="its import")
     clock.now += daemonspecs.TIMES_S["configure"]
     slow.look()
@@ -238,10 +238,10 @@ def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
 
 def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, clock, monkeypatch):
     begun, held = threading.Event(), threading.Event()
-    library = types.SimpleNamespace(hang=lambda: begun.set() or held.wait(30))
+    library = types.SimpleNamespace(hang=lambda: begun.set() or held.wait(60))
     monkeypatch.setitem(sys.modules, "hookd_mine_held", library)
     slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.hang()"), {}, clock)
-    assert begun.wait(30)
+    assert begun.wait(60)
     good = Hosted(made("@hookimpl\ndef collect(self):\n    pass\n"), {}, clock)
     clock.now += daemonspecs.TIMES_S["configure"]
     good.look()

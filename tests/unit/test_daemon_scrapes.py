@@ -13,6 +13,7 @@ from hookd.daemon.fleet import Fleet
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.scrapes import BusyError, Form, Scrapes
 from hookd.daemon.selection import Limits
+from tests.support.processes import PATIENCE_S
 
 PROMETHEUS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.5"
 
@@ -20,12 +21,14 @@ PROMETHEUS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=
 class Gated(FleetCollector):
     """Makes nothing until its gate is open, and counts how often it is asked."""
 
+    begun: threading.Event
     gate: threading.Event
     made: int
 
     def families(self):
         self.made += 1
-        assert self.gate.wait(30)
+        self.begun.set()
+        assert self.gate.wait(PATIENCE_S)
         return super().families()
 
     def collect(self):
@@ -38,7 +41,7 @@ def collector(stack, tmp_path):
     store = IncidentStore.open(tmp_path)
     stack.callback(store.close)
     one = Gated(Fleet(store, linger_s=1), Tally(), Limits())
-    one.gate, one.made = threading.Event(), 0
+    one.begun, one.gate, one.made = threading.Event(), threading.Event(), 0
     return one
 
 
@@ -46,7 +49,7 @@ def play(collector, story):
     async def told():
         shared = Scrapes(collector)
         try:
-            return await asyncio.wait_for(story(shared), 30)
+            return await asyncio.wait_for(story(shared), PATIENCE_S)
         finally:
             collector.gate.set()
             shared.close()
@@ -55,8 +58,13 @@ def play(collector, story):
 
 
 async def begun(collector):
-    while not collector.made:  # noqa: ASYNC110  it is made in another thread
-        await asyncio.sleep(0.001)
+    assert await asyncio.to_thread(collector.begun.wait, PATIENCE_S)
+
+
+async def others_turns():
+    """Let every other task of the loop come as far as it can without the collector."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def test_scrapes_that_wait_for_the_same_share_a_text_of_a_later_moment(collector):
@@ -64,7 +72,7 @@ def test_scrapes_that_wait_for_the_same_share_a_text_of_a_later_moment(collector
         first = asyncio.create_task(shared.text(Form(PROMETHEUS)))
         await begun(collector)
         others = [asyncio.create_task(shared.text(Form(PROMETHEUS))) for _ in range(200)]
-        await asyncio.sleep(0)
+        await others_turns()
         collector.gate.set()
         return await first, {id(text) for text in await asyncio.gather(*others)}
 
@@ -84,11 +92,11 @@ def test_however_many_unusual_ones_wait_a_prometheus_is_answered_next_but_one(co
         tasks = [asyncio.create_task(ask("first", Form("")))]
         await begun(collector)
         tasks += [asyncio.create_task(ask(n, Form("", frozenset({f"x{n}"})))) for n in range(scrapes.MAX_WAITING)]
-        await asyncio.sleep(0.01)
+        await others_turns()
         with pytest.raises(BusyError):
             await shared.text(Form("", frozenset({"one more"})))
         tasks.append(asyncio.create_task(ask("prometheus", Form(PROMETHEUS, is_gzip=True))))
-        await asyncio.sleep(0.01)
+        await others_turns()
         collector.gate.set()
         await asyncio.gather(*tasks)
         return order

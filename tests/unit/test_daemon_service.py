@@ -29,7 +29,7 @@ class Slow:
 
     def look(self, targets):
         self.began.set()
-        self.may_go_on.wait(10)
+        self.may_go_on.wait(60)
         self.was_closed = self.service.fleet._is_closed
 
     def samples(self, target):
@@ -108,6 +108,6 @@ def test_a_daemon_of_another_user_is_not_asked(stack):
     impostor = stack.enter_context(Process(command, env=dict(os.environ), stdin=True))
     impostor.expect("ready")
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT, f"{directory}/sock"], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", CLIENT, f"{directory}/sock"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "impostor\n", done.stderr

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,12 @@ from hookd.daemon import alertmanager
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.webhook import Pace, Sender
 from hookd.errors import ConfigError
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 TARGET = (11, 12345, 99)
 SECRET = b"a secret of some bytes"
-QUICK = Pace(window_s=0.3, timeout_s=0.3, first_s=0.01, longest_s=0.05)
+QUICK = Pace(window_s=0.3, timeout_s=PATIENCE_S, first_s=0.01, longest_s=0.05)
+IMPATIENT = dataclasses.replace(QUICK, timeout_s=2.0)
 DOCS = Path(__file__).parents[2] / "docs" / "incidents.md"
 
 
@@ -83,10 +86,10 @@ async def listening(port=0):
 
 
 @contextlib.asynccontextmanager
-async def sending(state, url, pace=QUICK, **config):
+async def sending(state, url, pace=QUICK, clock=time.monotonic, **config):
     """A daemon's store and sender, for as long as the block."""
     store = IncidentStore.open(state)
-    sender = Sender(Webhook(url, SECRET, **config), store, pace=pace)
+    sender = Sender(Webhook(url, SECRET, **config), store, pace=pace, clock=clock)
     store.listen(sender)
     task = asyncio.create_task(sender.run())
     try:
@@ -169,7 +172,8 @@ def test_a_message_is_posted_until_it_is_taken_and_can_be_verified_each_time(tmp
     exec(re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1], snippet)
 
     async def run():
-        async with listening() as hook, sending(tmp_path, hook.url + "/x", labels={"severity": "critical"}) as store:
+        critical = {"severity": "critical"}
+        async with listening() as hook, sending(tmp_path, hook.url + "/x", IMPATIENT, labels=critical) as store:
             hook.answers = [500, "hang", 429, 503]
             store.add(TARGET, "r", "0", [nan(1)])
             await hook.got(5)
@@ -211,11 +215,14 @@ def test_what_was_not_delivered_is_after_a_restart_and_only_that(tmp_path):
 
 def test_a_storm_is_collapsed_by_run_rank_and_kind(tmp_path):
     async def run():
-        async with listening() as hook, sending(tmp_path, hook.url) as store:
+        now_s = [1000.0]
+        async with listening() as hook, sending(tmp_path, hook.url, clock=lambda: now_s[0]) as store:
             store.add(TARGET, "r", "0", [nan(1)])
             await hook.got(1)
             store.add(TARGET, "r", "0", [nan(seq) for seq in range(2, 102)])
             store.add(TARGET, "r", "1", [nan(200)])
+            await hook.got(2)
+            now_s[0] += QUICK.window_s
             await hook.got(3)
             await settled(store)
             return [json.loads(body) for _, body in hook.posts], hook.seqs

@@ -9,8 +9,6 @@ import pytest
 from hookd.cli import demo, program
 from hookd.errors import HookdError
 
-pytestmark = pytest.mark.timeout(60)
-
 SLOW = "import time\nfor n in range(16):\n    print('step', n, flush=True)\n    time.sleep(0.25)\nprint('done')"
 
 

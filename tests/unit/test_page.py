@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-import time
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -258,7 +258,14 @@ def test_the_257th_thread_shares_the_last_heartbeat(written, reader):
     assert written.thread(9, "t") == bases[255]
 
 
-def test_the_recorder_keeps_the_newest_events(written, reader):
+@pytest.fixture
+def now(monkeypatch):
+    """Have a writer take this for the time."""
+    monkeypatch.setattr("hookd.page.writer.time", types.SimpleNamespace(time=lambda: 1234.5))
+    return 1234.5
+
+
+def test_the_recorder_keeps_the_newest_events(written, reader, now):
     ring = layout.divide(MIN_SIZE)["recorder"].length // layout.RECORD.size
     for n in range(ring + 10):
         written.record(1, 2, n, value=n / 2, when=1e9 + n)
@@ -266,10 +273,9 @@ def test_the_recorder_keeps_the_newest_events(written, reader):
     assert [record.seq for record in records] == list(range(11, ring + 11))
     assert records[-1] == (ring + 10, 1e9 + ring + 9, 1, 2, ring + 9, (ring + 9) / 2)
     assert reader.read().records == []
-    before = time.time()
     written.record(1, 2, 3, math.nan)
     last = reader.read(recorder=True).records[-1]
-    assert before <= last.when <= time.time()
+    assert last.when == now
     assert math.isnan(last.value)
 
 
@@ -292,14 +298,12 @@ def test_regions_are_aligned_adjacent_and_fill_the_page(size):
     assert regions["logs"].length // 2 > layout.MAX_RECORD
 
 
-def test_incidents_and_logs_are_numbered_and_dated(written, reader):
-    before = time.time()
+def test_incidents_and_logs_are_numbered_and_dated(written, reader, now):
     assert written.incident({"kind": "nan", "message": "born in fc", "step": 21, "module": "fc"}) == 1
     assert written.incident({"kind": "hang", "time": 5, "seq": 99}) == 2
     written.log("error", "nan: 3 errors")
     first, second = reader.read().incidents
-    assert before <= first.pop("time") <= time.time()
-    assert first == {"seq": 1, "kind": "nan", "message": "born in fc", "step": 21, "module": "fc"}
+    assert first == {"seq": 1, "time": now, "kind": "nan", "message": "born in fc", "step": 21, "module": "fc"}
     assert second == {"seq": 2, "kind": "hang", "time": 5.0}
     (line,) = reader.read().logs
     assert (line["level"], line["message"]) == ("error", "nan: 3 errors")
@@ -423,12 +427,25 @@ def test_a_page_of_a_wrong_size_is_not_created():
 def test_a_lost_lock_costs_series_and_never_a_hang(written, monkeypatch):
     import threading
 
-    monkeypatch.setattr(series, "LOCK_WAIT_S", 0.05)
-    family = written.family("hookd_x", "gauge", "X.", ("n",))
-    threading.Thread(target=written._lock.acquire).start()  # and it is never released
-    started = time.monotonic()
+    waits = []
+
+    class Lock:
+        """As it is while another thread has it, for a time that is noted."""
+
+        def acquire(self, timeout):
+            waits.append(timeout)
+            return lock.acquire(timeout=min(timeout, 0.05))
+
+        def release(self):
+            lock.release()
+
+    family, lock = written.family("hookd_x", "gauge", "X.", ("n",)), written._lock
+    monkeypatch.setattr(written, "_lock", Lock())
+    thread = threading.Thread(target=lock.acquire)  # and it is never released
+    thread.start()
+    thread.join()
     indexes = {written.series(family, (str(n),)) for n in range(100)}
-    assert time.monotonic() - started < 5
+    assert waits == [series.LOCK_WAIT_S] + [0] * 99, "only once"
     assert indexes == {written._scratch}
     assert written.dropped == 100
     written.close()

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -92,7 +91,6 @@ while True:
     )
     reader = open_page(process)
     reads, seen = 0, set()
-    deadline = time.monotonic() + 60
     while True:
         counted, written = reader.read().families
         values = {value for series in written.series for value in series.cells}
@@ -101,7 +99,6 @@ while True:
         reads += 1
         if counted.series[0].cells[0] >= 1_000_000 and reads >= 1000 and seen >= set(ALTERNATING):
             break
-        assert time.monotonic() < deadline
     reader.close()
 
 
@@ -189,7 +186,6 @@ while True:
     )
     reader = open_page(process)
     generations, seen = set(), set()
-    deadline = time.monotonic() + 60
     while len(generations) < 100 or len(seen) < 300:
         snapshot = reader.read()
         generations.add(snapshot.generation)
@@ -200,7 +196,6 @@ while True:
         assert snapshot.identity.get("n") == snapshot.identity.get("again")
         numbers = [incident["seq"] for incident in snapshot.incidents]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
-        assert time.monotonic() < deadline
     reader.close()
 
 
@@ -226,7 +221,7 @@ while True:
     for _ in range(100):  # not read meanwhile: it is rewritten faster than that
         assert process.stdout.readline() == "rewritten\n"
     process.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=60)
     first, second = reader.read(recorder=True), reader.read(recorder=True)
     assert first == second
     assert first.state == "running"

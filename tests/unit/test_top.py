@@ -247,6 +247,7 @@ def test_the_loss_is_shown_where_the_page_has_it(job):
 # What it costs
 
 
+@pytest.mark.alone
 def test_a_refresh_of_ten_thousand_modules_takes_less_than_a_tenth_of_a_second(stack):
     """The median of processor time: reading the page, the table, sorted, as a tree and filtered, and the lines."""
     names = ["(root)"] + [

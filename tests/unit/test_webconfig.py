@@ -43,7 +43,7 @@ def test_what_promtool_accepts_is_read(directory, name):
     path = served.web_config(directory, GOOD[name])
     check(path)
     if served.has("promtool"):
-        subprocess.run(["promtool", "check", "web-config", path], check=True, timeout=30, capture_output=True)
+        subprocess.run(["promtool", "check", "web-config", path], check=True, timeout=60, capture_output=True)
 
 
 def test_the_example_is_one_and_promtool_accepts_it(directory):
@@ -56,7 +56,7 @@ def test_the_example_is_one_and_promtool_accepts_it(directory):
     )
     assert list(config.users) == ["prometheus"]
     if served.has("promtool"):
-        subprocess.run(["promtool", "check", "web-config", path], check=True, timeout=30, capture_output=True)
+        subprocess.run(["promtool", "check", "web-config", path], check=True, timeout=60, capture_output=True)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_key_with_a_passphrase_is_refused_and_none_is_asked_for(tmp_path, dire
         (tmp_path / file.name).write_bytes(file.read_bytes())
     subprocess.run(
         ["openssl", "pkey", "-in", directory / "server.key", "-aes256", "-passout", "pass:x", "-out", tmp_path / "server.key"],
-        check=True, timeout=30,
+        check=True, timeout=60,
     )  # fmt: skip
     with pytest.raises(ConfigError, match="passphrase"):
         check(served.web_config(tmp_path, TLS))
