@@ -46,11 +46,19 @@ class FakeTarget:
         self._training: training.Training | None = None
         self._reader: PageReader | None = None
         self._pretence = contextlib.ExitStack()
+        self._clock: Callable[[], int] = time.perf_counter_ns
         self._runs = False
 
     # -- life
 
-    def pretend(self, *, device: bool = False, large: bool = False, ranks: tuple[int, int] | None = None) -> Self:
+    def pretend(
+        self,
+        *,
+        device: bool = False,
+        large: bool = False,
+        ranks: tuple[int, int] | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> Self:
         """Show what this machine lacks, from the next `start` to `close`.
 
         Args:
@@ -58,12 +66,14 @@ class FakeTarget:
                 later, or is a tensor itself. What a plugin asks torch for (`tensor.is_cpu`) stays true.
             large: outputs are too large to be kept alive: `Context.returned` has no more of them than the training keeps.
             ranks: the rank that this process is, and of how many. Nobody is there to play the others.
+            clock: returns nanoseconds; steps and what plugins take are measured by it.
 
         Raises:
             AssertionError: it runs already, and has seen what there is.
         """
         assert not self._runs, "call pretend() before start()"
         self._pretence.enter_context(pretending(device=device, large=large, ranks=ranks))
+        self._clock = clock or self._clock
         return self
 
     def start(self, *plugins: type[Plugin] | str, **options: object) -> Self:
@@ -88,7 +98,8 @@ class FakeTarget:
         sys.modules[HOME] = home
         try:
             bootstrap.start(
-                {"method": "start", "plugins": specs, "lease_s": None, "run": "test", "budget": 100.0, **config}
+                {"method": "start", "plugins": specs, "lease_s": None, "run": "test", "budget": 100.0, **config},
+                clock=self._clock,
             )
         finally:
             del sys.modules[HOME]

@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.parallel import DataParallel
 
 from hookd import Plugin, hookimpl
-from tests.support.agent import Clock, running
+from tests.support.agent import running
+from tests.support.clock import Clock
 from tests.support.processes import wait_until
 from tests.support.watched import is_watched
 

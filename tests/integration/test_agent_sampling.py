@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from hookd import Plugin, hookimpl
-from tests.support.agent import Clock, running
+from tests.support.agent import running
+from tests.support.clock import Clock
 
 STEP_S = 0.001
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 import time
@@ -14,8 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-from hookd.agent import bootstrap
-from tests.support.agent import Clock
+from tests.support.clock import Clock
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 LONG_S = 0.01
@@ -27,9 +25,9 @@ def work(seconds=LONG_S):
 
 
 @pytest.fixture
-def moved(monkeypatch):
-    """Have the agent take CLOCK for its clock."""
-    monkeypatch.setattr(bootstrap, "start", functools.partial(bootstrap.start, clock=CLOCK))
+def moved(hook):
+    """Have the target take CLOCK for its clock."""
+    hook.pretend(clock=CLOCK)
 
 
 class Work(torch.autograd.Function):

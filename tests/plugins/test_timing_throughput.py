@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import hookd
-from tests.support.agent import Clock
+from tests.support.clock import Clock
 
 sizes = st.integers(1, 5)
 EXAMPLES = settings(deadline=None, max_examples=25, phases=set(Phase) - {Phase.explain})

@@ -18,23 +18,6 @@ if TYPE_CHECKING:
     from hookd.page import Snapshot
 
 
-class Clock:
-    """A clock that stands still until the test moves it.
-
-    Attributes:
-        ns: what it shows.
-    """
-
-    def __init__(self) -> None:
-        self.ns = 10**15  # far from 0, which stands for "not measured"
-
-    def __call__(self) -> int:
-        return self.ns
-
-    def advance(self, seconds: float) -> None:
-        self.ns += round(seconds * 1e9)
-
-
 class Running:
     """The agent that runs, as a test sees it."""
 

@@ -20,7 +20,7 @@ from hookd.attach import accounts, waiter
 from hookd.attach.untrusted import UnexpectedError
 from hookd.attach.waiter import Waiters
 from hookd.errors import AttachError
-from tests.support.agent import Clock
+from tests.support.clock import Clock
 from tests.support.environment import tool_environment
 from tests.support.processes import wait_until
 

@@ -19,7 +19,7 @@ PUBLIC = ("hookd", "hookd.testing", "hookd.check")
 """What docs/plugins.md and docs/testing.md tell of, and what `hookd plugin check` does (for the examples)."""
 SUPPORT = tuple(
     f"tests.support.{name}"
-    for name in ("bundles", "clipped", "cuda", "documents", "environment", "layered", "processes")
+    for name in ("bundles", "clipped", "clock", "cuda", "documents", "environment", "layered", "processes")
 )
 """What reaches no hookd either."""
 OF_TORCH = {
