@@ -32,7 +32,7 @@ _BY_EXIT_CODE: Mapping[int, type[HookdError]] = {
 EMBEDDED_TIMEOUT_S = 5.0
 """How long a foreground attach may take to answer: it may be stopped."""
 EMBEDDED_SOCKET = "attach-{}.sock"
-"""The name of its control socket, by its pid."""
+"""The name of its control socket."""
 
 
 class DaemonClient:

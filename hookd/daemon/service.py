@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -118,9 +119,13 @@ class Service:
         self._stack = contextlib.AsyncExitStack()
 
     def _default_control(self, environ: Mapping[str, str]) -> Path:
-        """An embedded daemon has a socket of its own: the default one belongs to `hookd serve`."""
+        """An embedded daemon has a socket of its own: the default one belongs to `hookd serve`.
+
+        Containers that share the directory may have daemons of the same pid: the pid alone is no name.
+        """
         path = default_control_path(environ, os.geteuid())
-        return path.with_name(EMBEDDED_SOCKET.format(os.getpid())) if self.is_embedded else path
+        name = EMBEDDED_SOCKET.format(f"{os.getpid()}-{secrets.token_hex(4)}")
+        return path.with_name(name) if self.is_embedded else path
 
     def _at_least(self, setting: float, embedded: float) -> float:
         return max(setting, embedded) if self.is_embedded else setting

@@ -93,7 +93,7 @@ def test_prometheus_follows_a_target_from_its_attach_to_its_death(stack, daemon,
     assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
 
     # when the process is killed, then its last counters stay for a while, with the reason, and its gauges are gone
-    assert prometheus.query(f"hookd_activations_mean{{{mine}}}")
+    wait_until(lambda: prometheus.query(f"hookd_activations_mean{{{mine}}}"), what="the first gauge")
     target.signal(signal.SIGKILL)
     target.wait()
     wait_until(lambda: prometheus.value(f"hookd_target_up{{{mine}}}") == 0, what="the death in Prometheus")

@@ -155,7 +155,7 @@ def test_requests_that_come_together_are_answered_one_by_one(serve):
 
 
 def test_descriptors_of_a_client_that_leaves_are_closed(serve):
-    control, _ = serve(None)
+    control = serve(None).control
     reading, writing = os.pipe()
     client = Client(control)
     socket.send_fds(client._socket, [b"{"], [writing])  # half a request: nobody takes the descriptor
