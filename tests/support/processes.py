@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 TARGET_NICENESS = 10
-PATIENCE_S = 60.0
-"""How long a test waits for something that takes a second on an idle machine."""
+PATIENCE_S = 180.0
+"""How long a test waits for something that takes a second on an idle machine; only failures wait that long."""
 STARTED: list[Process] = []
 """The processes of this test, and those of earlier ones that still run, for the report of a failure."""
 

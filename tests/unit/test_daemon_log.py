@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 
 import pytest
 
@@ -16,9 +17,11 @@ from tests.support.processes import PATIENCE_S
 def pipe():
     read, write = os.pipe()
     yield read, write
-    for fd in (read, write):
-        with contextlib.suppress(OSError):
-            os.close(fd)
+    os.close(read)
+    for thread in [thread for thread in threading.enumerate() if thread.name == "hookd-log"]:
+        thread.join(PATIENCE_S)  # it would write to whatever gets the number of `write` next
+        assert not thread.is_alive()
+    os.close(write)
 
 
 def record(text):
@@ -56,6 +59,8 @@ def test_the_end_does_not_wait_for_a_reader_that_never_comes(pipe, monkeypatch):
     for _ in range(MAX_WAITING + 500):
         handler.handle(record("x" * 1000))
     handler.close()
+    handler._lines.get()
+    handler._lines.put(None)
 
 
 def test_a_full_disk_costs_lines_and_nothing_else():
