@@ -37,7 +37,7 @@ class Works(Plugin):
         self.context.aside(lambda: self.work(number))
 
     def work(self, number: int) -> None:
-        self.gate.wait(60)
+        self.gate.wait(600)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         self.seen[number] = (threading.current_thread().name, signal.SIGTERM in blocked)
 
@@ -68,7 +68,7 @@ class Stuck(Works):
     name = "stuck"
 
     def work(self, number: int) -> None:
-        self.gate.wait(60)
+        self.gate.wait(600)
 
 
 def test_work_that_does_not_return_is_its_plugins_alone_and_only_so_much_waits(monkeypatch) -> None:
@@ -90,7 +90,7 @@ def test_work_that_does_not_return_is_its_plugins_alone_and_only_so_much_waits(m
         wait_until(lambda: agent.session.aside._queues["works"].thread is None, what="the end of the other's thread")
         (residue,) = bootstrap.stop()["residue"]
         assert residue.startswith("a thread in the work aside of the plugin stuck, at ")
-        assert residue.endswith("in work: self.gate.wait(60)")
+        assert residue.endswith("in work: self.gate.wait(600)")
         (thread,) = alive()
         stuck.gate.set()
         thread.join(60)

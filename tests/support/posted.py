@@ -19,7 +19,7 @@ class Server:
                 outer.posts.append((self.path, self.headers, body))
                 answer = outer.answers.pop(0) if outer.answers else 200
                 if answer == "hang":
-                    outer.over.wait(60)
+                    outer.over.wait(600)
                     return
                 self.send_response(answer)
                 if 300 <= answer < 400:

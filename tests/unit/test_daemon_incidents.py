@@ -772,7 +772,7 @@ def test_a_function_that_fails_or_hangs_holds_up_nobody(store):
         called.append(incident["seq"])
         if incident["seq"] == 1:
             raise RuntimeError("mine")
-        hold.wait(60)
+        hold.wait(600)
 
     caller = Caller("slow", call, store)
     store.listen(caller)

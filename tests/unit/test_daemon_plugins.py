@@ -226,7 +226,7 @@ def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
     assert (one.state, one.trouble["text"]) == ("refused", "configure: KeyError: 'url'")
     held = threading.Event()
     sys.modules["hookd_mine_held"] = held
-    slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(60)"), {}, clock)
+    slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(600)"), {}, clock)
     wait_until(lambda: slow._under_way, what="its import")
     clock.now += daemonspecs.TIMES_S["configure"]
     slow.look()
@@ -238,7 +238,7 @@ def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
 
 def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, clock, monkeypatch):
     begun, held = threading.Event(), threading.Event()
-    library = types.SimpleNamespace(hang=lambda: begun.set() or held.wait(60))
+    library = types.SimpleNamespace(hang=lambda: begun.set() or held.wait(600))
     monkeypatch.setitem(sys.modules, "hookd_mine_held", library)
     slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.hang()"), {}, clock)
     assert begun.wait(60)

@@ -14,7 +14,7 @@ import pytest
 from hookd.config import load
 from hookd.daemon.incidents import IncidentStore
 from hookd.daemon.service import Service
-from tests.support.processes import Process
+from tests.support.processes import PATIENCE_S, Process
 
 
 class Slow:
@@ -29,7 +29,7 @@ class Slow:
 
     def look(self, targets):
         self.began.set()
-        self.may_go_on.wait(60)
+        self.may_go_on.wait(600)
         self.was_closed = self.service.fleet._is_closed
 
     def samples(self, target):
@@ -43,10 +43,10 @@ def test_a_look_that_is_under_way_is_waited_for_before_targets_and_store_are_clo
     async def live():
         async with Service(config, only=frozenset()) as service:
             slow.service, service._watchers = service, (slow,)
-            assert await asyncio.to_thread(slow.began.wait, 10)
+            assert await asyncio.to_thread(slow.began.wait, PATIENCE_S)
             threading.Timer(0.2, slow.may_go_on.set).start()
 
-    asyncio.run(asyncio.wait_for(live(), 20))
+    asyncio.run(asyncio.wait_for(live(), PATIENCE_S))
     assert slow.was_closed is False
 
 

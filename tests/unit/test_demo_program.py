@@ -28,7 +28,7 @@ def test_a_slow_process_is_waited_for_as_long_as_it_gets_on(tmp_path, monkeypatc
 
 def test_one_that_prints_nothing_is_given_up_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "PATIENCE_S", 0.2)
-    code = python("import time; time.sleep(50)")
+    code = python("import time; time.sleep(600)")
     with program.started(code, tmp_path / "still") as still, pytest.raises(HookdError) as caught:
         still.line(r"^done (\d+)$", "the end of the training")
     assert "waiting for the end of the training" in caught.value.message

@@ -147,7 +147,7 @@ def test_a_hook_that_takes_too_long_fails_the_test_where_it_stands(monkeypatch):
 
         @hookimpl
         def collect(self):
-            held.wait(60)
+            held.wait(600)
 
     monkeypatch.setitem(daemonspecs.TIMES_S, "collect", 0.1)
     with FakeDaemon() as daemon:
@@ -169,7 +169,7 @@ class Late(DaemonPlugin):
 
     @hookimpl
     def collect(self):
-        sys.modules["hookd_late_held"].wait(60)
+        sys.modules["hookd_late_held"].wait(600)
 """
 
 
