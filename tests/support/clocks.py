@@ -6,8 +6,6 @@ import ast
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.support.processes import PATIENCE_S
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TypeGuard
@@ -28,6 +26,8 @@ SUSPICIOUS = re.compile(
     r"\.(ask|finish|join|result|wait)\("
 )
 
+SHORTEST_S = 60.0
+"""A timeout below this is no patience: it may pass on a busy machine though nothing is wrong."""
 SLEEP, CLOCK, SHORT = "sleep", "clock", "short timeout"
 
 
@@ -208,7 +208,7 @@ class _Module:
         given = [keyword.value for keyword in call.keywords if keyword.arg in names]
         if position is not None and position < len(call.args):
             given.append(call.args[position])
-        return any(number is not None and 0 < number < PATIENCE_S for number in map(self._number, given))
+        return any(number is not None and 0 < number < SHORTEST_S for number in map(self._number, given))
 
     def _number(self, node: ast.expr) -> float | None:
         value = node.value if isinstance(node, ast.Constant) else self._numbers.get(getattr(node, "id", ""))
