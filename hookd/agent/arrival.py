@@ -8,11 +8,11 @@ is `sitecustomize` that executes it, and `start` is all it needs.
 from __future__ import annotations
 import __future__
 
+import contextlib
 import importlib.util
 import json
 import marshal
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,8 +45,16 @@ def start(config: dict[str, Any], archive: bytes, breath_s: float = 0.0) -> Any:
     loader: dict[str, Any] = {"__name__": "_hookd.agent.loader"}
     for code in codes(files, _LOADER):
         exec(code, loader)  # noqa: S102  this is how it comes in
-        time.sleep(breath_s)
+        sleep(breath_s)
     return loader["start"](config, files, codes)
+
+
+def sleep(seconds: float) -> None:
+    """Wait for nothing, for so long: what `time` has may have been replaced (see `hookd/originals.py`)."""
+    import _queue  # noqa: PLC0415
+
+    with contextlib.suppress(_queue.Empty):
+        _queue.SimpleQueue().get(True, seconds)
 
 
 def unpack(archive: bytes) -> dict[str, bytes]:
@@ -106,9 +114,10 @@ class _Mailbox:
         self.write(80, len(data).to_bytes(8, "little"))
 
     def wait_until_seen(self, timeout_s: float) -> bool:
-        end = time.monotonic() + timeout_s
-        while not self.word(24) and not self.is_cancelled() and time.monotonic() < end:
-            time.sleep(_POLL_S)
+        for _ in range(int(timeout_s / _POLL_S)):  # counted, for a clock may be frozen
+            if self.word(24) or self.is_cancelled():
+                break
+            sleep(_POLL_S)
         return self.word(24) != 0
 
     def is_cancelled(self) -> bool:
@@ -135,6 +144,8 @@ class _Mailbox:
 def run(data: bytes, fd: int | None, base: int) -> None:
     """Serve one request: have the agent started, or say why not. Runs on the injected thread, which then ends.
 
+    `threading` did not start it: once somebody asks there for its name, it would be in the list of threads for ever.
+
     Args:
         data: length and JSON of the request, then the zip.
         fd: where the mailbox is a file, else None.
@@ -147,20 +158,18 @@ def run(data: bytes, fd: int | None, base: int) -> None:
     if refusal is not None:
         _finish(box, request, refusal)
         return
-    # A thread that `threading` did not start appears in its list of threads for ever, once somebody asks for its name.
-    # Only now: whoever imports `threading` first is taken for the main thread, but torch has imported it.
-    import threading  # noqa: PLC0415
-
-    arguments = (box, request, data[8 + length :])
-    before = threading.stack_size(0)  # not what the program has chosen for its own threads: that may be too little
     try:
-        threading.Thread(target=_serve, args=arguments, name="hookd-attach", daemon=True).start()
+        _serve(box, request, data[8 + length :])
     finally:
-        threading.stack_size(before)
+        import threading  # noqa: PLC0415  torch has imported it: who does so first is taken for the main thread
+
+        ident = threading.get_ident()
+        if isinstance(threading._active.get(ident), threading._DummyThread):  # type: ignore[attr-defined]
+            threading._active.pop(ident, None)  # type: ignore[attr-defined]
 
 
 def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
-    time.sleep(_BREATH_S)  # reading the payload takes as long as what was done a moment ago
+    sleep(_BREATH_S)  # reading the payload takes as long as what was done a moment ago
     if box.is_cancelled():  # an import lock was held for longer than the tool waited
         box.close()
         return
@@ -194,13 +203,15 @@ def _wait_for_trainer(box: _Mailbox, request: dict[str, Any]) -> dict[str, Any] 
     Returns:
         A refusal, None where the agent may start.
     """
-    deadline = time.monotonic() + request["timeout_s"]
+    left = int(request["timeout_s"] / _POLL_S)
     while not _torch_is_imported():
-        if box.is_cancelled() or time.monotonic() > deadline:
+        if box.is_cancelled() or not left:
             return _refusal("TargetUnsupported", "no-torch", "torch is not imported in this process")
-        time.sleep(_POLL_S)
-    while request["only_trainers"] and _work() is None and not box.is_cancelled() and time.monotonic() < deadline:
-        time.sleep(_POLL_S)  # one that was spawned a moment ago does not know yet what it is to do
+        sleep(_POLL_S)
+        left -= 1
+    while request["only_trainers"] and _work() is None and not box.is_cancelled() and left:
+        sleep(_POLL_S)  # one that was spawned a moment ago does not know yet what it is to do
+        left -= 1
     if request["only_trainers"] and (_work() or "").startswith("torch.utils.data."):
         return _refusal("TargetUnsupported", "data-worker", "the process is a data loader's worker")
     return None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
+import functools
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hookd.agent import spawn
+from hookd.agent.spawn import Thread
 from hookd.authors import line_of
+from hookd.originals import Lock, clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +35,7 @@ class _Queue:
     def __init__(self) -> None:
         self.begun = 0.0
         self.due: deque[Callable[[], None]] = deque()
-        self.thread: threading.Thread | None = None
+        self.thread: Thread | None = None
 
 
 class Aside:
@@ -49,7 +48,7 @@ class Aside:
 
     def __init__(self, failed: Callable[[str, BaseException], None], work: Work) -> None:
         self._failed, self._work = failed, work
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._queues: dict[str, _Queue] = {}
 
     def add(self, plugin: str, work: Callable[[], None]) -> None:
@@ -62,9 +61,9 @@ class Aside:
             queue = self._queues.setdefault(plugin, _Queue())
             is_full = len(queue.due) >= MOST
             if queue.thread is None:
-                queue.begun = time.monotonic()
-                thread = threading.Thread(target=self._run, args=(plugin, queue), name="hookd", daemon=True)
-                spawn.start(thread)
+                queue.begun = clock.monotonic()
+                thread = Thread(functools.partial(self._run, plugin, queue))
+                thread.start()
                 queue.thread = thread
             if not is_full:
                 queue.due.append(work)
@@ -73,10 +72,10 @@ class Aside:
 
     def finish(self, timeout_s: float, plugin: str | None = None) -> None:
         """Wait until all is done, or what one plugin has asked for, or for so long."""
-        end = time.monotonic() + timeout_s
+        end = clock.monotonic() + timeout_s
         for name, queue in list(self._queues.items()):
-            while plugin in (None, name) and (thread := queue.thread) is not None and time.monotonic() < end:
-                thread.join(max(0.0, end - time.monotonic()))
+            while plugin in (None, name) and (thread := queue.thread) is not None and clock.monotonic() < end:
+                thread.join(max(0.0, end - clock.monotonic()))
 
     def close(self, timeout_s: float) -> None:
         """Wait so; what has not begun by then is not done any more."""
@@ -89,7 +88,7 @@ class Aside:
         """Say what does not end when the agent leaves."""
         found = []
         for name, queue in list(self._queues.items()):
-            thread, since_s = queue.thread, time.monotonic() - queue.begun
+            thread, since_s = queue.thread, clock.monotonic() - queue.begun
             if thread is not None and since_s > STUCK_S:
                 plugin = registry.named(name).plugin if registry.has(name) else None
                 at = line_of(thread.ident, plugin)
@@ -97,7 +96,6 @@ class Aside:
         return found
 
     def _run(self, plugin: str, queue: _Queue) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while self._goes_on(plugin, queue):
             pass
 
@@ -107,7 +105,7 @@ class Aside:
             if not queue.due:
                 queue.thread = None
                 return False
-            work, queue.begun = queue.due.popleft(), time.monotonic()
+            work, queue.begun = queue.due.popleft(), clock.monotonic()
         try:
             with self._work.piece():
                 work()

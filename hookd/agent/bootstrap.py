@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import loader as claims
 from hookd.errors import AttachError, ControlError, TargetUnsupported
+from hookd.originals import Lock, clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_lock = threading.Lock()
+_lock = Lock()
 _agent: Any = None
 
 
-def start(config: dict[str, Any], loader: Any = None, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+def start(config: dict[str, Any], loader: Any = None, clock: Callable[[], int] = clock.perf_counter_ns) -> None:
     """Create the page, load the plugins, patch torch, listen.
 
     Args:

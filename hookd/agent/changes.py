@@ -8,13 +8,13 @@ very step. In a job of several ranks the boundary is one on which all ranks have
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent.faults import Failure
 from hookd.agreement import boundary_ahead
 from hookd.errors import ControlError
+from hookd.originals import clock
 
 if TYPE_CHECKING:
     from hookd.agent.listeners import Entry
@@ -180,7 +180,7 @@ class Changes:
 
     def _note(self) -> int:
         mark = sequence_number()
-        self.marks.append((mark, time.monotonic()))
+        self.marks.append((mark, clock.monotonic()))
         return mark
 
     def _carry_out(self, change: Change, mark: int) -> None:
@@ -256,9 +256,9 @@ class Changes:
         for entry in agreed:
             if entry.agreement is not None:
                 entry.agreement.end(self._session.rank, at)
-        deadline = time.monotonic() + timeout_s
-        while any(entry.state == "active" for entry in agreed) and time.monotonic() < deadline:
-            time.sleep(0.005)
+        deadline = clock.monotonic() + timeout_s
+        while any(entry.state == "active" for entry in agreed) and clock.monotonic() < deadline:
+            clock.sleep(0.005)
         for entry in agreed:
             if entry.state == "active":
                 self._session.write_log("error", f"{entry.name}: no step has come within {timeout_s:g} s, so it ends here"

@@ -7,15 +7,13 @@ done about one that never returns but to say so (`hookd.agent.overdue`).
 
 from __future__ import annotations
 
-import queue
-import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
-from hookd.agent import spawn
 from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.agent.spawn import Thread, is_own
 from hookd.authors import line_of
 from hookd.errors import PluginError, worded
+from hookd.originals import Empty, Event, SimpleQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +44,7 @@ class Job:
     def __init__(self, plugin: Plugin, hook: str, act: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.plugin, self.hook = plugin, hook
         self._act, self._arguments = act, arguments
-        self.is_over = threading.Event()
+        self.is_over = Event()
         self.result: Any = None
         self.error: BaseException | None = None
         self.where: str | None = None
@@ -76,13 +74,12 @@ class _Thread:
 
     def __init__(self, idle: list[_Thread], work: Work) -> None:
         self._idle, self._work = idle, work
-        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
         self.is_left = False
-        self.thread = threading.Thread(target=self._run, name="hookd", daemon=True)
-        spawn.start(self.thread)
+        self.thread = Thread(self._run)
+        self.thread.start()
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while self._goes_on():
             pass
 
@@ -90,7 +87,7 @@ class _Thread:
         """Do the next job; in a frame of its own, which keeps nothing of it while there is none."""
         try:
             job = self.jobs.get(timeout=IDLE_S)
-        except queue.Empty:
+        except Empty:
             try:
                 self._idle.remove(self)
             except ValueError:  # somebody has taken it just now
@@ -138,8 +135,7 @@ class Cold:
         """Ask a plugin whether it wants a module: in the training's thread at once, in hookd's own one in time."""
         if self.holds(plugin):
             return False
-        thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
-        if thread is None or thread.name != "hookd":
+        if not is_own():
             return plugin.select(module)
         return self.call(plugin, "select", plugin.select, module)
 

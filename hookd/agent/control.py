@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import selectors
-import signal
-import socket
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from hookd.agent import spawn
-from hookd.agent.door import open_door, peer
+from hookd.agent.door import open_door, peer, receive
 from hookd.agent.faults import Failure
+from hookd.agent.spawn import Thread
 from hookd.errors import ControlError, HookdError, worded
+from hookd.originals import HAS_LEFT, clock, ready, thread
 
 if TYPE_CHECKING:
+    from _socket import socket
     from collections.abc import Callable
 
     from hookd.agent.work import Work
@@ -46,7 +42,7 @@ class Connection:
         fds: descriptors that it has sent and that no request has taken yet.
     """
 
-    def __init__(self, sock: socket.socket, pid: int, uid: int) -> None:
+    def __init__(self, sock: socket, pid: int, uid: int) -> None:
         self.socket = sock
         self.pid = pid
         self.uid = uid
@@ -56,9 +52,7 @@ class Connection:
 
     def is_gone(self) -> bool:
         """Whether the client has closed it: a request may have waited here while the process was stopped."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLRDHUP)
-        return bool(poll.poll(0))
+        return bool(ready([self.socket.fileno()], 0, HAS_LEFT))
 
 
 class Control:
@@ -87,22 +81,20 @@ class Control:
         expire: Callable[[], None],
         work: Work,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clock.monotonic,
     ) -> None:
         self._handle, self._tick, self._expire, self._work = handle, tick, expire, work
         self._clock = clock
         self._started = clock()
         self._stay_until = None if lease_s is None else self._started + lease_s
         self._connections: dict[int, Connection] = {}
-        self._selector = selectors.DefaultSelector()
         self._is_ending = False
         self.asking: Connection | None = None
         self.left: Callable[[Connection], None] = lambda _: None
         self.look: Callable[[], None] = lambda: None
         self._door = open_door()
         self.path = self._door.path
-        self._selector.register(self._door.socket, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="hookd", daemon=True)
+        self._thread = Thread(self._serve)
 
     @property
     def leases(self) -> int:
@@ -121,7 +113,7 @@ class Control:
 
     def start(self) -> None:
         """Start the thread."""
-        spawn.start(self._thread)
+        self._thread.start()
 
     def end(self) -> None:
         """Have the thread end, after the answer under way; wait for it, unless it is the caller."""
@@ -131,7 +123,7 @@ class Control:
 
     def is_own_thread(self) -> bool:
         """Whether the caller runs in the thread that answers requests."""
-        return threading.get_ident() == self._thread.ident
+        return bool(thread.get_ident() == self._thread.ident)
 
     def keep(self) -> None:
         """Do without a lease from now on."""
@@ -146,7 +138,6 @@ class Control:
         for connection in self._connections.values():
             connection.socket.close()
         self._door.close()
-        self._selector.close()
 
     def unlink(self) -> None:
         """Remove the socket file; for a process that ends before the thread does."""
@@ -155,18 +146,23 @@ class Control:
     # -- the thread
 
     def _serve(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         ticked = self._clock()
         try:
             while not self._is_ending:
-                ready = self._selector.select(TICK_S / 4)
+                door = self._door.socket.fileno()
+                asking = ready(
+                    [*self._connections, door], TICK_S / 4
+                )  # whom we let in may get the number of one that leaves
                 with self._work.piece():
-                    for key, _ in ready:
-                        self._ready(key.fileobj)
+                    for descriptor in asking:
+                        if descriptor == door:
+                            self._accept()
+                        elif descriptor in self._connections:
+                            self._listen(self._connections[descriptor])
                     self.look()
                     if self._clock() - ticked >= TICK_S:
                         ticked = self._clock()
-                        self._tick(time.time())
+                        self._tick(clock.time())
                         self._check_lease()
         finally:
             self._close()
@@ -176,7 +172,6 @@ class Control:
             connection.socket.close()
             _close_all(connection)
         self._connections.clear()
-        self._selector.close()
         self._door.close()
         self._door.unlink()
 
@@ -184,13 +179,9 @@ class Control:
         if self._stay_until is not None and not self.leases and self._clock() > self._stay_until:
             self._expire()
 
-    def _ready(self, sock: Any) -> None:
-        if sock is self._door.socket:
-            self._accept()
-            return
-        connection = self._connections[sock.fileno()]
+    def _listen(self, connection: Connection) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(sock, 1 << 16, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+            data, fds = receive(connection.socket, 1 << 16, _MOST_FDS)
             connection.fds += fds
         except OSError:
             data = b""
@@ -213,7 +204,6 @@ class Control:
             return
         sock.settimeout(_SEND_TIMEOUT_S)
         self._connections[sock.fileno()] = Connection(sock, *peer(sock))
-        self._selector.register(sock, selectors.EVENT_READ)
 
     def _drop(self, connection: Connection) -> None:
         connection.buffer.clear()
@@ -221,7 +211,6 @@ class Control:
             return
         if connection.lease_s is not None and self._stay_until is not None:  # each lease lasts its own time
             self._stay_until = max(self._stay_until, self._clock() + connection.lease_s)
-        self._selector.unregister(connection.socket)
         self._connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
         _close_all(connection)

@@ -5,16 +5,16 @@ Both let in the target's own user and root, and nobody else.
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import os
-import secrets
-import socket
 import struct
 from typing import Union
 
 from hookd.errors import AttachError
+from hookd.originals import read
 
-_KIND = socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_KIND = _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
 _OVERFLOW_UID = 65534
 _LONGEST = 100  # of the 108 bytes that a socket's address has
 
@@ -36,7 +36,7 @@ class SocketFile:
             OSError: there is no such directory, or it is not ours to write.
         """
         self.path = path
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | _KIND)
+        self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _KIND)
         self._allowed = {0, os.geteuid()} | ({_OVERFLOW_UID} if _is_in_user_namespace() else set())
         try:
             # The mode of the file comes from the descriptor's (unix(7): nothing else is portable): no umask, which
@@ -48,12 +48,13 @@ class SocketFile:
             self.socket.close()
             raise
 
-    def accept(self) -> socket.socket | None:
+    def accept(self) -> _socket.socket | None:
         """Give the connection that waits; None where it is refused or gone."""
         try:
-            sock, _ = self.socket.accept()
+            number, _ = self.socket._accept()  # type: ignore[attr-defined]  # what `socket.socket` calls
         except OSError:
             return None
+        sock = _socket.socket(fileno=number)
         if peer(sock)[1] in self._allowed:
             return sock
         sock.close()
@@ -81,19 +82,19 @@ class Pair:
     """
 
     def __init__(self) -> None:
-        self.socket, self._outer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | _KIND)
+        self.socket, self._outer = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM | _KIND)
         number = self._outer.fileno()
         self.path = f"@{number}:{os.fstat(number).st_ino}"
 
-    def accept(self) -> socket.socket | None:
+    def accept(self) -> _socket.socket | None:
         """Give the connection that was sent; None where something else was."""
         try:
-            _, fds, _, _ = socket.recv_fds(self.socket, 16, 1, socket.MSG_CMSG_CLOEXEC)
+            _, fds = receive(self.socket, 16, 1)
         except OSError:
             return None
         for fd in fds:
             try:
-                return socket.socket(fileno=fd)
+                return _socket.socket(fileno=fd)
             except OSError:
                 os.close(fd)
         return None
@@ -119,7 +120,7 @@ def open_door() -> Door:
     Raises:
         AttachError: reason "no-socket".
     """
-    name = f"hookd-{os.getpid()}-{secrets.token_hex(6)}.sock"
+    name = f"hookd-{os.getpid()}-{os.urandom(6).hex()}.sock"
     named = (os.environ.get("XDG_RUNTIME_DIR", ""), "/run", os.environ.get("TMPDIR", ""))
     for folder in (*named, "/tmp", "/dev/shm", "/var/tmp"):  # noqa: S108
         path = os.path.join(os.path.realpath(folder), name)
@@ -133,16 +134,29 @@ def open_door() -> Door:
         raise AttachError(f"process {os.getpid()} gets no socket: {exc}", reason="no-socket", hint=hint) from exc
 
 
-def peer(sock: socket.socket) -> tuple[int, int]:
+def receive(sock: _socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """Give what has come, up to `size` bytes, and the descriptors that came with it, up to `most`.
+
+    Raises:
+        OSError: as recvmsg(2).
+    """
+    data, extras, _, _ = sock.recvmsg(size, _socket.CMSG_LEN(4 * most), _socket.MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, numbers in extras:
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+            fds += struct.unpack(f"{len(numbers) // 4}i", numbers[: len(numbers) // 4 * 4])
+    return data, fds
+
+
+def peer(sock: _socket.socket) -> tuple[int, int]:
     """Give pid and uid of who made the other end, as numbers in here: 0 for a pid of another namespace."""
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
     return pid, uid
 
 
 def _is_in_user_namespace() -> bool:
     """Say whether there are users outside that have no number here."""
     try:
-        with open("/proc/self/uid_map") as file:
-            return file.read().split() != ["0", "0", "4294967295"]
+        return read("/proc/self/uid_map").split() != [b"0", b"0", b"4294967295"]
     except OSError:
         return False

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from hookd.errors import PluginError
+from hookd.originals import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +77,7 @@ def _sources(plugin: str, module: str) -> Iterator[tuple[str, bytes]]:
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise PluginError(f"{plugin}: the source of its module {module} cannot be found here")
     if not spec.submodule_search_locations:
-        yield os.path.basename(spec.origin), _read(spec.origin)
+        yield os.path.basename(spec.origin), read(spec.origin)
         return
     root = os.path.dirname(spec.origin)
     for folder, _, names in os.walk(root):
@@ -85,9 +86,4 @@ def _sources(plugin: str, module: str) -> Iterator[tuple[str, bytes]]:
             if name.endswith((".so", ".pyd")):
                 raise PluginError(f"{plugin}: {path} is no Python, and only Python can leave without a trace")
             if name.endswith(".py"):
-                yield os.path.relpath(path, os.path.dirname(root)), _read(path)
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+                yield os.path.relpath(path, os.path.dirname(root)), read(path)

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import functools
 import itertools
 import reprlib
-import signal
-import threading
-import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd.agent import spawn
 from hookd.agent.faults import Failure
+from hookd.agent.spawn import Thread
 from hookd.agent.stacks import MOST_FRAMES, thread_frames
 from hookd.agent.threads import is_ours
 from hookd.errors import ControlError
+from hookd.originals import Lock, clock
 from hookd.page.layout import clean
 
 if TYPE_CHECKING:
@@ -67,15 +66,15 @@ class Evaluation:
         self.expression, self.by, self.limit_s = expression, by, limit_s
         self.state, self.is_given_up = "running", False
         self.answer: dict[str, Any] = {}
-        self.thread: threading.Thread | None = None
-        self._started = time.monotonic()
-        self._lock = threading.Lock()
+        self.thread: Thread | None = None
+        self._started = clock.monotonic()
+        self._lock = Lock()
         self._is_inside = self._is_interrupted = False
         self._again = 0.0  # seconds, when it may be interrupted again
 
     def seconds(self) -> float:
         """Give the time since its beginning."""
-        return time.monotonic() - self._started
+        return clock.monotonic() - self._started
 
     def run(self, session: Session) -> None:
         """Evaluate; called once, in a thread of its own."""
@@ -122,7 +121,7 @@ class Evaluation:
                     self._is_interrupted = False
                     self._raise()
                     while True:
-                        time.sleep(0)
+                        clock.sleep(0)
                 return
             except Interrupted:
                 continue
@@ -172,9 +171,9 @@ class Evaluations:
         one = Evaluation(expression, by, limit_s)
         # Before it begins: it may end the process.
         self._session.write_log("info", f"eval begins, {_asker(by)}: {clean(expression, SHOWN)}")
-        one.thread = threading.Thread(target=self._run, args=(one,), name="hookd", daemon=True)
+        one.thread = Thread(functools.partial(self._run, one))
         self._all[one.number] = one
-        spawn.start(one.thread)
+        one.thread.start()
         return {"number": one.number}
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -201,12 +200,12 @@ class Evaluations:
 
     def end(self) -> None:
         """Interrupt them all; they have a moment to end."""
-        end = time.monotonic() + EXIT_S
+        end = clock.monotonic() + EXIT_S
         for one in self.running():
             one.interrupt()
         for one in self.running():
             if one.thread is not None:
-                one.thread.join(max(0.0, end - time.monotonic()))
+                one.thread.join(max(0.0, end - clock.monotonic()))
 
     def running(self) -> list[Evaluation]:
         """Give those that have not ended, and forget what nobody has asked for."""
@@ -224,7 +223,6 @@ class Evaluations:
             self._note(one, "still running")
 
     def _run(self, one: Evaluation) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         one.run(self._session)
         self._note(one, one.state if one.state == "interrupted" else f"{one.state}: {one.answer.get('type')}")
 

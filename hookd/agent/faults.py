@@ -12,15 +12,15 @@ thread (PyThreadState_SetAsyncExc) cannot be told from a plugin's own.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # the part of `signal` that is in C
 import contextlib
 import dis
 import functools
-import signal
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent.loader import public
+from hookd.originals import thread
 
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
@@ -40,7 +40,7 @@ def is_from_signal_handler(error: BaseException) -> bool:
     """
     if isinstance(error, KeyboardInterrupt) and not _is_raised(error):
         return True
-    if threading.get_ident() != threading.main_thread().ident:
+    if not thread.is_main():
         return False
     handlers = _handler_codes()
     frame: TracebackType | None = error.__traceback__
@@ -76,7 +76,7 @@ def _is_raised(error: BaseException) -> bool:
 
 
 def _handler_codes() -> set[CodeType]:
-    codes = (_code(signal.getsignal(number)) for number in signal.valid_signals())
+    codes = (_code(_signal.getsignal(number)) for number in _signal.valid_signals())
     return {code for code in codes if code is not None}
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Tuple  # noqa: UP035  see `_Setting`
 import torch
 
 from hookd.agent.quiet import is_unreal, unseen
+from hookd.agent.spawn import OWN
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
@@ -111,4 +112,4 @@ def _is_alone() -> bool:
     me = threading.get_ident()
     # threading.enumerate() takes a lock, which a thread that a signal handler of the training has interrupted may hold.
     active = threading._active.copy()  # type: ignore[attr-defined]
-    return all(ident == me or one.name.startswith("hookd") for ident, one in active.items())
+    return all(ident == me or ident in OWN for ident in active)

@@ -6,10 +6,10 @@ import os
 import platform
 import pwd
 import sys
-import time
 from typing import Any
 
 from hookd import labels
+from hookd.originals import clock, read
 from hookd.page import PROTOCOL
 from hookd.version import __version__
 
@@ -22,7 +22,7 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     rank, world_size = ranks() or (int(labels.rank_label(environ)), labels.world_size(environ))
     return {
         "agent_version": __version__, "protocol": PROTOCOL, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": _start_ticks(),
-        "started": _started(), "attached": time.time(), "python": platform.python_version(),
+        "started": _started(), "attached": clock.time(), "python": platform.python_version(),
         "torch": str(torch.__version__), "script": script,
         "run": config.get("run") or labels.run_label(environ, script),
         "rank": rank if config.get("rank") is None else int(config["rank"]),
@@ -53,16 +53,15 @@ def _user() -> str:
 def _start_ticks() -> int:
     """Give field 22 of /proc/self/stat; 0 in a container without /proc."""
     try:
-        with open("/proc/self/stat") as file:  # the name in field 2 may hold anything, also spaces and parentheses
-            return int(file.read().rpartition(")")[2].split()[19])
+        # The name in field 2 may hold anything, also spaces and parentheses.
+        return int(read("/proc/self/stat").rpartition(b")")[2].split()[19])
     except OSError:
         return 0
 
 
 def _started() -> float:
     try:
-        with open("/proc/uptime") as file:
-            uptime_s = float(file.read().split()[0])
+        uptime_s = float(read("/proc/uptime").split()[0])
     except OSError:
-        return time.time()
-    return time.time() - uptime_s + _start_ticks() / os.sysconf("SC_CLK_TCK")
+        return clock.time()
+    return clock.time() - uptime_s + _start_ticks() / os.sysconf("SC_CLK_TCK")

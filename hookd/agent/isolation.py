@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
+from hookd.originals import clock
 from hookd.page.layout import clean
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Kinds:
 
 def readmit(session: Session) -> None:
     """Switch those on again whose quarantine is over; one error, until they have proved themselves, ends that."""
-    now = time.monotonic()
+    now = clock.monotonic()
     for entry in session.registry.entries.values():
         is_stuck = session.cold.holds(entry.plugin)
         if entry.state == "quarantined" and entry.probation.is_over(now) and not is_stuck:

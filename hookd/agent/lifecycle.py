@@ -7,11 +7,9 @@ import contextlib
 import functools
 import importlib
 import os
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from hookd.agent import dynamo, environment, spawn
+from hookd.agent import dynamo, environment
 from hookd.agent.aside import DETACH_S, EXIT_S
 from hookd.agent.control import Control
 from hookd.agent.faults import Failure
@@ -21,11 +19,13 @@ from hookd.agent.lastwords import last_words, printed
 from hookd.agent.loader import release
 from hookd.agent.questions import Questions
 from hookd.agent.session import Session
+from hookd.agent.spawn import Thread
 from hookd.agent.standby import Standby
 from hookd.agent.threads import frames_inside
 from hookd.agent.work import Work
 from hookd.agreement import Agreement
 from hookd.errors import ControlError, PluginError, several_ranks, worded
+from hookd.originals import clock
 from hookd.page import PageWriter
 from hookd.plugin import Plugin
 from hookd.version import __version__
@@ -271,7 +271,7 @@ class Agent:
     def _leave_soon(self) -> None:
         """End the control thread, which calls this and has an answer to send, and clean up behind it."""
         self._control.end()
-        spawn.start(threading.Thread(target=self._leave, name="hookd", daemon=True))
+        Thread(self._leave).start()
 
     def _leave(self) -> None:
         with self._work.piece():
@@ -322,9 +322,9 @@ class Agent:
         self._session.changes.leave(min(timeout_s, AGREED_END_S) if self._is_own_thread() else 0.0)
         self._page.set_state("detaching")
         restored = self._session.disarm()
-        deadline = time.monotonic() + timeout_s
-        while frames_inside() and time.monotonic() < deadline:
-            time.sleep(0.002)
+        deadline = clock.monotonic() + timeout_s
+        while frames_inside() and clock.monotonic() < deadline:
+            clock.sleep(0.002)
         restored = "pending" if frames_inside() else restored
         for entry in self._session.registry.entries.values():
             self._session.cold.unconfigure(entry)
@@ -344,7 +344,7 @@ class Agent:
         if self._control is not None:
             self._control.end()
         while frames_inside():  # a call that began under us still stores to the page
-            time.sleep(0.05)
+            clock.sleep(0.05)
         self._session.models.patch.close()
         self._session.numeric.close()
         self._session.aside.close(DETACH_S)

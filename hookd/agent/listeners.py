@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from hookd import hookspecs
 from hookd._pluggy import PluginManager, PluginValidationError
 from hookd.agent import rules
 from hookd.errors import PluginError
+from hookd.originals import clock
 from hookd.probation import Probation
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Entry:
     @property
     def max_strikes(self) -> int:
         """How many errors put it aside: one is enough of what may change the training, and on probation."""
-        is_strict = self.plugin.mutates or self.probation.is_on(time.monotonic())
+        is_strict = self.plugin.mutates or self.probation.is_on(clock.monotonic())
         return 1 if is_strict else self.plugin.max_errors
 
     @property

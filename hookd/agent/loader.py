@@ -237,7 +237,7 @@ class Loader:
         if self._gentle:
             _collect_young()
             busy_s = time.thread_time() - self._rested_at
-            time.sleep(min(max(_REST * busy_s, 0.001), 0.1))  # another thread's clock may show anything
+            _sleep(min(max(_REST * busy_s, 0.001), 0.1))  # another thread's clock may show anything
             self._rested_at = time.thread_time()
 
     def get_source(self, name: str) -> str:
@@ -323,6 +323,14 @@ class RefusalError(Exception):
     def __init__(self, kind: str, reason: str, message: str) -> None:
         super().__init__(message)
         self.kind, self.reason = kind, reason
+
+
+def _sleep(seconds: float) -> None:
+    """Wait for nothing, for so long: what `time` has may have been replaced (see `hookd/originals.py`, which comes later)."""
+    import _queue  # noqa: PLC0415
+
+    with contextlib.suppress(_queue.Empty):
+        _queue.SimpleQueue().get(True, seconds)
 
 
 def is_claimed() -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from hookd.agent.patch import SKIP, ClassPatch, is_in_flight, plain_call
 from hookd.agent.plan import compile_plan, remembers, source
 from hookd.agent.seen import Seen
 from hookd.hookspecs import MODULE
+from hookd.originals import RLock, clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +88,7 @@ class Models:
         self._died_at: dict[int, float] = {}
         self._parameters = Parameters(session, self.names)
         self._mode = Mode(session, self.names)
-        self.lock = threading.RLock()
+        self.lock = RLock()
         self.seen = Seen(self, session.core.modules)
 
     # -- install and restore
@@ -120,7 +119,7 @@ class Models:
 
     def restore_in_child(self) -> None:
         """Undo `install` in a forked child, where another thread of the parent's may have held the lock."""
-        self.lock = threading.RLock()
+        self.lock = RLock()
         self.restore()
 
     # -- what the patched __call__ asks
@@ -425,7 +424,7 @@ class Models:
         for (_, wrapped), heard in shapes.items():
             with self.lock:
                 self._maker(heard, wrapped=wrapped, recompute=False, metered=True)
-            time.sleep(_BREATH_S)
+            clock.sleep(_BREATH_S)
 
     # -- from time to time
 

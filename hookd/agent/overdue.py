@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from hookd.agent.listeners import Listener
 from hookd.agent.threads import is_ours
 from hookd.authors import line_at
 from hookd.frames import held
+from hookd.originals import clock
 from hookd.page import MODULE, PHASE, PHASES
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Overdue:
 
     def look(self) -> None:
         """Look once, if it is time."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if now - self._looked < LOOK_S:
             return
         self._looked = now

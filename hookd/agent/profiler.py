@@ -16,7 +16,6 @@ import ctypes
 import gc
 import os
 import struct
-import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from torch.autograd import profiler as _torch
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.agent.patch import Replaced
 from hookd.errors import ControlError
+from hookd.originals import thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,7 +136,7 @@ class Profiler:
             torch._C._autograd._add_metadata_json(name, text)
 
     def _enable(self, config: Any, activities: Any) -> None:
-        begun = [threading.get_ident()]
+        begun = [thread.get_ident()]
         try:
             self._under_way = begun  # no call until torch's: see `_disable`
             torch._C._autograd._enable_profiler(config, activities)
@@ -147,7 +147,7 @@ class Profiler:
 
     def is_own_thread(self) -> bool:
         """Whether the calling thread has begun what is under way."""
-        return self._under_way == [threading.get_ident()]
+        return self._under_way == [thread.get_ident()]
 
     def can_end(self) -> bool:
         """Whether the calling thread can end what is under way: one that covers its own thread alone, no other can."""

@@ -7,7 +7,6 @@ means that somebody goes past `__call__`, with `.forward()` or by using the para
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 
 from hookd.agent.dynamo import is_dynamo_compiling
 from hookd.agent.patch import SKIP
+from hookd.originals import clock
 from hookd.passive import class_attribute, hook_gradient, parameters_of, requires_grad
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Seen:
 
     def learnt(self, model: Model) -> None:
         """Take a model that is new, or that has got new modules."""
-        model.learnt_at, model.learnt_step = time.monotonic(), self._models.steps_done()
+        model.learnt_at, model.learnt_step = clock.monotonic(), self._models.steps_done()
         self.publish()
         self._is_changed = self._is_watch_due = True
 
@@ -127,7 +127,7 @@ class Seen:
 
     def _is_settled(self, model: Model) -> bool:
         has_stepped = self._models.steps_done() > model.learnt_step
-        return model.walk is None and (has_stepped or time.monotonic() - model.learnt_at > _SETTLED_S)
+        return model.walk is None and (has_stepped or clock.monotonic() - model.learnt_at > _SETTLED_S)
 
     # -- gradients of what is never called
 

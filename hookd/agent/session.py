@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +34,7 @@ from hookd.agent.tracing import Tracing
 from hookd.authors import author_place
 from hookd.context import Context
 from hookd.errors import PluginError, several_ranks, worded
+from hookd.originals import RLock, clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +77,7 @@ class Session:
         self.world_size: int = identity["world_size"]
         self.is_live = False
         self.clock = clock
-        self._installing = threading.RLock()
+        self._installing = RLock()
         self._imported = 0  # modules in the process when it was last looked for what is to be replaced
         self._heartbeats: dict[int, int] = {}
         self.dispatch = Dispatch(self)
@@ -244,7 +243,7 @@ class Session:
         self.switch_off(entry, "quarantined")
         self.core.show(entry)
         self.changes.failed(entry)
-        again_s = entry.probation.put_aside(time.monotonic()) if entry.readmits else 0.0
+        again_s = entry.probation.put_aside(clock.monotonic()) if entry.readmits else 0.0
         message = f"plugin {entry.name} is quarantined: {why}"
         message += f"; it is tried again in {again_s:g} s" if again_s else ""
         self.report_incident(entry.name, "quarantine", message, {"error": why, "again_s": again_s})
@@ -373,7 +372,7 @@ class Session:
         phase, self.cells[cell] = self.cells[cell], PAUSED
         try:
             while self.is_live and not self.changes.is_due(plugin) and self.registry.is_active(plugin):
-                time.sleep(PAUSE_S)  # in portions: signal handlers run between them
+                clock.sleep(PAUSE_S)  # in portions: signal handlers run between them
         finally:
             self.cells[cell] = phase
 

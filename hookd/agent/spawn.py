@@ -1,14 +1,73 @@
-"""Start hookd's own threads in somebody else's process. Runs in the target."""
+"""hookd's own threads in somebody else's process. Runs in the target.
+
+`threading` does not know them: a program that joins all threads that it finds there would never end, and a library may have
+put greenlets in the place of threads (`hookd.originals`).
+"""
 
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
+
+from hookd.originals import Event, thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAME = "hookd"
+OWN: set[int] = set()
+"""The idents of all of them."""
 
 
-def start(thread: threading.Thread) -> None:
-    """Start a thread with the usual stack: what the program has chosen for its own threads may be too little for us."""
-    before = threading.stack_size(0)
-    try:
-        thread.start()
-    finally:
-        threading.stack_size(before)
+class Thread:
+    """A thread that receives no signal, and that the end of the process does not wait for.
+
+    Args:
+        function: what it does.
+
+    Attributes:
+        ident: its number as `sys._current_frames` has it; None before it has begun.
+    """
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+        self.ident: int | None = None
+        self._begun, self._over = Event(), Event()
+
+    def start(self) -> None:
+        """Start it, and wait until it has begun.
+
+        Raises:
+            RuntimeError: the system gives no thread.
+        """
+        thread.start(self._run)
+        self._begun.wait()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it is over, or for so long."""
+        if self.ident is not None:
+            self._over.wait(timeout_s)
+
+    def _run(self) -> None:
+        thread.block_signals()
+        self.ident = thread.get_ident()
+        OWN.add(self.ident)
+        self._begun.set()
+        try:
+            self._function()
+        finally:
+            forget()
+            self._over.set()
+            OWN.discard(self.ident)
+
+
+def is_own() -> bool:
+    """Whether the caller runs in one of them."""
+    return thread.get_ident() in OWN
+
+
+def forget() -> None:
+    """Take out of `threading` what it made up for this thread because somebody asked there who it is: it would stay for ever."""
+    known, ident = threading._active, threading.get_ident()  # type: ignore[attr-defined]
+    if isinstance(known.get(ident), threading._DummyThread):
+        known.pop(ident, None)

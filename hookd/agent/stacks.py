@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hookd.agent.spawn import OWN
 from hookd.agent.threads import is_ours
 from hookd.frames import held
 from hookd.page.layout import clean
+
+if TYPE_CHECKING:
+    from hookd.agent.spawn import Thread
 
 MOST_THREADS = 256
 MOST_FRAMES = 200
@@ -30,10 +34,9 @@ def stacks() -> dict[str, Any]:
     known = threading._active.copy()  # type: ignore[attr-defined]
     # The frames are of running threads: each is looked at once, from its innermost frame out.
     found = []
-    own = {ident for ident, thread in known.items() if thread.name == "hookd"}
     main = threading.main_thread()
     with held() as running:
-        frames = {ident: frame for ident, frame in running.items() if ident not in own}
+        frames = {ident: frame for ident, frame in running.items() if ident not in OWN}
         stacks = [(ident, *_frames(frame)) for ident, frame in list(frames.items())[:MOST_THREADS]]
     for ident, told, left_out in stacks:
         thread = known.get(ident)
@@ -49,11 +52,11 @@ def stacks() -> dict[str, Any]:
     return {"threads": found, "left_out": max(0, len(frames) - MOST_THREADS)}
 
 
-def thread_frames(thread: threading.Thread | None) -> list[str]:
+def thread_frames(thread: Thread | None) -> list[str]:
     """Say where a thread is in lines like a traceback's, innermost first, hookd's own frames left out."""
     with held() as frames:
         frame = frames.get(thread.ident or 0) if thread is not None else None
-        told = [one for one in _frames(frame)[0] if not one["own"] and one["file"] != threading.__file__]
+        told = [one for one in _frames(frame)[0] if not one["own"]]
     return [f"{one['function']} ({one['file']}:{one['line']})" for one in told[:16]]
 
 

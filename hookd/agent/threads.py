@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookd.agent.spawn import NAME, OWN
 from hookd.frames import held
+from hookd.originals import Local, thread
 from hookd.page import MODULE, PHASES
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class ThreadState:
         return tuple(reversed(modules))
 
 
-class Threads(threading.local):
+class Threads(Local):
     """The state of the calling thread as `local.thread`, made when the thread is first seen.
 
     Args:
@@ -89,10 +91,10 @@ class Threads(threading.local):
     """
 
     def __init__(self, page: PageWriter, seen: dict[int, int], states: dict[int, ThreadState]) -> None:
-        # threading.local runs this once in every thread that touches the object.
-        ident = threading.get_native_id()
+        # It runs this once in every thread that touches the object.
+        ident = thread.get_native_id()
         base = seen[ident] = page.thread(ident, _name())
-        states[threading.get_ident()] = self.thread = ThreadState(
+        states[thread.get_ident()] = self.thread = ThreadState(
             ident, base + MODULE, is_engine=_graph_task() != -1 and ident not in _python_threads()
         )
 
@@ -103,8 +105,10 @@ def _python_threads() -> set[int | None]:
 
 def _name() -> str:
     # threading.current_thread() would leave a _DummyThread behind in a thread that Python did not start.
-    thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
-    return thread.name if thread is not None else "thread"
+    if thread.get_ident() in OWN:
+        return NAME
+    known = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+    return known.name if known is not None else "thread"
 
 
 def frames_inside() -> list[str]:
@@ -113,10 +117,9 @@ def frames_inside() -> list[str]:
     Those of a daemon in this process (`hookd.testing`) are in nobody's call, and stay as long as it does.
     """
     inside = []
-    own = {t.ident for t in threading._active.copy().values() if t.name == "hookd"}  # type: ignore[attr-defined]
     with held() as frames:
         for ident, frame in frames.items():
-            if ident == threading.get_ident() or ident in own:
+            if ident == thread.get_ident() or ident in OWN:
                 continue
             top: Any = frame
             while top is not None:

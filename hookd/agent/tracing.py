@@ -11,8 +11,6 @@ import ctypes
 import json
 import os
 import secrets
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +19,7 @@ from hookd._pluggy import HookimplMarker
 from hookd.agent import profiler, quiet
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.errors import ControlError, HookdError, worded
+from hookd.originals import Local, clock, read
 from hookd.plugin import Plugin
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Spans(Plugin):
             self._local.begin(f"phase {name}", name)
 
 
-class _Open(threading.local):
+class _Open(Local):
     """The spans that the calling thread is inside of, the outermost first, with what each is of.
 
     Args:
@@ -222,9 +221,9 @@ class Tracing:
         Another thread takes it down under what the training computes without the interpreter's lock, which uses it: torch
         does not wait for that. And before torch 2.6 no other thread can.
         """
-        deadline = time.monotonic() + HANDOVER_S
-        while self._profiler.is_on and not self._profiler.is_own_thread() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        deadline = clock.monotonic() + HANDOVER_S
+        while self._profiler.is_on and not self._profiler.is_own_thread() and clock.monotonic() < deadline:
+            clock.sleep(0.01)
 
     def _take(self) -> bool:
         """Whether the caller is the one to end what is under way: a list's pop is atomic."""
@@ -247,7 +246,7 @@ class Tracing:
                 self._end()
 
     def _begin(self) -> None:
-        started = time.perf_counter()
+        started = clock.perf_counter()
         self._rss = _resident_bytes()
         self._first = self._session.step_number()
         self.state = "tracing"
@@ -257,7 +256,7 @@ class Tracing:
             self._spoil(error)
             return
         self._spans.is_on = True
-        self._pause_s += time.perf_counter() - started
+        self._pause_s += clock.perf_counter() - started
         if not self._turns:  # it was abandoned meanwhile
             self._spans.stop()
             self._profiler.end(wait=False)
@@ -278,14 +277,14 @@ class Tracing:
     def _end(self) -> None:
         if not self._take():
             return
-        started = time.perf_counter()
+        started = clock.perf_counter()
         self._spans.stop()
         try:
             result = self._profiler.end()
         except BaseException as error:  # noqa: BLE001  what is not ours is raised again
             self._spoil(error)
             return
-        self._pause_s += time.perf_counter() - started
+        self._pause_s += clock.perf_counter() - started
         if self._asked_by is None:
             return
         self.state = "saving"
@@ -322,7 +321,7 @@ class Tracing:
     def _save(self, result: Any) -> None:
         if self._asked_by is None:  # the process ends, or an agent leaves
             return
-        started = time.perf_counter()
+        started = clock.perf_counter()
         try:
             fd = self._saved(result)
         except Failure as failure:
@@ -331,7 +330,7 @@ class Tracing:
         if self._asked_by is None:  # has gone meanwhile
             os.close(fd)
             return
-        self._pause_s += time.perf_counter() - started  # torch writes under the interpreter's lock
+        self._pause_s += clock.perf_counter() - started  # torch writes under the interpreter's lock
         self._fd, self.state = fd, "done"
 
     def _saved(self, result: Any) -> int:
@@ -385,8 +384,7 @@ def _roomy(size: int) -> str:
 
 def _resident_bytes() -> int:
     try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        return int(read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, ValueError, IndexError):  # a container without /proc: nothing is known of it
         return 0
 

@@ -8,7 +8,6 @@ overridden (a tensor's subclass can: hence `torch.Tensor`'s own, without `__torc
 
 from __future__ import annotations
 
-import time
 import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from hookd.agent.seen import has_no_forward
 from hookd.agent.threads import is_ours
 from hookd.errors import worded
 from hookd.held import home, hooks_on
+from hookd.originals import clock
 from hookd.page.layout import clean
 from hookd.passive import attributes_of, entries, of_tensor, peek, plainly
 
@@ -65,8 +65,8 @@ class Trees:
             self._tours[connection] = Tour(self._session)
         tour = self._tours[connection]
         rows: list[dict[str, Any]] = []
-        end = time.perf_counter() + PORTION_S
-        while len(rows) < PORTION_ROWS and time.perf_counter() < end:
+        end = clock.perf_counter() + PORTION_S
+        while len(rows) < PORTION_ROWS and clock.perf_counter() < end:
             row = tour.row()
             if row is None:
                 del self._tours[connection]

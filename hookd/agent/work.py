@@ -8,8 +8,9 @@ training that was over has failed. Source: CPython Python/ceval_gil.c `take_gil`
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import TYPE_CHECKING
+
+from hookd.originals import Event, Lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,32 +20,40 @@ class Work:
     """Counts the pieces of work that are under way in hookd's own threads."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = Lock()
         self._under_way = 0
-        self._is_over = False
+        self._may_begin, self._is_idle = Event(), Event()
+        self._may_begin.set()
 
     @contextlib.contextmanager
     def piece(self) -> Iterator[None]:
         """Do one piece of work; once the process ends, wait for that end instead."""
-        with self._changed:
-            while self._is_over:
-                self._changed.wait()  # in code of CPython's own, which may be unwound
-            self._under_way += 1
+        while not self._begins():
+            self._may_begin.wait()  # in code of CPython's own, which may be unwound
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._under_way -= 1
-                self._changed.notify_all()
+                if not self._under_way:
+                    self._is_idle.set()
+
+    def _begins(self) -> bool:
+        with self._lock:
+            if self._may_begin.is_set():
+                self._under_way += 1
+                self._is_idle.clear()
+                return True
+            return False
 
     def go_on(self) -> None:
         """Begin pieces again, after an `end`."""
-        with self._changed:
-            self._is_over = False
-            self._changed.notify_all()
+        self._may_begin.set()
 
     def end(self, timeout_s: float) -> None:
         """Begin no piece any more, and wait until those under way are over, or for so long."""
-        with self._changed:
-            self._is_over = True
-            self._changed.wait_for(lambda: not self._under_way, timeout_s)
+        with self._lock:
+            self._may_begin.clear()
+            is_idle = not self._under_way
+        if not is_idle:
+            self._is_idle.wait(timeout_s)

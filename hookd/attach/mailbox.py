@@ -41,7 +41,9 @@ _MAX_ANSWER = 65536
 # What the training thread runs, at a moment that the interpreter chooses. It must not raise: the interpreter would
 # end the process. It compares the pid because a forked child inherits the queue, looks for torch because it may run in
 # a subinterpreter, claims the mailbox, starts a thread (of the usual size, whatever the program has chosen for its
-# own) and returns; nothing is imported that is not there from the interpreter's start. If ctypes is not loaded, the
+# own) and returns; nothing is imported that is not there from the interpreter's start. Where a library like gevent has put
+# greenlets in the place of threads, the thread is one of a second instance of `_thread` (see `hookd/originals.py`); it waits
+# at a lock and counts, for `time` may have been replaced, too. If ctypes is not loaded, the
 # mailbox is reached as a file. Where the tool has given up or died, the mailbox is given back: by the thread, which
 # waits for its time, or at once by code that runs only after the tool's word (once nothing is queued there any more).
 #
@@ -68,23 +70,30 @@ try:
    m=C.pythonapi['munmap']
    m.argtypes=C.c_void_p,C.c_size_t
    m(B+k,g(40)-k)
+  S=_thread
+  if type(S.start_new_thread) is not type(posix.getpid):
+   I=sys.modules['_imp']
+   S=I.create_builtin(sys.modules['_frozen_importlib'].BuiltinImporter.find_spec('_thread'))
+   I.exec_builtin(S)
+  L=S.allocate_lock()
+  L.acquire()
   def r():
    try:
-    import time
-    t=time.monotonic()+@WAIT@
     for f in @NAMES@:
      try:posix.unlink(f)
      except OSError:pass
+    t=@WAIT@
     while not g(16):
-     if g(32) or time.monotonic()>t:return q()
-     time.sleep(.001)
+     if g(32) or t<0:return q()
+     L.acquire(True,.001)
+     t-=.001
     d=C.string_at(B+4096,g(16)) if F is None else posix.pread(F,g(16),B+4096)
     n=16+int.from_bytes(d[:8],'little')
     k=n+int.from_bytes(d[8:16],'little')
     e={'__name__':'_hookd.agent.arrival'}
     if d[n:n+4]==sys.modules['_frozen_importlib_external'].MAGIC_NUMBER:c=sys.modules['marshal'].loads(d[n+4:k])
     else:c=compile(d[16:n],'hookd/agent/arrival.py','exec')
-    time.sleep(.01)
+    L.acquire(True,.01)
     exec(c,e)
     e['run'](d[k:],F,B)
    except BaseException:pass
@@ -92,9 +101,9 @@ try:
   if b:p(72,1)
   p(64,g(64)+1)
   if b:
-   s=_thread.stack_size(0)
-   _thread.start_new_thread(r,())
-   _thread.stack_size(s)
+   s=S.stack_size(0)
+   S.start_new_thread(r,())
+   S.stack_size(s)
   elif g(32) and not g(72) and g(8)==g(64):q()
   elif F is not None:posix.close(F)
 except BaseException as x:

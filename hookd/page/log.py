@@ -7,10 +7,10 @@ import itertools
 import json
 import mmap
 import struct
-import threading
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from hookd.originals import Lock
 from hookd.page.layout import HEAD_WORDS, LOW32, MAX_RECORD, Region, plain
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Log:
     def __init__(self, memory: mmap.mmap, words: memoryview, name: str, region: Region) -> None:
         self._memory, self._words, self._head = memory, words, HEAD_WORDS[name]
         self._offset, self._half = region.offset, region.length // 2
-        self._order = threading.Lock()
+        self._order = Lock()
 
     def append(self, payload: bytes) -> bool:
         """Add a record; False when it does not fit."""

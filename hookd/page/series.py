@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hookd.originals import RLock
 from hookd.page.layout import (
     DROPPED_WORD,
     MAX_FAMILIES,
@@ -71,7 +71,7 @@ class SeriesWriter:
         self.cells, self._words, self._schema = cells, words, schema
         self.dropped = 0
         self._drops = itertools.count(1)
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._is_busy = self._is_closed = self._is_lock_lost = False
         self._families: dict[int, _Family] = {}
         self.sharers: dict[int, list[Any]] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
+from hookd.originals import clock
 from hookd.page.layout import (
     BEAT_CELLS,
     END_OF_TIME,
@@ -160,7 +160,7 @@ class PageWriter(SeriesWriter):
         base = self._ring + (seq - 1) % self._ring_length * 6
         cells = self.cells
         cells[base] = 0.0  # no record until it is whole
-        cells[base + 1] = time.time() if when is None else when
+        cells[base + 1] = clock.time() if when is None else when
         cells[base + 2] = kind
         cells[base + 3] = module
         cells[base + 4] = step
@@ -183,7 +183,7 @@ class PageWriter(SeriesWriter):
         seq = self._told[name] = self._told[name] + 1
         when = plain(fields.pop("time", None))
         if not isinstance(when, (int, float)) or not 0 <= when < END_OF_TIME:
-            when = time.time()
+            when = clock.time()
         fields.pop("seq", None)
         payload = object_of({"seq": seq, "time": float(when), **fields})
         if not self._logs[name].append(payload):
