@@ -67,6 +67,7 @@ class Host(Protocol):
     def module_states(self) -> list[tuple[Module, str]]: ...  # noqa: D102
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
     def interval_of(self, plugin: str) -> int: ...  # noqa: D102
+    def is_alone(self, plugin: str) -> bool: ...  # noqa: D102
     def resample(self) -> None: ...  # noqa: D102
     def mark_now(self) -> int: ...  # noqa: D102
     def pause(self, plugin: str) -> None: ...  # noqa: D102
@@ -401,6 +402,11 @@ class Context:
     def interval(self) -> int:
         """How many steps lie between two sampled steps of this plugin right now."""
         return self._host.interval_of(self.plugin)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no sampled hook of any other plugin is called in the step in progress; see `Plugin.apart`."""
+        return self._host.is_alone(self.plugin)
 
     def hold(self, interval: int | None) -> None:
         """Have the sampled hooks called once in so many steps from now on, whatever they cost; None: as often as before.

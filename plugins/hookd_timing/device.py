@@ -1,7 +1,8 @@
 """What a CUDA device takes for a module's forward and backward, by events in its stream. Runs in the target.
 
 Events come from a pool and are read at the ends of later steps, once they are over: nothing ever waits for the device.
-Only sampled steps have events, for recording one costs a microsecond.
+Only sampled steps have events, for recording one costs some microseconds, which the device waits for where the training
+keeps it waiting anyway.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from hookd import Context, Counter, Module
 
 is_in_use: Any = torch.cuda.is_initialized
+may_be_in_use: Any = torch.backends.cuda.is_built
+"""Whether this torch can use a device at all; asking for a device would initialise it."""
 _new_event: Any = torch.cuda.Event
 MOST_PENDING = 8192
 """Spans that are not over; a device so far behind is measured no further until it has caught up."""
@@ -38,14 +41,60 @@ class Calls(threading.local):
         self.spans: list[Span] = []
 
 
+class Turns:
+    """Whose turn it is in a sampled step: the modules of one depth, so that no event of ours lies inside another's span.
+
+    Left out are steps in which other plugins look, for what they launch would lie inside, and the first one: kernels are
+    loaded in it. What is measured later stands for what was left out as well.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._step = 0
+        self._interval = 0  # in that step
+        self._depth = -1  # of the modules whose turn it is in that step; -1: nobody's
+        self._has_measured = False
+        self._met: set[int] = set()  # the depths at which modules were called in it
+        self._left: dict[int, int] = {}  # by depth: the steps that stood for those in which it was not measured
+        self._turns: dict[int, int] = {}  # by depth: the number of its last turn
+
+    def meet(self, depth: int) -> bool:
+        """Note a call in the step in progress, and say whether it is to be measured."""
+        if self._context.step != self._step:
+            self._begin_step()
+        self._met.add(depth)
+        return depth == self._depth
+
+    def is_open(self, depth: int) -> bool:
+        """Whether this depth has its turn in the step in progress."""
+        return depth == self._depth and self._context.step == self._step
+
+    def weight(self) -> int:
+        """Return how many steps a call stands for that was measured just now."""
+        self._has_measured = True
+        return self._interval + self._left.get(self._depth, 0)
+
+    def _begin_step(self) -> None:
+        for depth in self._met:
+            is_done = self._has_measured and depth == self._depth
+            self._left[depth] = 0 if is_done else self._left.get(depth, 0) + self._interval
+        waiting, self._depth = sorted(self._met, key=lambda depth: (self._turns.get(depth, 0), depth)), -1
+        if waiting and self._context.is_alone:
+            self._depth = waiting[0]
+            self._turns[self._depth] = max(self._turns.values(), default=0) + 1
+        self._step, self._interval = self._context.step, self._context.interval
+        self._has_measured = False
+        self._met.clear()
+
+
 class Device:
     """Times spans of a stream."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
         self._of_forward = _family(context, "forward")
         self._of_backward = _family(context, "backward")
         self._calls = Calls()
+        self._turns = Turns(context)
         self._backwards: dict[int, list[Span]] = {}
         self._seen: set[int] = set()  # modules that have run on a device
         self._pending: deque[tuple[Span, Any, Any, int]] = deque()
@@ -53,11 +102,15 @@ class Device:
 
     def begin_forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Mark the beginning of a sampled call, if it is on a device."""
-        device = _device(module, inputs, kwargs) if is_in_use() else None
-        if device is None or len(self._pending) >= MOST_PENDING:
+        if not is_in_use():
             return
         if module.depth == 0:
             self._calls.spans.clear()  # of calls that an exception has ended
+        if not self._turns.meet(module.depth) or len(self._pending) >= MOST_PENDING:
+            return
+        device = _device(module, inputs, kwargs)
+        if device is None:
+            return
         self._seen.add(module.id)
         self._calls.spans.append(self._begin(module, torch.cuda.current_stream(device)))
 
@@ -72,7 +125,7 @@ class Device:
 
     def begin_backward(self, module: Module) -> None:
         """Mark the beginning of the backward of a call that was on a device, in the stream that the engine has set."""
-        if module.id in self._seen and len(self._pending) < MOST_PENDING:
+        if module.id in self._seen and self._turns.is_open(module.depth) and len(self._pending) < MOST_PENDING:
             span = self._begin(module, torch.cuda.current_stream())
             self._backwards.setdefault(module.id, []).append(span)
 
@@ -90,7 +143,7 @@ class Device:
     def _end(self, span: Span, seconds: Any) -> None:
         stop = self._event(span.stream)
         stop.record(span.stream)
-        self._pending.append((span, stop, seconds, self._context.interval))
+        self._pending.append((span, stop, seconds, self._turns.weight()))
 
     def _event(self, stream: Any) -> Any:
         """Give an event of the stream's device: torch records none on two devices."""

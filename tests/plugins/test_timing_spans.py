@@ -1,0 +1,195 @@
+"""Which spans of a device are timed, where there is none: its events are the test's own, and so is its clock."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import hookd_timing.device
+import pytest
+import torch
+from torch import nn
+
+from hookd import Plugin, hookimpl
+
+
+class FakeCUDA:
+    """A device whose clock goes on only when somebody works, and where all tensors are once it is in use.
+
+    Attributes:
+        is_in_use: what `torch.cuda.is_initialized` says.
+        seconds: of the device, so far.
+        spans: the calls that were timed, by what was timed in one.
+    """
+
+    def __init__(self, monkeypatch) -> None:
+        self.is_in_use = True
+        self.seconds = 0.0
+        self.records = 0
+        self._device = torch.device("cuda", 0)
+        monkeypatch.setattr(hookd_timing.device, "is_in_use", lambda: self.is_in_use)
+        monkeypatch.setattr("hookd_timing.is_in_use", lambda: self.is_in_use)
+        monkeypatch.setattr("hookd_timing.may_be_in_use", lambda: True)
+        monkeypatch.setattr(hookd_timing.device, "_device", lambda *_: self._device)
+        monkeypatch.setattr(hookd_timing.device, "_new_event", lambda **_: Event(self))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: self)
+
+    @property
+    def device(self):
+        return self._device
+
+    def work(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class Event:
+    """Recording one takes the device, or makes it wait, for a while."""
+
+    COST_S = 0.25
+
+    def __init__(self, cuda: FakeCUDA) -> None:
+        self.cuda, self.at = cuda, 0.0
+
+    def record(self, stream) -> None:
+        assert stream is self.cuda
+        self.at = self.cuda.seconds
+        self.cuda.seconds += self.COST_S
+        self.cuda.records += 1
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at - self.at - self.COST_S) * 1e3  # what the first one cost is of this double's making
+
+
+@pytest.fixture
+def cuda(monkeypatch) -> FakeCUDA:
+    made = FakeCUDA(monkeypatch)
+    monkeypatch.setattr(Work, "cuda", made, raising=False)
+    monkeypatch.setattr(Greedy, "cuda", made, raising=False)
+    return made
+
+
+class Work(nn.Module):
+    """Takes a second of the device."""
+
+    cuda: FakeCUDA
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        self.cuda.work(1.0)
+        return x * self.weight
+
+
+class Greedy(Plugin):
+    """Has the device work at each call that it looks at, as who looks at tensors does."""
+
+    name = "greedy"
+    sampled = ("forward_pre", "forward")
+    longest = 1
+    cuda: FakeCUDA
+
+    @hookimpl
+    def forward_pre(self, module):
+        self.cuda.work(100.0)
+
+    @hookimpl
+    def forward(self, module):
+        self.cuda.work(100.0)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Sequential(Work(), Work()), Work())
+
+
+EXPECTED = {"(root)": 3.0, "0": 2.0, "0.0": 1.0, "0.1": 1.0, "1": 1.0}
+
+
+def train(model, steps, each=lambda: None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        each()
+
+
+def a_call(hook, steps) -> dict[str, float]:
+    """Give the seconds of the device for each call."""
+    return {name: seconds / steps for (name,), seconds in hook.metric("timing_forward_device_seconds").items()}
+
+
+def test_seconds_of_the_device_are_what_it_took_without_the_events_of_modules_inside(hook, cuda):
+    hook.start("timing", every=1)
+    train(net(), 301)
+    assert a_call(hook, 301) == pytest.approx(EXPECTED, rel=0.02)
+
+
+def test_what_other_plugins_launch_is_not_in_them(hook, cuda):
+    Greedy.every = Greedy.longest = 10
+    hook.start("timing", Greedy)
+    train(net(), 2000)
+    assert a_call(hook, 2000) == pytest.approx(EXPECTED, rel=0.05)
+
+
+def test_in_steps_in_which_others_look_nothing_is_measured(hook, cuda):
+    Greedy.every = Greedy.longest = 1
+    hook.start("timing", Greedy)
+    train(net(), 60)
+    assert hook.metric("timing_forward_device_seconds") == {}
+    assert hook.value("timing_backward_calls", "(root)") > 0, "all else is sampled"
+
+
+def test_the_first_sampled_step_is_not_measured(hook, cuda):
+    hook.start("timing", every=1)
+    model = net()
+    train(model, 1)
+    assert cuda.records == 0, "kernels are loaded in it"
+    train(model, 1)
+    assert a_call(hook, 2) == {"(root)": 3.0}, "it stands for the first as well"
+
+
+def test_in_one_step_only_modules_of_one_depth_are_measured_and_all_in_turn(hook, cuda):
+    records: deque[int] = deque()
+    hook.start("timing", every=1)
+    train(net(), 7, lambda: records.append(cuda.records))
+    steps = [after - before for before, after in zip([0, *records], records)]
+    assert steps == [0, 4, 8, 8, 4, 8, 8], "two events for each forward and each backward"
+
+
+def test_the_end_is_before_what_others_do_and_the_beginning_after_it(hook, cuda):
+    order = []
+
+    class Both(Plugin):
+        name = "both"
+
+        @hookimpl
+        def forward_pre(self, module):
+            order.append((module.name, "pre", cuda.records))
+
+        @hookimpl
+        def forward(self, module):
+            order.append((module.name, "post", cuda.records))
+
+    hook.start("timing", Both, every=1)
+    model = Work()
+    train(model, 1)
+    order.clear()
+    train(model, 1)
+    assert order == [("(root)", "pre", 0), ("(root)", "post", 2)]
+
+
+def test_a_model_that_comes_to_the_device_after_the_attach_is_measured(hook, cuda):
+    cuda.is_in_use = False
+    hook.start("timing", every=1)
+    model = net()
+    train(model, 3)
+    assert hook.metric("timing_forward_device_seconds") == {}
+    cuda.is_in_use = True
+    train(model, 9)
+    assert set(a_call(hook, 1)) == set(EXPECTED)
+    backward = Counter(name for (name,) in hook.metric("timing_backward_device_seconds"))
+    assert set(backward) == set(EXPECTED)
