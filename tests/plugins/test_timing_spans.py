@@ -156,7 +156,7 @@ def test_in_one_step_only_modules_of_one_depth_are_measured_and_all_in_turn(hook
     records: deque[int] = deque()
     hook.start("timing", every=1)
     train(net(), 7, lambda: records.append(cuda.records))
-    steps = [after - before for before, after in zip([0, *records], records)]
+    steps = [after - before for before, after in zip([0, *records], records, strict=False)]
     assert steps == [0, 4, 8, 8, 4, 8, 8], "two events for each forward and each backward"
 
 
