@@ -101,11 +101,20 @@ class Backward(Looking):
 
     def _cleared(self) -> tuple[set[int], bool]:
         """Give the optimizers of which no bad gradient is left, and whether none is at all: else they accumulate still."""
+        if self.queue.entries and not self._is_any_unknown():
+            having = self.gradients.having()
+            return self.gradients.numbers() - having, not having
         grads = self.gradients.by_optimizer()
         if self.queue.entries:  # nobody knows yet which were bad
             return self.gradients.numbers() - set(grads), not grads
         bad = {one for one, found in grads.items() if self.scan.many(list(found.values()))}
         return {*self.judge.suspects, *self.judge.settled} - bad, not bad
+
+    def _is_any_unknown(self) -> bool:
+        """Say whether anything bad may be in gradients of no known optimizer: to find those all models are searched."""
+        waiting = (entry.event for entry in self.queue.entries)
+        is_asked = any(event.where == "grad" and not event.optimizer for event in waiting)
+        return is_asked or self.judge.is_suspicious or 0 in self.judge.settled or not self.gradients.having_stepped
 
     def _is_waiting(self) -> bool:
         """Say whether bad gradients may have been there that somebody was to clear."""

@@ -59,6 +59,11 @@ class Gradients:
         """Give the numbers of all optimizers, 0 for those that have never stepped."""
         return {0, *self._holders.values()}
 
+    @property
+    def having_stepped(self) -> bool:
+        """Whether any optimizer is known."""
+        return bool(self._optimizers)
+
     def of(self, optimizer: Optimizer) -> Held:
         """Give the gradients that an optimizer would use, in any order."""
         return {
@@ -74,6 +79,16 @@ class Gradients:
         for _, parameter, grad in self._named(None):
             found.setdefault(self._holders.get(id(parameter), 0), {})[id(parameter)] = grad
         return found
+
+    def having(self) -> set[int]:
+        """Give the numbers of the optimizers that have stepped and whose parameters have gradients; no model is searched."""
+        live = [(ref(), number) for ref, number, _ in self._optimizers.values()]
+        return {
+            number
+            for optimizer, number in live
+            if optimizer is not None
+            and any(grad is not None for group in groups_of(optimizer) for grad in map(_grad, group["params"]))
+        }
 
     def blame(self, event: Event, optimizer: Optimizer | None) -> None:
         """Put the last bad gradient in the model's order into an event: the first one in the order of the backward.
