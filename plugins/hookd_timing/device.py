@@ -45,7 +45,7 @@ class Turns:
     """Whose turn it is in a sampled step: the modules of one depth, so that no event of ours lies inside another's span.
 
     Left out are steps in which other plugins look, for what they launch would lie inside, and the first one: kernels are
-    loaded in it. What is measured later stands for what was left out as well.
+    loaded in it. What is measured stands for the other turns as well, and for what was left out before.
     """
 
     def __init__(self, context: Context) -> None:
@@ -55,7 +55,8 @@ class Turns:
         self._depth = -1  # of the modules whose turn it is in that step; -1: nobody's
         self._has_measured = False
         self._met: set[int] = set()  # the depths at which modules were called in it
-        self._left: dict[int, int] = {}  # by depth: the steps that stood for those in which it was not measured
+        self._depths = 0  # so many take turns
+        self._owed: dict[int, int] = {}  # by depth: steps that no call has stood for; below 0: some have in advance
         self._turns: dict[int, int] = {}  # by depth: the number of its last turn
 
     def meet(self, depth: int) -> bool:
@@ -72,16 +73,17 @@ class Turns:
     def weight(self) -> int:
         """Return how many steps a call stands for that was measured just now."""
         self._has_measured = True
-        return self._interval + self._left.get(self._depth, 0)
+        return max(0, self._owed.get(self._depth, 0) + self._interval * self._depths)
 
     def _begin_step(self) -> None:
         for depth in self._met:
-            is_done = self._has_measured and depth == self._depth
-            self._left[depth] = 0 if is_done else self._left.get(depth, 0) + self._interval
+            stood_for = self.weight() if self._has_measured and depth == self._depth else 0
+            self._owed[depth] = self._owed.get(depth, 0) + self._interval - stood_for
         waiting, self._depth = sorted(self._met, key=lambda depth: (self._turns.get(depth, 0), depth)), -1
         if waiting and self._context.is_alone:
             self._depth = waiting[0]
             self._turns[self._depth] = max(self._turns.values(), default=0) + 1
+        self._depths = len(waiting)
         self._step, self._interval = self._context.step, self._context.interval
         self._has_measured = False
         self._met.clear()

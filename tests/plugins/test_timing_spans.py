@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from types import SimpleNamespace
 
 import hookd_timing.device
 import pytest
@@ -149,7 +150,21 @@ def test_the_first_sampled_step_is_not_measured(hook, cuda):
     train(model, 1)
     assert cuda.records == 0, "kernels are loaded in it"
     train(model, 1)
-    assert a_call(hook, 2) == {"(root)": 3.0}, "it stands for the first as well"
+    assert a_call(hook, 4) == {"(root)": 3.0}, "it stands for the first one, and for the two turns of others to come"
+
+
+def test_what_is_measured_stands_for_all_steps_however_often_the_plugin_looks():
+    context = SimpleNamespace(step=0, interval=1, is_alone=True)
+    turns = hookd_timing.device.Turns(context)
+    stood_for = dict.fromkeys(range(3), 0)
+    for interval in (1, 20, 2, 1):
+        context.interval = interval
+        for _ in range(200):
+            context.step += 1
+            context.is_alone = context.step % 7 != 0
+            for depth in range(3) if context.step % interval == 0 else ():
+                stood_for[depth] += turns.weight() if turns.meet(depth) else 0
+    assert stood_for == dict.fromkeys(range(3), pytest.approx(800, abs=3))
 
 
 def test_in_one_step_only_modules_of_one_depth_are_measured_and_all_in_turn(hook, cuda):
