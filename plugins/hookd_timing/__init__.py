@@ -62,7 +62,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hookd import Context, Module, Plugin, hookimpl
-from hookd_timing.device import Device, is_in_use, may_be_in_use
+from hookd_timing.device import DIRECTIONS, Device, is_in_use, may_be_in_use
 from hookd_timing.flops import has_formula
 from hookd_timing.phases import Phases
 from hookd_timing.throughput import Throughput
@@ -95,28 +95,43 @@ class Timing(Plugin):
         self.phases = Phases(context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"]))
         self.throughput = Throughput(context)
         self.device = Device(context)
-        context.listen("backward_pre", wanted=is_in_use())
+        self.has_turns = is_in_use()
+        self._listen()
 
     @hookimpl
     def select(self, module: Module) -> set[str]:
         """Say which events of a module are worth their price; where torch knows no device, shapes alone are looked at."""
         wanted = {"forward", "backward"}
         if may_be_in_use():
-            return wanted | {"forward_pre", "backward_pre"}
+            wanted |= {"forward_pre", "backward_pre"}
+            return wanted if module.depth else wanted | {"root_forward_pre", "root_forward"}
         return wanted | {"forward_pre"} if module.depth == 0 or has_formula(module.torch()) else wanted
 
     @hookimpl(trylast=True)
     def forward_pre(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the shapes of a sampled step, and begin to time the device."""
+        """Look at the shapes of a sampled step, or begin to time the device."""
+        self.device.note_sampled()
+        if self.device.is_forward:
+            self.device.begin_forward(module, inputs, kwargs)
+            return
         if module.depth == 0:
             self.throughput.see_root(module, inputs, kwargs)
         self.throughput.see(module, inputs, kwargs)
-        self.device.begin_forward(module, inputs, kwargs)
 
     @hookimpl(tryfirst=True)
     def forward(self, module: Module) -> None:
         """End what was begun on the device; the calls of all steps are added up without this."""
         self.device.end_forward(module)
+
+    @hookimpl(trylast=True)
+    def root_forward_pre(self, module: Module) -> None:
+        """Begin to time a whole model on the device, in a step in which nothing else is."""
+        self.device.begin_root(module)
+
+    @hookimpl(tryfirst=True)
+    def root_forward(self, module: Module) -> None:
+        """End that."""
+        self.device.end_root(module)
 
     @hookimpl(trylast=True)
     def backward_pre(self, module: Module) -> None:
@@ -126,9 +141,10 @@ class Timing(Plugin):
     @hookimpl(tryfirst=True)
     def backward(self, module: Module, elapsed_ns: int, self_ns: int) -> None:
         """Count one backward of a sampled step for all the steps that it stands for."""
-        _add(self.backwards, self.of_backward, module, elapsed_ns, self_ns, float(self.context.interval))
-        self.throughput.see_backward(module)
         self.device.end_backward(module)
+        weight = self.context.interval * (DIRECTIONS if self.has_turns else 1)
+        _add(self.backwards, self.of_backward, module, elapsed_ns, self_ns, float(weight))
+        self.throughput.see_backward(module)
 
     @hookimpl
     def phase(self, name: str, now_ns: int) -> None:
@@ -140,8 +156,18 @@ class Timing(Plugin):
         """End a step."""
         self.phases.step_done()
         self.throughput.step_done()
-        self.device.read()
-        self.context.listen("backward_pre", wanted=is_in_use())  # a model may come to the device later
+        if is_in_use():  # a model may come to the device at any time
+            self.has_turns = True
+            self.device.step_done()
+            self._listen()
+
+    def _listen(self) -> None:
+        """Have called what is timed next on a device; where there is none, what is timed on the host."""
+        forward, listen = self.device.is_forward, self.context.listen
+        listen("backward_pre", wanted=self.has_turns and not forward)
+        listen("backward", wanted=not forward)
+        for hook in ("root_forward_pre", "root_forward"):
+            listen(hook, wanted=self.device.is_root)
 
 
 def _families(context: Context, direction: str, what: str) -> tuple[Counter, Counter, Counter]:
