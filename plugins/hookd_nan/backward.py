@@ -114,7 +114,7 @@ class Backward(Looking):
         """Say whether anything bad may be in gradients of no known optimizer: to find those all models are searched."""
         waiting = (entry.event for entry in self.queue.entries)
         is_asked = any(event.where == "grad" and not event.optimizer for event in waiting)
-        return is_asked or self.judge.is_suspicious or 0 in self.judge.settled or not self.gradients.having_stepped
+        return is_asked or self.judge.is_suspicious or 0 in self.judge.settled or not self.gradients.knows_any
 
     def _is_waiting(self) -> bool:
         """Say whether bad gradients may have been there that somebody was to clear."""
@@ -161,7 +161,7 @@ class Backward(Looking):
         if self.is_skipping:
             self.policy.skip(optimizer)
 
-    def _judge_gradients(  # noqa: PLR0913
+    def _judge_gradients(  # noqa: PLR0913, PLR0917
         self,
         judge: Callable[[Event], None],
         optimizer: Optimizer | None,

@@ -60,7 +60,7 @@ class Gradients:
         return {0, *self._holders.values()}
 
     @property
-    def having_stepped(self) -> bool:
+    def knows_any(self) -> bool:
         """Whether any optimizer is known."""
         return bool(self._optimizers)
 

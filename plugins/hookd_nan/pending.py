@@ -46,8 +46,13 @@ class Entry:
     @property
     def values(self) -> list[Tensor]:
         """What must be read from a device before the event can be judged."""
-        asked = [one for found in self.found if isinstance(found, list) for one in found]
-        return [tensor for one in asked for tensor in ([one.low, one.high] if isinstance(one, Range) else [one.value])]
+        values: list[Tensor] = []
+        for one in (one for found in self.found if isinstance(found, list) for one in found):
+            if isinstance(one, Range):
+                values += one.low, one.high
+            elif not isinstance(one.value, float):  # which is nothing to wait for
+                values.append(one.value)
+        return values
 
     @property
     def is_known(self) -> bool:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hookd import Call
 
 
-
 class Range(NamedTuple):
     """The range of a tensor, to be read later.
 

@@ -423,7 +423,9 @@ def test_of_tensors_on_a_device_the_largest_of_each_is_given(monkeypatch, kinds)
     tensors = [torch.tensor([1.0, -3.0]), torch.tensor([math.nan, 1.0]), torch.tensor([[-math.inf]]), torch.zeros(5)]
     if kinds == "several":
         tensors += [torch.tensor([2.0], dtype=torch.float64), torch.tensor([1]), torch.empty(0)]
-    found = {at: value for one in made.largest_each(tensors) for at, value in zip(one.at, one.value.tolist(), strict=True)}
+    found = {
+        at: value for one in made.largest_each(tensors) for at, value in zip(one.at, one.value.tolist(), strict=True)
+    }
     assert repr(found) == repr({0: 3.0, 1: math.nan, 2: math.inf, 3: 0.0, **({4: 2.0} if kinds == "several" else {})})
     assert [bool(one.isnan()) for one in made.largest(tensors)] == [True, False][: len(made.largest(tensors))]
     made.close()

@@ -94,7 +94,9 @@ def test_no_step_waits_and_the_numbers_arrive(plugins):
 
 @pytest.mark.parametrize("how", ["observe", "stop"])
 def test_after_an_error_of_the_device_the_process_ends_as_without_hookd(how):
-    done = subprocess.run([sys.executable, "-c", BAD_INDEX, how], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BAD_INDEX, how], capture_output=True, text=True, timeout=120, check=False
+    )
     assert "finally" in done.stdout
     if how == "observe":
         assert done.returncode == 1, done.stderr[-2000:]
