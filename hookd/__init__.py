@@ -30,7 +30,7 @@ from hookd.passive import (
 )
 from hookd.plugin import Plugin
 from hookd.refs import tensor_ref
-from hookd.summary import Summary
+from hookd.summary import Largest, Summary
 from hookd.version import __version__
 
 hookimpl = HookimplMarker("hookd")
@@ -44,6 +44,7 @@ __all__ = [
     "Globs",
     "Histogram",
     "HookdError",
+    "Largest",
     "Module",
     "Observation",
     "Plugin",

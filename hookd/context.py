@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hookd.events import Module, Returned
     from hookd.page import PageWriter
-    from hookd.summary import Summary
+    from hookd.summary import Largest, Summary
 
     Numbers = Callable[[list[float]], None]
 
@@ -44,6 +44,7 @@ class Numeric(Protocol):
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor: ...  # noqa: D102
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None: ...  # noqa: D102
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]: ...  # noqa: D102
+    def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]: ...  # noqa: D102
     def is_readable(self, tensor: Tensor) -> bool: ...  # noqa: D102
     def ask(self, context: Context, values: Sequence[Tensor], then: Numbers) -> None: ...  # noqa: D102
 
@@ -67,6 +68,7 @@ class Host(Protocol):
     def module_states(self) -> list[tuple[Module, str]]: ...  # noqa: D102
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
     def interval_of(self, plugin: str) -> int: ...  # noqa: D102
+    def is_alone(self, plugin: str) -> bool: ...  # noqa: D102
     def resample(self) -> None: ...  # noqa: D102
     def mark_now(self) -> int: ...  # noqa: D102
     def pause(self, plugin: str) -> None: ...  # noqa: D102
@@ -289,11 +291,20 @@ class Context:
         """
         return self._host.numeric.largest(tensors)
 
+    def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]:
+        """Give the same, and of what is on a device the largest of each tensor: which one is bad can be told later.
+
+        Returns:
+            For each place a `Largest`: its `value`, and `at`, the places of those tensors among the ones given. One
+            without numbers is in none.
+        """
+        return self._host.numeric.largest_each(tensors)
+
     def is_readable(self, tensor: Tensor) -> bool:
         """Whether torch's operations can read the elements of a tensor of the training. Ask before a plugin uses one.
 
         They end the process on a tensor whose memory is not there: freed by an offloading engine, or a parameter whose
-        class keeps its numbers elsewhere. The four methods above ask by themselves.
+        class keeps its numbers elsewhere. The five methods above ask by themselves.
 
         Returns:
             False also for an empty tensor, and for sparse, nested and other kinds that are not one block of torch's own.
@@ -401,6 +412,11 @@ class Context:
     def interval(self) -> int:
         """How many steps lie between two sampled steps of this plugin right now."""
         return self._host.interval_of(self.plugin)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no sampled hook of any other plugin is called in the step in progress; see `Plugin.apart`."""
+        return self._host.is_alone(self.plugin)
 
     def hold(self, interval: int | None) -> None:
         """Have the sampled hooks called once in so many steps from now on, whatever they cost; None: as often as before.

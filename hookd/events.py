@@ -96,7 +96,8 @@ class Returned(NamedTuple):
         module: that was called.
         ref: gives the tensor, or None when it is gone.
         version: which version of the tensor was returned: an operation in place makes another.
-        inputs: give the tensors that it was called with by position, at most 8, or None where one is gone.
+        inputs: give the tensors that it was called with by position, at most 8, or None where one is gone; none are noted
+            for an output on a device.
     """
 
     module: Module

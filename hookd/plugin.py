@@ -21,6 +21,9 @@ class Plugin:
         rarest: the longest interval of those, in steps.
         fixed_by_every: which of the sampled hooks the option `every` fixes; all of them where none is named. The
             others begin with that interval, and the governor stretches it.
+        apart: moves its sampled steps to steps in which no other plugin's hooks are sampled, so that what those do is not in
+            what it measures. A sample waits for such a step for two intervals; an interval that the person or
+            the plugin has fixed is kept. See `Context.is_alone`.
         remembers: whether `Context.returned` is kept for it, for the modules at which it listens to `forward`.
         max_errors: how many errors quarantine the plugin.
         requires_api: the version of hookd's API that it needs, as in `hookd.API_VERSION`; "" for any.
@@ -37,6 +40,7 @@ class Plugin:
     rare: tuple[str, ...] = ()
     rarest: int = 0
     fixed_by_every: tuple[str, ...] = ()
+    apart: bool = False
     remembers: bool = False
     max_errors: int = 10
     requires_api: str = ""

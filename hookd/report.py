@@ -33,6 +33,8 @@ def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> dict[str, A
         has_modules: whether to tell of each module, which takes most of the time; else `modules` is empty.
     """
     values = _values(snapshot)
+    if _single(values, "hookd_overhead_ratio") is None:  # nothing is metered yet: what is 0 nobody has measured
+        _make_unknown(values.get("hookd_overhead_seconds", []))
     return {
         "identity": snapshot.identity,
         "state": snapshot.state,
@@ -51,6 +53,10 @@ def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> dict[str, A
         "logs": snapshot.logs[-MAX_LOGS:],
         "dropped_series": snapshot.dropped,
     }
+
+
+def _make_unknown(series: list[tuple[dict[str, str], Any]]) -> None:
+    series[:] = [(labels, value or None) for labels, value in series]
 
 
 def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
@@ -218,5 +224,8 @@ def _own(seconds: list[tuple[dict[str, str], Any]]) -> Any:
     return next((value for labels, value in seconds if labels.get("plugin") == OWN), None)
 
 
-def _sum(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> float:
-    return float(sum(value for _, value in values.get(name, []) if value is not None))
+def _sum(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> float | None:
+    """Give the sum of what is known; None where there is something, and nothing of it is known."""
+    found = values.get(name, [])
+    known = [value for _, value in found if value is not None]
+    return float(sum(known)) if known or not found else None

@@ -8,6 +8,20 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
+
+class Largest(NamedTuple):
+    """The largest magnitudes in tensors of one place and type.
+
+    Attributes:
+        value: of all of them a number, where they are in the host's memory; else [n], of each one, where they are.
+        at: which of those that were given they are, by their places there.
+    """
+
+    value: float | Tensor
+    at: Sequence[int]
+
 
 class Summary(NamedTuple):
     """All statistics of one tensor, as `Context.summary` gives them.

@@ -174,6 +174,7 @@ class Governor:
                     flows = flows or (on and not is_sampled and one.hook in FLOWS)
             drawn.append((entry, draws, any(one.fixed for one in draws)))
             entry.kind = FIXED  # so that all is set
+        drawn.sort(key=lambda one: one[0].plugin.apart)  # last, when it is known who looks
         numbers = tuple(entry.number for entry, _, _ in drawn)
         if numbers != self._numbers:
             self._is_changed = True  # what is counted is the training's thread's
@@ -186,10 +187,13 @@ class Governor:
     def _draw(self, step: int) -> None:
         """Set which of the sampled hooks are called during the step after `step` done ones."""
         namespace = self._session.namespace
-        backward = self._always_flows
+        backward, somebody_looks = self._always_flows, False
         for entry, draws, has_fixed in self._drawn:
             is_on = bool(draws) and entry.state == "active"  # it may have been put aside meanwhile
-            usual = is_on and entry.is_due(step)
+            if is_on and entry.plugin.apart:
+                usual = entry.is_due_apart(step, is_alone=not somebody_looks)
+            else:
+                usual = is_on and entry.is_due(step)
             if not (usual or has_fixed or entry.kind):
                 continue  # all is off, and stays so
             rare = usual and entry.is_due_rarely(step)
@@ -202,6 +206,7 @@ class Governor:
                     is_fixed = is_fixed or bool(one.fixed)
                     dearest = max(dearest, one.kind)
             entry.kind = FIXED * is_fixed + dearest
+            somebody_looks = somebody_looks or entry.kind > 0
         namespace["backward_on"] = backward
         self._kind = self._numbers, tuple([entry.kind for entry, _, _ in self._drawn])
 
@@ -305,8 +310,9 @@ class Governor:
 
     def _decide(self) -> None:
         """Look less often where the sampled hooks take more than they may, more often where there is room."""
-        self.ratio = sum(self._window_spent.values()) / self._window_ns
-        self._session.core.overhead_ratio.labels().set(self.ratio)
+        if self._own:  # else nothing has been metered yet, and nobody knows
+            self.ratio = sum(self._window_spent.values()) / self._window_ns
+            self._session.core.overhead_ratio.labels().set(self.ratio)
         for entry in self._entries():
             self._session.core.show_cost(entry)
         self._calm_windows += 1

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict, deque
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from hookd.context import Context
 
+_dtype = attrgetter("dtype")
 LIMIT = 1024
 """How many requests are sent before the step's end: code that makes no steps must not fill the memory."""
 
@@ -228,7 +231,11 @@ def _joined(asked: list[_Asked], device: torch.device) -> Tensor:
     values = [value for one in asked for value in one.values]
     if not all(map(_is_there, values)):  # it was when they were asked for
         raise RuntimeError("their memory is not there")
-    return torch.cat([value.detach().reshape(-1).to(device, wide, non_blocking=True) for value in values])
+    parts = []
+    for _, alike in groupby(values, _dtype):  # those of one type together: each conversion is one more launch
+        flat = [value.detach().reshape(-1).to(device, non_blocking=True) for value in alike]
+        parts.append((flat[0] if len(flat) == 1 else torch.cat(flat)).to(wide))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _is_there(value: Tensor) -> bool:

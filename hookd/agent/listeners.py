@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
 """How long the first quarantine of a plugin lasts, and each later one at most; each is twice as long as the last."""
+PATIENCE = 3
+"""So many samples of a plugin that looks apart from others are due, and it looks with them: two intervals after the first."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Entry:
         probation: when it comes back from a quarantine.
         readmits: whether it does.
         calls: in metered steps, and `call_ns` what they took.
+        waiting: of a plugin that looks apart from others, samples that were due and have not been taken.
         is_asked: its `select` has answered for all modules that were known when it came. Until then the training's threads
             do not ask it: it may never answer.
     """
@@ -104,7 +107,9 @@ class Entry:
     readmits: bool = True
     calls: int = 0
     call_ns: int = 0
+    waiting: int = 0
     is_asked: bool = False
+    _postponed: tuple[int, bool] = (-1, False)
 
     @property
     def max_strikes(self) -> int:
@@ -128,6 +133,19 @@ class Entry:
         critic) would always show the same side. What the person or the plugin has fixed comes every so many steps.
         """
         return is_drawn(step, self.interval)
+
+    def is_due_apart(self, step: int, *, is_alone: bool) -> bool:
+        """Whether those of a plugin that looks apart from others are: what is due waits for a step in which it is alone.
+
+        It waits until `PATIENCE` of them are due. Switches may be set several times in one step, so what was said of it stands
+        unless others have begun to look.
+        """
+        asked, was_taken = self._postponed
+        if step != asked:
+            self.waiting = min(self.waiting - was_taken + self.is_due(step), PATIENCE)
+        is_taken = self.waiting >= (1 if is_alone else PATIENCE)
+        self._postponed = step, is_taken
+        return is_taken
 
     def is_due_rarely(self, step: int) -> bool:
         """Whether the rare ones are, in a step in which the others are."""

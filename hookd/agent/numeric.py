@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hookd.agent import kernel
 from hookd.agent.later import Later
-from hookd.agent.memory import PLAIN, STRIDED, is_readable
+from hookd.agent.memory import PLAIN, STRIDED, is_readable, locate_all
 from hookd.passive import of_tensor
-from hookd.summary import Summary
+from hookd.summary import Largest, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 INF = math.inf
 norms: Any = getattr(torch, "_foreach_norm", None)  # torch 1.13+
 _kind = operator.attrgetter("layout", "dtype")
+_kind_and_place = operator.attrgetter("layout", "dtype", "device")
+_is_nested = operator.attrgetter("is_nested") if hasattr(Tensor, "is_nested") else (lambda _: False)
 _dtype, _is_cpu = operator.attrgetter("dtype"), operator.attrgetter("is_cpu")
 _has_names = getattr(Tensor, "has_names", None) or (lambda _: False)
 KINDS = frozenset((STRIDED, dtype) for dtype in kernel.DTYPES)
 _NoFunctions = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
 COMPRESSED = frozenset(getattr(torch, f"sparse_{name}", None) for name in ("csr", "csc", "bsr", "bsc"))
+_AWAY = frozenset(("cuda", "cpu"))
+"""Devices whose tensors have a storage that can be asked for; a test may have the host's memory in the part of one."""
 CHUNK = 1 << 16
 """Elements reduced at a time: their differences from the mean stay in the processor's cache."""
 DEVICE_CHUNK = 1 << 23
@@ -97,27 +101,42 @@ class Numeric:
 
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]:
         """Do what `Context.largest` says."""
+        found = [one.value for one in self.largest_each(tensors)]
+        return [one if isinstance(one, float) else one.max() for one in found]
+
+    def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]:
+        """Do what `Context.largest_each` says."""
         tensors = list(tensors)
         made = self.kernel
-        if made is not None and _is_one_kind(tensors):
+        if made is not None and _is_one_kind(tensors) and on_host(tensors[0]):
             of_all = made.largest(tensors)
             if of_all is not None:
-                return [of_all]
-        groups: dict[tuple[bool, Any], list[Tensor]] = {}
-        for tensor in tensors:
+                return [Largest(of_all, range(len(tensors)))]
+        elif _is_one_kind_away(tensors):
+            return [Largest(largest_ends(tensors), range(len(tensors)))]
+        groups: dict[tuple[bool, Any], dict[int, Tensor]] = {}
+        for at, tensor in enumerate(tensors):
             if self._is_common(tensor):
-                groups.setdefault((True, tensor.dtype), []).append(tensor)
+                groups.setdefault((True, tensor.dtype), {})[at] = tensor
             elif (found := real(tensor)) is not None:
-                groups.setdefault((False, (found.device, found.dtype)), []).append(found)
-        host = [
-            most
-            for (common, _), group in groups.items()
-            if common and made is not None and (most := _largest_there(made, group)) is not None
-        ]
-        others = [largest_of(group) for (common, _), group in groups.items() if not common]
-        host += [one.item() for one in others if on_host(one)]
-        away: list[float | Tensor] = [one for one in others if not on_host(one)]
-        return [_max(host), *away] if host else away
+                groups.setdefault((False, (found.device, found.dtype)), {})[at] = found
+        host: list[float] = []
+        places: list[int] = []
+        away = []
+        for (is_common, _), group in groups.items():
+            of_group = list(group.values())
+            if is_common and made is not None:
+                most = _largest_there(made, of_group)
+            else:
+                ends = largest_ends(of_group)
+                if not on_host(ends):
+                    away.append(Largest(ends, list(group)))
+                    continue
+                most = ends.max().item()
+            if most is not None:
+                host.append(most)
+                places += group
+        return [Largest(_max(host), sorted(places)), *away] if host else away
 
     def is_readable(self, tensor: Tensor) -> bool:
         """Do what `Context.is_readable` says."""
@@ -156,6 +175,20 @@ def _is_one_kind(tensors: list[Tensor]) -> bool:
         return all(map(Tensor.is_contiguous, tensors))
     except RuntimeError:  # compressed layouts cannot say; others that are not strided have no storage, see `locate_all`
         return False
+
+
+def _is_one_kind_away(tensors: list[Tensor]) -> bool:
+    """Whether torch's operations may take all of them where they are, on one device; asked in the same way."""
+    if not tensors or not set(map(type, tensors)) <= PLAIN or any(map(on_host, tensors)):
+        return False
+    kinds = set(map(_kind_and_place, tensors))
+    if len(kinds) != 1 or any(map(_is_nested, tensors)) or any(map(_has_names, tensors)):
+        return False
+    layout, dtype, device = kinds.pop()
+    if (layout, dtype) not in KINDS or device.type not in _AWAY or any(map(Tensor.is_neg, tensors)):
+        return False
+    located = locate_all(tensors, tensors[0].element_size()) if all(map(Tensor.is_contiguous, tensors)) else None
+    return located is not None and all(located[2])
 
 
 def _largest_there(made: kernel.Kernel, tensors: list[Tensor]) -> float | None:
@@ -204,13 +237,13 @@ def _max(numbers: list[float]) -> float:
     return next(filter(math.isnan, numbers), max(numbers))
 
 
-def largest_of(tensors: list[Tensor]) -> Tensor:
-    """Give the largest magnitude in tensors of one device and type that have numbers, by torch's operations."""
+def largest_ends(tensors: list[Tensor]) -> Tensor:
+    """Give the largest magnitude of each of [n] tensors of one device and type that have numbers, by torch's operations."""
     if norms is None:
         ends = [torch.maximum(high, -low) for low, high in map(_ends, tensors)]
     else:
         ends = list(norms(tensors, INF))
-    return torch.stack(ends).max()
+    return torch.stack(ends)
 
 
 def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:

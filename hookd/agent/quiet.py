@@ -67,7 +67,9 @@ def remember(thread: ThreadState, module: Module, args: tuple[Any, ...], output:
         return
     try:
         with unseen():
-            inputs = tuple([passing_ref(x, passing) for x in args[:INPUTS] if type(x) is _Tensor])
+            # On a device nobody looks at what an output was made of: it would have to wait for it.
+            is_away = type(output) is _Tensor and not output.is_cpu
+            inputs = () if is_away else tuple([passing_ref(x, passing) for x in args[:INPUTS] if type(x) is _Tensor])
             found = tensors(output)
             returned += [_new(Returned, (module, passing_ref(x, passing), _version(x), inputs)) for x in found]
     except Failure as failure:  # an inference tensor has no version

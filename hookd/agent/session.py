@@ -360,6 +360,10 @@ class Session:
         """Give how many steps lie between two sampled steps of a plugin."""
         return self.registry.named(plugin).interval if self.registry.has(plugin) else 1
 
+    def is_alone(self, plugin: str) -> bool:
+        """Say whether no other plugin's sampled hooks are called in this step."""
+        return not any(entry.kind for entry in self.registry.entries.values() if entry.name != plugin)
+
     def resample(self) -> None:
         """Set the switches anew: an interval has changed in the middle of a step."""
         self.governor.switch(self.steps.done)

@@ -30,15 +30,12 @@ Options: `every=N`, `kept=N` (sampled steps in a row, 16), `growth=BYTES` (64 Mi
 from __future__ import annotations
 
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hookd import Context, Module, Plugin, PluginError, hookimpl, of_tensor, tensors
 from hookd_memory.kept import Kept, nbytes
 from hookd_memory.places import CUDA, Resident, is_cuda_initialized
 from hookd_memory.trend import Trend
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 LISTED = 8
 """Modules named in one incident."""
@@ -75,11 +72,11 @@ class Memory(Plugin):
         self.watched: dict[int, tuple[str, Kept]] = {}
         self.found: list[tuple[str, Kept]] = []
         self.trends: dict[str, Trend] = {}
+        self._listen()
 
-    @hookimpl
-    def select(self, module: Module) -> Collection[str]:  # noqa: ARG002 - a hook's arguments go by name
-        """Ask for `forward_pre` only where there is an allocator to read."""
-        return {"forward_pre", "forward"} if is_cuda_initialized() else {"forward"}
+    def _listen(self) -> None:
+        """Ask for `forward_pre` only where there is an allocator to read: a model may come to the device later."""
+        self.context.listen("forward_pre", wanted=is_cuda_initialized())
 
     @hookimpl
     def forward_pre(self, module: Module, inputs: tuple[Any, ...]) -> None:
@@ -119,6 +116,7 @@ class Memory(Plugin):
     def step_post(self) -> None:
         """Read CUDA's books and tell of what is kept."""
         self.cuda.look()
+        self._listen()
         if self.found:
             found, self.found = self.found, []
             self._tell_kept(found)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from hookd_nan.gradients import Held
     from hookd_nan.judge import Event
 
 
@@ -100,11 +101,20 @@ class Backward(Looking):
 
     def _cleared(self) -> tuple[set[int], bool]:
         """Give the optimizers of which no bad gradient is left, and whether none is at all: else they accumulate still."""
+        if self.queue.entries and not self._is_any_unknown():
+            having = self.gradients.having()
+            return self.gradients.numbers() - having, not having
         grads = self.gradients.by_optimizer()
         if self.queue.entries:  # nobody knows yet which were bad
             return self.gradients.numbers() - set(grads), not grads
-        bad = {one for one, found in grads.items() if self.scan.many(found)}
+        bad = {one for one, found in grads.items() if self.scan.many(list(found.values()))}
         return {*self.judge.suspects, *self.judge.settled} - bad, not bad
+
+    def _is_any_unknown(self) -> bool:
+        """Say whether anything bad may be in gradients of no known optimizer: to find those all models are searched."""
+        waiting = (entry.event for entry in self.queue.entries)
+        is_asked = any(event.where == "grad" and not event.optimizer for event in waiting)
+        return is_asked or self.judge.is_suspicious or 0 in self.judge.settled or not self.gradients.knows_any
 
     def _is_waiting(self) -> bool:
         """Say whether bad gradients may have been there that somebody was to clear."""
@@ -117,9 +127,9 @@ class Backward(Looking):
             for number, grads in self.gradients.by_optimizer().items():
                 if self.queue.is_known() and number in self.judge.suspects:
                     continue
-                found = self.scan.many(grads)
+                found = self.scan.many(list(grads.values()))
                 if found:
-                    self._judge_gradients(self.judge.gradients, None, number, found)
+                    self._judge_gradients(self.judge.gradients, None, number, grads, found)
 
     # -- the step
 
@@ -138,7 +148,8 @@ class Backward(Looking):
     def _about_to_use(self, optimizer: Optimizer) -> None:
         """Look at gradients that are reduced over ranks, accumulated and unscaled."""
         with torch.no_grad():  # with a policy this hook is a mutator's, for whom nothing is switched off
-            found = self.scan.many(self.gradients.of(optimizer))
+            grads = self.gradients.of(optimizer)
+            found = self.scan.many(list(grads.values()))
             self.recorder.step(optimizer, self.scan.largest)
             self.is_skipping = self.policy.may_skip(optimizer) and is_bad(found)
             found_inf = peek(optimizer, "found_inf")
@@ -146,15 +157,16 @@ class Backward(Looking):
             number, is_first = self.gradients.meet(optimizer)
             if not (found or flag or self.undecided) and self.judge.is_calm and self.queue.is_known():
                 return
-            self._judge_gradients(self._decide, optimizer, number, found, flag, is_first=is_first)
+            self._judge_gradients(self._decide, optimizer, number, grads, found, flag, is_first=is_first)
         if self.is_skipping:
             self.policy.skip(optimizer)
 
-    def _judge_gradients(  # noqa: PLR0913
+    def _judge_gradients(  # noqa: PLR0913, PLR0917
         self,
         judge: Callable[[Event], None],
         optimizer: Optimizer | None,
         number: int,
+        grads: Held,
         found: Found,
         flag: Iterable[Tensor] = (),
         *,
@@ -168,7 +180,15 @@ class Backward(Looking):
             self.gradients.blame(event, optimizer)
             event.call = self.capture.held()
             found = event.kind or found
+        if isinstance(found, list) and not self.reporter.is_over:
+            judge = partial(self._judge_named, judge, holders=list(grads))
         self.queue.submit(judge, event, found, self.scan(flag))
+
+    def _judge_named(self, judge: Callable[[Event], None], event: Event, *, holders: list[int]) -> None:
+        """Judge gradients whose numbers have come from a device, with the parameter of the first bad one."""
+        if event.bad:
+            self.gradients.blame_late(event, holders)
+        judge(event)
 
     def _decide(self, event: Event) -> None:
         """Judge the gradients at a step; `inputs` says whether a fused optimizer was told to skip it."""

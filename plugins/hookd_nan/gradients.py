@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hookd_nan.judge import Event
     from hookd_nan.scan import Scan
 
+Held = dict[int, "Tensor"]
+"""Gradients, by the ids of their parameters."""
 _grad: Any = torch.Tensor.grad.__get__  # type: ignore[union-attr]  # past what a class of parameters has in its place
 
 
@@ -57,17 +59,36 @@ class Gradients:
         """Give the numbers of all optimizers, 0 for those that have never stepped."""
         return {0, *self._holders.values()}
 
-    def of(self, optimizer: Optimizer) -> list[Tensor]:
-        """Give the gradients that an optimizer would use, in any order."""
-        found = (grad for group in groups_of(optimizer) for grad in map(_grad, group["params"]))
-        return [grad for grad in found if grad is not None]
+    @property
+    def knows_any(self) -> bool:
+        """Whether any optimizer is known."""
+        return bool(self._optimizers)
 
-    def by_optimizer(self) -> dict[int, list[Tensor]]:
+    def of(self, optimizer: Optimizer) -> Held:
+        """Give the gradients that an optimizer would use, in any order."""
+        return {
+            id(parameter): grad
+            for group in groups_of(optimizer)
+            for parameter in group["params"]
+            if (grad := _grad(parameter)) is not None
+        }
+
+    def by_optimizer(self) -> dict[int, Held]:
         """Give the gradients that all models have, by the number of the optimizer that holds them; 0: of none known."""
-        found: dict[int, list[Tensor]] = {}
+        found: dict[int, Held] = {}
         for _, parameter, grad in self._named(None):
-            found.setdefault(self._holders.get(id(parameter), 0), []).append(grad)
+            found.setdefault(self._holders.get(id(parameter), 0), {})[id(parameter)] = grad
         return found
+
+    def having(self) -> set[int]:
+        """Give the numbers of the optimizers that have stepped and whose parameters have gradients; no model is searched."""
+        live = [(ref(), number) for ref, number, _ in self._optimizers.values()]
+        return {
+            number
+            for optimizer, number in live
+            if optimizer is not None
+            and any(grad is not None for group in groups_of(optimizer) for grad in map(_grad, group["params"]))
+        }
 
     def blame(self, event: Event, optimizer: Optimizer | None) -> None:
         """Put the last bad gradient in the model's order into an event: the first one in the order of the backward.
@@ -83,15 +104,26 @@ class Gradients:
         if not bad:
             return
         name, parameter, grad = bad[-1]
-        owner, _, own_name = name.rpartition(".")
-        if owner.startswith("#") or not owner:
-            owner = f"{owner}.(root)".lstrip(".")
+        owner, own_name = _owner(name)
         if self._scan([parameter]):
             event.where, event.since, tensor = "param", event.own_since, parameter
         else:
             tensor = grad
         event.kind = str(self._scan([tensor]))
         event.module, event.details = owner, {"parameter": own_name, **self._scan.counts(tensor)}
+
+    def blame_late(self, event: Event, holders: list[int]) -> None:
+        """Put the last bad gradient in the model's order into an event whose numbers have come from a device.
+
+        Args:
+            event: with the places of the bad ones in what was looked at.
+            holders: the ids of the parameters whose gradients that was.
+        """
+        bad = {holders[at] for at in event.bad}
+        names = [name for root in self._context.roots() for name, one in _parameters(root) if id(one) in bad]
+        if names:
+            event.module, own_name = _owner(names[-1])
+            event.details = {**event.details, "parameter": own_name}
 
     def _named(self, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Give names, parameters and gradients in the model's order."""
@@ -151,6 +183,14 @@ def _parameters(root: Module) -> Iterator[tuple[str, Tensor]]:
     if model is not None:
         for name, parameter in parameters_in(model):
             yield f"{_prefix(root)}{name}", parameter
+
+
+def _owner(name: str) -> tuple[str, str]:
+    """Give the module that a parameter belongs to, and its name in that."""
+    owner, _, own_name = name.rpartition(".")
+    if owner.startswith("#") or not owner:
+        owner = f"{owner}.(root)".lstrip(".")
+    return owner, own_name
 
 
 def _prefix(root: Module) -> str:

@@ -24,7 +24,8 @@ class Event:
     has gone on. `ends`: smallest and largest element, where they came from a device. `at`: how many calls had returned
     before it. `call`: the one that it was seen in, for a bundle, where a person has asked for one and all is known at
     once. `own_since`: what `since` is for one of the module's own parameters. `may_write`: the call may itself have
-    written what is in the module's buffers. `optimizer`: the number of the one that holds the parameters, 0 for one that
+    written what is in the module's buffers. `bad`: which of the tensors looked at are, by their places, where their numbers
+    came from a device; `own`: the names of the module's own parameters and buffers, likewise. `optimizer`: the number of the one that holds the parameters, 0 for one that
     has never stepped; `is_first_step`: it does so now.
     """
 
@@ -48,6 +49,8 @@ class Event:
     optimizer: int = 0
     is_first_step: bool = False
     may_write: bool = False
+    bad: tuple[int, ...] = ()
+    own: tuple[list[str], ...] = ()
 
     def blame_own(self, parameters: str, buffers: str) -> None:
         """Put the module's own tensors to blame for its bad output, given what is in them.
@@ -58,6 +61,13 @@ class Event:
             self.where, self.kind, self.since = "param", parameters or buffers, self.own_since
             for why_not in ("inputs", "neginf_in"):
                 self.details.pop(why_not, None)
+
+    def name_own(self, parameters: tuple[int, ...], buffers: tuple[int, ...]) -> None:
+        """Name the one that is to blame, by the places of the bad ones."""
+        for names, bad in zip(self.own, (parameters, buffers)):
+            if self.where == "param" and bad:
+                self.details = {**self.details, "parameter": names[bad[0]]}
+                return
 
 
 class Looks:

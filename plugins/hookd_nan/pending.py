@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Callable
 
-from hookd_nan.scan import kind_of
+from hookd_nan.scan import Range, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from hookd import Context
+    from hookd import Context, Largest
     from hookd_nan.judge import Event
-    from hookd_nan.scan import Found, Range
+    from hookd_nan.scan import Found
+
+    _Numbers = tuple[int, float, float]
+    """Of a tensor: its place among those that were looked at, its smallest and its largest element."""
 
 LARGEST = 1024
 """How many events are asked for together;"""
@@ -40,9 +44,15 @@ class Entry:
     masks: bool = False
 
     @property
-    def ranges(self) -> list[Range]:
+    def values(self) -> list[Tensor]:
         """What must be read from a device before the event can be judged."""
-        return [one for found in self.found if isinstance(found, list) for one in found]
+        values: list[Tensor] = []
+        for one in (one for found in self.found if isinstance(found, list) for one in found):
+            if isinstance(one, Range):
+                values += one.low, one.high
+            elif not isinstance(one.value, float):  # which is nothing to wait for
+                values.append(one.value)
+        return values
 
     @property
     def is_known(self) -> bool:
@@ -50,24 +60,40 @@ class Entry:
         return all(isinstance(found, str) for found in self.found)
 
     def judge(self, values: Iterator[float]) -> None:
-        """Judge the event; `values` goes on with the minima and maxima of its ranges."""
-        read = [f if isinstance(f, str) else [(next(values), next(values)) for _ in f] for f in self.found]
+        """Judge the event; `values` goes on with the numbers of its `values`."""
+        read = [found if isinstance(found, str) else list(_read(found, values)) for found in self.found]
         if not isinstance(read[0], str):
-            self.event.ends = read[0][0]
+            self.event.ends = read[0][0][1:]
+        bad = [() if isinstance(one, str) else self._bad(one) for one in read]
         kinds = [one if isinstance(one, str) else self._worst(one) for one in read]
-        self.event.kind = kinds[0]
+        self.event.kind, self.event.bad = kinds[0], bad[0]
         self.event.inputs = kinds[1] if len(kinds) > 1 else ""
         if kinds[0] and len(kinds) > 2:
             self.event.blame_own(*kinds[2:])
+            self.event.name_own(*bad[2:])
         self.judge_with(self.event)
 
-    def _worst(self, ends: list[tuple[float, float]]) -> str:
-        return max(kind_of(low, high, masks=self.masks) for low, high in ends)
+    def _worst(self, read: list[_Numbers]) -> str:
+        return max(kind_of(low, high, masks=self.masks) for _, low, high in read)
+
+    def _bad(self, read: list[_Numbers]) -> tuple[int, ...]:
+        return tuple(at for at, low, high in read if kind_of(low, high, masks=self.masks))
+
+
+def _read(found: list[Range | Largest], values: Iterator[float]) -> Iterator[_Numbers]:
+    """Give the place and the ends of each tensor, by the numbers that have come for them."""
+    for one in found:
+        if isinstance(one, Range):
+            yield one.at, next(values), next(values)
+        else:
+            for at in one.at:
+                largest = next(values)
+                yield at, largest, largest
 
 
 @dataclass
 class Batch:
-    """The events of one step; `numbers` has the ends of their ranges, in order, as far as they have come."""
+    """The events of one step; `numbers` has those of their `values`, in order, as far as they have come."""
 
     entries: list[Entry]
     numbers: list[float]
@@ -114,18 +140,21 @@ class Queue:
         """Ask for the numbers of what was submitted; at the end of a step."""
         if not self.entries:
             return
-        ends = [end for entry in self.entries for pair in entry.ranges for end in pair]
-        batch = Batch(self.entries, [0.0] * len(ends))
+        asked = [value for entry in self.entries for value in entry.values]
+        sizes = [value.numel() for value in asked]
+        batch = Batch(self.entries, [0.0] * sum(sizes))
         self.entries = []
         self.batches.append(batch)
         if len(self.batches) > MOST:
             self.batches.popleft()
         devices: dict[torch.device, list[int]] = {}
-        for at, end in enumerate(ends):
-            devices.setdefault(end.device, []).append(at)
+        for at, value in enumerate(asked):
+            devices.setdefault(value.device, []).append(at)
         batch.missing = len(devices)
-        for places in devices.values():
-            self._ask(batch, places, [ends[at] for at in places])
+        begins = list(accumulate(sizes, initial=0))
+        for numbers in devices.values():
+            places = [place for at in numbers for place in range(begins[at], begins[at + 1])]
+            self._ask(batch, places, [asked[at] for at in numbers])
         self._judge_complete()
 
     def _ask(self, batch: Batch, places: list[int], values: list[Tensor]) -> None:

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from hookd import Context, buffers_of, of_tensor, parameters_of, peek, tensor_ref
+from hookd import Context, Largest, buffers_of, of_tensor, parameters_of, peek, tensor_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hookd import Call
 
-Range = tuple[Tensor, Tensor]  # minimum and maximum, 0-dim
-Found = Union[str, list[Range]]  # "" (nothing bad), "inf" or "nan"; on a device the ranges, to be read later
+
+class Range(NamedTuple):
+    """The range of a tensor, to be read later.
+
+    Attributes:
+        low: the minimum, of 0 dimensions, and `high` the maximum; both are NaN if there is one.
+        at: its place among the tensors that were looked at.
+    """
+
+    low: Tensor
+    high: Tensor
+    at: int
+
+
+# "" (nothing bad), "inf" or "nan"; on a device the ranges, or the largest magnitudes, to be read later.
+Found = Union[str, list[Union[Range, Largest]]]
 INF = math.inf
 
 
@@ -39,16 +53,17 @@ class Scan:
 
     def __call__(self, found: Iterable[Tensor], *, masks: bool = False) -> Found:
         """Look at each tensor. `masks`: `-inf` alone is none of our business."""
-        worst, ranges = "", []
+        worst = ""
+        ranges: list[Range | Largest] = []
         masks = masks and not self.neginf
-        for tensor in found:
+        for at, tensor in enumerate(found):
             if on_host(tensor):
                 if not self._context.is_finite(tensor, masks=masks):
                     worst = max(worst, self._kind(tensor))
             else:
                 ends = self._context.extremes(tensor)
                 if ends is not None:
-                    ranges.append(ends)
+                    ranges.append(Range(*ends, at))
         return worst or ranges or ""
 
     def _kind(self, tensor: Tensor) -> str:
@@ -73,15 +88,15 @@ class Scan:
     def many(self, found: list[Tensor]) -> Found:
         """Look at many tensors that are mostly good, such as all gradients: as one, and one by one if that is bad."""
         self.largest = None
-        ranges: list[Range] = []
-        for largest in self._context.largest(found):
-            if isinstance(largest, float):
-                self.largest = largest
-                if not largest < INF:
+        away: list[Range | Largest] = []
+        for largest in self._context.largest_each(found):
+            if isinstance(largest.value, float):
+                self.largest = largest.value
+                if not largest.value < INF:
                     return self(found)
             else:
-                ranges.append((largest, largest))
-        return ranges or ""
+                away.append(largest)
+        return away or ""
 
 
 def kind_of(low: float, high: float, *, masks: bool = False) -> str:
@@ -104,7 +119,16 @@ def is_bad(found: Found) -> bool:
     """Say whether anything is bad; waits for a device."""
     if isinstance(found, str):
         return bool(found)
-    return any(kind_of(low.item(), high.item()) for low, high in found)
+    return any(kind_of(*map(_number, ends_of(one))) for one in found)
+
+
+def ends_of(one: Range | Largest) -> tuple[Any, Any]:
+    """Give the ends of what was found on a device; of many tensors the largest magnitude is both."""
+    return (one.low, one.high) if isinstance(one, Range) else (one.value, one.value)
+
+
+def _number(value: Tensor) -> float:
+    return value.max().item()
 
 
 def is_scaled(node: Any) -> bool:

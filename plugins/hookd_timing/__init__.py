@@ -15,7 +15,8 @@ Per module, estimated: one step in `every` is timed, and counted for all the ste
     hookd_timing_backward_self_seconds_total{module}   without the backward of modules called inside
     hookd_timing_backward_calls_total{module}          divide by it for the mean
     hookd_timing_forward_device_seconds_total{module}  on a GPU: what the device took for the call, from events in its
-    hookd_timing_backward_device_seconds_total{module} stream that are read when they are over; nothing ever waits
+    hookd_timing_backward_device_seconds_total{module} stream that are read when they are over; nothing ever waits.
+                                                       Of the modules of one depth in a sampled step, and by turns
 
 Of the training thread:
 
@@ -46,7 +47,9 @@ counted at the root with the most trained parameters: the size of its first argu
 it is a dict. Where that is no tensor (a list of images, a graph) there are no samples. A tensor that begins with another
 dimension (time, nodes) needs `batch_dim`. Each call counts: a critic that sees a real and a false batch has two.
 
-Limits. On a GPU `seconds` without `device` are those of launching. What always happens in a step that is sampled, or
+Limits. On a GPU `seconds` without `device` are those of launching. Those of the device are times of its stream, from the
+call's first kernel to its last, with the gaps in between. They are taken where no other plugin looks, so with one that
+looks at every step (`nan:every=1`) there are none. What always happens in a step that is sampled, or
 never does, is over- or underestimated. Of a call that raises only the modules inside that had returned are counted, so
 own times then add up to more than the root's. `torch.autograd.grad` and data that no DataLoader gives are `other`.
 Attention written as a function, and what is compiled, has no FLOPs here; a second backward through the same graph adds
@@ -59,7 +62,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hookd import Context, Module, Plugin, hookimpl
-from hookd_timing.device import Device, is_in_use
+from hookd_timing.device import DIRECTIONS, Device, is_in_use, may_be_in_use
 from hookd_timing.flops import has_formula
 from hookd_timing.phases import Phases
 from hookd_timing.throughput import Throughput
@@ -78,6 +81,7 @@ class Timing(Plugin):
     name = "timing"
     sampled = ("forward_pre", "forward", "backward_pre", "backward")
     every = 10
+    apart = True
 
     @hookimpl
     def configure(self, context: Context) -> None:
@@ -91,39 +95,56 @@ class Timing(Plugin):
         self.phases = Phases(context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"]))
         self.throughput = Throughput(context)
         self.device = Device(context)
+        self.has_turns = is_in_use()
+        self._listen()
 
     @hookimpl
     def select(self, module: Module) -> set[str]:
-        """Say which events of a module are worth their price."""
+        """Say which events of a module are worth their price; where torch knows no device, shapes alone are looked at."""
         wanted = {"forward", "backward"}
-        if is_in_use():
-            return wanted | {"forward_pre", "backward_pre"}
+        if may_be_in_use():
+            wanted |= {"forward_pre", "backward_pre"}
+            return wanted if module.depth else wanted | {"root_forward_pre", "root_forward"}
         return wanted | {"forward_pre"} if module.depth == 0 or has_formula(module.torch()) else wanted
 
-    @hookimpl
+    @hookimpl(trylast=True)
     def forward_pre(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the shapes of a sampled step, and begin to time the device."""
+        """Look at the shapes of a sampled step, or begin to time the device."""
+        self.device.note_sampled()
+        if self.device.is_forward:
+            self.device.begin_forward(module, inputs, kwargs)
+            return
         if module.depth == 0:
             self.throughput.see_root(module, inputs, kwargs)
         self.throughput.see(module, inputs, kwargs)
-        self.device.begin_forward(module, inputs, kwargs)
 
-    @hookimpl
+    @hookimpl(tryfirst=True)
     def forward(self, module: Module) -> None:
         """End what was begun on the device; the calls of all steps are added up without this."""
         self.device.end_forward(module)
 
-    @hookimpl
+    @hookimpl(trylast=True)
+    def root_forward_pre(self, module: Module) -> None:
+        """Begin to time a whole model on the device, in a step in which nothing else is."""
+        self.device.begin_root(module)
+
+    @hookimpl(tryfirst=True)
+    def root_forward(self, module: Module) -> None:
+        """End that."""
+        self.device.end_root(module)
+
+    @hookimpl(trylast=True)
     def backward_pre(self, module: Module) -> None:
         """Begin to time the device."""
         self.device.begin_backward(module)
 
-    @hookimpl
+    @hookimpl(tryfirst=True)
     def backward(self, module: Module, elapsed_ns: int, self_ns: int) -> None:
         """Count one backward of a sampled step for all the steps that it stands for."""
-        _add(self.backwards, self.of_backward, module, elapsed_ns, self_ns, float(self.context.interval))
-        self.throughput.see_backward(module)
         self.device.end_backward(module)
+        weight = self.context.interval * (DIRECTIONS if self.has_turns else 1)
+        _add(self.backwards, self.of_backward, module, elapsed_ns, self_ns, float(weight))
+        self.throughput.see_backward(module)
 
     @hookimpl
     def phase(self, name: str, now_ns: int) -> None:
@@ -135,7 +156,18 @@ class Timing(Plugin):
         """End a step."""
         self.phases.step_done()
         self.throughput.step_done()
-        self.device.read()
+        if is_in_use():  # a model may come to the device at any time
+            self.has_turns = True
+            self.device.step_done()
+            self._listen()
+
+    def _listen(self) -> None:
+        """Have called what is timed next on a device; where there is none, what is timed on the host."""
+        forward, listen = self.device.is_forward, self.context.listen
+        listen("backward_pre", wanted=self.has_turns and not forward)
+        listen("backward", wanted=not forward)
+        for hook in ("root_forward_pre", "root_forward"):
+            listen(hook, wanted=self.device.is_root)
 
 
 def _families(context: Context, direction: str, what: str) -> tuple[Counter, Counter, Counter]:

@@ -103,3 +103,21 @@ def test_a_plugin_that_was_dear_as_it_was_unloaded_does_not_keep_steps_metered(c
         agent.session.unload("spender")
         metered(agent, 4 * 16, clock)  # windows without a surprise
         assert metered(agent, 170, clock) <= 0.1
+
+
+def test_as_long_as_nothing_is_metered_no_cost_is_told(clock) -> None:
+    """What a metered step needs is compiled in hookd's own thread, which the first steps do not wait for."""
+
+    class Idle(Spender):
+        @hookimpl
+        def forward(self, module):
+            self.spend(0.001)
+
+    with running(Idle, method="attach", clock=clock) as agent:
+        agent.session.models._prepare_metering = lambda: None
+        assert metered(agent, 40, clock) == 0
+        assert agent.values("hookd_overhead_ratio") == {}
+        del agent.session.models._prepare_metering
+        agent.session.models._prepare_metering()
+        metered(agent, 40, clock)
+        assert agent.values("hookd_overhead_ratio")[()] > 0

@@ -413,3 +413,29 @@ def test_where_memory_files_are_refused_torch_takes_over(monkeypatch):
     assert numbers.kernel is None
     tensor = torch.randn(100)
     assert_right(numbers.summary(None, tensor, None), tensor)
+
+
+@pytest.mark.parametrize("kinds", ["one", "several"])
+def test_of_tensors_on_a_device_the_largest_of_each_is_given(monkeypatch, kinds):
+    """Here the host's memory is in the part of the device's."""
+    monkeypatch.setattr(numeric, "on_host", lambda _tensor: False)
+    made = numeric.Numeric(lambda *_: None)
+    tensors = [torch.tensor([1.0, -3.0]), torch.tensor([math.nan, 1.0]), torch.tensor([[-math.inf]]), torch.zeros(5)]
+    if kinds == "several":
+        tensors += [torch.tensor([2.0], dtype=torch.float64), torch.tensor([1]), torch.empty(0)]
+    found = {
+        at: value for one in made.largest_each(tensors) for at, value in zip(one.at, one.value.tolist(), strict=True)
+    }
+    assert repr(found) == repr({0: 3.0, 1: math.nan, 2: math.inf, 3: 0.0, **({4: 2.0} if kinds == "several" else {})})
+    assert [bool(one.isnan()) for one in made.largest(tensors)] == [True, False][: len(made.largest(tensors))]
+    made.close()
+
+
+def test_a_tensor_whose_memory_is_gone_is_not_asked_with_the_others(monkeypatch):
+    monkeypatch.setattr(numeric, "on_host", lambda _tensor: False)
+    made = numeric.Numeric(lambda *_: None)
+    tensors = [torch.ones(3), torch.ones(4)]
+    tensors[0].untyped_storage().resize_(0)
+    (found,) = made.largest_each(tensors)
+    assert (list(found.at), found.value.tolist()) == ([1], [1.0])
+    made.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +17,31 @@ from tests.support.cuda import nothing_waits
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
+BAD_INDEX = """
+import sys, torch, hookd
+from torch import nn
+model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 1)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train():
+    for step in range(20):
+        model(torch.full((4,), 99 if step == 15 else 1, device="cuda")).sum().backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+try:
+    if sys.argv[1] == "observe":
+        with hookd.observe():
+            train()
+    else:
+        hookd.start()
+        try:
+            train()
+        except RuntimeError:
+            print("caught", flush=True)
+        hookd.stop()
+        print("stopped", flush=True)
+finally:
+    print("finally", flush=True)
+"""
 SEEN: list[Summary] = []
 
 
@@ -62,3 +90,16 @@ def test_no_step_waits_and_the_numbers_arrive(plugins):
     if "activations" not in plugins:
         assert len(SEEN) >= 2 * 5 * 3
         assert all(isinstance(one, Summary) or one is True for one in SEEN)
+
+
+@pytest.mark.parametrize("how", ["observe", "stop"])
+def test_after_an_error_of_the_device_the_process_ends_as_without_hookd(how):
+    done = subprocess.run(
+        [sys.executable, "-c", BAD_INDEX, how], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "finally" in done.stdout
+    if how == "observe":
+        assert done.returncode == 1, done.stderr[-2000:]
+        assert "Traceback" in done.stderr
+    else:
+        assert (done.returncode, done.stdout.split()) == (0, ["caught", "stopped", "finally"]), done.stderr[-2000:]

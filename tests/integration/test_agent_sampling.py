@@ -276,3 +276,56 @@ def test_a_hook_that_a_plugin_does_not_want_is_not_called_from_its_next_event_on
         train(clock, 9)
         assert agent.plugin("waiter").begun == [*range(1, 10)]
         assert agent.plugin("waiter").done == [3, 6, 9]
+
+
+class Apart(Looker):
+    """Notes the steps in which it looks, and those of them in which it does so alone."""
+
+    name = "apart"
+    apart = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alone: list[int] = []
+
+    @hookimpl
+    def forward(self, module):
+        self.forwards.append(self.context.step)
+        if self.context.is_alone:
+            self.alone.append(self.context.step)
+
+
+@pytest.mark.parametrize("every", [3, 10])
+def test_what_is_to_be_apart_looks_as_often_as_others_and_never_when_they_do(every, clock) -> None:
+    class Other(Looker):
+        fixed_by_every = ()
+        longest = 1
+
+    Other.every = Apart.every = Other.longest = Apart.longest = every
+    with running(Other, Apart, clock=clock) as agent:
+        train(clock, 300, step_s=10.0)
+        other, apart = agent.plugin("looker").forwards, agent.plugin("apart")
+        assert not set(other) & set(apart.forwards)
+        assert apart.alone == apart.forwards
+        assert abs(len(apart.forwards) - 300 // every) <= 2
+
+
+def test_where_others_look_at_every_step_it_does_so_with_them_and_knows(clock) -> None:
+    class Always(Looker):
+        longest = 1
+
+    Apart.every = Apart.longest = 10
+    with running(Always, Apart, clock=clock) as agent:
+        train(clock, 100, step_s=10.0)
+        apart = agent.plugin("apart")
+        assert 7 <= len(apart.forwards) <= 8, "it has waited for two intervals"
+        assert apart.alone == []
+
+
+def test_a_switch_in_the_middle_of_a_step_takes_no_sample_twice(clock) -> None:
+    Apart.every = Apart.longest = 10
+    with running(Apart, clock=clock) as agent:
+        for _ in range(10):
+            train(clock, 10, step_s=10.0)
+            agent.session.resample()
+        assert len(agent.plugin("apart").forwards) == 10

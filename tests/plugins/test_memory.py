@@ -8,6 +8,8 @@ import os
 import random
 from collections import deque
 
+import hookd_memory
+import hookd_memory.places
 import psutil
 import pytest
 import torch
@@ -217,6 +219,19 @@ def test_a_step_up_is_no_leak(start, at):
 
 
 # -- CUDA
+
+
+def test_modules_of_a_model_that_comes_to_the_device_after_the_attach_are_measured(hook, monkeypatch):
+    is_in_use = [False]
+    monkeypatch.setattr(hookd_memory, "is_cuda_initialized", lambda: is_in_use[0])
+    monkeypatch.setattr(hookd_memory.places.CUDA, "allocated", lambda *_: 0)
+    hook.start("memory", every=1)
+    model = net()
+    train(model, 2)
+    assert hook.metric("memory_forward_bytes") == {}
+    is_in_use[0] = True
+    train(model, 2)
+    assert len(hook.metric("memory_forward_bytes")) == 4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

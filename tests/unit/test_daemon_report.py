@@ -118,10 +118,13 @@ def test_plugins_overhead_and_what_is_observed(page):
 
 
 def test_the_cost_is_not_known_before_the_agent_has_reckoned_it(page):
+    put(page, "hookd_overhead_seconds", "counter", [0.0], {"plugin": "nan"})
     put(page, "hookd_step_seconds", "histogram", [15, 0, 2.0], buckets=(0.1,))
     found = report(page)
     assert found["overhead"]["ratio"] is None
     assert "not yet known" in "\n".join(heading({"pid": 1, **found}))
+    assert found["overhead"]["seconds"] is None
+    assert found["plugins"][0]["overhead_seconds"] is None, "0 would be a measurement"
     assert _cells(_row(1, found))[6] == "-"
     put(page, "hookd_overhead_ratio", "gauge", [0])
     assert report(page)["overhead"]["ratio"] == 0
