@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -28,10 +29,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--alone", choices=("without", "only"), help="leave out the tests marked `alone`, or all others")
 
 
+NUMBER = pytest.StashKey[int]()
+_numbers = itertools.count()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.stash[NUMBER] = next(_numbers)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
+    stories: dict[Path, list[int]] = {}
+    for index, item in enumerate(items):
         if item.path.is_relative_to(E2E):
             item.add_marker(pytest.mark.e2e)
+        if item.get_closest_marker("story"):
+            stories.setdefault(item.path, []).append(index)
+    for places in stories.values():  # pytest-randomly has shuffled them
+        told = sorted((items[index] for index in places), key=lambda item: item.stash[NUMBER])
+        for index, item in zip(places, told, strict=True):
+            items[index] = item
     if wanted := config.getoption("--alone"):
         chosen, others = [], []
         for item in items:

@@ -37,7 +37,7 @@ print("ready", flush=True)
 sys.stdin.read()
 """
 
-pytestmark = [pytest.mark.bench, pytest.mark.load, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.bench, pytest.mark.load]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.support.processes import Process, wait_until
 from tests.support.tool import Attachment
 from tests.targets.no_memory import PROGRAMS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 BUSY = """
 values = [i * 0.37 for i in range(300)]

@@ -17,7 +17,7 @@ from tests.support import stub
 from tests.support.environment import REPOSITORY, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.usefixtures("attachable")]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to have two users")
 NOBODY = 65534

@@ -12,7 +12,6 @@ MOST_OVER_CONTROL_MS = 15.0
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "depth",
     [

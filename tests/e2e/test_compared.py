@@ -13,7 +13,7 @@ from tests.support.environment import TARGETS, bare_python
 from tests.support.processes import Process, wait_until
 from tests.support.tool import hookd
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 EVERY = 20
 RUN = "replicas.py"

@@ -19,7 +19,6 @@ from tests.support.tool import Attachment, hookd_json
 
 pytestmark = [
     pytest.mark.usefixtures("attachable"),
-    pytest.mark.timeout(180),
     pytest.mark.skipif(os.geteuid() != 0, reason="takes root to make a container"),
 ]
 

@@ -25,7 +25,7 @@ from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD, Attachment, Metrics, Page
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 PUPPET = Job("puppet.py")
 RUN = f"leases-{os.getpid()}"

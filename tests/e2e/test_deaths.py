@@ -16,7 +16,6 @@ from tests.support.training import Job
 
 pytestmark = [
     pytest.mark.usefixtures("attachable"),
-    pytest.mark.timeout(240),
 ]
 
 MORTAL = Job("mortal.py")

@@ -16,9 +16,9 @@ from tests.support.processes import Process, wait_until
 from tests.support.tool import Attachment, Page, plugin_options
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
-OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything")
+OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything:every=1")
 PLUGIN_DIR = Path(__file__).parent / "plugins"
 PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", PLUGIN_DIR]
 PUPPET = Job("puppet.py")

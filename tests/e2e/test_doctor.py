@@ -19,7 +19,7 @@ from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 BUSY = "until_told(lambda: sum(range(200)))"
 

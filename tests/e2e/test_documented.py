@@ -29,7 +29,7 @@ from tests.support.processes import Process, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.story
 RUN = "llama"
 UNTIL = {case.until for case in COMMANDS.values() if isinstance(case, Run)} - {""}
 RUNS = {text: case for text, case in COMMANDS.items() if isinstance(case, Run)}

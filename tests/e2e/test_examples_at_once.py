@@ -16,7 +16,7 @@ from tests.support.environment import REPOSITORY
 from tests.support.posted import Server
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(400), pytest.mark.load]
+pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.load]
 
 MIXTURE = Job("mixture.py", "--steps 260")
 PLUGINS = ["entropy", "experts:modules=gate,top=2", "noise:batch=8"]

@@ -15,7 +15,7 @@ from tests.support import tool
 from tests.support.tool import Page, plugin_options
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e]
 
 OBSERVERS = ("nan", "timing", "activations", "memory", "optimizer", "coverage")
 CLOSE = ("nan:every=1", "timing", "activations:every=1", "memory:every=2,kept=8", "optimizer", "coverage")

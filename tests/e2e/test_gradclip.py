@@ -11,7 +11,7 @@ from tests.support.processes import Process
 from tests.support.tool import Attachment, Page, family_of
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("workloads"), pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("workloads")]
 
 SMALL = "--steps 12 --width 32 --length 32 --batch 4"
 LIMIT = "0.4"

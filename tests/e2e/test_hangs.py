@@ -14,7 +14,7 @@ from tests.support.environment import TARGETS, bare_python
 from tests.support.processes import Process, wait_until
 from tests.support.tool import hookd
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("attachable")]
 
 RUN = f"hangs-{os.getpid()}"
 """The daemon sees what else trains on this machine."""

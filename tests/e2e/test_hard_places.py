@@ -25,7 +25,7 @@ from tests.support.environment import REPOSITORY, TARGETS, bare_python, target_e
 from tests.support.processes import Process, wait_until
 from tests.support.tool import Page
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.usefixtures("attachable")]
 
 BUSY = "until_told(lambda: sum(range(500)))"
 QUICK = AttachRequest(plugins=(), timeout_s=0.6)

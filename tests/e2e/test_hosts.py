@@ -17,7 +17,7 @@ from tests.support.hosts import Host
 from tests.support.processes import Process, wait_until
 from tests.support.prometheus import Prometheus
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300), pytest.mark.load]
+pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.load]
 
 RANKS = 3
 RUN = "three-hosts"

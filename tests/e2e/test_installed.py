@@ -17,7 +17,7 @@ from tests.support.tool import Attachment
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e]
 
 TRAINS = """
 import torch

@@ -18,7 +18,7 @@ from tests.support.environment import REPOSITORY, tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 BUSY = "until_told(lambda: sum(range(200)))"
 

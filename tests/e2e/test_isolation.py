@@ -44,7 +44,9 @@ IN_ERROR = ("raises", "exits", "recurses", "returns")
 
 def test_plugins_in_error_are_quarantined_and_counted_together_and_harm_nothing():
     """The tests below that only `make long` runs look at each alone."""
-    with observed(TRANSFORMER, *IN_ERROR, "calls", "select_raises", "leave_raises", "leaks", "everything") as page:
+    with observed(
+        TRANSFORMER, *IN_ERROR, "calls", "select_raises", "leave_raises", "leaks", "everything:every=1"
+    ) as page:
         values = page.values()
         errors = values["hookd_plugin_errors"]
         for plugin in IN_ERROR:
@@ -63,7 +65,7 @@ def test_plugins_in_error_are_quarantined_and_counted_together_and_harm_nothing(
     ("plugin", "job"), [("raises", TRANSFORMER), ("exits", JOB), ("recurses", JOB), ("returns", TRANSFORMER)], ids=str
 )
 def test_a_plugin_in_error_at_every_event_is_quarantined_counted_and_harmless(plugin, job):
-    with observed(job, plugin, "everything") as page:
+    with observed(job, plugin, "everything:every=1") as page:
         values = page.values()
         assert values["hookd_plugin_errors"][(plugin,)] >= 3
         assert states(page, plugin) == {"quarantined"}
@@ -75,7 +77,7 @@ def test_a_plugin_in_error_at_every_event_is_quarantined_counted_and_harmless(pl
 
 @pytest.mark.load
 def test_a_plugin_that_calls_modules_itself_is_not_observed_by_itself():
-    with observed(TRANSFORMER, "calls", "everything") as page:
+    with observed(TRANSFORMER, "calls", "everything:every=1") as page:
         values = page.values()
         assert values["hookd_calls_calls"][()] > 100
         assert values["hookd_plugin_errors"].get(("calls",), 0) == 0
@@ -100,7 +102,7 @@ def test_a_plugin_that_leaves_torchs_modes_changed_changes_nothing():
 @pytest.mark.load
 @pytest.mark.parametrize("plugin", ["select_raises", "leave_raises"])
 def test_a_plugin_in_error_beside_the_events_is_counted(plugin):
-    with observed(JOB, plugin, "everything") as page:
+    with observed(JOB, plugin, "everything:every=1") as page:
         assert page.values()["hookd_everything_events"][("step_post",)] >= 30
         if plugin == "select_raises":
             assert page.values()["hookd_plugin_errors"][(plugin,)] >= 1

@@ -25,7 +25,7 @@ from tests.support.processes import Process, wait_until
 from tests.support.tool import hookd
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.usefixtures("attachable")]
 
 HOLDER = Path(__file__).parents[1] / "support" / "page_holder.py"
 JOB = Job("named_badly.py", "--steps 0 --pause 0.01")

@@ -16,7 +16,7 @@ from tests.support.environment import REPOSITORY, TARGETS, bare_python, tool_env
 from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.story, pytest.mark.usefixtures("attachable")]
 
 RUN = f"plugins-{os.getpid()}"
 

@@ -16,7 +16,7 @@ from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 PUPPET = Job("puppet.py")
 LINGER_S = 6

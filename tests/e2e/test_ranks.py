@@ -18,7 +18,7 @@ from tests.support.environment import TARGETS, bare_python, tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD, Metrics, hookd, hookd_json
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("attachable")]
 
 RANKS = TARGETS / "ranks.py"
 OTHER_PYTHON = os.environ.get("HOOKD_TEST_LAUNCHERS_PYTHON", "")

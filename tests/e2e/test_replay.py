@@ -18,7 +18,7 @@ from tests.support.training import Job
 
 CONSOLE = Path(sys.executable).with_name("hookd")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]  # several processes import torch, one after the other
+pytestmark = [pytest.mark.e2e]  # several processes import torch, one after the other
 
 
 def replay(*words, **variables):

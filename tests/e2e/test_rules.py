@@ -20,7 +20,7 @@ from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD, Metrics
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("attachable")]
 
 PUPPET = Job("puppet.py")
 USER = user_name(os.getuid())

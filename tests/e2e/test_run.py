@@ -28,7 +28,6 @@ from tests.support.tool import HOOKD
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.timeout(180)]
 
 MARK = """
 import os

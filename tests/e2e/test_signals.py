@@ -12,10 +12,10 @@ from tests.support import tool, training
 from tests.support.processes import Process, wait_until
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e]
 
 SIGNALS = 500
-OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything")
+OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything:every=1")
 PLUGINS = [*tool.plugin_options(OBSERVERS), "--plugin-dir", Path(__file__).parent / "plugins"]
 NUMBERS = {"custom": signal.SIGTERM, "exit": signal.SIGTERM, "interrupt": signal.SIGINT}
 

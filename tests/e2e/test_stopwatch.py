@@ -16,7 +16,7 @@ from hookd.testing.process import WORKLOAD
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
 
-pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("attachable")]
 
 GUIDE = (REPOSITORY / "docs" / "plugins.md").read_text()
 CHAPTER = re.search(r"^## Ten minutes\n(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -26,16 +27,21 @@ TOP = " ".join((*HOOKD, "top"))
 PLUGINS = ("-p", "timing", "-p", "activations", "-p", "nan")
 
 
-@pytest.fixture(scope="module")
-def training(tmp_path_factory):
-    """A transformer that trains under `hookd run`, and the daemon of that: the pid of the training."""
-    folder = tmp_path_factory.mktemp("run")
+@contextlib.contextmanager
+def trained(folder):
+    """Have a transformer train under `hookd run`, with the daemon of that; the pid of the training."""
     program = [bare_python(), TARGETS / "transformer.py", "--steps", "1000000", "--pause", "0.02"]
     with tool.run(*PLUGINS, "--listen", "127.0.0.1:0", program=program, XDG_RUNTIME_DIR=folder) as process:
         page = tool.Page.below(process)
         pid = page.read().identity["pid"]
         wait_until(lambda: page.values().get("hookd_steps", {}).get((), 0) > 3, what="its first steps")
         page.close()
+        yield pid
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    with trained(tmp_path_factory.mktemp("run")) as pid:
         yield pid
 
 
@@ -200,8 +206,8 @@ def test_without_a_terminal_there_is_one_table_or_json(training):
     assert tool.hookd("top", str(os.getpid()), status=4) == ""
 
 
-def test_one_that_ends_stays_and_one_that_comes_appears(training, open_terminal, stack):
-    """The last test of the training: it is killed."""
+def test_one_that_ends_stays_and_one_that_comes_appears(open_terminal, stack, tmp_path):
+    training = stack.enter_context(trained(tmp_path))
     opened = open_terminal()
     opened.type(TOP)
     opened.wait(f"{training} ")

@@ -10,7 +10,7 @@ import pytest
 from tests.support.environment import tool_environment
 from tests.support.processes import Process
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 FILE = "test_stateless.py"
 TESTS = """
 import ctypes

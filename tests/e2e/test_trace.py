@@ -12,7 +12,7 @@ from tests.support import tool, training
 from tests.support.tool import Attachment
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 JOB = Job("transformer.py", "--steps 400")
 ENDLESS = Job("transformer.py", "--steps 0")

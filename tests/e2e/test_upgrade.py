@@ -24,7 +24,7 @@ from tests.support.training import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 PUPPET = Job("puppet.py")
 OLDER, NEWER = "0.0.9", "99.0.0"

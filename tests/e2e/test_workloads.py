@@ -16,9 +16,9 @@ from tests.support.processes import wait_until
 from tests.support.tool import Attachment, Metrics, family_of, plugin_options
 from tests.support.training import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
-OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything")
+OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything:every=1")
 PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", Path(__file__).parent / "plugins"]
 ROOT = frozenset(["(root)"])
 SMALL = "--width 32 --batch 4 --length 32"

@@ -26,7 +26,6 @@ Cases = dict[str, str]
 
 
 @pytest.mark.load
-@pytest.mark.timeout(300)
 def test_every_module_of_torch_is_bit_identical_under_all_observers(tmp_path):
     assert_identical(tmp_path, ["--most", "10"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -263,11 +264,12 @@ def test_what_was_put_aside_can_be_loaded_again():
 
 
 def test_descriptors_that_nobody_asked_for_are_closed():
-    with running(Adds):
-        before = len(os.listdir("/proc/self/fd"))
-        with Control.connect(os.getpid()) as control:
-            control.request("status", fds=[0, 0, 0])
-        wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+    inner, outer = os.pipe()
+    with running(Adds), Control.connect(os.getpid()) as control:
+        control.request("status", fds=[outer] * 3)
+        os.close(outer)
+    assert wait_until(lambda: select.select([inner], [], [], 0)[0], what="the end of the pipe, which all have closed")
+    os.close(inner)
 
 
 def test_two_threads_that_train_carry_a_change_out_once(tool):

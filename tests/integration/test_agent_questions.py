@@ -28,7 +28,6 @@ from hookd.errors import ControlError
 from tests.support.agent import running
 from tests.support.processes import wait_until
 
-pytestmark = pytest.mark.timeout(120)
 BY = {"uid": 7, "pid": 8}
 
 

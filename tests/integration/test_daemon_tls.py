@@ -19,8 +19,6 @@ from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD
 
-pytestmark = pytest.mark.timeout(120)
-
 QUICK = "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
 
 

@@ -17,8 +17,6 @@ from tests.support import stub
 from tests.support.environment import REPOSITORY, tool_environment
 from tests.support.processes import Process, wait_until
 
-pytestmark = [pytest.mark.timeout(300)]
-
 BODIES = {
     "busy": stub.EXACT + "until_told(step)",
     "sleeping": """

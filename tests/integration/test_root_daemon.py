@@ -19,7 +19,6 @@ from hookd.errors import DaemonNotRunning
 from tests.support.daemon import Daemon
 from tests.support.environment import tool_environment
 
-pytestmark = pytest.mark.timeout(120)
 AS_NOBODY = """
 import http.client, json, os
 import encodings.idna

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.processes import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -51,7 +53,7 @@ class Visit:
         self.url = url
         self.context = browser.new_context(**options)
         self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(1000 * PATIENCE_S)
         self.wrong: list[str] = []
         self.requests: list[str] = []
         self.page.on(

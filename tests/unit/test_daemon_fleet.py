@@ -86,7 +86,9 @@ def test_a_page_is_not_taken_for_that_of_a_process_that_has_come_under_the_same_
     assert os.listdir("/proc/self/fd") == before
     monkeypatch.undo()
     monkeypatch.setattr("hookd.daemon.fleet.find_page", lambda _: os.dup(page.fd))
-    assert fleet.adopt(os.getpid()) is not None
+    adopted = fleet.adopt(os.getpid())
+    assert adopted is not None
+    adopted.close()
 
 
 def test_a_target_is_not_given_to_the_user_whose_process_has_its_pid_by_now(stack, monkeypatch):
