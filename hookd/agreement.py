@@ -1,4 +1,4 @@
-"""A few bytes of shared memory on which all ranks of a job agree about one change. Stdlib only; used on both sides.
+"""A few bytes of shared memory on which all ranks of a job agree about one change. Used on both sides.
 
 The tool that wants a change makes the memory file and hands it to every rank with the boundary at which the change is
 to take place. Then it commits. A rank that arrives at that boundary before the commit aborts. Whatever comes first
@@ -15,9 +15,10 @@ same ones in the same order, so it means the same step in each of them, whatever
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
+import posix
 import struct
+
+from hookd.originals import fcntl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class Agreement:
     @classmethod
     def create(cls, ranks: int) -> Agreement:
         """Make an undecided agreement among so many ranks."""
-        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, 8 * ranks)
+        fd = posix.memfd_create(_NAME, posix.MFD_CLOEXEC | posix.MFD_ALLOW_SEALING)
+        posix.ftruncate(fd, 8 * ranks)
         return cls(fd)
 
     def decide(self, *, commit: bool) -> bool:
@@ -50,20 +51,20 @@ class Agreement:
             OSError: the file cannot be sealed.
         """
         try:
-            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEAL_SEAL | (_SEAL_GROW if commit else _SEAL_SHRINK))
+            fcntl(self.fd, _F_ADD_SEALS, _SEAL_SEAL | (_SEAL_GROW if commit else _SEAL_SHRINK))
         except OSError as exc:
             if exc.errno != errno.EPERM:
                 raise
-        seals = fcntl.fcntl(self.fd, _F_GET_SEALS)
+        seals = fcntl(self.fd, _F_GET_SEALS, 0)
         return bool(seals & _SEAL_SEAL and seals & _SEAL_GROW)
 
     def end(self, rank: int, mark: int) -> None:
         """Say that the change does not hold from `mark` on, which must not be 0."""
-        os.pwrite(self.fd, struct.pack("=Q", mark), 8 * rank)
+        posix.pwrite(self.fd, struct.pack("=Q", mark), 8 * rank)
 
     def ended(self) -> tuple[int, int] | None:
         """Give the earliest mark from which on the change does not hold, and the rank that says so; None: it holds."""
-        data = os.pread(self.fd, 8 * _MAX_RANKS, 0)
+        data = posix.pread(self.fd, 8 * _MAX_RANKS, 0)
         marks = struct.unpack(f"={len(data) // 8}Q", data[: len(data) // 8 * 8])
         found = [(mark, rank) for rank, mark in enumerate(marks) if mark]
         return min(found) if found else None
@@ -72,7 +73,7 @@ class Agreement:
         """Close the file; may be called twice."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            posix.close(fd)
 
 
 def disagreement(marks: Sequence[Sequence[int]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-_OURS = (__file__.rpartition(os.sep)[0] + os.sep, "<hookd", "<frozen ")
+_OURS = (__file__.rpartition("/")[0] + "/", "<hookd", "<frozen ")
 _ROOT = "/hookd-payload/"
 """Where a payload's files say that they are: a person knows them without it."""
 
@@ -71,4 +70,4 @@ def _authors(frames: Iterable[tuple[FrameType, int]], plugin: object) -> traceba
 
 
 def _is_left_out(filename: str) -> bool:
-    return filename.startswith(_OURS) or f"{os.sep}importlib{os.sep}" in filename
+    return filename.startswith(_OURS) or "/importlib/" in filename

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import posix
 from typing import TYPE_CHECKING, Any
 
 from hookd.errors import AttachError, HookdError, PageError
@@ -91,7 +91,7 @@ def _page() -> Iterator[PageReader]:
 def _report(reader: PageReader) -> dict[str, Any]:
     from hookd.report import build_report
 
-    return {"pid": os.getpid(), **build_report(reader.read())}
+    return {"pid": posix.getpid(), **build_report(reader.read())}
 
 
 class Observation:

@@ -5,7 +5,6 @@ The agent and the daemon ask the same functions, so that both say the same of on
 
 from __future__ import annotations
 
-import os
 import uuid
 
 TYPE_CHECKING = False
@@ -45,9 +44,9 @@ def run_label(environ: Mapping[str, str], script: str) -> str:
 
 def script_name(script: str) -> str:
     """Give the last part of a script's path; a package's `__main__.py` is named by the package, none is `python`."""
-    head, name = os.path.split(script.rstrip("/"))
+    *folders, name = filter(None, script.split("/")) if script.strip("/") else [""]
     if name == "__main__.py":
-        name = os.path.split(head)[1]
+        name = folders[-1] if folders else ""
     return (clean(name) if name not in ("-c", "-m", "-") else "") or "python"
 
 

@@ -81,6 +81,9 @@ class thread:  # noqa: N801  read as `threading` is
 
     get_ident = staticmethod(_threads.get_ident)
     get_native_id = staticmethod(_thread.get_native_id)
+    # Taken now: the module's own attributes may be replaced later.
+    _start_new = staticmethod(_threads.start_new_thread)
+    _stack_size = staticmethod(_threads.stack_size)
 
     @staticmethod
     def is_main() -> bool:
@@ -94,11 +97,11 @@ class thread:  # noqa: N801  read as `threading` is
         Raises:
             RuntimeError: the system gives no thread.
         """
-        before = _threads.stack_size(0)
+        before = thread._stack_size(0)
         try:
-            _threads.start_new_thread(function, ())
+            thread._start_new(function, ())
         finally:
-            _threads.stack_size(before)
+            thread._stack_size(before)
 
     @staticmethod
     def block_signals() -> None:
@@ -157,6 +160,37 @@ def ready(descriptors: Iterable[int], timeout_s: float, event: int = IS_READABLE
     return [one.fd for one in polled if one.happened]
 
 
+_fcntl = ctypes.CDLL(None, use_errno=True)["fcntl"]  # its module, too, is replaced as a whole
+_O_PATH = 0o10000000  # linux/fcntl.h
+
+
+def fcntl(descriptor: int, command: int, argument: int) -> int:
+    """Ask the kernel about a descriptor, or tell it something: fcntl(2).
+
+    Raises:
+        OSError: as fcntl(2).
+    """
+    answer = int(_fcntl(descriptor, command, argument))
+    if answer < 0:
+        raise OSError(ctypes.get_errno(), posix.strerror(ctypes.get_errno()))
+    return answer
+
+
+def real_path(path: str) -> str:
+    """Return the path of a file or folder without symbolic links; without /proc, as it is.
+
+    Raises:
+        OSError: there is none.
+    """
+    descriptor = posix.open(path, _O_PATH | posix.O_CLOEXEC)
+    try:
+        return posix.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        return path
+    finally:
+        posix.close(descriptor)
+
+
 def read(path: str) -> bytes:
     """Return what a file holds.
 
@@ -169,5 +203,19 @@ def read(path: str) -> bytes:
         while piece := posix.read(descriptor, 1 << 16):
             pieces.append(piece)
         return b"".join(pieces)
+    finally:
+        posix.close(descriptor)
+
+
+def write(path: str, data: bytes) -> None:
+    """Make a file that holds this, in the place of what is there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    descriptor = posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC, 0o666)
+    try:
+        while data:
+            data = data[posix.write(descriptor, data) :]
     finally:
         posix.close(descriptor)

@@ -88,18 +88,18 @@ class _Mailbox:
 
     def read(self, offset: int, size: int) -> bytes:
         if self._fd is not None:
-            import os  # noqa: PLC0415
+            import posix  # noqa: PLC0415
 
-            return os.pread(self._fd, size, self._base + offset)
+            return posix.pread(self._fd, size, self._base + offset)
         import ctypes  # noqa: PLC0415
 
         return ctypes.string_at(self._base + offset, size)
 
     def write(self, offset: int, data: bytes) -> None:
         if self._fd is not None:
-            import os  # noqa: PLC0415
+            import posix  # noqa: PLC0415
 
-            os.pwrite(self._fd, data, self._base + offset)
+            posix.pwrite(self._fd, data, self._base + offset)
             return
         import ctypes  # noqa: PLC0415
 
@@ -128,9 +128,9 @@ class _Mailbox:
         size = self.word(40)
         keep = 0 if self.word(8) == self.word(64) else 4096
         if self._fd is not None:
-            import os  # noqa: PLC0415
+            import posix  # noqa: PLC0415
 
-            os.close(self._fd)
+            posix.close(self._fd)
         if not self._base:
             return
         import ctypes  # noqa: PLC0415

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import posix
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ def _not_ours() -> ControlError:
 
 
 def _hint() -> str:
-    pid = os.getpid()
+    pid = posix.getpid()
     return f"`hookd report {pid}` in a terminal shows what the agent from outside sees; `hookd detach {pid}` ends it."
 
 

@@ -12,7 +12,7 @@ connection and then the page are closed; `{"op": "status"}` is answered by an ob
 from __future__ import annotations
 
 import json
-import os
+import posix
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent.door import open_door, peer, receive
@@ -247,4 +247,4 @@ class Control:
 
 def _close_all(connection: Connection) -> None:
     while connection.fds:
-        os.close(connection.fds.pop())
+        posix.close(connection.fds.pop())

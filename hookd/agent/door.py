@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import _socket
 import contextlib
-import os
+import posix
 import struct
+from os import environ
 from typing import Union
 
 from hookd.errors import AttachError
-from hookd.originals import read
+from hookd.originals import read, real_path
 
 _KIND = _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
 _OVERFLOW_UID = 65534
@@ -37,11 +38,11 @@ class SocketFile:
         """
         self.path = path
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _KIND)
-        self._allowed = {0, os.geteuid()} | ({_OVERFLOW_UID} if _is_in_user_namespace() else set())
+        self._allowed = {0, posix.geteuid()} | ({_OVERFLOW_UID} if _is_in_user_namespace() else set())
         try:
             # The mode of the file comes from the descriptor's (unix(7): nothing else is portable): no umask, which
             # belongs to the whole process and so to the training.
-            os.fchmod(self.socket.fileno(), 0o600)
+            posix.fchmod(self.socket.fileno(), 0o600)
             self.socket.bind(path)
             self.socket.listen(16)
         except BaseException:
@@ -67,7 +68,7 @@ class SocketFile:
     def unlink(self) -> None:
         """Remove the file."""
         with contextlib.suppress(OSError):
-            os.unlink(self.path)
+            posix.unlink(self.path)
 
 
 class Pair:
@@ -84,7 +85,7 @@ class Pair:
     def __init__(self) -> None:
         self.socket, self._outer = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM | _KIND)
         number = self._outer.fileno()
-        self.path = f"@{number}:{os.fstat(number).st_ino}"
+        self.path = f"@{number}:{posix.fstat(number).st_ino}"
 
     def accept(self) -> _socket.socket | None:
         """Give the connection that was sent; None where something else was."""
@@ -96,7 +97,7 @@ class Pair:
             try:
                 return _socket.socket(fileno=fd)
             except OSError:
-                os.close(fd)
+                posix.close(fd)
         return None
 
     def close(self) -> None:
@@ -120,18 +121,18 @@ def open_door() -> Door:
     Raises:
         AttachError: reason "no-socket".
     """
-    name = f"hookd-{os.getpid()}-{os.urandom(6).hex()}.sock"
-    named = (os.environ.get("XDG_RUNTIME_DIR", ""), "/run", os.environ.get("TMPDIR", ""))
+    name = f"hookd-{posix.getpid()}-{posix.urandom(6).hex()}.sock"
+    named = (environ.get("XDG_RUNTIME_DIR", ""), "/run", environ.get("TMPDIR", ""))
     for folder in (*named, "/tmp", "/dev/shm", "/var/tmp"):  # noqa: S108
-        path = os.path.join(os.path.realpath(folder), name)
-        if folder.startswith("/") and path.isprintable() and len(os.fsencode(path)) < _LONGEST:  # tools read it in JSON
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            path = f"{real_path(folder)}/{name}"
+            if folder.startswith("/") and path.isprintable() and len(path.encode()) < _LONGEST:  # tools read it in JSON
                 return SocketFile(path)
     try:
         return Pair()
     except OSError as exc:
         hint = "A seccomp filter may forbid sockets, or the process may have no descriptors left."
-        raise AttachError(f"process {os.getpid()} gets no socket: {exc}", reason="no-socket", hint=hint) from exc
+        raise AttachError(f"process {posix.getpid()} gets no socket: {exc}", reason="no-socket", hint=hint) from exc
 
 
 def receive(sock: _socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:

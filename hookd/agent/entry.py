@@ -11,8 +11,8 @@ CPython 3.11 does not ask the entry at a call that names the function and packs 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
+from os import environ
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -154,7 +154,7 @@ class Entry:
             CannotEnterError: there is none for this process.
         """
         call = nn.Module.__dict__["__call__"]
-        if os.environ.get("HOOKD_ENTRY") == "0":
+        if environ.get("HOOKD_ENTRY") == "0":
             raise CannotEnterError("HOOKD_ENTRY=0 is in its environment")
         # What a plan calls on must not be what is entered: before torch 2.1 that is `_call_impl`, else another tool's function.
         if not HAS_COMPILED_IMPL:

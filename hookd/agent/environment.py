@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.machinery
-import os
+import posix
+import stat
 import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
@@ -77,13 +78,22 @@ def _sources(plugin: str, module: str) -> Iterator[tuple[str, bytes]]:
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise PluginError(f"{plugin}: the source of its module {module} cannot be found here")
     if not spec.submodule_search_locations:
-        yield os.path.basename(spec.origin), read(spec.origin)
+        yield spec.origin.rpartition("/")[2], read(spec.origin)
         return
-    root = os.path.dirname(spec.origin)
-    for folder, _, names in os.walk(root):
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            if name.endswith((".so", ".pyd")):
-                raise PluginError(f"{plugin}: {path} is no Python, and only Python can leave without a trace")
-            if name.endswith(".py"):
-                yield os.path.relpath(path, os.path.dirname(root)), read(path)
+    root = spec.origin.rpartition("/")[0]
+    above = root.rpartition("/")[0] + "/"
+    for path in _files(root):
+        if path.endswith((".so", ".pyd")):
+            raise PluginError(f"{plugin}: {path} is no Python, and only Python can leave without a trace")
+        if path.endswith(".py"):
+            yield path.removeprefix(above), read(path)
+
+
+def _files(folder: str) -> Iterator[str]:
+    """Yield the paths of all files below a folder; links to folders are not followed."""
+    for name in sorted(posix.listdir(folder)):
+        path = f"{folder}/{name}"
+        if stat.S_ISDIR(posix.lstat(path).st_mode):
+            yield from _files(path)
+        else:
+            yield path

@@ -1,12 +1,12 @@
 """Silence in forked children: a DataLoader worker is no target. Runs in the target.
 
-`os.register_at_fork` cannot be undone, so one empty trampoline per process is the only residue that a detach leaves.
+`posix.register_at_fork` cannot be undone, so one empty trampoline per process is the only residue that a detach leaves.
 It is kept where the next agent of the process finds it: as an attribute of `sys`.
 """
 
 from __future__ import annotations
 
-import os
+import posix
 import sys
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ def set_after_fork(silence: Callable[[], None] | None) -> None:
             return
         slot = []
         setattr(sys, _ATTRIBUTE, slot)
-        os.register_at_fork(after_in_child=_trampoline(slot))
+        posix.register_at_fork(after_in_child=_trampoline(slot))
     slot[:] = [] if silence is None else [silence]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
+import posix
 import pwd
 import sys
+from os import environ
 from typing import Any
 
 from hookd import labels
@@ -18,16 +19,16 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     """Give the page's identity; `config` may override run and rank. Pids are those of the target's own namespace."""
     torch = sys.modules["torch"]
     script = sys.argv[0] if sys.argv else ""
-    environ = dict(os.environ)
-    rank, world_size = ranks() or (int(labels.rank_label(environ)), labels.world_size(environ))
+    variables = dict(environ)
+    rank, world_size = ranks() or (int(labels.rank_label(variables)), labels.world_size(variables))
     return {
-        "agent_version": __version__, "protocol": PROTOCOL, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": _start_ticks(),
+        "agent_version": __version__, "protocol": PROTOCOL, "pid": posix.getpid(), "ppid": posix.getppid(), "start_ticks": _start_ticks(),
         "started": _started(), "attached": clock.time(), "python": platform.python_version(),
         "torch": str(torch.__version__), "script": script,
-        "run": config.get("run") or labels.run_label(environ, script),
+        "run": config.get("run") or labels.run_label(variables, script),
         "rank": rank if config.get("rank") is None else int(config["rank"]),
-        "local_rank": labels.local_rank(environ), "world_size": world_size, "control": "",
-        "method": config["method"], "uid": os.getuid(), "user": _user(), "step_offset": None,
+        "local_rank": labels.local_rank(variables), "world_size": world_size, "control": "",
+        "method": config["method"], "uid": posix.getuid(), "user": _user(), "step_offset": None,
         "keep": config.get("lease_s") is None,
     }  # fmt: skip
 
@@ -45,9 +46,9 @@ def ranks() -> tuple[int, int] | None:
 
 def _user() -> str:
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(posix.getuid()).pw_name
     except KeyError:
-        return str(os.getuid())
+        return str(posix.getuid())
 
 
 def _start_ticks() -> int:
@@ -64,4 +65,4 @@ def _started() -> float:
         uptime_s = float(read("/proc/uptime").split()[0])
     except OSError:
         return clock.time()
-    return clock.time() - uptime_s + _start_ticks() / os.sysconf("SC_CLK_TCK")
+    return clock.time() - uptime_s + _start_ticks() / posix.sysconf("SC_CLK_TCK")

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import functools
 import importlib
-import os
+import posix
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import dynamo, environment
@@ -50,7 +50,7 @@ class Agent:
         self, config: dict[str, Any], loader: Any, on_left: Callable[[], None], clock: Callable[[], int]
     ) -> None:
         self._config, self._loader, self._on_left = config, loader, on_left
-        self._pid = os.getpid()
+        self._pid = posix.getpid()
         who = identity(config)
         self.came = who["attached"]
         self._page = PageWriter.create(who)
@@ -87,7 +87,7 @@ class Agent:
         Raises:
             OSError: it is closed.
         """
-        return os.dup(self._page.fd)
+        return posix.dup(self._page.fd)
 
     def _tick(self, now_s: float) -> None:
         tick, settle = functools.partial(self._session.tick, now_s), self._session.changes.settle
@@ -288,7 +288,7 @@ class Agent:
     def _load(self, spec: dict[str, Any]) -> None:
         entry = self._session.load(self._made(spec), dict(spec.get("options") or {}), by_name=bool(spec.get("by_name")))
         entry.source = source_of(spec)
-        by = self._config.get("by") or {"uid": os.getuid(), "pid": self._pid}
+        by = self._config.get("by") or {"uid": posix.getuid(), "pid": self._pid}
         self._session.changes.loaded(entry, by)
 
     def _made(self, spec: dict[str, Any]) -> Plugin:

@@ -335,10 +335,10 @@ def _sleep(seconds: float) -> None:
 
 def is_claimed() -> bool:
     """Whether this process has an agent, of this hookd or of another."""
-    import os  # noqa: PLC0415
+    import posix  # noqa: PLC0415
 
     claimed: tuple[int, object] = sys.__dict__.get(CLAIM, (0, None))
-    return claimed[0] == os.getpid()
+    return claimed[0] == posix.getpid()
 
 
 def claim() -> None:
@@ -347,9 +347,9 @@ def claim() -> None:
     Raises:
         RefusalError: reason "already-attached".
     """
-    import os  # noqa: PLC0415
+    import posix  # noqa: PLC0415
 
-    mine = (os.getpid(), object())
+    mine = (posix.getpid(), object())
     there = sys.__dict__.setdefault(CLAIM, mine)
     if there is not mine and there[0] == mine[0]:  # one that a fork has inherited is nobody's
         raise RefusalError("AttachError", "already-attached", "an agent runs in this process already")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
+import posix
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ _POPULATE_READ = (
     22  # MADV_POPULATE_READ, Linux 5.14: make all pages readable, or say that reading one would be a SIGBUS
 )
 _MISSING = (errno.EFAULT, errno.ENOMEM, getattr(errno, "EHWPOISON", 133))
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE = posix.sysconf("SC_PAGE_SIZE")
 _madvise = ctypes.CDLL(None, use_errno=True)["madvise"]  # by index: an attribute access would keep it in a cycle
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _storage_of: Any = getattr(Tensor, "untyped_storage", None) or Tensor._storage  # type: ignore[attr-defined]  # before 2.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
+import posix
 from typing import Any
 
 _MFD_EXEC = 0x10  # Linux 6.3: without it, a machine with vm.memfd_noexec = 1 makes files that cannot be mapped as code
@@ -20,7 +20,7 @@ def image_of(name: str) -> bytes:
     Raises:
         OSError: it was not built.
     """
-    path = os.path.join(os.path.dirname(os.path.dirname(__file__)), "native", f"{name}.so")
+    path = f"{__file__.rpartition('agent/')[0]}native/{name}.so"
     image = bytes(__spec__.loader.get_data(path))  # type: ignore[union-attr]  # all loaders that we meet have it
     if not image:
         raise FileNotFoundError(path)
@@ -42,10 +42,10 @@ def load(name: str, image: bytes, *, keeps_lock: bool = False) -> Any:
     try:
         view = memoryview(image)
         while view:
-            view = view[os.write(descriptor, view) :]
+            view = view[posix.write(descriptor, view) :]
         return (ctypes.PyDLL if keeps_lock else ctypes.CDLL)(_path_of(descriptor))
     finally:
-        os.close(descriptor)
+        posix.close(descriptor)
 
 
 def function(library: Any, name: str, *arguments: Any) -> Any:
@@ -71,15 +71,15 @@ def _path_of(descriptor: int) -> str:
 
     Source: glibc elf/dl-load.c `_dl_map_object`, 2.36; it compares names before it opens anything.
     """
-    bits = f"{os.fstat(descriptor).st_ino:b}"
+    bits = f"{posix.fstat(descriptor).st_ino:b}"
     return "/proc/self/fd/" + "".join("./" if bit == "1" else "/" for bit in bits) + str(descriptor)
 
 
 def _memory_file(name: str) -> int:
-    flags: int = os.MFD_CLOEXEC
+    flags: int = posix.MFD_CLOEXEC
     try:
-        return os.memfd_create(name, flags | _MFD_EXEC)
+        return posix.memfd_create(name, flags | _MFD_EXEC)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.memfd_create(name, flags)  # Linux before 6.3 does not know the flag
+        return posix.memfd_create(name, flags)  # Linux before 6.3 does not know the flag

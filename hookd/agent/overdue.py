@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
+import posix
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,7 @@ class Overdue:
         if not idents:
             return
         with contextlib.suppress(OSError):  # in a container without /proc they stay
-            alive = {int(task) for task in os.listdir("/proc/self/task")}
+            alive = {int(task) for task in posix.listdir("/proc/self/task")}
             for ident in idents:
                 state = self._states.get(ident)
                 if state is not None and state.native not in alive:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import os
+import posix
 import struct
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -276,8 +276,8 @@ def _silently(level: Any) -> Iterator[None]:
 def _level() -> Any:
     """Give Kineto's log level, as ctypes sees it; None where there is no symbol of this name and size."""
     try:
-        path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
-        found = ctypes.c_int.in_dll(ctypes.CDLL(path, mode=os.RTLD_NOLOAD), _LEVEL)
+        path = f"{torch.__file__.rpartition('/')[0]}/lib/libtorch_cpu.so"
+        found = ctypes.c_int.in_dll(ctypes.CDLL(path, mode=posix.RTLD_NOLOAD), _LEVEL)
         return found if _size(ctypes.addressof(found)) == _LEVEL_BYTES else None
     except Failure:  # another build of torch, another libc: it may say something then
         return None

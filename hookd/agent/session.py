@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import posix
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -307,7 +307,7 @@ class Session:
             except Failure as failure:
                 self.dispatch.own_failure("tick", failure)
         with contextlib.suppress(OSError):  # in a container without /proc, and while no descriptor is left, they stay
-            alive = {int(task) for task in os.listdir("/proc/self/task")}
+            alive = {int(task) for task in posix.listdir("/proc/self/task")}
             for ident in set(self._heartbeats) - alive:
                 self.page.release_thread(self._heartbeats.pop(ident))
         dropped = float(self.page.dropped)

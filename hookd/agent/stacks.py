@@ -5,7 +5,7 @@ Frames are named, not read: no locals, which `frame.f_locals` would keep alive, 
 
 from __future__ import annotations
 
-import os
+import posix
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ def stacks() -> dict[str, Any]:
         found.append(
             {
                 # In a forked child the main thread still has its parent's number (CPython before 3.13).
-                "tid": os.getpid() if thread is main else getattr(thread, "native_id", None),
+                "tid": posix.getpid() if thread is main else getattr(thread, "native_id", None),
                 "name": clean(str(getattr(thread, "name", "thread")), MOST_NAME),
                 "frames": told,
                 "left_out": left_out,

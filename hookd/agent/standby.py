@@ -8,13 +8,14 @@ the first of them happens, in the thread that does it and far from the fork; the
 from __future__ import annotations
 
 import contextlib
-import os
+import posix
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookd.agent.patch import Replaced
 from hookd.errors import worded
+from hookd.originals import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +57,5 @@ class Standby:
             self._tell(exc)
 
     def _tell(self, exc: Exception) -> None:
-        with (
-            contextlib.suppress(OSError),
-            open(os.path.join(self._directory, f"failed-{os.getpid()}"), "w") as file,
-        ):
-            file.write(worded(exc))
+        with contextlib.suppress(OSError):
+            write(f"{self._directory}/failed-{posix.getpid()}", worded(exc).encode())

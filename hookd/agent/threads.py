@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 
 OTHER = PHASES.index("other")
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_DAEMON = os.path.join(_HERE, "daemon", "")
+_HERE = __file__.rpartition("agent/")[0]
+_DAEMON = f"{_HERE}daemon/"
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
+import posix
 import secrets
+from os import environ
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from hookd._pluggy import HookimplMarker
 from hookd.agent import profiler, quiet
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.errors import ControlError, HookdError, worded
-from hookd.originals import Local, clock, read
+from hookd.originals import Local, clock, read, real_path
 from hookd.plugin import Plugin
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class Tracing:
     def _tell(self, _request: dict[str, Any]) -> dict[str, Any]:
         error = self._error
         failure = {"kind": type(error).__name__, **error.as_json()} if error is not None else None
-        bytes_ = os.fstat(self._fd).st_size if self._fd >= 0 else 0
+        bytes_ = posix.fstat(self._fd).st_size if self._fd >= 0 else 0
         return {"state": self.state, "steps": self._done, "first": self._first, "fd": self._fd, "bytes": bytes_,
                 "pause_s": self._pause_s, "failure": failure, "all_threads": self._profiler.covers_all_threads}  # fmt: skip
 
@@ -212,7 +213,7 @@ class Tracing:
         if self._session.registry.has(Spans.name):
             self._session.unload(Spans.name)
         if self._fd >= 0:
-            os.close(self._fd)
+            posix.close(self._fd)
             self._fd = -1
 
     def _yield_to_training(self) -> None:
@@ -328,7 +329,7 @@ class Tracing:
             self._fail(failure)
             return
         if self._asked_by is None:  # has gone meanwhile
-            os.close(fd)
+            posix.close(fd)
             return
         self._pause_s += clock.perf_counter() - started  # torch writes under the interpreter's lock
         self._fd, self.state = fd, "done"
@@ -339,18 +340,18 @@ class Tracing:
         Raises:
             ControlError: reason "no-room".
         """
-        folder = os.path.join(_roomy(self._most_bytes), f"hookd-trace-{os.getpid()}-{secrets.token_hex(6)}")
-        os.mkdir(folder, 0o700)
-        path = os.path.join(folder, "trace.json")
+        folder = f"{_roomy(self._most_bytes)}/hookd-trace-{posix.getpid()}-{secrets.token_hex(6)}"
+        posix.mkdir(folder, 0o700)
+        path = f"{folder}/trace.json"
         try:
             self._profiler.save(result, path)
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
         except FileNotFoundError as exc:
             raise ControlError(f"torch could not write the trace to {folder}", reason="no-room") from exc
         finally:
-            for name in os.listdir(folder):  # the one that torch writes before it has the right name may be there
-                os.unlink(os.path.join(folder, name))
-            os.rmdir(folder)
+            for name in posix.listdir(folder):  # the one that torch writes before it has the right name may be there
+                posix.unlink(f"{folder}/{name}")
+            posix.rmdir(folder)
 
     def exiting(self) -> None:
         """The process ends: torch crashes there while its profiler records. Nothing is saved, and nobody is waited for."""
@@ -368,13 +369,17 @@ class Tracing:
 def _roomy(size: int) -> str:
     """Find a directory in which the target may write that much, on a disk rather than in memory."""
     for name in _FOLDERS:
-        named = name if name.startswith("/") else os.environ.get(name, "")
+        named = name if name.startswith("/") else environ.get(name, "")
         try:
-            folder = os.path.realpath(named)
-            free = os.statvfs(folder)
+            folder = real_path(named)
+            free = posix.statvfs(folder)
         except OSError:
             continue
-        if os.path.isabs(named) and os.access(folder, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize > size:
+        if (
+            named.startswith("/")
+            and posix.access(folder, posix.W_OK | posix.X_OK)
+            and free.f_bavail * free.f_frsize > size
+        ):
             return folder
     raise ControlError(
         f"the target can write {size >> 20} MiB nowhere (looked in {', '.join(_FOLDERS)})", reason="no-room",
@@ -384,7 +389,7 @@ def _roomy(size: int) -> str:
 
 def _resident_bytes() -> int:
     try:
-        return int(read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGESIZE")
+        return int(read("/proc/self/statm").split()[1]) * posix.sysconf("SC_PAGESIZE")
     except (OSError, ValueError, IndexError):  # a container without /proc: nothing is known of it
         return 0
 

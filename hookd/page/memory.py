@@ -6,12 +6,11 @@ import contextlib
 import errno
 import math
 import mmap
-import os
+import posix
 import resource
-from fcntl import fcntl
-from pathlib import Path
 
 from hookd.errors import PageError
+from hookd.originals import fcntl, read
 from hookd.page.layout import F_ADD_SEALS, MIN_SIZE, NAME, SIZE
 
 _CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 1, 2, 8  # linux/memfd.h
@@ -33,12 +32,12 @@ def allocate(size: int = SIZE) -> tuple[int, mmap.mmap]:
     with contextlib.ExitStack() as low:
         fd = _memfd()
         while fd < 3:  # the target has closed a standard stream, and what it prints there would land in the page
-            low.callback(os.close, fd)
+            low.callback(posix.close, fd)
             fd = _duplicate(fd)
         try:
             return fd, _map(fd, size)
         except BaseException:
-            os.close(fd)
+            posix.close(fd)
             raise
 
 
@@ -61,7 +60,7 @@ def _allowed(size: int) -> int:
 
 def _mapped_bytes() -> int:
     try:
-        return int(Path("/proc/self/statm").read_text("ascii").split()[0]) * mmap.PAGESIZE
+        return int(read("/proc/self/statm").split()[0]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):  # no /proc here: the limit itself is the best we know
         return 0
 
@@ -81,19 +80,19 @@ def _memfd() -> int:
 
 def _duplicate(fd: int) -> int:
     try:
-        return os.dup(fd)
+        return posix.dup(fd)
     except OSError as exc:
         raise _no_memfd(exc) from exc
 
 
 def _memfd_create(flags: int) -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(NAME, flags)
+    if hasattr(posix, "memfd_create"):
+        return posix.memfd_create(NAME, flags)
     import ctypes  # noqa: PLC0415  only a Python that was built on an old libc needs it (conda, standalone builds)
 
-    fd = int(ctypes.CDLL(None, use_errno=True).syscall(_MEMFD_CREATE[os.uname().machine], NAME.encode(), flags))
+    fd = int(ctypes.CDLL(None, use_errno=True).syscall(_MEMFD_CREATE[posix.uname().machine], NAME.encode(), flags))
     if fd < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise OSError(ctypes.get_errno(), posix.strerror(ctypes.get_errno()))
     return fd
 
 
@@ -101,7 +100,7 @@ def _map(fd: int, size: int) -> mmap.mmap:
     """Give the memfd its size and map it, halving the size while that is refused."""
     while True:
         try:
-            os.ftruncate(fd, size)
+            posix.ftruncate(fd, size)
             memory = mmap.mmap(fd, size)
         except OSError as exc:  # noqa: PERF203  up to five times
             if exc.errno in (errno.EMFILE, errno.ENFILE):  # the map keeps a descriptor of its own
@@ -118,7 +117,7 @@ def _map(fd: int, size: int) -> mmap.mmap:
 
 def _no_memfd(why: Exception) -> PageError:
     return PageError(
-        f"process {os.getpid()} cannot create a memfd: {why}",
+        f"process {posix.getpid()} cannot create a memfd: {why}",
         reason="no-memfd",
         hint="raise its RLIMIT_NOFILE (prlimit --pid PID --nofile=N), or allow memfd_create in its seccomp profile",
     )
@@ -126,7 +125,7 @@ def _no_memfd(why: Exception) -> PageError:
 
 def _no_memory(why: str) -> PageError:
     return PageError(
-        f"process {os.getpid()} has no room for a page of {MIN_SIZE >> 20} MiB: {why}",
+        f"process {posix.getpid()} has no room for a page of {MIN_SIZE >> 20} MiB: {why}",
         reason="no-memory",
         hint="raise its RLIMIT_AS or RLIMIT_FSIZE: prlimit --pid PID --as=unlimited --fsize=unlimited",
     )

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
+import posix
 import stat
 import threading
 import time
 from array import array
-from fcntl import fcntl
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hookd.errors import PageError
+from hookd.originals import fcntl
 from hookd.page.layout import (
     BEAT_CELLS,
     DROPPED_WORD,
@@ -155,7 +155,7 @@ class PageReader:
             fd, self.fd = self.fd, -1
             if fd >= 0:
                 with contextlib.suppress(OSError):  # it never was a descriptor, or somebody else closed it
-                    os.close(fd)
+                    posix.close(fd)
 
     def _consistent(self, copy: Callable[[tuple[int, ...]], T]) -> T:
         """Call `copy` with the header's words until no log was rewritten meanwhile."""
@@ -282,7 +282,7 @@ class PageReader:
     def _pread(self, offset: int, length: int) -> bytes:
         try:
             with self._fd_lock:
-                data = os.pread(self.fd, length, offset)
+                data = posix.pread(self.fd, length, offset)
         except OSError as exc:
             raise _corrupt(f"it cannot be read: {exc}") from exc
         if len(data) != length:
@@ -311,8 +311,8 @@ def _corrupt(why: str) -> PageError:
 def _memory_file_size(fd: int) -> int:
     """Return its size; refuse what is no memory file: reading a pipe, or a file of FUSE or NFS, could hang."""
     try:
-        status = os.fstat(fd)
-        fcntl(fd, F_GET_SEALS)
+        status = posix.fstat(fd)
+        fcntl(fd, F_GET_SEALS, 0)
     except OSError as exc:
         raise _corrupt(f"it is no memory file ({exc})") from exc
     if not stat.S_ISREG(status.st_mode):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
+import posix
 from typing import TYPE_CHECKING, Any
 
 from hookd.originals import clock
@@ -206,7 +206,7 @@ class PageWriter(SeriesWriter):
         self._memory.close()
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            posix.close(fd)
         return True
 
     def sever(self) -> None:
@@ -215,4 +215,4 @@ class PageWriter(SeriesWriter):
         unshare(self._memory)
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            posix.close(fd)

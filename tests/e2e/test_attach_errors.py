@@ -290,7 +290,7 @@ def start(config, loader=None):
 
 def test_an_agent_of_another_version_is_there(tmp_path, monkeypatch):
     files = {"hookd/page/" + path.name: path.read_bytes() for path in (REPOSITORY / "hookd/page").glob("*.py")}
-    files["hookd/errors.py"] = (REPOSITORY / "hookd/errors.py").read_bytes()
+    files |= {f"hookd/{name}.py": (REPOSITORY / f"hookd/{name}.py").read_bytes() for name in ("errors", "originals")}
     pack = stub.payload._pack
     monkeypatch.setattr(stub.payload, "_pack", lambda made: pack({**files, **made}))
     with stub.start(tmp_path, BUSY) as target:

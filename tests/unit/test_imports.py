@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -12,10 +13,28 @@ import pluggy
 import pytest
 
 import hookd
+from hookd.attach import payload
 
 PACKAGE = Path(hookd.__file__).parent
 HEAVY = ("torch", "aiohttp", "prometheus_client", "psutil", "rich", "yaml", "sqlite3")
-INJECTED = "context errors events hookspecs metrics nested page plugin version".split()
+INJECTED = "context errors events hookspecs metrics nested originals page plugin version".split()
+REPLACED = """_thread asyncio builtins datetime fcntl io os pathlib posixpath queue select selectors shutil signal socket subprocess
+tempfile threading time""".split()
+"""What gevent, eventlet, freezegun, time-machine, pyfakefs and their like replace, as a whole or in parts."""
+MAY_IMPORT = {
+    "hookd/agent/arrival.py": {"io", "threading"},  # BytesIO alone; to forget the thread that it runs in
+    "hookd/agent/evaluate.py": {"builtins"},  # the names that an expression may use
+    "hookd/agent/global_state.py": {"threading"},  # what the training may change there is put back
+    "hookd/agent/loader.py": {
+        "builtins",
+        "time",
+    },  # comes before `originals`; `thread_time`, which is no clock to freeze
+    "hookd/agent/spawn.py": {"threading"},  # its list of threads
+    "hookd/agent/stacks.py": {"threading"},  # names of threads
+    "hookd/agent/threads.py": {"threading"},  # which there are
+    "hookd/originals.py": {"_thread", "time"},
+    "hookd/page/reader.py": {"threading", "time"},  # the daemon's end
+}
 
 
 def loaded_by(code: str, *flags: str, env: dict[str, str] | None = None) -> set[str]:
@@ -74,3 +93,25 @@ import {module}
 assert threading.active_count() == 1, threading.enumerate()
 """
     assert "hookd" in loaded_by(code)
+
+
+def modules_used(source: bytes) -> set[str]:
+    """Give the top-level modules that code imports, but for `from os import environ`, and `open` where it calls that."""
+    used: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            used |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module, [name.name for name in node.names]) != (
+            "os",
+            ["environ"],
+        ):
+            used.add((node.module or "").partition(".")[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+            used.add("open")
+    return used
+
+
+def test_what_runs_in_a_target_uses_nothing_that_others_replace():
+    ours = {path: source for path, source in payload._agent_files() if path.endswith(".py") and "_pluggy" not in path}
+    used = {path: modules_used(source) & {*REPLACED, "open"} for path, source in ours.items()}
+    assert {path: found for path, found in used.items() if found} == MAY_IMPORT, "take it from hookd.originals or posix"
