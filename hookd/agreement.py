@@ -18,7 +18,7 @@ import errno
 import posix
 import struct
 
-from hookd.originals import fcntl
+from hookd.descriptors import Descriptor, fcntl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,15 +34,26 @@ _ENOUGH_MARKS = 2
 class Agreement:
     """One agreement, by its memory file, which it closes in the end."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    def __init__(self, file: Descriptor) -> None:
+        self._file = file
+
+    @property
+    def fd(self) -> int:
+        """Its number; -1 once it is closed.
+
+        Raises:
+            OSError: the program has closed it.
+        """
+        if self._file.number >= 0 and not self._file.is_ours():
+            raise OSError(errno.EBADF, "the program has closed the file of the agreement")
+        return self._file.number
 
     @classmethod
     def create(cls, ranks: int) -> Agreement:
         """Make an undecided agreement among so many ranks."""
         fd = posix.memfd_create(_NAME, posix.MFD_CLOEXEC | posix.MFD_ALLOW_SEALING)
         posix.ftruncate(fd, 8 * ranks)
-        return cls(fd)
+        return cls(Descriptor(fd))
 
     def decide(self, *, commit: bool) -> bool:
         """Commit or abort, unless that is decided already; gives whether it is committed.
@@ -71,9 +82,7 @@ class Agreement:
 
     def close(self) -> None:
         """Close the file; may be called twice."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            posix.close(fd)
+        self._file.close()
 
 
 def disagreement(marks: Sequence[Sequence[int]]) -> str:

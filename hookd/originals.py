@@ -1,10 +1,10 @@
-"""What the interpreter offers, whoever has replaced it: threads, locks, clocks, waiting, reading. Runs in the target.
+"""What the interpreter offers, whoever has replaced it: threads, locks, clocks, waiting. Runs in the target.
 
 gevent, eventlet, freezegun, pyfakefs and their like put functions of their own into `threading`, `_thread`, `time`, `select`,
 `socket`, `queue`, `signal` and `os`, for the program: before hookd comes, or while it is there. A thread of ours would become
 a greenlet of the training's own thread (and block that one's signals), and a frozen clock would hold a deadline off for ever.
 So nothing of ours that runs in a target takes threads, locks, clocks, sockets or waiting from those modules. Taken is what
-nobody replaces, the functions of the C modules `_signal`, `_socket`, `_queue` and `posix`; and where `_thread` or `time` have
+nobody replaces, the functions of the C modules `_signal`, `_queue`, `_socket` and `posix`; and where `_thread` or `time` have
 been replaced as well, the same functions out of a second instance of the module, which CPython makes out of its own memory.
 
 Most names stand in classes: freezegun goes through all modules and replaces what it finds in them.
@@ -158,64 +158,3 @@ def ready(descriptors: Iterable[int], timeout_s: float, event: int = IS_READABLE
     polled = (_Polled * len(asked))(*asked)
     _poll(polled, ctypes.c_ulong(len(asked)), int(timeout_s * 1000))
     return [one.fd for one in polled if one.happened]
-
-
-_fcntl = ctypes.CDLL(None, use_errno=True)["fcntl"]  # its module, too, is replaced as a whole
-_O_PATH = 0o10000000  # linux/fcntl.h
-
-
-def fcntl(descriptor: int, command: int, argument: int) -> int:
-    """Ask the kernel about a descriptor, or tell it something: fcntl(2).
-
-    Raises:
-        OSError: as fcntl(2).
-    """
-    answer = int(_fcntl(descriptor, command, argument))
-    if answer < 0:
-        raise OSError(ctypes.get_errno(), posix.strerror(ctypes.get_errno()))
-    return answer
-
-
-def real_path(path: str) -> str:
-    """Return the path of a file or folder without symbolic links; without /proc, as it is.
-
-    Raises:
-        OSError: there is none.
-    """
-    descriptor = posix.open(path, _O_PATH | posix.O_CLOEXEC)
-    try:
-        return posix.readlink(f"/proc/self/fd/{descriptor}")
-    except FileNotFoundError:
-        return path
-    finally:
-        posix.close(descriptor)
-
-
-def read(path: str) -> bytes:
-    """Return what a file holds.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    descriptor = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
-    try:
-        pieces = []
-        while piece := posix.read(descriptor, 1 << 16):
-            pieces.append(piece)
-        return b"".join(pieces)
-    finally:
-        posix.close(descriptor)
-
-
-def write(path: str, data: bytes) -> None:
-    """Make a file that holds this, in the place of what is there.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    descriptor = posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC, 0o666)
-    try:
-        while data:
-            data = data[posix.write(descriptor, data) :]
-    finally:
-        posix.close(descriptor)

@@ -85,6 +85,14 @@ class _Mailbox:
 
     def __init__(self, fd: int | None, base: int) -> None:
         self._fd, self._base = fd, base
+        self._what = None if fd is None else self._look(fd)
+
+    @staticmethod
+    def _look(fd: int) -> tuple[int, int]:
+        import posix  # noqa: PLC0415
+
+        status = posix.fstat(fd)
+        return status.st_dev, status.st_ino
 
     def read(self, offset: int, size: int) -> bytes:
         if self._fd is not None:
@@ -130,7 +138,11 @@ class _Mailbox:
         if self._fd is not None:
             import posix  # noqa: PLC0415
 
-            posix.close(self._fd)
+            with contextlib.suppress(
+                OSError
+            ):  # the program may close what it has not opened, and use the number itself
+                if self._look(self._fd) == self._what:
+                    posix.close(self._fd)
         if not self._base:
             return
         import ctypes  # noqa: PLC0415

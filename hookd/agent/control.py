@@ -12,7 +12,6 @@ connection and then the page are closed; `{"op": "status"}` is answered by an ob
 from __future__ import annotations
 
 import json
-import posix
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent.door import open_door, peer, receive
@@ -22,10 +21,10 @@ from hookd.errors import ControlError, HookdError, worded
 from hookd.originals import HAS_LEFT, clock, ready, thread
 
 if TYPE_CHECKING:
-    from _socket import socket
     from collections.abc import Callable
 
     from hookd.agent.work import Work
+    from hookd.descriptors import Descriptor, Socket
 
 MAX_LINE = 16 << 20
 MAX_LEASE_S = 1e9
@@ -39,15 +38,15 @@ class Connection:
 
     Attributes:
         pid: its pid as the target sees it, and `uid` its user.
-        fds: descriptors that it has sent and that no request has taken yet.
+        files: descriptors that it has sent and that no request has taken yet.
     """
 
-    def __init__(self, sock: socket, pid: int, uid: int) -> None:
+    def __init__(self, sock: Socket, pid: int, uid: int) -> None:
         self.socket = sock
         self.pid = pid
         self.uid = uid
         self.buffer = bytearray()
-        self.fds: list[int] = []
+        self.files: list[Descriptor] = []
         self.lease_s: float | None = None
 
     def is_gone(self) -> bool:
@@ -65,6 +64,7 @@ class Control:
             agent stays after it; of several the one that ends last counts.
         expire: called when that time is over.
         work: of all threads of the agent.
+        robbed: called once the program has closed what the agent listens at.
         clock: monotonic seconds: when the tick is due, and until when the agent stays.
 
     Attributes:
@@ -81,9 +81,10 @@ class Control:
         expire: Callable[[], None],
         work: Work,
         *,
+        robbed: Callable[[], None],
         clock: Callable[[], float] = clock.monotonic,
     ) -> None:
-        self._handle, self._tick, self._expire, self._work = handle, tick, expire, work
+        self._handle, self._tick, self._expire, self._robbed, self._work = handle, tick, expire, robbed, work
         self._clock = clock
         self._started = clock()
         self._stay_until = None if lease_s is None else self._started + lease_s
@@ -150,10 +151,12 @@ class Control:
         try:
             while not self._is_ending:
                 door = self._door.socket.fileno()
-                asking = ready(
-                    [*self._connections, door], TICK_S / 4
-                )  # whom we let in may get the number of one that leaves
+                # Whom we let in may get the number of one that leaves.
+                asking = ready([*self._connections, door], TICK_S / 4)
                 with self._work.piece():
+                    if not self._door.is_ours():
+                        self._robbed()
+                        continue
                     for descriptor in asking:
                         if descriptor == door:
                             self._accept()
@@ -180,9 +183,12 @@ class Control:
             self._expire()
 
     def _listen(self, connection: Connection) -> None:
+        if not connection.socket.is_ours():
+            self._drop(connection)
+            return
         try:
-            data, fds = receive(connection.socket, 1 << 16, _MOST_FDS)
-            connection.fds += fds
+            data, files = receive(connection.socket, 1 << 16, _MOST_FDS)
+            connection.files += files
         except OSError:
             data = b""
         buffer = connection.buffer
@@ -246,5 +252,5 @@ class Control:
 
 
 def _close_all(connection: Connection) -> None:
-    while connection.fds:
-        posix.close(connection.fds.pop())
+    while connection.files:
+        connection.files.pop().close()

@@ -12,8 +12,8 @@ import struct
 from os import environ
 from typing import Union
 
+from hookd.descriptors import Descriptor, Socket, moved_up, read, real_path
 from hookd.errors import AttachError
-from hookd.originals import read, real_path
 
 _KIND = _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
 _OVERFLOW_UID = 65534
@@ -37,7 +37,7 @@ class SocketFile:
             OSError: there is no such directory, or it is not ours to write.
         """
         self.path = path
-        self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _KIND)
+        self.socket = _kept(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _KIND))
         self._allowed = {0, posix.geteuid()} | ({_OVERFLOW_UID} if _is_in_user_namespace() else set())
         try:
             # The mode of the file comes from the descriptor's (unix(7): nothing else is portable): no umask, which
@@ -49,13 +49,17 @@ class SocketFile:
             self.socket.close()
             raise
 
-    def accept(self) -> _socket.socket | None:
+    def is_ours(self) -> bool:
+        """Whether the program has left it open."""
+        return self.socket.is_ours()
+
+    def accept(self) -> Socket | None:
         """Give the connection that waits; None where it is refused or gone."""
         try:
             number, _ = self.socket._accept()  # type: ignore[attr-defined]  # what `socket.socket` calls
         except OSError:
             return None
-        sock = _socket.socket(fileno=number)
+        sock = Socket(moved_up(number))
         if peer(sock)[1] in self._allowed:
             return sock
         sock.close()
@@ -83,21 +87,25 @@ class Pair:
     """
 
     def __init__(self) -> None:
-        self.socket, self._outer = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM | _KIND)
+        self.socket, self._outer = map(_kept, _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM | _KIND))
         number = self._outer.fileno()
         self.path = f"@{number}:{posix.fstat(number).st_ino}"
 
-    def accept(self) -> _socket.socket | None:
+    def is_ours(self) -> bool:
+        """Whether the program has left both open."""
+        return self.socket.is_ours() and self._outer.is_ours()
+
+    def accept(self) -> Socket | None:
         """Give the connection that was sent; None where something else was."""
         try:
-            _, fds = receive(self.socket, 16, 1)
+            _, files = receive(self.socket, 16, 1)
         except OSError:
             return None
-        for fd in fds:
+        for file in files:
             try:
-                return _socket.socket(fileno=fd)
+                return Socket(file.number)
             except OSError:
-                posix.close(fd)
+                file.close()
         return None
 
     def close(self) -> None:
@@ -135,21 +143,26 @@ def open_door() -> Door:
         raise AttachError(f"process {posix.getpid()} gets no socket: {exc}", reason="no-socket", hint=hint) from exc
 
 
-def receive(sock: _socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+def receive(sock: Socket, size: int, most: int) -> tuple[bytes, list[Descriptor]]:
     """Give what has come, up to `size` bytes, and the descriptors that came with it, up to `most`.
 
     Raises:
         OSError: as recvmsg(2).
     """
     data, extras, _, _ = sock.recvmsg(size, _socket.CMSG_LEN(4 * most), _socket.MSG_CMSG_CLOEXEC)
-    fds: list[int] = []
+    files: list[Descriptor] = []
     for level, kind, numbers in extras:
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
-            fds += struct.unpack(f"{len(numbers) // 4}i", numbers[: len(numbers) // 4 * 4])
-    return data, fds
+            whole = numbers[: len(numbers) // 4 * 4]
+            files += [Descriptor(moved_up(number)) for number in struct.unpack(f"{len(whole) // 4}i", whole)]
+    return data, files
 
 
-def peer(sock: _socket.socket) -> tuple[int, int]:
+def _kept(sock: _socket.socket) -> Socket:
+    return Socket(moved_up(sock.detach()))
+
+
+def peer(sock: Socket) -> tuple[int, int]:
     """Give pid and uid of who made the other end, as numbers in here: 0 for a pid of another namespace."""
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
     return pid, uid

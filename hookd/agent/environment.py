@@ -13,8 +13,8 @@ import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from hookd.descriptors import read
 from hookd.errors import PluginError
-from hookd.originals import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

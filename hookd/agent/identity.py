@@ -10,7 +10,8 @@ from os import environ
 from typing import Any
 
 from hookd import labels
-from hookd.originals import clock, read
+from hookd.descriptors import read
+from hookd.originals import clock
 from hookd.page import PROTOCOL
 from hookd.version import __version__
 

@@ -71,7 +71,8 @@ class Agent:
             self._load(spec)
             rest()
         dynamo.skip_package(__name__.partition(".")[0], rest)
-        self._control = Control(self._handle, self._tick, self._config.get("lease_s"), self._expired, self._work)
+        lease_s = self._config.get("lease_s")
+        self._control = Control(self._handle, self._tick, lease_s, self._expired, self._work, robbed=self._robbed)
         self._control.left, self._control.look = self._left, self._session.overdue.look
         self._page.update_identity(control=self._control.path)
         self._tell_options()
@@ -87,7 +88,7 @@ class Agent:
         Raises:
             OSError: it is closed.
         """
-        return posix.dup(self._page.fd)
+        return self._page.duplicate()
 
     def _tick(self, now_s: float) -> None:
         tick, settle = functools.partial(self._session.tick, now_s), self._session.changes.settle
@@ -239,8 +240,8 @@ class Agent:
 
     def _arm(self, request: dict[str, Any]) -> dict[str, Any]:
         """Let the prepared change take place: at the boundary `mark` if all ranks agree, whose agreement comes with it."""
-        mark, fds = request.get("mark"), self._control.asking.fds
-        agreement = Agreement(fds.pop()) if fds else None
+        mark, files = request.get("mark"), self._control.asking.files
+        agreement = Agreement(files.pop()) if files else None
         if (mark is None or agreement is None) and self._session.world_size > 1:
             raise several_ranks("arm", self._session.world_size)
         self._session.changes.arm(mark, agreement)
@@ -265,6 +266,12 @@ class Agent:
 
     def _expired(self) -> None:
         self._session.write_log("info", "the last lease has been gone for its time: detaching")
+        self.detach(10.0)
+        self._leave_soon()
+
+    def _robbed(self) -> None:
+        """Leave: nobody can reach the agent any more, and the next one finds the process free."""
+        self._session.write_log("warning", "the program has closed hookd's descriptors: detaching; attach again")
         self.detach(10.0)
         self._leave_soon()
 

@@ -11,6 +11,8 @@ import errno
 import posix
 from typing import Any
 
+from hookd.descriptors import Descriptor, fill
+
 _MFD_EXEC = 0x10  # Linux 6.3: without it, a machine with vm.memfd_noexec = 1 makes files that cannot be mapped as code
 
 
@@ -38,14 +40,9 @@ def load(name: str, image: bytes, *, keeps_lock: bool = False) -> Any:
     Raises:
         OSError: the system does not allow it, or it is made for another machine.
     """
-    descriptor = _memory_file(name)
-    try:
-        view = memoryview(image)
-        while view:
-            view = view[posix.write(descriptor, view) :]
-        return (ctypes.PyDLL if keeps_lock else ctypes.CDLL)(_path_of(descriptor))
-    finally:
-        posix.close(descriptor)
+    with Descriptor(_memory_file(name)) as file:
+        fill(file.number, image)
+        return (ctypes.PyDLL if keeps_lock else ctypes.CDLL)(_path_of(file.number))
 
 
 def function(library: Any, name: str, *arguments: Any) -> Any:

@@ -6,9 +6,11 @@ put greenlets in the place of threads (`hookd.originals`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
+from hookd.descriptors import write
 from hookd.originals import Event, thread
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class Thread:
         thread.block_signals()
         self.ident = thread.get_ident()
         OWN.add(self.ident)
+        with contextlib.suppress(OSError):  # for `top -H`; in a container without /proc it has none
+            write(f"/proc/self/task/{thread.get_native_id()}/comm", NAME.encode())
         self._begun.set()
         try:
             self._function()

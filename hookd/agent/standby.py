@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd.agent.patch import Replaced
+from hookd.descriptors import write
 from hookd.errors import worded
-from hookd.originals import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

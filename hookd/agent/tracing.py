@@ -19,8 +19,9 @@ import torch
 from hookd._pluggy import HookimplMarker
 from hookd.agent import profiler, quiet
 from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.descriptors import Descriptor, moved_up, read, real_path
 from hookd.errors import ControlError, HookdError, worded
-from hookd.originals import Local, clock, read, real_path
+from hookd.originals import Local, clock
 from hookd.plugin import Plugin
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class Tracing:
         self._steps = self._done = self._first = self._rss = self._most_bytes = 0
         self._turns: list[bool] = []
         self._error: HookdError | None = None
-        self._fd = -1
+        self._file: Descriptor | None = None
         self._pause_s = 0.0
 
     # -- in the control thread
@@ -189,8 +190,11 @@ class Tracing:
     def _tell(self, _request: dict[str, Any]) -> dict[str, Any]:
         error = self._error
         failure = {"kind": type(error).__name__, **error.as_json()} if error is not None else None
-        bytes_ = posix.fstat(self._fd).st_size if self._fd >= 0 else 0
-        return {"state": self.state, "steps": self._done, "first": self._first, "fd": self._fd, "bytes": bytes_,
+        if self._file is not None and not self._file.is_ours():
+            self._file = None
+            self._fail(ControlError("the program has closed the file of the trace", reason="trace-closed"))
+        fd, bytes_ = (-1, 0) if self._file is None else (self._file.number, posix.fstat(self._file.number).st_size)
+        return {"state": self.state, "steps": self._done, "first": self._first, "fd": fd, "bytes": bytes_,
                 "pause_s": self._pause_s, "failure": failure, "all_threads": self._profiler.covers_all_threads}  # fmt: skip
 
     def left(self, connection: Any) -> None:
@@ -212,9 +216,9 @@ class Tracing:
         self._session.residue += self._profiler.release()
         if self._session.registry.has(Spans.name):
             self._session.unload(Spans.name)
-        if self._fd >= 0:
-            posix.close(self._fd)
-            self._fd = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _yield_to_training(self) -> None:
         """Wait for the training thread to end the recording, where its next step is done.
@@ -324,17 +328,17 @@ class Tracing:
             return
         started = clock.perf_counter()
         try:
-            fd = self._saved(result)
+            file = self._saved(result)
         except Failure as failure:
             self._fail(failure)
             return
         if self._asked_by is None:  # has gone meanwhile
-            posix.close(fd)
+            file.close()
             return
         self._pause_s += clock.perf_counter() - started  # torch writes under the interpreter's lock
-        self._fd, self.state = fd, "done"
+        self._file, self.state = file, "done"
 
-    def _saved(self, result: Any) -> int:
+    def _saved(self, result: Any) -> Descriptor:
         """Write a recording into a file without a name, and give its descriptor; torch can write to a path alone.
 
         Raises:
@@ -345,7 +349,7 @@ class Tracing:
         path = f"{folder}/trace.json"
         try:
             self._profiler.save(result, path)
-            return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+            return Descriptor(moved_up(posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)))
         except FileNotFoundError as exc:
             raise ControlError(f"torch could not write the trace to {folder}", reason="no-room") from exc
         finally:

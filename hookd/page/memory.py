@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import math
 import mmap
 import posix
 import resource
 
+from hookd.descriptors import Descriptor, fcntl, moved_up, read
 from hookd.errors import PageError
-from hookd.originals import fcntl, read
 from hookd.page.layout import F_ADD_SEALS, MIN_SIZE, NAME, SIZE
 
 _CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 1, 2, 8  # linux/memfd.h
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # asm-generic/mman.h
+_STREAMS = 3
 _SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4  # linux/fcntl.h
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360, "s390x": 350}  # asm/unistd.h
 _SMALLER_MAY_DO = (errno.ENOMEM, errno.EAGAIN, errno.EFBIG, errno.ENOSPC)
 
 
-def allocate(size: int = SIZE) -> tuple[int, mmap.mmap]:
+def allocate(size: int = SIZE) -> tuple[Descriptor, mmap.mmap]:
     """Create and map a memfd of `size` bytes or fewer, at least MIN_SIZE, all zeros and none of them taken yet.
 
     Raises:
@@ -29,16 +32,16 @@ def allocate(size: int = SIZE) -> tuple[int, mmap.mmap]:
     if not MIN_SIZE <= size <= SIZE or size & (size - 1):
         raise ValueError(f"{size} is no power of two from {MIN_SIZE} to {SIZE}")
     size = _allowed(size)
-    with contextlib.ExitStack() as low:
-        fd = _memfd()
-        while fd < 3:  # the target has closed a standard stream, and what it prints there would land in the page
-            low.callback(posix.close, fd)
-            fd = _duplicate(fd)
-        try:
-            return fd, _map(fd, size)
-        except BaseException:
-            posix.close(fd)
-            raise
+    # Moved up, also because the program may have closed a standard stream, and what it prints there would land in the page.
+    file = Descriptor(moved_up(_memfd()))
+    if file.number < _STREAMS:
+        file.close()
+        raise _no_memfd(OSError(errno.EMFILE, posix.strerror(errno.EMFILE)))
+    try:
+        return file, _map(file.number, size)
+    except BaseException:
+        file.close()
+        raise
 
 
 def _allowed(size: int) -> int:
@@ -78,18 +81,10 @@ def _memfd() -> int:
         raise _no_memfd(exc) from exc
 
 
-def _duplicate(fd: int) -> int:
-    try:
-        return posix.dup(fd)
-    except OSError as exc:
-        raise _no_memfd(exc) from exc
-
-
 def _memfd_create(flags: int) -> int:
     if hasattr(posix, "memfd_create"):
         return posix.memfd_create(NAME, flags)
-    import ctypes  # noqa: PLC0415  only a Python that was built on an old libc needs it (conda, standalone builds)
-
+    # A Python that was built on an old libc (conda, standalone builds).
     fd = int(ctypes.CDLL(None, use_errno=True).syscall(_MEMFD_CREATE[posix.uname().machine], NAME.encode(), flags))
     if fd < 0:
         raise OSError(ctypes.get_errno(), posix.strerror(ctypes.get_errno()))
@@ -101,10 +96,10 @@ def _map(fd: int, size: int) -> mmap.mmap:
     while True:
         try:
             posix.ftruncate(fd, size)
-            memory = mmap.mmap(fd, size)
+            # Of nothing at first: a map of a file keeps a descriptor of its own, and closes that by its number.
+            memory = mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+            _cover(memory, mmap.MAP_SHARED, fd)
         except OSError as exc:  # noqa: PERF203  up to five times
-            if exc.errno in (errno.EMFILE, errno.ENFILE):  # the map keeps a descriptor of its own
-                raise _no_memfd(exc) from exc
             if size // 2 < MIN_SIZE or exc.errno not in _SMALLER_MAY_DO:
                 raise _no_memory(str(exc)) from exc
             size //= 2
@@ -132,13 +127,20 @@ def _no_memory(why: str) -> PageError:
 
 
 def unshare(memory: mmap.mmap) -> None:
-    """Put private, empty memory in the place of a map, at the same addresses. Without ctypes the map stays shared."""
-    with contextlib.suppress(ImportError):
-        import ctypes  # noqa: PLC0415 - for the rare child that is forked inside a call
+    """Put private, empty memory in the place of a map, at the same addresses."""
+    with contextlib.suppress(OSError):
+        _cover(memory, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
 
-        place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED, which Python's mmap does not name
-        call = ctypes.CDLL(None)["mmap"]
-        call.restype = ctypes.c_void_p
-        call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-        call(place, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+
+def _cover(memory: mmap.mmap, flags: int, fd: int) -> None:
+    """Put another map in the place of a map.
+
+    Raises:
+        OSError: as mmap(2).
+    """
+    place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    call = ctypes.CDLL(None, use_errno=True)["mmap"]
+    call.restype = ctypes.c_void_p
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    if call(place, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, fd, 0) != place:
+        raise OSError(ctypes.get_errno(), posix.strerror(ctypes.get_errno()))

@@ -15,8 +15,8 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hookd.descriptors import fcntl
 from hookd.errors import PageError
-from hookd.originals import fcntl
 from hookd.page.layout import (
     BEAT_CELLS,
     DROPPED_WORD,

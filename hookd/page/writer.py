@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import posix
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Mapping
 
+    from hookd.descriptors import Descriptor
+
 
 class PageWriter(SeriesWriter):
     """The page of this process. Any thread may call any method; a forked child may call `abandon` only.
@@ -50,15 +53,14 @@ class PageWriter(SeriesWriter):
     nobody reads, and is counted in `dropped`; so does one that a signal handler asks for in the middle of a registration.
 
     Attributes:
-        fd: the memfd; -1 once closed.
         cells: float64 view of the whole page; released once closed: a store then raises ValueError.
         dropped: how many series found no room.
         sharers: by family, the objects of `hookd.metrics` that have declared it.
     """
 
-    def __init__(self, fd: int, memory: mmap.mmap, identity: dict[str, Any]) -> None:
+    def __init__(self, file: Descriptor, memory: mmap.mmap, identity: dict[str, Any]) -> None:
         """Lay out an empty page in memory of zeros; `create` finds the memory."""
-        self.fd = fd
+        self._file = file
         self._memory = memory
         self._view = memoryview(memory)
         words = self._view.cast("Q")
@@ -77,8 +79,23 @@ class PageWriter(SeriesWriter):
         Raises:
             PageError: reason "no-memory" or "no-memfd", with a hint.
         """
-        fd, memory = allocate(size)
-        return cls(fd, memory, identity)
+        file, memory = allocate(size)
+        return cls(file, memory, identity)
+
+    @property
+    def fd(self) -> int:
+        """The memfd; -1 once closed."""
+        return self._file.number
+
+    def duplicate(self) -> int:
+        """Return a further descriptor of the memfd.
+
+        Raises:
+            OSError: it is closed.
+        """
+        if not self._file.is_ours():
+            raise OSError(errno.EBADF, "the page is closed")
+        return posix.dup(self._file.number)
 
     def _lay_out_threads(self, heartbeat: Region, recorder: Region) -> None:
         self._beats = heartbeat.offset // 8
@@ -204,15 +221,11 @@ class PageWriter(SeriesWriter):
         for view in (self.cells, self._words, self._view):
             view.release()
         self._memory.close()
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            posix.close(fd)
+        self._file.close()
         return True
 
     def sever(self) -> None:
         """Let go of the page, but not of `cells`: in a forked child whose frames still store to them, to no effect."""
         self._is_closed = True
         unshare(self._memory)
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            posix.close(fd)
+        self._file.close()

@@ -165,4 +165,3 @@ class Memory(Plugin):
         """Let go of the weak references."""
         self.watched.clear()
         self.found.clear()
-        self.resident.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from hookd import Context, Counter
 
-STATM = "/proc/self/statm"
+STATM = Path("/proc/self/statm")
 is_cuda_initialized: Any = torch.cuda.is_initialized
 """A look at a flag; asking CUDA itself would initialise it."""
 
@@ -24,27 +25,24 @@ class Resident:
 
     def __init__(self, context: Context) -> None:
         self._gauge = context.gauge("resident_bytes", "Resident memory of the process, once a second.", ["kind"])
+        self._context = context
         self._page = os.sysconf("SC_PAGE_SIZE")
-        self._file: int | None = None
-        try:
-            self._file = os.open(STATM, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            context.log(f"resident memory is not seen: {error}")
+        self._error = ""
 
     def look(self) -> dict[str, int]:
         """Store what there is; give the place whose growth tells of a leak."""
-        if self._file is None:
+        try:
+            # Opened each time: the program may close what it has not opened, and use the number itself.
+            words = STATM.read_bytes().split()
+        except OSError as error:
+            if str(error) != self._error:
+                self._error = str(error)
+                self._context.log(f"resident memory is not seen: {error}")
             return {}
-        resident, shared = (int(word) * self._page for word in os.pread(self._file, 256, 0).split()[1:3])
+        resident, shared = (int(word) * self._page for word in words[1:3])
         self._gauge.labels("anonymous").set(resident - shared)
         self._gauge.labels("shared").set(shared)
         return {"anonymous": resident - shared}
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
 
 class CUDA:

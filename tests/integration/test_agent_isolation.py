@@ -13,6 +13,7 @@ from torch import nn
 from hookd import Plugin, PluginError, TrainingError, hookimpl
 from hookd.agent import bootstrap, overdue
 from hookd.agent.global_state import FIRST_CALLS
+from hookd.agent.spawn import OWN, Thread, is_own
 from tests.support.agent import running
 from tests.support.processes import PATIENCE_S, wait_until
 
@@ -25,7 +26,7 @@ def released():
     RELEASE.clear()
     yield
     RELEASE.set()
-    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "hookd"], what="the end of our threads")
+    wait_until(lambda: not OWN, what="the end of our threads")
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def loaded_by_a_tool(agent, plugin, meanwhile=lambda: None) -> list:
         except PluginError as error:
             refusals.append(error)
 
-    thread = threading.Thread(target=load, name="hookd")
+    thread = Thread(load)
     thread.start()
     meanwhile()
     thread.join(PATIENCE_S)
@@ -171,7 +172,7 @@ class Asked(Steady):
     @hookimpl
     def select(self, module):
         assert not self.context._host.models.lock._is_owned()
-        self.threads.append((threading.current_thread().name, module.name))
+        self.threads.append((is_own(), module.name))
         if module.name == "1":
             raise ValueError("planted")
         return module.name != "0"
@@ -189,7 +190,7 @@ def test_what_a_plugin_wants_of_a_known_model_is_asked_without_the_plans_lock_an
         plugin = Asked()
         assert not loaded_by_a_tool(agent, plugin)
         model(torch.ones(1))
-        assert plugin.threads == [("hookd", name) for name in ("(root)", "0", "1", "2")]
+        assert plugin.threads == [(True, name) for name in ("(root)", "0", "1", "2")]
         assert agent.values("hookd_asked_calls") == {(): 2}, "the root and the last"
         assert agent.values("hookd_plugin_errors")["asked",] == 1
         agent.session.unload("steady")
@@ -477,7 +478,7 @@ def test_where_no_thread_can_be_started_hooks_are_called_in_place(monkeypatch) -
     with running(Letting, Raises) as agent:
         cold, entries = agent.session.cold, agent.session.registry
         cold.close()
-        monkeypatch.setattr("hookd.agent.cold.spawn.start", start)
+        monkeypatch.setattr("hookd.agent.cold.Thread.start", start)
         cold.unconfigure(entries.named("letting"))
         cold.unconfigure(entries.named("raises"))
         monkeypatch.undo()

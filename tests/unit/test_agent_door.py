@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -44,7 +45,7 @@ def accepted(opened: door.Door) -> socket.socket:
 def assert_speaks(opened: door.Door) -> None:
     ours = control._open(os.getpid(), opened.path, 5.0)
     theirs = accepted(opened)
-    with ours, theirs:
+    with ours, contextlib.closing(theirs):
         ours.sendall(GREETING)
         assert theirs.recv(100) == GREETING
 
@@ -144,7 +145,7 @@ def test_no_socket_at_all_is_refused_by_name(monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(socket, "socketpair", refuse)
+    monkeypatch.setattr("_socket.socketpair", refuse)
     with pytest.raises(AttachError) as caught:
         door.open_door()
     assert caught.value.reason == "no-socket"

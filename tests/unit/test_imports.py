@@ -17,7 +17,7 @@ from hookd.attach import payload
 
 PACKAGE = Path(hookd.__file__).parent
 HEAVY = ("torch", "aiohttp", "prometheus_client", "psutil", "rich", "yaml", "sqlite3")
-INJECTED = "context errors events hookspecs metrics nested originals page plugin version".split()
+INJECTED = "context descriptors errors events hookspecs metrics nested originals page plugin version".split()
 REPLACED = """_thread asyncio builtins datetime fcntl io os pathlib posixpath queue select selectors shutil signal socket subprocess
 tempfile threading time""".split()
 """What gevent, eventlet, freezegun, time-machine, pyfakefs and their like replace, as a whole or in parts."""
@@ -101,17 +101,29 @@ def modules_used(source: bytes) -> set[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             used |= {name.name.partition(".")[0] for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module, [name.name for name in node.names]) != (
-            "os",
-            ["environ"],
-        ):
-            used.add((node.module or "").partition(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            is_environ = (node.module, [name.name for name in node.names]) == ("os", ["environ"])
+            used |= set() if is_environ else {(node.module or "").partition(".")[0]}
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
             used.add("open")
     return used
 
 
+def carried() -> dict[str, bytes]:
+    """Give the sources that run in a target, by path."""
+    files = payload._agent_files()
+    return {path: source for path, source in files if path.endswith(".py") and "_pluggy" not in path}
+
+
 def test_what_runs_in_a_target_uses_nothing_that_others_replace():
-    ours = {path: source for path, source in payload._agent_files() if path.endswith(".py") and "_pluggy" not in path}
-    used = {path: modules_used(source) & {*REPLACED, "open"} for path, source in ours.items()}
+    used = {path: modules_used(source) & {*REPLACED, "open"} for path, source in carried().items()}
     assert {path: found for path, found in used.items() if found} == MAY_IMPORT, "take it from hookd.originals or posix"
+
+
+def test_one_module_closes_descriptors_in_a_target():
+    closing = {path for path, source in carried().items() if b"posix.close(" in source or b"posix.dup2(" in source}
+    assert closing == {
+        "hookd/agent/arrival.py",  # the mailbox's, before there is a payload: it looks, too
+        "hookd/descriptors.py",
+        "hookd/page/reader.py",  # the daemon's end
+    }

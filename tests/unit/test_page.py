@@ -261,7 +261,7 @@ def test_the_257th_thread_shares_the_last_heartbeat(written, reader):
 @pytest.fixture
 def now(monkeypatch):
     """Have a writer take this for the time."""
-    monkeypatch.setattr("hookd.page.writer.time", types.SimpleNamespace(time=lambda: 1234.5))
+    monkeypatch.setattr("hookd.page.writer.clock", types.SimpleNamespace(time=lambda: 1234.5))
     return 1234.5
 
 

@@ -386,7 +386,6 @@ def test_a_process_of_little_room_gets_a_smaller_page(start, limit, room, printe
         ("RLIMIT_FSIZE", 0, "no-memory"),
         ("RLIMIT_AS", 10 << 20, "no-memory"),
         ("RLIMIT_NOFILE", 3, "no-memfd"),
-        ("RLIMIT_NOFILE", 4, "no-memfd"),
     ],
 )
 def test_a_process_of_no_room_says_so_and_lives(start, limit, room, reason):
@@ -435,14 +434,15 @@ os._exit(0)
     )
     process.wait(timeout=60)
     descriptors = (tmp_path / "links").read_text().strip("[]").split(", ")
-    assert len(descriptors) == 2, "ours and the map's"
-    assert min(map(int, descriptors)) >= 3
+    assert len(descriptors) == 1, "the map has none"
+    assert int(descriptors[0]) >= 3
 
 
 def test_a_python_whose_libc_was_old_makes_the_page_too(start):
     process = start(
         """
-del os.memfd_create
+import posix
+del posix.memfd_create
 page = PageWriter.create({"pid": 1})
 print(os.readlink(f"/proc/self/fd/{page.fd}"), os.get_inheritable(page.fd), PageReader(os.dup(page.fd)).state())
 """
