@@ -115,10 +115,10 @@ class Forward(Looking):
             event.kind, event.inputs = str(found), str(in_inputs)
             event.details = self._numbers(event, call, own, *map(str, in_own))
             event.at = self._place(call)
-        else:
-            event.own = tuple(list(one) for one in own)
             if event.kind and not in_inputs and self.masks and self.scan(tensors_in((call.inputs, call.kwargs))):
                 event.details["neginf_in"] = "inputs"
+        else:
+            event.own = tuple(list(one) for one in own)
         if unknown:
             event.details = {**event.details, "inputs": unknown}
         event.is_certain = not changed

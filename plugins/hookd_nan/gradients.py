@@ -120,7 +120,7 @@ class Gradients:
             holders: the ids of the parameters whose gradients that was.
         """
         bad = {holders[at] for at in event.bad}
-        names = [name for root in self._context.roots() for name, one in _parameters(root) if id(one) in bad]
+        names = [name for root in self._context.roots() for name, one in named_parameters(root) if id(one) in bad]
         if names:
             event.module, own_name = _owner(names[-1])
             event.details = {**event.details, "parameter": own_name}
@@ -131,7 +131,7 @@ class Gradients:
         if optimizer is not None:
             found = self._context.ordered_parameters(optimizer)
         else:
-            found = [one for root in self._context.roots() for one in _parameters(root)]
+            found = [one for root in self._context.roots() for one in named_parameters(root)]
         for name, parameter in found:
             grad = _grad(parameter)
             if grad is not None:
@@ -178,7 +178,8 @@ def _modules(root: Module) -> Iterator[tuple[str, torch.nn.Module]]:
         yield f"{_prefix(root)}{name or '(root)'}", module
 
 
-def _parameters(root: Module) -> Iterator[tuple[str, Tensor]]:
+def named_parameters(root: Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a model with their names; none where it is gone."""
     model = root.torch()
     if model is not None:
         for name, parameter in parameters_in(model):

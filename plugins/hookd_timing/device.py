@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 is_in_use: Any = torch.cuda.is_initialized
 may_be_in_use: Any = torch.backends.cuda.is_built
 """Whether this torch can use a device at all; asking for a device would initialise it."""
-_new_event: Any = torch.cuda.Event
+new_event: Any = torch.cuda.Event
 DIRECTIONS = 2
 """Forwards are timed in one sampled step, backwards in the next."""
 MOST_PENDING = 8192
@@ -131,13 +131,13 @@ class Device:
         """Mark the beginning of a sampled call, if it is on a device."""
         if module.depth == 0:
             self._calls.spans.clear()  # of calls that an exception has ended
-            if (device := _device(module, inputs, kwargs)) is not None:
+            if (device := device_of(module, inputs, kwargs)) is not None:
                 self._seen[module.id] = device  # it is timed as a whole
                 self._stood_for.setdefault(module.id, self._steps)
             return
         if not self._forwards.meet(module.depth) or len(self._pending) >= MOST_PENDING:
             return
-        device = _device(module, inputs, kwargs)
+        device = device_of(module, inputs, kwargs)
         if device is not None:
             self._seen[module.id] = device
             self._calls.spans.append(self._begin(module, torch.cuda.current_stream(device)))
@@ -191,7 +191,7 @@ class Device:
     def _event(self, stream: Any) -> Any:
         """Give an event of the stream's device: torch records none on two devices."""
         free = self._free[stream.device]
-        return free.pop() if free else _new_event(enable_timing=True)
+        return free.pop() if free else new_event(enable_timing=True)
 
     def step_done(self) -> None:
         """End a step: read what is over, and decide what is timed next."""
@@ -223,7 +223,7 @@ def _family(context: Context, direction: str) -> Counter:
     return context.counter(f"{direction}_device_seconds", text, ["module"])
 
 
-def _device(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def device_of(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give the CUDA device that a call is on: that of its first input, else of the module's first parameter."""
     tensor = next(iter(tensors((inputs, kwargs))), None)
     if tensor is None:

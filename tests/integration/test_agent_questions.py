@@ -314,7 +314,7 @@ def test_the_stacks_of_all_threads_are_told_but_for_hookds_own():
     waiting = next(thread for thread in others if thread["tid"] == helper.native_id)
     functions = [frame["function"].rpartition(".")[2] for frame in waiting["frames"]]
     assert functions.index("wait") < functions.index("waits_for_the_test"), "innermost first"
-    assert not [frame for one in found["threads"] for frame in one["frames"] if "Control." in frame["function"]]
+    assert not [frame for one in found["threads"] for frame in one["frames"] if "Control._serve" in frame["function"]]
     assert found["ways"]["python"]["by"] == "agent"
     assert found["last_step_s"] < 60
     assert list(itertools.islice(found["ways"], 1)) == ["page"]

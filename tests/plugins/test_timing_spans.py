@@ -30,8 +30,8 @@ class FakeCUDA:
         monkeypatch.setattr(hookd_timing.device, "is_in_use", lambda: self.is_in_use)
         monkeypatch.setattr("hookd_timing.is_in_use", lambda: self.is_in_use)
         monkeypatch.setattr("hookd_timing.may_be_in_use", lambda: True)
-        monkeypatch.setattr(hookd_timing.device, "_device", lambda *_: self._device)
-        monkeypatch.setattr(hookd_timing.device, "_new_event", lambda **_: Event(self))
+        monkeypatch.setattr(hookd_timing.device, "device_of", lambda *_: self._device)
+        monkeypatch.setattr(hookd_timing.device, "new_event", lambda **_: Event(self))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: self)
 
     @property
