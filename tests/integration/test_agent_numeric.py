@@ -408,7 +408,7 @@ def test_where_memory_files_are_refused_torch_takes_over(monkeypatch):
     def refused(*_):
         raise PermissionError(errno.EACCES, "memfd_noexec")
 
-    monkeypatch.setattr(os, "memfd_create", refused)
+    monkeypatch.setattr("posix.memfd_create", refused)
     numbers = numeric.Numeric(lambda *_: None)
     assert numbers.kernel is None
     tensor = torch.randn(100)

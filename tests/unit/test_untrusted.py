@@ -67,7 +67,6 @@ OPENS = {
     "daemon/pages/assets.py": {"content": OURS},
     "daemon/room.py": {"_has_opened": KERNEL},
     "daemon/roster.py": {"_read": OURS, "_write": OURS},
-    "page/memory.py": {"_mapped_bytes": KERNEL},
 }
 """The functions of the tool side that open by a name, and whose name that is: never a target's."""
 _OPENING = re.compile(r"(^|\.)(open|read_bytes|read_text|write_bytes|write_text|copy|copy2|copyfile|copytree|connect)$")
