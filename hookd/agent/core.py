@@ -50,6 +50,12 @@ class CoreMetrics:
         self.plugin_series_refused = Counter(
             page, "hookd_plugin_series_refused", "Series of a plugin that are over its limits.", ("plugin",)
         )
+        self.plugin_bad_values = Counter(
+            page,
+            "hookd_plugin_bad_values",
+            "Values that a plugin's counter or histogram was given and that are no amounts, such as NaN.",
+            ("plugin", "metric"),
+        )
         self.plugin_state = Gauge(
             page, "hookd_plugin_state", "1 for the state that a plugin is in.", ("plugin", "state")
         )
@@ -92,3 +98,5 @@ class CoreMetrics:
             self.plugin_held,
         ):  # fmt: skip
             metric.remove(entry.name)
+        for name in entry.context.bound.bad:
+            self.plugin_bad_values.remove(entry.name, name)

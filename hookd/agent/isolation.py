@@ -53,7 +53,7 @@ def readmit(session: Session) -> None:
 
 
 def tell_refused(session: Session) -> None:
-    """Publish how many series of each plugin are over its limits, and log it once, with the metric's name."""
+    """Publish how many series of each plugin are over its limits, and how many values were none; log each once."""
     for entry in session.registry.entries.values():
         bound = entry.context.bound
         more = bound.refused - bound.told
@@ -62,3 +62,11 @@ def tell_refused(session: Session) -> None:
                 session.write_log("error", f"plugin {entry.name}: {bound.why}: others are not served")
             session.core.plugin_series_refused.labels(entry.name).inc(more)
             bound.told += more
+        for metric, bad in list(bound.bad.items()):
+            told = bound.bad_told.get(metric, 0)
+            if not told:
+                session.write_log(
+                    "error", f"plugin {entry.name}: {metric} was given what is no amount: it is not stored"
+                )
+            session.core.plugin_bad_values.labels(entry.name, metric).inc(bad - told)
+            bound.bad_told[metric] = bad

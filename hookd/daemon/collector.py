@@ -116,6 +116,7 @@ class FleetCollector:
         self._clock = clock
         self._lock = threading.Lock()
         self._series: dict[Target, TargetSeries] = {}
+        self._errors: Counter[Target] = Counter()
         self._last_scrape_s = 0.0
 
     def collect(self) -> Iterator[Metric]:
@@ -132,9 +133,14 @@ class FleetCollector:
             merged = _Merged(family for watcher in self._watchers for family in watcher.families)
             of_user = Counter(target.identity.uid for target in targets)
             for target, series in self._series.items():
-                series.add_to(merged, started, MAX_PER_USER // of_user[target.identity.uid])
-                for watcher in self._watchers:
-                    series.add_samples(merged, watcher)
+                try:
+                    series.add_to(merged, started, MAX_PER_USER // of_user[target.identity.uid])
+                    for watcher in self._watchers:
+                        series.add_samples(merged, watcher)
+                except Exception:  # noqa: BLE001  whatever is wrong with one target, the others are served
+                    self._failed(target)
+                merged.core(*_ERRORS).add_sample(_ERRORS[0] + "_total", series.standard, float(self._errors[target]))
+            self._errors = Counter({one: self._errors[one] for one in targets})
             own = list(self._own_families())
             self._last_scrape_s = self._clock() - started
         of_pages = [family for family in merged.of_pages.values() if family.parts]
@@ -144,6 +150,13 @@ class FleetCollector:
         """Say for a person what the last scrape took, and how many attaches were done and refused."""
         attached, refused = self._tally.sums()
         return {"scrape_s": self._last_scrape_s or None, "attached": attached, "refused": refused}
+
+    def _failed(self, target: Target) -> None:
+        self._errors[target] += 1
+        if self._errors[target] == 1:
+            _log.exception(
+                "process %d is not served, or not as a whole: that it is not is an error of hookd's", target.pid
+            )
 
     def _series_of(self, target: Target) -> TargetSeries:
         known = self._series.get(target)
@@ -210,7 +223,7 @@ class TargetSeries:
         self._selection = Selection(limits)
         self._heads: dict[tuple[int, int, int], dict[int, Heads]] = {}
         self.claim = target.claim
-        self._standard = {"run": self.claim.run, "rank": self.claim.rank}
+        self.standard = {"run": self.claim.run, "rank": self.claim.rank}
         self._refused = 0
         self._told = 0
 
@@ -234,14 +247,14 @@ class TargetSeries:
                 continue
             heads = self._heads[family.key] = before.get(family.key, {})
             if (into := merged.of_page(family)) is not None:
-                into.parts.append(Part(family, indexes, self._standard, heads))
+                into.parts.append(Part(family, indexes, self.standard, heads))
             else:
                 refused += len(indexes)
         self._refused = max(self._refused, refused)
         if counts := {**counts, **target.told}:
-            samples = [({**self._standard, "kind": kind}, float(n)) for kind, n in sorted(counts.items())]
+            samples = [({**self.standard, "kind": kind}, float(n)) for kind, n in sorted(counts.items())]
             merged.incidents.parts.append(Told(_INCIDENTS[0] + "_total", samples))
-        merged.core(*_LOST).add_sample(_LOST[0] + "_total", self._standard, float(target.incidents_dropped))
+        merged.core(*_LOST).add_sample(_LOST[0] + "_total", self.standard, float(target.incidents_dropped))
         self._add_dropped(merged, snapshot)
         self._tell_dropped()
 
@@ -249,7 +262,7 @@ class TargetSeries:
         """Add what a watcher has to say of this target."""
         for family, extra, value in watcher.samples(self._target):
             name = family.name + SUFFIXES[family.kind][0]
-            merged.core(family.name, family.kind, family.help).add_sample(name, {**self._standard, **extra}, value)
+            merged.core(family.name, family.kind, family.help).add_sample(name, {**self.standard, **extra}, value)
 
     def _count_incidents(self, counts: dict[str, float], family: Family) -> None:
         """Add a page's counts of incidents, under kinds that there may be."""
@@ -271,19 +284,19 @@ class TargetSeries:
     def _add_state(self, merged: _Merged) -> None:
         target, identity = self._target, self._target.identity
         is_up = float(target.ended is None)
-        merged.core(*_UP).add_sample("hookd_target_up", self._standard, is_up)
+        merged.core(*_UP).add_sample("hookd_target_up", self.standard, is_up)
         values = (
             target.pid, identity.local_rank, identity.world_size, identity.script, identity.method, identity.user,
             identity.python, identity.torch, identity.agent_version, target.ended.reason if target.ended else "",
             target.container.pod, target.container.namespace, target.container.container,
         )  # fmt: skip
-        info = {**self._standard, **{label: str(value) for label, value in zip(_INFO_LABELS, values, strict=True)}}
+        info = {**self.standard, **{label: str(value) for label, value in zip(_INFO_LABELS, values, strict=True)}}
         merged.core(*_INFO).add_sample("hookd_target_info", info, 1.0)
         for state in STATES:
             is_in = float(state == target.state)
-            merged.core(*_STATE).add_sample("hookd_target_state", {**self._standard, "state": state}, is_in)
+            merged.core(*_STATE).add_sample("hookd_target_state", {**self.standard, "state": state}, is_in)
         if (age := target.heartbeat_age_s()) is not None:
-            merged.core(*_AGE).add_sample("hookd_heartbeat_age_seconds", self._standard, age)
+            merged.core(*_AGE).add_sample("hookd_heartbeat_age_seconds", self.standard, age)
 
     def _add_process(self, merged: _Merged, *, is_alive: bool) -> None:
         usage = self._target.usage()
@@ -296,14 +309,14 @@ class TargetSeries:
         for (name, kind, text), value, is_served in values:
             if value is not None and is_served:
                 sample = name + "_total" if kind == "counter" else name
-                merged.core(name, kind, text).add_sample(sample, self._standard, float(value))
+                merged.core(name, kind, text).add_sample(sample, self.standard, float(value))
 
     def _add_dropped(self, merged: _Merged, snapshot: Snapshot) -> None:
         told = next((family for family in snapshot.families if family.name == _DROPPED and family.first), None)
         by_agent = max(float(snapshot.dropped), told.cells[told.first[0]] if told is not None else 0.0)
         if math.isfinite(by_agent):
             value = by_agent + self._selection.dropped + self._refused
-            merged.core(*_DROPS).add_sample(_DROPPED + "_total", self._standard, value)
+            merged.core(*_DROPS).add_sample(_DROPPED + "_total", self.standard, value)
 
 
 def _names(name: str, kind: str) -> list[str]:
@@ -325,6 +338,7 @@ _LOST = (
     "counter",
     "Incidents that were too many of their target, run or user to be stored.",
 )
+_ERRORS = ("hookd_target_errors", "counter", "Scrapes in which something of this target was left out for an error.")
 _DROPS = (_DROPPED, "counter", "Series that are not served: over the limit, without room, or in conflict.")
 _BACKING_OFF = (
     "hookd_attach_backing_off",
@@ -335,6 +349,6 @@ _CORE_NAMES = (
     _BACKING_OFF[0], "hookd_attach_pause_seconds", "hookd_attach_pause_seconds_bucket", "hookd_attach_pause_seconds_sum",
     "hookd_attach_pause_seconds_count", _UP[0], _INFO[0], "hookd_target", _STATE[0], _AGE[0], _CPU[0],
     _CPU[0] + "_total", _MEMORY[0], _THREADS[0], _FDS[0], _DROPPED, _DROPPED + "_total",
-    _LOST[0], _LOST[0] + "_total",
+    _LOST[0], _LOST[0] + "_total", _ERRORS[0], _ERRORS[0] + "_total",
 )  # fmt: skip
 """What no page may use for a family or a sample."""

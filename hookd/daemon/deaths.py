@@ -203,7 +203,10 @@ def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, Any] |
     if evidence.source == "exec":
         return "exec", "became another program (exec)"
     if evidence.source == "alive":
-        return "page closed", "still runs, but has closed its page: nothing more is known of it"
+        return (
+            "page closed",
+            "still runs, but has closed hookd's descriptors: nothing more is known of it; attach again",
+        )
     if evidence.status is None:
         if exited:
             return "exited", f"came to Python's own exit{after}; its exit code is not known"

@@ -202,17 +202,18 @@ def _histogram(family: Family, first: int) -> list[float]:
     """Give a histogram's cumulative buckets, its count and its sum; nothing if its counts are none.
 
     A sum that is no counter (NaN, or below 0) is left out, and with it the count, which the last bucket holds anyway:
-    OpenMetrics allows neither such a sum nor one of the two alone.
+    OpenMetrics allows neither such a sum, nor any where a bound is negative, nor one of the two alone.
     """
     total, values = 0.0, []
     end = first + len(family.buckets) + 1
     for count in family.cells[first:end]:
-        if not 0 <= count < math.inf:
+        if not (0 <= count < math.inf and count.is_integer()):
             return []
         total += count
         values.append(total)
     spent = family.cells[end]
-    return [*values, total, spent] if spent >= 0 else values
+    is_counter = spent >= 0 and not (family.buckets and family.buckets[0] < 0)
+    return [*values, total, spent] if is_counter else values
 
 
 def _head(name: str, labels: Mapping[str, str]) -> str:

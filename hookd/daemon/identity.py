@@ -13,6 +13,7 @@ from hookd.attach import commandline, proc, snapshot
 from hookd.attach.accounts import account, uid_of
 from hookd.attach.owner import user_name
 from hookd.errors import HookdError
+from hookd.page.layout import clean as valid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +64,7 @@ class Identity:
             ppid=_parent(pid),
             started=_real(raw, "started"),
             attached=_real(raw, "attached"),
-            step_offset=offset if isinstance(offset, int) and not isinstance(offset, bool) else None,
+            step_offset=offset if _is_whole(offset) else None,
             keep=raw.get("keep") is True,
             meeting=_meeting(seen),
         )
@@ -104,25 +105,27 @@ OF_THE_KERNEL = ("uid", "process_uid", "ppid", "meeting")
 def script_of(cmdline: Sequence[str]) -> str:
     """Find the script, or the module after `-m`, in the command line of a Python process; "" when there is none."""
     name, is_module = commandline.program(cmdline)
-    return name.rpartition(".")[2] + ".py" if is_module and name else name
+    return valid(name.rpartition(".")[2] + ".py" if is_module and name else name)
 
 
 def text(raw: Mapping[str, Any], key: str) -> str:
-    """Give a text of a page's object, "" where there is none."""
+    """Return a text of a page's object, "" where there is none."""
     value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        return ""
-    return str(value)
+    return valid(value) if isinstance(value, str) else str(value) if _is_whole(value) else ""
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and abs(value) < 1 << 63
 
 
 def _whole(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return int(value) if _is_whole(value) else 0  # type: ignore[arg-type]
 
 
 def _real(raw: Mapping[str, Any], key: str) -> float:
     value = raw.get(key)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    return float(value) if isinstance(value, float) or _is_whole(value) else 0.0  # type: ignore[arg-type]
 
 
 def _look(pid: int, *, settles: bool) -> Snapshot | None:

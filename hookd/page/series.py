@@ -36,12 +36,19 @@ class Bound:
 
     Attributes:
         refused: how often a series was not made, and `why`, in words; `told` of them are published.
+        bad: by the name of a metric, how many values were none, see `hookd.metrics`; `bad_told` of them are published.
     """
 
     def __init__(self, most: int = MAX_SERIES // 2, most_values: int = 500) -> None:
         self.most, self.most_values = most, most_values
         self.live = self.refused = self.told = 0
         self.why = ""
+        self.bad: dict[str, int] = {}
+        self.bad_told: dict[str, int] = {}
+
+    def refuse(self, name: str) -> None:
+        """Count a value of a metric that is none."""
+        self.bad[name] = self.bad.get(name, 0) + 1
 
     def has_room(self, name: str, beside: int) -> bool:
         """Whether a series may be made of a family that has so many with the same module; if not, it is counted."""

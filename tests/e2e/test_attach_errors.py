@@ -290,7 +290,10 @@ def start(config, loader=None):
 
 def test_an_agent_of_another_version_is_there(tmp_path, monkeypatch):
     files = {"hookd/page/" + path.name: path.read_bytes() for path in (REPOSITORY / "hookd/page").glob("*.py")}
-    files |= {f"hookd/{name}.py": (REPOSITORY / f"hookd/{name}.py").read_bytes() for name in ("errors", "originals")}
+    files |= {
+        f"hookd/{name}.py": (REPOSITORY / f"hookd/{name}.py").read_bytes()
+        for name in ("descriptors", "errors", "originals")
+    }
     pack = stub.payload._pack
     monkeypatch.setattr(stub.payload, "_pack", lambda made: pack({**files, **made}))
     with stub.start(tmp_path, BUSY) as target:

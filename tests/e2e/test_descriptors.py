@@ -37,7 +37,7 @@ def test_a_training_that_closes_all_descriptors(below, attachable):
                 wait_until(lambda: total() > done + 20, what="further steps")
                 attachment.detach()
             else:  # nobody can reach the agent any more: it leaves, and is told of
-                attachment.process.expect("still runs, but has closed its page|was detached$")
+                attachment.process.expect("still runs, but has closed hookd's descriptors|was detached$")
             wait_until(lambda: not threads_of_ours(process.pid), what="the agent's leaving")
         if below > 256:
             with tool.Attachment([process.pid], *PLUGINS) as again:

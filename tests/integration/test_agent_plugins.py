@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 
 import pytest
@@ -398,6 +399,40 @@ def test_labels_that_are_new_for_ever_are_bounded_and_counted() -> None:
         for _ in range(20):
             module(torch.ones(1))
         assert len(agent.values("hookd_talkative_texts")) == 500, "those that end make room"
+
+
+class Careless(Plugin):
+    """Hands on whatever it has calculated."""
+
+    name = "careless"
+
+    @hookimpl
+    def configure(self, context):
+        self.amounts = context.counter("amounts", "Amounts.")
+        self.sizes = context.histogram("sizes", "Sizes.", [-1.0, 1.0])
+
+    @hookimpl
+    def forward(self, module):
+        for value in (1.0, math.nan, 2.0, math.inf, -1.0):
+            self.amounts.inc(value)
+            self.sizes.observe(value)
+
+
+def test_what_is_no_amount_is_counted_and_not_stored() -> None:
+    with running(Careless) as agent:
+        nn.Identity()(torch.ones(1))
+        bad = lambda: agent.values("hookd_plugin_bad_values")  # noqa: E731
+        wait_until(bad, what="the count")
+        assert bad() == {("careless", "hookd_careless_amounts"): 3, ("careless", "hookd_careless_sizes"): 1}
+        assert agent.values("hookd_careless_amounts") == {(): 3}
+        (sizes,) = [one for one in agent.read().families if one.name == "hookd_careless_sizes"]
+        ((_, cells),) = sizes.series
+        assert list(cells) == [1, 1, 2, 2.0], "-1; 1; 2 and infinity; the sum is of what is finite"
+        told = [one["message"] for one in agent.read().logs if "is not stored" in one["message"]]
+        assert told == [
+            f"plugin careless: hookd_careless_{name} was given what is no amount: it is not stored"
+            for name in ("amounts", "sizes")
+        ]
 
 
 def test_a_plugin_made_anew_counts_on_how_many_of_its_series_were_refused(fake_target) -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import gzip
 import math
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -15,6 +20,7 @@ from hookd import labels
 from hookd.attach.container import Container
 from hookd.daemon.collector import PAUSE_BUCKETS_S, FleetCollector, Tally
 from hookd.daemon.families import PageFamily, encode
+from hookd.daemon.identity import Identity
 from hookd.daemon.kinds import MOST_OF_TARGET
 from hookd.daemon.scrapes import render
 from hookd.daemon.selection import MAX_CORE, Limits
@@ -279,6 +285,81 @@ def test_a_corrupt_page_marks_its_target_and_harms_no_other(fleet, join, scrape)
     assert found[key("hookd_target_state", rank="0", state="corrupt")] == 1
     assert key("hookd_steps_total", rank="0") not in found
     assert found[key("hookd_steps_total", rank="1")] == 2
+
+
+HOSTILE = st.text(st.characters(codec=None), max_size=8)  # lone surrogates among them
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | HOSTILE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(HOSTILE, inner, max_size=3),
+    max_leaves=4,
+)
+FIELDS = ("run", "rank", "local_rank", "world_size", "script", "python", "torch", "method", "agent_version", "started",
+          "attached", "step_offset", "keep")  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    said=st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from([10**400, -(10**400), "\udcff.py", "a\nb"]))
+)
+def test_whatever_a_process_says_of_itself_is_served_or_left_out(fleet, join, scrape, said):
+    if not fleet.held:
+        join()
+    (target,) = fleet.held
+    target.identity = identity = Identity.of_page(said, pid=os.getpid())
+    target.claim = labels.Claim(os.getpid(), os.getpid(), identity.rank, identity.run, identity.run)
+    samples = scrape()
+    assert samples[key("hookd_target_up", identity.run, identity.rank)] == 1
+    assert samples[key("hookd_target_errors_total", identity.run, identity.rank)] == 0
+
+
+BOUNDS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4, unique=True).map(sorted)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(bounds=BOUNDS, data=st.data(), kind=st.sampled_from(["counter", "gauge", "histogram"]))
+def test_whatever_is_in_the_cells_of_a_family_parses(fleet, scrape, bounds, kind, data):
+    page = PageWriter.create({"pid": os.getpid(), "run": "r", "rank": "0"})
+    fleet.held = [Target(os.getpid(), os.dup(page.fd))]
+    width = len(bounds) + 2 if kind == "histogram" else 1
+    cells = data.draw(st.lists(st.floats(), min_size=width, max_size=width))
+    try:
+        put(
+            page,
+            "hookd_x",
+            kind,
+            cells,
+            {"module": data.draw(st.text(max_size=4))},
+            buckets=tuple(bounds) if width > 1 else (),
+        )
+        scrape()
+    finally:
+        fleet.held.pop().close()
+        page.close()
+
+
+def test_a_script_whose_name_is_no_text_is_served(tmp_path):
+    """As the kernel gives it, before an attach or where the page is another version's."""
+    script = os.fsencode(tmp_path) + b"/bad\xff.py"
+    Path(os.fsdecode(script)).write_text("import sys; print('ready', flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        identity = Identity.of_process(process.pid)
+        process.stdin.close()
+    assert identity.script.endswith("/bad?.py")
+    identity.script.encode()
+
+
+def test_a_target_whose_samples_cannot_be_made_costs_no_other_one(fleet, join, scrape, caplog, monkeypatch):
+    join()
+    put(join(run="odd.py"), "hookd_x", "gauge", [1])
+    odd = fleet.held[1]
+    monkeypatch.setattr(odd, "usage", lambda: 1 / 0)
+    samples = scrape()
+    assert samples[key("hookd_target_up")] == 1
+    assert samples[key("hookd_target_errors_total")] == 0
+    first = samples[key("hookd_target_errors_total", run="odd.py")]
+    assert scrape()[key("hookd_target_errors_total", run="odd.py")] > first > 0
+    assert [one.message for one in caplog.records if "is not served" in one.message] == [caplog.records[0].message]
 
 
 def test_the_heartbeats_age_is_the_daemons_own_time_since_the_last_event(join, fleet):
