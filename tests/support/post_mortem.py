@@ -19,6 +19,7 @@ def add_to(report: pytest.TestReport) -> None:
     for process in STARTED:
         report.sections.append((f"process {process.pid}", process.describe()))
     report.sections.append(("processes at the failure", "\n".join(states(_pids()))))
+    report.sections.append(("descriptors of this worker", _descriptors()))
     report.sections.append(("machine at the failure", "\n".join(_load())))
 
 
@@ -32,6 +33,13 @@ def _pids() -> list[int]:
     if "WORKER_UNSHARE" in os.environ:
         return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return descendants(os.getpid())
+
+
+def _descriptors() -> str:
+    """Count what this process has open; of more than 64 pages those that come last are not found (discover.find_page)."""
+    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    maps = Path("/proc/self/maps").read_text().count("/memfd:hookd-page")
+    return f"{len(links)}, of which {sum('/memfd:hookd-page' in link for link in links)} are pages; {maps} maps of pages"
 
 
 def _load() -> Iterator[str]:
