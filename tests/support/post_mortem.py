@@ -39,7 +39,9 @@ def _descriptors() -> str:
     """Count what this process has open; of more than 64 pages those that come last are not found (discover.find_page)."""
     links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     maps = Path("/proc/self/maps").read_text().count("/memfd:hookd-page")
-    return f"{len(links)}, of which {sum('/memfd:hookd-page' in link for link in links)} are pages; {maps} maps of pages"
+    return (
+        f"{len(links)}, of which {sum('/memfd:hookd-page' in link for link in links)} are pages; {maps} maps of pages"
+    )
 
 
 def _load() -> Iterator[str]:
