@@ -50,11 +50,14 @@ def start(config: dict[str, Any], archive: bytes, breath_s: float = 0.0) -> Any:
 
 
 def sleep(seconds: float) -> None:
-    """Wait for nothing, for so long: what `time` has may have been replaced (see `hookd/originals.py`)."""
-    import _queue  # noqa: PLC0415
+    """Wait for no signal, for so long: what `time` has may have been replaced (see `hookd/originals.py`).
 
-    with contextlib.suppress(_queue.Empty):
-        _queue.SimpleQueue().get(True, seconds)
+    Not `SimpleQueue.get`: its lock is free at first, and a thread that has lost its processor for longer than the time-out
+    when it has taken that waits for ever (CPython 3.11 Modules/_queuemodule.c: a time-out below 0).
+    """
+    import _signal  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    _signal.sigtimedwait((), seconds)
 
 
 def unpack(archive: bytes) -> dict[str, bytes]:

@@ -327,10 +327,9 @@ class RefusalError(Exception):
 
 def _sleep(seconds: float) -> None:
     """Wait for nothing, for so long: what `time` has may have been replaced (see `hookd/originals.py`, which comes later)."""
-    import _queue  # noqa: PLC0415
+    import _signal  # type: ignore[import-not-found]  # noqa: PLC0415
 
-    with contextlib.suppress(_queue.Empty):
-        _queue.SimpleQueue().get(True, seconds)
+    _signal.sigtimedwait((), seconds)
 
 
 def is_claimed() -> bool:

@@ -79,8 +79,13 @@ class Waiting(logging.Handler):
 
     def close(self) -> None:
         """Write what waits, as far as it can be written now."""
-        with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(None)
+        while True:
+            try:
+                self._lines.put_nowait(None)
+                break
+            except queue.Full:  # the oldest line makes room, or the thread would never hear of the end
+                with contextlib.suppress(queue.Empty):
+                    self._lines.get_nowait()
         self._thread.join(END_S)
         super().close()
 

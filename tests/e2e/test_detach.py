@@ -13,7 +13,7 @@ import pytest
 from tests.support import forked, tool, training
 from tests.support.environment import REPOSITORY
 from tests.support.processes import Process, wait_until
-from tests.support.tool import Attachment, Page, plugin_options
+from tests.support.tool import Attachment, Page, has_page, plugin_options
 from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
@@ -128,7 +128,7 @@ def test_after_ctrl_c_everything_in_the_target_is_as_it_was(puppet, tmp_path):
     assert files_of_ours(puppet.pid) <= files
     assert list(tmp_path.iterdir()) == []
     assert steps(puppet) > 0
-    assert Page.of(puppet.pid) is None
+    assert not has_page(puppet.pid)
 
 
 def test_hookd_detach_restores_everything(puppet):
@@ -180,7 +180,7 @@ def test_a_killed_tool_leaves_no_agent_behind(puppet):
 
     specs = tuple(PluginSpec.parse(text) for text in OBSERVERS)
     attach(puppet.pid, AttachRequest(plugins=specs, lease_s=1, plugin_dirs=(PLUGIN_DIR,), timeout_s=60))
-    wait_until(lambda: Page.of(puppet.pid) is None, what="the agent to leave by itself")
+    wait_until(lambda: not has_page(puppet.pid), what="the agent to leave by itself")
     assert_as_before(puppet, before)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import tool, training
 from tests.support.processes import Process, wait_until
-from tests.support.tool import Attachment, Page
+from tests.support.tool import Attachment, Page, has_page
 from tests.support.training import Job
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def test_a_plugin_that_cannot_be_configured_is_refused_with_its_reason(attachabl
         with Process([*tool.HOOKD, "attach", str(process.pid), *options], env=tool.tool_environment()) as attach:
             assert attach.wait() == 2, attach.describe()
             assert "no way to begin" in "\n".join(attach.err)
-        assert Page.of(process.pid) is None, "nothing is left of an attach that was refused"
+        assert not has_page(process.pid), "nothing is left of an attach that was refused"
         step = int(process.out[-1].split()[1])
         process.expect(f"^step {step + 5} ")
 

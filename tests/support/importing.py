@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tests.support.processes import Process, wait_until
-from tests.support.tool import Attachment, Page
+from tests.support.tool import Attachment, has_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +62,6 @@ def assert_modules_stay(process: Process, directory: Path, *, is_first: bool) ->
         assert files[-1].endswith("program/widths.py")
         assert before in (during, None)
         attachment.detach()
-    wait_until(lambda: Page.of(process.pid) is None, what="the page to go")
+    wait_until(lambda: not has_page(process.pid), what="the page to go")
     assert ask(process, f"id {IMPORTED}") == identities
     assert not [name for name in ask(process, "modules") if name.startswith("_hookd")]

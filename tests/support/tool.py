@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
@@ -135,6 +136,16 @@ class Page:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def has_page(pid: int) -> bool:
+    """Whether a process has an agent."""
+    from hookd.attach.discover import find_page
+
+    fd = find_page(pid)
+    if fd is not None:
+        os.close(fd)
+    return fd is not None
 
 
 def family_of(pid: int) -> list[int]:

@@ -17,7 +17,7 @@ import weakref
 import pytest
 
 import hookd
-from hookd.agent.arrival import codes
+from hookd.agent.arrival import codes, sleep
 from hookd.agent.loader import Loader
 
 FILES = {
@@ -341,3 +341,8 @@ def test_tracebacks_show_the_new_source(loader):
         fail()
     except ValueError:
         assert "new words" in traceback.format_exc()
+
+
+def test_a_wait_that_is_over_before_it_begins_ends():
+    for _ in range(2000):
+        sleep(1e-6)
