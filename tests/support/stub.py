@@ -152,6 +152,10 @@ def own_memory() -> Opened:
     return Opened(os.getpid(), proc.program(os.getpid()))
 
 
+_STATEMENT = b"__import__('builtins').exec("
+"""How it begins. Of that, `__import__` alone also stands in the loader's source, of which freed memory keeps a copy."""
+
+
 def mailboxes(pid: int) -> int:
     """Count the pages of a process that begin as a mailbox does: its code at offset 128."""
     found = 0
@@ -160,7 +164,7 @@ def mailboxes(pid: int) -> int:
             if mapping.access == "rw-p" and not mapping.path and mapping.end - mapping.start < 1 << 24:
                 with contextlib.suppress(OSError):  # it works meanwhile, and has given this back
                     memory = opened.read(mapping.start, mapping.end - mapping.start)
-                    found += sum(memory.startswith(b"__import__", page + 128) for page in range(0, len(memory), 4096))
+                    found += sum(memory.startswith(_STATEMENT, page + 128) for page in range(0, len(memory), 4096))
     return found
 
 
