@@ -55,7 +55,7 @@ class Aside:
         """Have something done soon; any thread may ask, and waits for nothing. What is too much is not done.
 
         Raises:
-            RuntimeError: no thread can be started.
+            ControlError: reason "no-threads", none can be started.
         """
         with self._lock:
             queue = self._queues.setdefault(plugin, _Queue())

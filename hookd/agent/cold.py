@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.agent.faults import Failure, is_from_signal_handler
 from hookd.agent.spawn import Thread, is_own
 from hookd.authors import line_of
-from hookd.errors import PluginError, worded
+from hookd.errors import ControlError, PluginError, worded
 from hookd.originals import Empty, Event, SimpleQueue
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Cold:
         job = Job(plugin, hook, act, arguments)
         try:
             thread = self._free()
-        except RuntimeError:  # no thread can be started: rather here than not at all, as a detach must come to its end
+        except ControlError:  # no thread can be started: rather here than not at all, as a detach must come to its end
             job.do()
             if job.error is not None and is_from_signal_handler(job.error):
                 raise job.error from None

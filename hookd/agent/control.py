@@ -93,6 +93,7 @@ class Control:
         self.asking: Connection | None = None
         self.left: Callable[[Connection], None] = lambda _: None
         self.look: Callable[[], None] = lambda: None
+        self._then: Callable[[], None] = lambda: None
         self._door = open_door()
         self.path = self._door.path
         self._thread = Thread(self._serve)
@@ -116,10 +117,13 @@ class Control:
         """Start the thread."""
         self._thread.start()
 
-    def end(self) -> None:
-        """Have the thread end, after the answer under way; wait for it, unless it is the caller."""
+    def end(self, then: Callable[[], None] | None = None) -> None:
+        """Have the thread end, after the answer under way, and do this `then`; wait for it, unless it is the caller."""
+        self._then = then or self._then
         self._is_ending = True
-        if not self.is_own_thread():
+        if self._thread.ident is None:  # it has never begun
+            self._close()
+        elif not self.is_own_thread():
             self._thread.join(TICK_S * 5)
 
     def is_own_thread(self) -> bool:
@@ -169,6 +173,8 @@ class Control:
                         self._check_lease()
         finally:
             self._close()
+            with self._work.piece():
+                self._then()
 
     def _close(self) -> None:
         for connection in list(self._connections.values()):

@@ -19,7 +19,6 @@ from hookd.agent.lastwords import last_words, printed
 from hookd.agent.loader import release
 from hookd.agent.questions import Questions
 from hookd.agent.session import Session
-from hookd.agent.spawn import Thread
 from hookd.agent.standby import Standby
 from hookd.agent.threads import frames_inside
 from hookd.agent.work import Work
@@ -276,13 +275,8 @@ class Agent:
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """End the control thread, which calls this and has an answer to send, and clean up behind it."""
-        self._control.end()
-        Thread(self._leave).start()
-
-    def _leave(self) -> None:
-        with self._work.piece():
-            self.leave()
+        """Clean up at the end of the control thread, which calls this and has an answer to send."""
+        self._control.end(then=self.leave)
 
     def orphan(self) -> None:
         """Stay only while somebody holds the agent, unless somebody who is there has asked to keep it."""

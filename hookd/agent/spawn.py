@@ -7,10 +7,12 @@ put greenlets in the place of threads (`hookd.originals`).
 from __future__ import annotations
 
 import contextlib
+import posix
 import threading
 from typing import TYPE_CHECKING
 
 from hookd.descriptors import write
+from hookd.errors import ControlError
 from hookd.originals import Event, thread
 
 if TYPE_CHECKING:
@@ -40,9 +42,13 @@ class Thread:
         """Start it, and wait until it has begun.
 
         Raises:
-            RuntimeError: the system gives no thread.
+            ControlError: reason "no-threads", the system gives none.
         """
-        thread.start(self._run)
+        try:
+            thread.start(self._run)
+        except RuntimeError as exc:
+            hint = "Raise pids.max of its container or job, or its RLIMIT_NPROC."
+            raise ControlError(f"process {posix.getpid()} gets no thread", reason="no-threads", hint=hint) from exc
         self._begun.wait()
 
     def join(self, timeout_s: float) -> None:

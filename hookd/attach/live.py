@@ -45,7 +45,7 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
         return _join(pid, request, there, started)
     if there is not None:
         request = upgrade.plan(pid, request, there)
-    with target.look(pid) as found:
+    with target.look(pid, is_forced=request.force) as found:
         built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(found.status.uid))
         with _explaining(pid):
             delivery, data = _prepare(found, request, built)
@@ -147,6 +147,8 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
 
     def answer() -> dict[str, Any] | None:
         asked = time.monotonic()
+        if mailbox.word(box, mailbox.CLAIMED) == mailbox.NO_THREAD:
+            raise _no_thread(found)
         if (found := mailbox.answer(box)) is None:
             box.expect(asked + wait_s)
         return found
@@ -160,6 +162,9 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
             mailbox.set_word(box, mailbox.SEEN, 1)
     except BaseException as exc:
         delivery.withdraw()
+        if isinstance(exc, AttachError) and exc.reason == "no-threads":
+            with contextlib.suppress(HookdError, OSError):
+                delivery.again()  # it gives the mailbox back
         if isinstance(exc, OSError) and exc.errno in (errno.EFAULT, errno.ETIMEDOUT):
             raise _held_up(found) from exc
         raise
@@ -172,6 +177,11 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
         )  # fmt: skip
     if not told.get("ok"):
         raise _refusal(told)
+
+
+def _no_thread(found: target.Target) -> AttachError:
+    hint = "Raise pids.max of its container or job, or its RLIMIT_NPROC; what its threads map counts for RLIMIT_AS."
+    return AttachError(f"process {found.pid} gets no thread", reason="no-threads", hint=hint)
 
 
 def _held_up(found: target.Target) -> AttachError:

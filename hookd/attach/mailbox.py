@@ -10,7 +10,7 @@ stopped (CPython 3.14), a file that both sides read and write. Each word has one
     32   cancelled  tool    nobody waits any more: the tool's last word, for the target may now give the mailbox back
     40   size       tool    of all of it
     64   ran        target  how often the code ran, token or not; written after `claimed`
-    72   claimed    target  the thread was started
+    72   claimed    target  1 when the thread is started, 2 where the system gave none
     80   answered   target  bytes of the answer, written after it
     128  the code, a C string
     4096 the data, then in the same place the answer
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 TOKEN, SENT, LENGTH, SEEN, CANCELLED, SIZE = 0, 8, 16, 24, 32, 40
 RAN, CLAIMED, ANSWERED = 64, 72, 80
 CODE, DATA = 128, 4096
+IS_CLAIMED, NO_THREAD = 1, 2
+"""What stands in `claimed`."""
 _MAX_ANSWER = 65536
 
 # What the training thread runs, at a moment that the interpreter chooses. It must not raise: the interpreter would
@@ -45,7 +47,8 @@ _MAX_ANSWER = 65536
 # greenlets in the place of threads, the thread is one of a second instance of `_thread` (see `hookd/originals.py`); it waits
 # at a lock and counts, for `time` may have been replaced, too. If ctypes is not loaded, the
 # mailbox is reached as a file. Where the tool has given up or died, the mailbox is given back: by the thread, which
-# waits for its time, or at once by code that runs only after the tool's word (once nothing is queued there any more).
+# waits for its time, or at once by code that runs only after the tool's word (once nothing is queued there any more); so also
+# where no thread could be started.
 #
 # An exception that comes out of a signal handler of the program while these lines run is the program's (a preemption
 # signal, say): it is raised in the training thread by a second queued call, PyObject_IsTrue of an object whose
@@ -102,9 +105,12 @@ try:
   p(64,g(64)+1)
   if b:
    s=S.stack_size(0)
-   S.start_new_thread(r,())
-   S.stack_size(s)
-  elif g(32) and not g(72) and g(8)==g(64):q()
+   try:S.start_new_thread(r,())
+   except RuntimeError:
+    p(72,2)
+    if F is not None:posix.close(F)
+   finally:S.stack_size(s)
+  elif g(32) and g(72)!=1 and g(8)==g(64):q()
   elif F is not None:posix.close(F)
 except BaseException as x:
  try:

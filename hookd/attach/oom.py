@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from hookd.attach import proc
-from hookd.errors import HookdError
+from hookd.attach import cgroups, proc
 
 KERNEL_LOG = Path("/dev/kmsg")
 _MAX_RECORDS = 50_000
@@ -24,56 +23,14 @@ _KILLED = re.compile(
 )
 
 
-def counter_of(pid: int, mounts: str | None = None) -> Path | None:
+def counter_of(pid: int) -> Path | None:
     """Find the file that counts the kills in a process's memory cgroup, or in the nearest one above that counts.
 
     None where it has none, or lies where our own mounts do not show it.
-
-    Args:
-        pid: of the process.
-        mounts: instead of our own /proc/self/mountinfo.
     """
-    try:
-        lines = proc.read(pid, "cgroup").decode("utf-8", "surrogateescape").splitlines()
-        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape") if mounts is None else mounts
-    except (OSError, HookdError):
-        return None
-    parts = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    for kind, name, wanted in (("cgroup", "memory.oom_control", "memory"), ("cgroup2", "memory.events", "")):
-        for _, controllers, path in parts:
-            if wanted in controllers.split(",") and (found := _below(mounts, kind, path, name)) is not None:
-                return found
-    return None
-
-
-def _below(mounts: str, kind: str, path: str, name: str) -> Path | None:
-    for line in mounts.splitlines():
-        fields, _, tail = line.partition(" - ")
-        words, after = fields.split(), tail.split()
-        is_of_memory = kind == "cgroup2" or (len(after) > 2 and "memory" in after[2].split(","))
-        if len(words) < 5 or not after or after[0] != kind or not is_of_memory:
-            continue
-        root, mount = (PurePosixPath(_plain(word)) for word in words[3:5])
-        try:
-            inner = PurePosixPath(path).relative_to(root)
-        except ValueError:
-            continue
-        if ".." not in inner.parts and (found := _nearest(Path(mount), inner, name)) is not None:
-            return found
-    return None
-
-
-def _nearest(mount: Path, inner: PurePosixPath, name: str) -> Path | None:
-    while not (found := mount / inner / name).exists():
-        if inner == PurePosixPath():
-            return None
-        inner = inner.parent
-    return found
-
-
-def _plain(word: str) -> str:
-    """Undo the octal escapes of mountinfo."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
+    names = ("memory.oom_control", "memory.events")
+    files = (folder / name for folder in cgroups.folders(pid, "memory") for name in names)
+    return next((file for file in files if file.exists()), None)
 
 
 def kills(counter: Path) -> int | None:

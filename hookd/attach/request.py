@@ -22,7 +22,7 @@ class AttachRequest:
         lease_s: how long the agent stays when nobody holds it any more; None: until it is told to go.
         run: the label `run`; found from the target's environment if None.
         force: take the gated direct call on a main thread that hangs, and ignore that CPython's own remote debugging
-            has been switched off.
+            has been switched off, and that the process has little room for an agent (see `headroom`).
         only_trainers: refuse a data loader's worker (reason "data-worker"): nobody named the process itself.
         plugin_dirs: where plugins are sought beside those installed.
         budget: the share of a step's time that observers may take.

@@ -48,13 +48,17 @@ class Target:
         self.memory.close()
 
 
-def look(pid: int) -> Target:
+def look(pid: int, *, is_forced: bool = False) -> Target:
     """Check that process `pid` can be attached to, without stopping it.
+
+    Args:
+        pid: of the process.
+        is_forced: whether to do without room in it, see `headroom`.
 
     Raises:
         NoSuchTarget: there is no such process.
         PermissionDenied: it may not be looked into; the reason says why.
-        AttachError: reasons "zombie", "stopped", "traced", "died", "no-memory".
+        AttachError: reasons "zombie", "stopped", "traced", "died", and those of `headroom.require`.
         TargetUnsupported: reasons "disabled", "not-python", "python-version", "free-threaded", "no-torch", "32-bit",
             "architecture", "main-thread-exited".
     """
@@ -64,7 +68,7 @@ def look(pid: int) -> Target:
         program = proc.program(pid)
         memory = Opened(pid, program)
         try:
-            python = _find_python(memory)
+            python = _find_python(memory, is_forced=is_forced)
             proc.require_program(pid, program)  # all that was read by pid is of this program too
         except BaseException:
             memory.close()
@@ -74,17 +78,18 @@ def look(pid: int) -> Target:
     return Target(status, ticks, program, memory, python)
 
 
-def _find_python(memory: Opened) -> interpreter.Interpreter:
+def _find_python(memory: Opened, *, is_forced: bool) -> interpreter.Interpreter:
     pid = memory.pid
     if discover.is_disabled(pid):
         hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
         raise TargetUnsupported(f"process {pid} has hookd disabled", reason="disabled", hint=hint)
-    headroom.require(pid)
     maps = memory.mappings()
     python = interpreter.find(memory, maps)
     if not discover.has_torch(maps):
         hint = "`hookd ps` lists training processes."
         raise TargetUnsupported(f"process {pid} has no torch loaded", reason="no-torch", hint=hint)
+    if not is_forced:
+        headroom.require(pid, maps)
     return python
 
 

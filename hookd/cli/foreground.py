@@ -32,7 +32,7 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
     pids = chosen.pids
     if len(pids) == 1:  # a taken port must not hide that this process cannot be attached to
         try:
-            target.look(pids[0])
+            target.look(pids[0], is_forced=watch.force)
         except HookdError as error:
             entry = {"pid": pids[0], **error.as_json()}
             return words.finish([entry], as_json=as_json, say=words.told_attached, skipped=chosen.skipped)

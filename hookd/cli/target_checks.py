@@ -122,7 +122,7 @@ def _inside(status: Status) -> Iterator[Check]:
 
 
 def _python(status: Status, memory: Opened) -> Iterator[Check]:
-    from hookd.attach import discover, interpreter, permission
+    from hookd.attach import discover, headroom, interpreter, permission
 
     try:
         maps = memory.mappings()
@@ -140,6 +140,8 @@ def _python(status: Status, memory: Opened) -> Iterator[Check]:
             "torch", "bad", "no torch is loaded in it", "Attach when it has imported torch; hookd ps lists who has."
         )
     yield from untested.of_build({mapping.path for mapping in maps})
+    for shortage in headroom.shortages(status.pid, maps):
+        yield Check("room", "bad", f"{shortage.message} ({shortage.reason})", shortage.hint)
     yield from _way_in(status, memory, python)
 
 

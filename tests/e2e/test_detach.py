@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import forked, tool, training
+from tests.support import tool
 from tests.support.environment import REPOSITORY
 from tests.support.processes import Process, wait_until
+from tests.support.puppet import assert_as_before, probe, started
 from tests.support.tool import Attachment, Page, has_page, plugin_options
-from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything:every=1")
 PLUGIN_DIR = Path(__file__).parent / "plugins"
 PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", PLUGIN_DIR]
-PUPPET = Job("puppet.py")
 KERNEL = REPOSITORY / "hookd" / "native" / "kernel.so"
 ENTRY = KERNEL.with_name("entry.so")
-RESIDUE = ("_hookd.agent.fork.",)  # the trampoline of os.register_at_fork, which cannot be undone
-GUEST = ("hookd", "_hookd", "_pluggy", "pluggy")
-
-
-@contextlib.contextmanager
-def started(**environment):
-    """Start a target that trains and answers questions about itself."""
-    made = training.environment(**environment)
-    with Process(PUPPET.command(), env=made, cwd=PUPPET.path.parent, stdin=True, popen=forked.Popen) as process:
-        process.expect("^ready$")
-        process.ask("cost", "^cost ")  # whatever a first call imports or allocates
-        probe(process)
-        yield process
 
 
 @pytest.fixture
@@ -44,10 +28,6 @@ def puppet(tmp_path):
     """Start one whose temporary files would be in tmp_path."""
     with started(TMPDIR=tmp_path) as process:
         yield process
-
-
-def probe(process: Process) -> dict[str, Any]:
-    return json.loads(process.ask("probe", "^probe (.*)").group(1))
 
 
 def cost(process: Process) -> float:
@@ -60,24 +40,6 @@ def memory(process: Process) -> int:
 
 def steps(process: Process) -> int:
     return int(process.ask("step", r"^stepped (\d+)").group(1))
-
-
-def assert_as_before(process: Process, before: dict[str, Any]) -> None:
-    """Compare two probes; new modules of the standard library change no import, one function is the fork residue.
-
-    The last thread of the agent lets go of the page, for which the tool waits, and then has still to end.
-    """
-    wait_until(lambda: probe(process)["tasks"] == before["tasks"], what="the last thread to end")
-    now = probe(process)
-    added, residue = set(now.pop("modules")) - set(before["modules"]), now.pop("objects")
-    assert not [name for name in added if name.partition(".")[0].startswith(GUEST)]
-    cached = set(now.pop("path importer cache")) - set(before["path importer cache"])
-    assert not [path for path in cached if not Path(path).is_dir()], "an import of the target would look there"
-    kept = {key: value for key, value in before.items() if key in now}
-    changed = {key: (kept[key], now[key]) for key in now if now[key] != kept[key]}
-    assert not changed, f"(before, now) of what is not as it was: {changed}"
-    alive = [name for name in residue if name.startswith("_hookd.agent") and not name.startswith(RESIDUE)]
-    assert not alive, f"more than the fork trampoline is still alive: {alive}"
 
 
 def files_of_ours(pid: int) -> set[str]:

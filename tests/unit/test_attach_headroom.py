@@ -1,58 +1,96 @@
-"""How much memory the cgroups of a process leave for an agent."""
+"""How much memory, and how many threads, mappings and descriptors a process has left for an agent."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from hookd.attach import headroom, proc
+from hookd.attach import cgroups, headroom, proc
 from hookd.errors import AttachError
 
 MIB = 1 << 20
+MOUNTS = "36 24 0:32 / {v1} rw - cgroup cgroup rw,memory\n37 24 0:33 / {v2} rw - cgroup2 cgroup2 rw\n"
 
 
 @pytest.fixture
-def cgroup(tmp_path, monkeypatch):
-    """Make a tree of cgroups, and a process in it: of version 2, and of version 1 beside it."""
-    homes = tmp_path / "v1", tmp_path / "v2"
-    monkeypatch.setattr(headroom, "_V1", homes[0])
-    monkeypatch.setattr(headroom, "_V2", homes[1])
-    monkeypatch.setattr(headroom, "_FILES", dict(zip(homes, headroom._FILES.values(), strict=True)))
+def process(tmp_path, monkeypatch):
+    """Make a tree of cgroups, and a process in it whose files of /proc are given: of version 2, and of version 1 beside it."""
+    homes = {1: tmp_path / "v1", 2: tmp_path / "v2"}
+    files = {"limits": "", "statm": "1000 500", "status": f"Name:\tx\nState:\tS\nUid:\t{os.getuid()}\nGid:\t0\nPPid:\t1"}
+    for name in homes.values():
+        name.mkdir()
+    (tmp_path / "mountinfo").write_text(MOUNTS.format(v1=homes[1], v2=homes[2]))
+    monkeypatch.setattr(cgroups, "_MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(proc, "read", lambda _, name: files[name].encode())
 
-    def make(version, path, used, limit, stat=""):
-        group = homes[version - 1] / path
+    def make(version, path, **values):
+        group = homes[version] / path
         group.mkdir(parents=True, exist_ok=True)
-        usage, most = headroom._FILES[homes[version - 1]]
-        for name, text in ((usage, used), (most, limit), ("memory.stat", stat)):
-            (group / name).write_text(f"{text}\n")
-        line = f"4:memory:/{path}" if version == 1 else f"0::/{path}"
-        monkeypatch.setattr(proc, "read", lambda *_: f"{line}\n".encode())
+        for name, value in values.items():
+            (group / name.replace("_", ".", 1)).write_text(f"{value}\n")
+        files["cgroup"] = f"4:memory:/{path}\n" if version == 1 else f"0::/{path}\n"
+        return files
 
     return make
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_cgroup_that_is_nearly_full_is_refused(cgroup, version):
-    cgroup(version, "job", 990 * MIB, 1000 * MIB)
+def refusal(maps=()):
     with pytest.raises(AttachError) as caught:
-        headroom.require(1)
-    assert caught.value.reason == "no-memory"
-    assert "has 10 MiB left" in caught.value.message
+        headroom.require(os.getpid(), maps)
+    assert "--force" in caught.value.hint
+    return f"{caught.value.reason}: {caught.value.message}"
 
 
-def test_pages_of_files_can_be_dropped(cgroup):
-    cgroup(2, "job", 990 * MIB, 1000 * MIB, f"inactive_file {40 * MIB}\nactive_file {10 * MIB}")
-    headroom.require(1)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cgroup_that_is_nearly_full_is_refused(process, version):
+    names = ("memory_usage_in_bytes", "memory_limit_in_bytes") if version == 1 else ("memory_current", "memory_max")
+    process(version, "job", **dict(zip(names, (990 * MIB, 1000 * MIB), strict=True)), memory_stat="")
+    assert refusal().startswith("no-memory:")
+    assert "has 10 MiB left" in refusal()
 
 
-def test_the_fullest_cgroup_above_decides(cgroup):
-    cgroup(2, "slice", 995 * MIB, 1000 * MIB)
-    cgroup(2, "slice/job", 10 * MIB, 1000 * MIB)
-    with pytest.raises(AttachError):
-        headroom.require(1)
+def test_above_memory_high_the_training_would_wait(process):
+    process(2, "job", memory_current=990 * MIB, memory_max="max", memory_high=1000 * MIB, memory_stat="")
+    assert "has 10 MiB left" in refusal()
 
 
-def test_no_limit_and_a_cgroup_that_is_not_seen_are_no_hindrance(cgroup):
-    cgroup(2, "job", 990 * MIB, "max")
-    headroom.require(1)
-    cgroup(2, "../outside", 0, 0)
-    headroom.require(1)
+def test_pages_of_files_can_be_dropped(process):
+    stat = f"inactive_file {40 * MIB}\nactive_file {10 * MIB}"
+    process(2, "job", memory_current=990 * MIB, memory_max=1000 * MIB, memory_stat=stat)
+    headroom.require(os.getpid(), ())
+
+
+def test_the_fullest_cgroup_above_decides(process):
+    process(2, "slice", memory_current=995 * MIB, memory_max=1000 * MIB, memory_stat="")
+    process(2, "slice/job", memory_current=10 * MIB, memory_max=1000 * MIB, memory_stat="")
+    assert refusal().startswith("no-memory:")
+
+
+def test_no_limit_and_a_cgroup_that_is_not_seen_are_no_hindrance(process):
+    process(2, "job", memory_current=990 * MIB, memory_max="max", memory_stat="", pids_current=9, pids_max="max")
+    headroom.require(os.getpid(), ())
+    process(2, "../outside", memory_current=0, memory_max=0, memory_stat="")
+    headroom.require(os.getpid(), ())
+
+
+def test_threads_at_the_limit_of_a_cgroup_are_refused(process):
+    process(2, "job", pids_current=98, pids_max=100)
+    assert refusal().startswith("no-threads: process ")
+    assert "2 threads more" in refusal()
+
+
+def test_what_limits_the_process_itself_is_refused(process):
+    files = process(2, "job")
+    files["limits"] = "Max address space         67108864             unlimited            bytes     \n"
+    assert refusal().startswith("no-memory:")
+    files["limits"] = "Max open files            3                    4096                 files     \n"
+    assert refusal().startswith("no-descriptors:")
+    files["limits"] = "Max open files            unlimited            unlimited            files     \n"
+    headroom.require(os.getpid(), ())
+
+
+def test_mappings_at_the_limit_of_the_kernel_are_refused(process):
+    process(2, "job")
+    most = int(headroom._SYSTEM.read_text())
+    assert refusal([None] * (most - 5)).startswith("no-mappings:")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hookd.attach import oom, proc
+from hookd.attach import cgroups, oom, proc
 from hookd.daemon.deaths import LATELY_S, Memories, Memory
 
 V1 = "36 24 0:32 {root} {mount} rw,relatime - cgroup cgroup rw,memory"
@@ -18,9 +18,17 @@ NOBODY = 2**22 + 1
 
 
 @pytest.fixture
-def cgroups(monkeypatch):
-    """Say in which cgroups this process is."""
-    return lambda text: monkeypatch.setattr(proc, "read", lambda *_: text.encode())
+def counter_of(tmp_path, monkeypatch):
+    """Find the counter of a process by what its /proc/PID/cgroup and our mountinfo say."""
+    mountinfo = tmp_path / "mountinfo"
+    monkeypatch.setattr(cgroups, "_MOUNTS", mountinfo)
+
+    def found(cgroup, mounts):
+        monkeypatch.setattr(proc, "read", lambda *_: cgroup.encode())
+        mountinfo.write_text(mounts)
+        return oom.counter_of(1)
+
+    return found
 
 
 def counter(directory, name="memory.events", count=0):
@@ -32,33 +40,31 @@ def counter(directory, name="memory.events", count=0):
     return directory / name
 
 
-def test_the_counter_is_that_of_the_process_own_cgroup(cgroups, tmp_path):
-    cgroups("9:name=systemd:/\n4:cpu,memory:/job/0\n0::/other\n")
+def test_the_counter_is_that_of_the_process_own_cgroup(counter_of, tmp_path):
+    cgroup = "9:name=systemd:/\n4:cpu,memory:/job/0\n0::/other\n"
     found = counter(tmp_path / "my mount/job/0", "memory.oom_control", 3)
     mount = str(tmp_path / "my mount").replace(" ", "\\040")
-    assert oom.counter_of(1, V1.format(root="/", mount=mount)) == found
+    assert counter_of(cgroup, V1.format(root="/", mount=mount)) == found
     assert oom.kills(found) == 3
 
 
-def test_where_a_cgroup_does_not_count_the_nearest_above_it_does(cgroups, tmp_path):
-    cgroups("0::/user.slice/job/step\n")
+def test_where_a_cgroup_does_not_count_the_nearest_above_it_does(counter_of, tmp_path):
     (tmp_path / "user.slice/job/step").mkdir(parents=True)
     found = counter(tmp_path / "user.slice")
-    assert oom.counter_of(1, V2.format(root="/", mount=tmp_path)) == found
+    assert counter_of("0::/user.slice/job/step\n", V2.format(root="/", mount=tmp_path)) == found
 
 
-def test_a_mount_that_shows_a_part_of_the_tree_is_searched_from_there(cgroups, tmp_path):
-    cgroups("0::/kubepods/pod1/a\n")
+def test_a_mount_that_shows_a_part_of_the_tree_is_searched_from_there(counter_of, tmp_path):
     found = counter(tmp_path / "a")
-    assert oom.counter_of(1, V2.format(root="/kubepods/pod1", mount=tmp_path)) == found
-    assert oom.counter_of(1, V2.format(root="/kubepods/pod2", mount=tmp_path)) is None
+    cgroup = "0::/kubepods/pod1/a\n"
+    assert counter_of(cgroup, V2.format(root="/kubepods/pod1", mount=tmp_path)) == found
+    assert counter_of(cgroup, V2.format(root="/kubepods/pod2", mount=tmp_path)) is None
 
 
 @pytest.mark.parametrize("path", ["/../../other", "/nowhere"])
-def test_what_our_mounts_do_not_show_has_no_counter(cgroups, tmp_path, path):
-    cgroups(f"0::{path}\n")
+def test_what_our_mounts_do_not_show_has_no_counter(counter_of, tmp_path, path):
     counter(tmp_path.parent / "other")
-    assert oom.counter_of(1, V2.format(root="/", mount=tmp_path)) is None
+    assert counter_of(f"0::{path}\n", V2.format(root="/", mount=tmp_path)) is None
 
 
 def test_the_kernels_log_names_who_was_killed_and_nobody_else_can():

@@ -1,0 +1,55 @@
+"""The target that knows all that a guest could change in it, see tests/targets/puppet.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support import forked, training
+from tests.support.processes import Process, wait_until
+from tests.support.training import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PUPPET = Job("puppet.py")
+GUEST = ("hookd", "_hookd", "_pluggy", "pluggy")
+_RESIDUE = ("_hookd.agent.fork.",)  # the trampoline of os.register_at_fork, which cannot be undone
+
+
+@contextlib.contextmanager
+def started(**environment: str | Path) -> Iterator[Process]:
+    """Start it: in a fork, unless its environment says what is to be loaded first."""
+    made = training.environment(**environment)
+    popen = {} if "LD_PRELOAD" in environment else {"popen": forked.Popen}
+    with Process(PUPPET.command(), env=made, cwd=PUPPET.path.parent, stdin=True, **popen) as process:
+        process.expect("^ready$")
+        process.ask("cost", "^cost ")  # whatever a first call imports or allocates
+        probe(process)
+        yield process
+
+
+def probe(process: Process) -> dict[str, Any]:
+    """Return what it finds in itself."""
+    found: dict[str, Any] = json.loads(process.ask("probe", "^probe (.*)").group(1))
+    return found
+
+
+def assert_as_before(process: Process, before: dict[str, Any]) -> None:
+    """Compare two probes; new modules of the standard library change no import, one function is the fork residue.
+
+    The last thread of the agent lets go of the page, for which the tool waits, and then has still to end.
+    """
+    wait_until(lambda: probe(process)["tasks"] == before["tasks"], what="the last thread to end")
+    now = probe(process)
+    added, residue = set(now.pop("modules")) - set(before["modules"]), now.pop("objects")
+    assert not [name for name in added if name.partition(".")[0].startswith(GUEST)]
+    cached = set(now.pop("path importer cache")) - set(before["path importer cache"])
+    assert not [path for path in cached if not Path(path).is_dir()], "an import of the target would look there"
+    kept = {key: value for key, value in before.items() if key in now}
+    changed = {key: (kept[key], now[key]) for key in now if now[key] != kept[key]}
+    assert not changed, f"(before, now) of what is not as it was: {changed}"
+    alive = [name for name in residue if name.startswith("_hookd.agent") and not name.startswith(_RESIDUE)]
+    assert not alive, f"more than the fork trampoline is still alive: {alive}"

@@ -1,0 +1,59 @@
+"""A target whose C library refuses one call of hookd's, as the kernel does at a limit or behind a filter."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.environment import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+SOURCE = REPOSITORY / "tests" / "support" / "refusing.c"
+_CONTROL = struct.Struct("iii20s")
+
+
+class Refusals:
+    """What a target is started with, and by which one call of it is refused at a time.
+
+    Args:
+        directory: for the shared object, and the file by which it is told.
+
+    Attributes:
+        environment: what the target needs in its environment.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        library, told = directory / "refusing.so", directory / "refusals"
+        try:
+            command = ["gcc", "-O1", "-shared", "-fPIC", "-w", "-o", library, SOURCE, "-ldl"]
+            subprocess.run(command, check=True, capture_output=True, timeout=100)
+        except FileNotFoundError:
+            pytest.skip("there is no C compiler")
+        told.write_bytes(bytes(_CONTROL.size))
+        with told.open("r+b") as file:
+            self._control = mmap.mmap(file.fileno(), _CONTROL.size)
+        self.environment = {"LD_PRELOAD": str(library), "REFUSALS": str(told)}
+
+    def refuse(self, nth: int, error: int) -> None:
+        """Have the nth call from now on fail with this errno; 0: none."""
+        self._control[:] = _CONTROL.pack(0, error, 0, b"")  # nothing is counted until all is written
+        self._control[:4] = nth.to_bytes(4, "little")
+
+    def refused(self) -> str:
+        """Say which call was refused, "" where so many were not made."""
+        name: bytes = _CONTROL.unpack(self._control[:])[3]
+        return name.rstrip(b"\0").decode()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._control.close()
