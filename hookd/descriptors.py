@@ -63,6 +63,31 @@ class Descriptor:
         self.close()
 
 
+class Spare:
+    """A descriptor that is given back for a moment, so that one can be opened where the program has used up all others.
+
+    Args:
+        number: of an open descriptor, of which it is a copy.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._held: Descriptor | None = None
+        self.take()
+
+    def take(self) -> None:
+        """Have it again, if there is one."""
+        if self._held is None:
+            with contextlib.suppress(OSError):
+                self._held = Descriptor(moved_up(fcntl(self._number, _F_DUPFD_CLOEXEC, _STREAMS)))
+
+    def give(self) -> None:
+        """Let go of it; may be called twice."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
 class Socket(_socket.socket):
     """A socket of ours.
 

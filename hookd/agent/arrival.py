@@ -169,12 +169,16 @@ def run(data: bytes, fd: int | None, base: int) -> None:
     box = _Mailbox(fd, base)
     length = int.from_bytes(data[:8], "little")
     request = json.loads(data[8 : 8 + length])
-    refusal = _wait_for_trainer(box, request)
+    try:
+        archive = data[8 + length :]
+        refusal = _wait_for_trainer(box, request)
+    except BaseException as exc:  # noqa: BLE001  told to the tool
+        refusal = _failure(exc)
     if refusal is not None:
         _finish(box, request, refusal)
         return
     try:
-        _serve(box, request, data[8 + length :])
+        _serve(box, request, archive)
     finally:
         import threading  # noqa: PLC0415  torch has imported it: who does so first is taken for the main thread
 
@@ -253,6 +257,9 @@ def _is_imported(name: str) -> bool:
 
 
 def _failure(exc: BaseException) -> dict[str, Any]:
+    if isinstance(exc, MemoryError):
+        hint = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
+        return _refusal("AttachError", "no-memory", "the process gets no memory for an agent", hint)
     reason = getattr(exc, "reason", None)
     if not isinstance(reason, str):
         return _refusal("AttachError", "agent-failed", _traceback(exc))

@@ -208,7 +208,11 @@ class Control:
             self._answer(connection, line)
 
     def _accept(self) -> None:
-        sock = self._door.accept()
+        try:
+            sock = self._door.accept()
+        except OSError:
+            clock.sleep(TICK_S / 4)  # else we would ask again at once, for as long as there is no descriptor
+            return
         if sock is None:
             return
         if len(self._connections) >= _MOST_CONNECTIONS:
@@ -225,6 +229,7 @@ class Control:
             self._stay_until = max(self._stay_until, self._clock() + connection.lease_s)
         self._connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
+        self._door.spare.take()
         _close_all(connection)
         self.left(connection)
 

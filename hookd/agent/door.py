@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+import errno
 import posix
 import struct
 from os import environ
 from typing import Union
 
-from hookd.descriptors import Descriptor, Socket, moved_up, read, real_path
+from hookd.descriptors import Descriptor, Socket, Spare, moved_up, read, real_path
 from hookd.errors import AttachError
 
 _KIND = _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
@@ -28,6 +29,7 @@ class SocketFile:
 
     Attributes:
         path: of the file, free of symbolic links, because a tool opens it from another root directory.
+        spare: makes room for a connection where the program has used up all descriptors.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,6 +47,7 @@ class SocketFile:
             posix.fchmod(self.socket.fileno(), 0o600)
             self.socket.bind(path)
             self.socket.listen(16)
+            self.spare = Spare(self.socket.fileno())
         except BaseException:
             self.socket.close()
             raise
@@ -54,11 +57,20 @@ class SocketFile:
         return self.socket.is_ours()
 
     def accept(self) -> Socket | None:
-        """Give the connection that waits; None where it is refused or gone."""
+        """Give the connection that waits; None where it is refused or gone.
+
+        Raises:
+            OSError: there is no descriptor for it; it goes on waiting.
+        """
+        self.spare.give()
         try:
             number, _ = self.socket._accept()  # type: ignore[attr-defined]  # what `socket.socket` calls
-        except OSError:
+        except OSError as exc:
+            if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                raise
             return None
+        finally:
+            self.spare.take()
         sock = Socket(moved_up(number))
         if peer(sock)[1] in self._allowed:
             return sock
@@ -68,6 +80,7 @@ class SocketFile:
     def close(self) -> None:
         """Close it, and keep the file: a forked child must leave its parent's."""
         self.socket.close()
+        self.spare.give()
 
     def unlink(self) -> None:
         """Remove the file."""
@@ -84,12 +97,14 @@ class Pair:
 
     Attributes:
         path: `@`, the descriptor's number, `:`, and its inode, by which a tool knows it.
+        spare: as of `SocketFile`.
     """
 
     def __init__(self) -> None:
         self.socket, self._outer = map(_kept, _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM | _KIND))
         number = self._outer.fileno()
         self.path = f"@{number}:{posix.fstat(number).st_ino}"
+        self.spare = Spare(number)
 
     def is_ours(self) -> bool:
         """Whether the program has left both open."""
@@ -97,10 +112,13 @@ class Pair:
 
     def accept(self) -> Socket | None:
         """Give the connection that was sent; None where something else was."""
+        self.spare.give()
         try:
             _, files = receive(self.socket, 16, 1)
         except OSError:
             return None
+        finally:
+            self.spare.take()
         for file in files:
             try:
                 return Socket(file.number)
@@ -112,6 +130,7 @@ class Pair:
         """Close both."""
         self.socket.close()
         self._outer.close()
+        self.spare.give()
 
     def unlink(self) -> None:
         """Do nothing: there is no file."""

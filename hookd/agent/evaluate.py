@@ -157,7 +157,7 @@ class Evaluations:
         """Begin to evaluate `expression` for whom `by` names, for `limit_s` seconds at most; give its `number`.
 
         Raises:
-            ControlError: reason "bad-request", or "busy": too many that were begun do not end.
+            ControlError: reason "bad-request", or "busy": too many that were begun do not end; or "no-threads".
         """
         expression, limit_s = request.get("expression"), request.get("limit_s")
         if not isinstance(expression, str) or not 0 < len(expression) <= MOST_EXPRESSION:
@@ -172,8 +172,8 @@ class Evaluations:
         # Before it begins: it may end the process.
         self._session.write_log("info", f"eval begins, {_asker(by)}: {clean(expression, SHOWN)}")
         one.thread = Thread(functools.partial(self._run, one))
-        self._all[one.number] = one
         one.thread.start()
+        self._all[one.number] = one
         return {"number": one.number}
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,10 @@ put greenlets in the place of threads (`hookd.originals`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import posix
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from hookd.descriptors import write
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME = "hookd"
+_LOOK_S = 0.05
 OWN: set[int] = set()
 """The idents of all of them."""
 
@@ -44,12 +47,17 @@ class Thread:
         Raises:
             ControlError: reason "no-threads", the system gives none.
         """
+        beginning = functools.partial(self._run)
+        held = weakref.ref(beginning)
         try:
-            thread.start(self._run)
+            thread.start(beginning)
         except RuntimeError as exc:
-            hint = "Raise pids.max of its container or job, or its RLIMIT_NPROC."
-            raise ControlError(f"process {posix.getpid()} gets no thread", reason="no-threads", hint=hint) from exc
-        self._begun.wait()
+            raise _no_thread() from exc
+        del beginning
+        # Without memory for its first frame it ends before that, and lets go of what it was to call.
+        while not self._begun.wait(_LOOK_S):
+            if held() is None:
+                raise _no_thread()
 
     def join(self, timeout_s: float) -> None:
         """Wait until it is over, or for so long."""
@@ -69,6 +77,11 @@ class Thread:
             forget()
             self._over.set()
             OWN.discard(self.ident)
+
+
+def _no_thread() -> ControlError:
+    hint = "Raise pids.max of its container or job, its RLIMIT_NPROC, or its RLIMIT_AS."
+    return ControlError(f"process {posix.getpid()} gets no thread", reason="no-threads", hint=hint)
 
 
 def is_own() -> bool:

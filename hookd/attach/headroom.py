@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 MEMORY = 48 << 20
 """An agent with the default plugins takes 20 to 30 MiB, most of it while its modules are imported."""
-ADDRESSES = 64 << 20
-"""That, and the stacks of its threads."""
+ADDRESSES = 320 << 20
+"""That, three stacks, and what glibc's allocator reserves for each thread (64 MiB, malloc/arena.c HEAP_MAX_SIZE). Where a thread
+gets no memory for the thread-local data of torch, glibc ends the process: met with 48 MiB left."""
 THREADS, MAPPINGS, DESCRIPTORS = 6, 128, 12
-"""At most so many were taken by an attach with all plugins (3, 60 and 6), and about as many are left to the training."""
-_FORCE = "`--force` attaches all the same."
-_SYSTEM = Path("/proc/sys/vm/max_map_count")
-_LOAD = Path("/proc/loadavg")
+"""An attach with the default plugins took 3, 34 and 6; the training needs some, too."""
+_FORCE = "--force attaches all the same."
+_MOST_MAPPINGS = Path("/proc/sys/vm/max_map_count")
+_LOAD, _MEMORY, _OVERCOMMIT = Path("/proc/loadavg"), Path("/proc/meminfo"), Path("/proc/sys/vm/overcommit_memory")
+_NEVER = 2  # include/uapi/linux/mman.h OVERCOMMIT_NEVER
 _LIMITS = {  # memory.high has no one killed: what is above it waits
     "memory.limit_in_bytes": "memory.usage_in_bytes",
     "memory.max": "memory.current",
@@ -53,6 +55,7 @@ def shortages(pid: int, maps: Sequence[proc.Mapping]) -> Iterator[AttachError]:
     limits = _limits(pid)
     yield from _memory(pid)
     yield from _addresses(pid, limits)
+    yield from _committed()
     yield from _threads(pid, limits)
     yield from _mappings(pid, maps)
     yield from _descriptors(pid, limits)
@@ -62,7 +65,7 @@ def _memory(pid: int) -> Iterator[AttachError]:
     left = min(_memory_left(pid), default=MEMORY)
     if left < MEMORY:
         yield AttachError(
-            f"the memory cgroup of process {pid} has {max(0, left) >> 20} MiB left, and an agent takes up to "
+            f"the memory cgroup of process {pid} has {max(0, left) >> 20} MiB left, and an agent needs up to "
             f"{MEMORY >> 20} MiB: the kernel could kill the training", reason="no-memory",
             hint=f"Raise the limit of its container or job, or start it with `hookd run -- ...`. {_FORCE}",
         )  # fmt: skip
@@ -85,13 +88,34 @@ def _reclaimable(group: Path) -> int:
 
 
 def _addresses(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
-    with contextlib.suppress(OSError, HookdError, LookupError, ValueError):
-        used = int(proc.read(pid, "statm").split()[0]) * os.sysconf("SC_PAGESIZE")
-        left = limits["Max address space"] - used
-        if left < ADDRESSES:
+    """Compare what the process may map, and how much of that it may write."""
+    # Of /proc/PID/statm, in pages: size, and (6th) data with stacks.
+    for name, option, column, needed in (
+        ("Max address space", "as", 0, ADDRESSES),
+        ("Max data size", "data", 5, 2 * MEMORY),
+    ):
+        with contextlib.suppress(OSError, HookdError, LookupError, ValueError):
+            used = int(proc.read(pid, "statm").split()[column]) * os.sysconf("SC_PAGESIZE")
+            left = limits[name] - used
+            if left < needed:
+                yield AttachError(
+                    f"process {pid} may map {max(0, left) >> 20} MiB more (RLIMIT_{option.upper()}), and an agent maps up to "
+                    f"{needed >> 20} MiB", reason="no-memory", hint=f"prlimit --pid {pid} --{option}=unlimited. {_FORCE}",
+                )  # fmt: skip
+
+
+def _committed() -> Iterator[AttachError]:
+    """Compare what the kernel may promise to all processes, where it promises no more than it has."""
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        if _number(_OVERCOMMIT) != _NEVER:
+            return
+        pairs = (line.split() for line in _MEMORY.read_text().splitlines())
+        kib = {pair[0]: int(pair[1]) for pair in pairs}
+        left = (kib["CommitLimit:"] - kib["Committed_AS:"]) << 10
+        if left < 2 * MEMORY:
             yield AttachError(
-                f"process {pid} may map {max(0, left) >> 20} MiB more (RLIMIT_AS), and an agent takes up to "
-                f"{ADDRESSES >> 20} MiB", reason="no-memory", hint=f"prlimit --pid {pid} --as=unlimited. {_FORCE}",
+                f"this machine may promise {max(0, left) >> 20} MiB more (vm.overcommit_memory=2), and an agent needs up to "
+                f"{2 * MEMORY >> 20} MiB", reason="no-memory", hint=f"Raise vm.overcommit_ratio. {_FORCE}",
             )  # fmt: skip
 
 
@@ -99,7 +123,7 @@ def _threads(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
     left = min(_threads_left(pid, limits), default=THREADS)
     if left < THREADS:
         yield AttachError(
-            f"process {pid} may have {max(0, left)} threads more, and an agent takes up to {THREADS}",
+            f"process {pid} may have {max(0, left)} threads more, and an agent needs room for {THREADS}",
             reason="no-threads",
             hint=f"Raise pids.max of its container or job (in Kubernetes podPidsLimit), or its RLIMIT_NPROC. {_FORCE}",
         )
@@ -129,12 +153,12 @@ def _threads_of(uid: int) -> int:
 
 def _mappings(pid: int, maps: Sequence[proc.Mapping]) -> Iterator[AttachError]:
     with contextlib.suppress(OSError, ValueError):
-        left = _number(_SYSTEM) - len(maps)
+        left = _number(_MOST_MAPPINGS) - len(maps)
         if left < MAPPINGS:
             yield AttachError(
-                f"process {pid} may have {max(0, left)} mappings more, and an agent takes up to {MAPPINGS}",
+                f"process {pid} may have {max(0, left)} mappings more, and an agent needs room for {MAPPINGS}",
                 reason="no-mappings",
-                hint=f"sysctl vm.max_map_count={_number(_SYSTEM) * 2}: it counts for each process. {_FORCE}",
+                hint=f"sysctl vm.max_map_count={_number(_MOST_MAPPINGS) * 2}: it counts for each process. {_FORCE}",
             )
 
 
@@ -144,8 +168,8 @@ def _descriptors(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
         left = most - sum(int(name) < most for name in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  names only
         if left < DESCRIPTORS:
             yield AttachError(
-                f"process {pid} may open {left} descriptors more, and an agent takes up to {DESCRIPTORS}",
-                reason="no-descriptors", hint=f"prlimit --pid {pid} --nofile={2 * most}. {_FORCE}",
+                f"process {pid} may open {left} descriptors more, and an agent needs room for {DESCRIPTORS}",
+                reason="no-descriptors", hint=f"prlimit --pid {pid} --nofile={max(2 * most, 1024)}. {_FORCE}",
             )  # fmt: skip
 
 

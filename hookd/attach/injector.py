@@ -115,7 +115,7 @@ def _operate(thread: ptrace.Thread, memory: Memory, job: Job, text: bytes) -> in
         )
     if job.box:
         box = mailbox.MemoryBox(memory, job.box)
-        if mailbox.word(box, mailbox.CLAIMED) == mailbox.IS_CLAIMED:
+        if mailbox.word(box, mailbox.CLAIMED) not in mailbox.UNCLAIMED:
             return job.box  # it has run since the tool looked
         if not job.direct:  # a direct call is over when it returns: nothing stays queued
             mailbox.set_word(box, mailbox.SENT, mailbox.word(box, mailbox.SENT) + 1)

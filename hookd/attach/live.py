@@ -14,7 +14,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hookd import errors
-from hookd.attach import control, discover, mailbox, payload, permission, proc, remote_debug, target, trusted, upgrade
+from hookd.attach import (
+    control,
+    discover,
+    mailbox,
+    oom,
+    payload,
+    permission,
+    proc,
+    remote_debug,
+    target,
+    trusted,
+    upgrade,
+)
 from hookd.attach.change import carried, change
 from hookd.attach.delivery import Delivery, ScriptDelivery, StopDelivery
 from hookd.attach.request import AttachRequest, AttachResult
@@ -27,6 +39,7 @@ _MARGIN_S = 5.0
 _QUICK_S = 0.05
 _GATE_S = 3.0
 _TRIES = 30
+_SHORT = {mailbox.NO_THREAD: "no-threads", mailbox.NO_MEMORY: "no-memory"}
 
 
 def attach(pid: int, request: AttachRequest) -> AttachResult:
@@ -45,7 +58,7 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
         return _join(pid, request, there, started)
     if there is not None:
         request = upgrade.plan(pid, request, there)
-    with target.look(pid, is_forced=request.force) as found:
+    with target.look(pid, is_forced=request.force) as found, _witnessed(pid):
         built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(found.status.uid))
         with _explaining(pid):
             delivery, data = _prepare(found, request, built)
@@ -68,6 +81,26 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
         loaded=tuple(spec.name for spec in request.plugins), replaced=str(there["agent_version"]) if there else "",
         payload=built.sha256, carried={str(one["name"]): carried(one) for one in built.plugins},
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _witnessed(pid: int) -> Iterator[None]:
+    """Tell an end for want of memory from any other.
+
+    Raises:
+        AttachError: reason "oom-killed" in the place of "died", where the kernel has killed in the process's cgroup meanwhile.
+    """
+    counter = oom.counter_of(pid)
+    before = oom.kills(counter) if counter is not None else None
+    try:
+        yield
+    except AttachError as exc:
+        if exc.reason == "died" and counter is not None and before is not None and (oom.kills(counter) or 0) > before:
+            raise AttachError(
+                f"the kernel has killed process {pid} for want of memory while hookd was attaching", reason="oom-killed",
+                hint="Raise the limit of its container or job.",
+            ) from exc  # fmt: skip
+        raise
 
 
 def _await_rival(pid: int, deadline: float) -> dict[str, Any] | None:
@@ -147,11 +180,11 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
 
     def answer() -> dict[str, Any] | None:
         asked = time.monotonic()
-        if mailbox.word(box, mailbox.CLAIMED) == mailbox.NO_THREAD:
-            raise _no_thread(found)
-        if (found := mailbox.answer(box)) is None:
+        if (word := mailbox.word(box, mailbox.CLAIMED)) in _SHORT:
+            raise _short(found, word)
+        if (told := mailbox.answer(box)) is None:
             box.expect(asked + wait_s)
-        return found
+        return told
 
     try:
         deadline = _await_claim(found, request, delivery, deadline)
@@ -162,26 +195,41 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
             mailbox.set_word(box, mailbox.SEEN, 1)
     except BaseException as exc:
         delivery.withdraw()
-        if isinstance(exc, AttachError) and exc.reason == "no-threads":
+        if isinstance(exc, AttachError) and exc.reason in _SHORT.values():
             with contextlib.suppress(HookdError, OSError):
                 delivery.again()  # it gives the mailbox back
         if isinstance(exc, OSError) and exc.errno in (errno.EFAULT, errno.ETIMEDOUT):
             raise _held_up(found) from exc
         raise
     if told is None:
-        delivery.withdraw()
-        where = proc.whereabouts(found.pid)
-        raise AttachError(
-            f"the agent did not start in process {found.pid} within {request.timeout_s:g} s ({where})", reason="timeout",
-            hint="The machine may be busy, or torch still being imported: try again with a larger --timeout.",
-        )  # fmt: skip
+        raise _late(found, request, delivery)
     if not told.get("ok"):
         raise _refusal(told)
 
 
-def _no_thread(found: target.Target) -> AttachError:
-    hint = "Raise pids.max of its container or job, or its RLIMIT_NPROC; what its threads map counts for RLIMIT_AS."
-    return AttachError(f"process {found.pid} gets no thread", reason="no-threads", hint=hint)
+def _late(found: target.Target, request: AttachRequest, delivery: Delivery) -> AttachError:
+    """Withdraw what has brought no answer in time, and say how far it came."""
+    runs = mailbox.word(delivery.box, mailbox.CLAIMED) == mailbox.RUNS
+    delivery.withdraw()
+    where = proc.whereabouts(found.pid)
+    if runs:
+        return AttachError(
+            f"the agent did not start in process {found.pid} within {request.timeout_s:g} s ({where})", reason="timeout",
+            hint="The machine may be busy, or torch still being imported: try again with a larger --timeout.",
+        )  # fmt: skip
+    return AttachError(
+        f"a thread that was started in process {found.pid} did not run within {request.timeout_s:g} s ({where})",
+        reason="timeout", hint="It gets no memory (RLIMIT_AS, vm.overcommit_memory=2), or no processor.",
+    )  # fmt: skip
+
+
+def _short(found: target.Target, word: int) -> AttachError:
+    """Say what the thread that was to bring the agent in did not get."""
+    if word == mailbox.NO_THREAD:
+        hint = "Raise pids.max of its container or job, its RLIMIT_NPROC, or its RLIMIT_AS, for which its stack counts."
+        return AttachError(f"process {found.pid} gets no thread", reason="no-threads", hint=hint)
+    hint = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
+    return AttachError(f"process {found.pid} gets no memory", reason="no-memory", hint=hint)
 
 
 def _held_up(found: target.Target) -> AttachError:

@@ -10,7 +10,7 @@ stopped (CPython 3.14), a file that both sides read and write. Each word has one
     32   cancelled  tool    nobody waits any more: the tool's last word, for the target may now give the mailbox back
     40   size       tool    of all of it
     64   ran        target  how often the code ran, token or not; written after `claimed`
-    72   claimed    target  1 when the thread is started, 2 where the system gave none
+    72   claimed    target  1 before the thread is started, 2 where the system gave none, 3 once it runs, 4 if it gets no memory
     80   answered   target  bytes of the answer, written after it
     128  the code, a C string
     4096 the data, then in the same place the answer
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 TOKEN, SENT, LENGTH, SEEN, CANCELLED, SIZE = 0, 8, 16, 24, 32, 40
 RAN, CLAIMED, ANSWERED = 64, 72, 80
 CODE, DATA = 128, 4096
-IS_CLAIMED, NO_THREAD = 1, 2
-"""What stands in `claimed`."""
+NO_THREAD, RUNS, NO_MEMORY = 2, 3, 4
+"""What can stand in `claimed`."""
+UNCLAIMED = frozenset({0, NO_THREAD, NO_MEMORY})
+"""With these nobody in the target uses the mailbox."""
 _MAX_ANSWER = 65536
 
 # What the training thread runs, at a moment that the interpreter chooses. It must not raise: the interpreter would
@@ -48,7 +50,7 @@ _MAX_ANSWER = 65536
 # at a lock and counts, for `time` may have been replaced, too. If ctypes is not loaded, the
 # mailbox is reached as a file. Where the tool has given up or died, the mailbox is given back: by the thread, which
 # waits for its time, or at once by code that runs only after the tool's word (once nothing is queued there any more); so also
-# where no thread could be started.
+# where no thread could be started, or it got no memory.
 #
 # An exception that comes out of a signal handler of the program while these lines run is the program's (a preemption
 # signal, say): it is raised in the training thread by a second queued call, PyObject_IsTrue of an object whose
@@ -82,6 +84,7 @@ try:
   L.acquire()
   def r():
    try:
+    p(72,3)
     for f in @NAMES@:
      try:posix.unlink(f)
      except OSError:pass
@@ -98,7 +101,10 @@ try:
     else:c=compile(d[16:n],'hookd/agent/arrival.py','exec')
     L.acquire(True,.01)
     exec(c,e)
-    e['run'](d[k:],F,B)
+    d=d[k:]
+   except MemoryError:return p(72,4)
+   except BaseException:return
+   try:e['run'](d,F,B)
    except BaseException:pass
   b=g(0)==@TOKEN@ and not g(72) and not g(32) and 'torch' in sys.modules
   if b:p(72,1)
@@ -110,7 +116,7 @@ try:
     p(72,2)
     if F is not None:posix.close(F)
    finally:S.stack_size(s)
-  elif g(32) and g(72)!=1 and g(8)==g(64):q()
+  elif g(32) and g(72) in (0,2,4) and g(8)==g(64):q()
   elif F is not None:posix.close(F)
 except BaseException as x:
  try:

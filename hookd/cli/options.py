@@ -83,7 +83,7 @@ class Watch:
         timeout_s: how long one attach may take.
         listen: HOST:PORT of an embedded daemon, or None.
         keep: the agent stays when hookd goes.
-        force: also try what can disturb a hung target.
+        force: also try what can disturb a target that hangs, or has little room.
         plugin_dirs: where else to look for plugins.
     """
 
@@ -114,7 +114,7 @@ OF_WATCH = (
     ),
     click.option("--listen", metavar="ADDR", help="Serve these targets alone, on HOST:PORT, until Ctrl-C."),
     click.option("--keep", is_flag=True, help="Leave the agent in the target when hookd ends."),
-    click.option("--force", is_flag=True, help="Also try what may disturb a target that hangs."),
+    click.option("--force", is_flag=True, help="Also try what may disturb a target that hangs, or has little room."),
     plugin_dirs,
 )
 

@@ -47,7 +47,7 @@ class Order:
         timeout_s: how long it may take.
         keep: the agent stays when nobody holds it.
         run: the label; found from the target if None.
-        force: also try what may disturb a target that hangs.
+        force: also try what may disturb a target that hangs, or has little room.
         plugin_dirs: beside the configured ones.
         only_trainers: refuse a process that turns out to be a data loader's worker.
     """

@@ -1,4 +1,4 @@
-"""A memory cgroup with a limit, of version 1 or 2, for tests that need the kernel to kill."""
+"""A cgroup with a limit of memory or of threads, of version 1 or 2, for tests that need the kernel to kill or to refuse."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from tests.support.processes import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+_ALL = Path("/sys/fs/cgroup")
+_LIMITS = {"memory": ("memory.limit_in_bytes", "memory.max"), "pids": ("pids.max", "pids.max")}
+"""The files of version 1, below a folder of the controller's name, and of version 2."""
 
 
 @contextlib.contextmanager
-def limited(size: int) -> Iterator[Path]:
-    """Make a cgroup whose processes may have `size` bytes; write a pid to its `cgroup.procs` to put one there.
+def limited(size: int, controller: str = "memory") -> Iterator[Path]:
+    """Make a cgroup whose processes may have `size` bytes, or threads; write a pid to its `cgroup.procs` to put one there.
 
     The test is skipped where none can be made.
     """
-    home, name = (_V1, "memory.limit_in_bytes") if (_V1 / "memory.limit_in_bytes").exists() else (_V2, "memory.max")
+    old, new = _LIMITS[controller]
+    home, name = (_ALL / controller, old) if (_ALL / controller).is_dir() else (_ALL, new)
     group = home / f"hookd-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         group.mkdir()
     except OSError as exc:
-        pytest.skip(f"no memory cgroup can be made in {home}: {exc}")
+        pytest.skip(f"no cgroup can be made in {home}: {exc}")
     try:
         try:
             (group / name).write_text(str(size))
         except OSError as exc:
-            pytest.skip(f"a cgroup of {home} has no limit of memory: {exc}")
+            pytest.skip(f"a cgroup of {home} has no limit of {controller}: {exc}")
         yield group
     finally:
         remove(group)

@@ -12,7 +12,7 @@ from tests.support.processes import Process, wait_until
 from tests.support.training import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 PUPPET = Job("puppet.py")
 GUEST = ("hookd", "_hookd", "_pluggy", "pluggy")
@@ -37,10 +37,15 @@ def probe(process: Process) -> dict[str, Any]:
     return found
 
 
-def assert_as_before(process: Process, before: dict[str, Any]) -> None:
+def assert_as_before(process: Process, before: dict[str, Any], kept: Collection[str] = ()) -> None:
     """Compare two probes; new modules of the standard library change no import, one function is the fork residue.
 
     The last thread of the agent lets go of the page, for which the tool waits, and then has still to end.
+
+    Args:
+        process: that is asked.
+        before: what it found in itself before.
+        kept: objects of hookd's that stay, by their full names.
     """
     wait_until(lambda: probe(process)["tasks"] == before["tasks"], what="the last thread to end")
     now = probe(process)
@@ -48,8 +53,11 @@ def assert_as_before(process: Process, before: dict[str, Any]) -> None:
     assert not [name for name in added if name.partition(".")[0].startswith(GUEST)]
     cached = set(now.pop("path importer cache")) - set(before["path importer cache"])
     assert not [path for path in cached if not Path(path).is_dir()], "an import of the target would look there"
-    kept = {key: value for key, value in before.items() if key in now}
-    changed = {key: (kept[key], now[key]) for key in now if now[key] != kept[key]}
+    changed = {key: (before[key], now[key]) for key in now if now[key] != before[key]}
     assert not changed, f"(before, now) of what is not as it was: {changed}"
-    alive = [name for name in residue if name.startswith("_hookd.agent") and not name.startswith(_RESIDUE)]
+    alive = [
+        name
+        for name in residue
+        if name.startswith("_hookd.agent") and not name.startswith(_RESIDUE) and name not in kept
+    ]
     assert not alive, f"more than the fork trampoline is still alive: {alive}"

@@ -12,12 +12,13 @@ import pytest
 from tests.support.environment import REPOSITORY
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from typing_extensions import Self
 
 SOURCE = REPOSITORY / "tests" / "support" / "refusing.c"
-_CONTROL = struct.Struct("iii20s")
+_CONTROL = struct.Struct("iii20s200s")
 
 
 class Refusals:
@@ -42,9 +43,10 @@ class Refusals:
             self._control = mmap.mmap(file.fileno(), _CONTROL.size)
         self.environment = {"LD_PRELOAD": str(library), "REFUSALS": str(told)}
 
-    def refuse(self, nth: int, error: int) -> None:
-        """Have the nth call from now on fail with this errno; 0: none."""
-        self._control[:] = _CONTROL.pack(0, error, 0, b"")  # nothing is counted until all is written
+    def refuse(self, nth: int, error: int, names: Collection[str] = ()) -> None:
+        """Have the nth call from now on fail with this errno, of all or of those of some names; 0: none."""
+        chosen = "".join(f" {name} " for name in names).encode()
+        self._control[:] = _CONTROL.pack(0, error, 0, b"", chosen)  # nothing is counted until all is written
         self._control[:4] = nth.to_bytes(4, "little")
 
     def refused(self) -> str:

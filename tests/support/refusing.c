@@ -23,6 +23,7 @@ struct control {
     int error;   /* with what errno */
     int seen;    /* how many have been made */
     char name[20]; /* of the one that was refused */
+    char names[200]; /* of those that are counted, each between blanks; none: all */
 };
 
 static struct control *control;
@@ -41,6 +42,9 @@ __attribute__((constructor)) static void begin(void) {
 static int is_refused(const char *name) {
     int is_ours = syscall(SYS_gettid) != getpid() || !strcmp(name, "pthread_create");
     if (!control || !control->nth || !is_ours)
+        return 0;
+    char word[24] = " ";
+    if (control->names[0] && !strstr(control->names, strcat(strcat(word, name), " ")))
         return 0;
     if (__sync_add_and_fetch(&control->seen, 1) != control->nth)
         return 0;

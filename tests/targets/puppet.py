@@ -1,10 +1,13 @@
-"""Trains for ever, and between steps answers the lines of its stdin: `probe`, `cost`, `step`, `cover`, `uncover`, `quit`.
+"""Trains for ever, and between steps answers the lines of its stdin: `probe`, `cost`, `step`, `cover`, `uncover`, `use_up`,
+`give_back`, `quit`.
 
 `probe` prints one JSON object: all that a guest might have changed in this process, compared with the originals that
 were kept at the start. `cost` prints the price of a call of nn.Identity, relative to that of an empty method. `cover`
-patches nn.Module.__call__ as another tool would, on top of whatever is there, and `uncover` takes that back.
+patches nn.Module.__call__ as another tool would, on top of whatever is there, and `uncover` takes that back. `use_up` opens
+files until the process may open no more, and `give_back` closes them.
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -70,7 +73,7 @@ def probe():
         + sum(len(getattr(p, "_post_accumulate_grad_hooks", None) or ()) for p in parameters),
         "grad enabled": torch.is_grad_enabled(),
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "tasks": sorted((task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()),
+        "tasks": sorted(filter(None, map(name_of, Path("/proc/self/task").iterdir()))),
         "fds": sorted(filter(None, map(link, Path("/proc/self/fd").iterdir()))),
         "maps": sorted(
             {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line}
@@ -101,6 +104,13 @@ def link(fd):
         return str(fd.readlink())
     except OSError:
         return None  # that of the listing itself
+
+
+def name_of(task):
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:
+        return None  # it has just ended
 
 
 def wakeup_fd():
@@ -160,6 +170,15 @@ def answer(line):
         covered.append(nn.Module.__call__)
         nn.Module.__call__ = lambda self, *args, **kwargs: covered[-1](self, *args, **kwargs)  # noqa: PLW0108
         print("covered", flush=True)
+    elif line == "use_up":
+        with contextlib.suppress(OSError):
+            while True:
+                used_up.append(os.dup(0))
+        print("used up", flush=True)
+    elif line == "give_back":
+        while used_up:
+            os.close(used_up.pop())
+        print("given back", flush=True)
     elif line == "uncover":
         nn.Module.__call__ = covered[-1]
         print("uncovered", flush=True)
@@ -172,7 +191,7 @@ model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 module_attributes = set(vars(nn.Module))
 ORIGINALS = originals()  # now that torch has wrapped the optimizer's step
-covered = []
+covered, used_up = [], []
 steps = 0
 running = True
 print("ready", flush=True)

@@ -17,7 +17,11 @@ MOUNTS = "36 24 0:32 / {v1} rw - cgroup cgroup rw,memory\n37 24 0:33 / {v2} rw -
 def process(tmp_path, monkeypatch):
     """Make a tree of cgroups, and a process in it whose files of /proc are given: of version 2, and of version 1 beside it."""
     homes = {1: tmp_path / "v1", 2: tmp_path / "v2"}
-    files = {"limits": "", "statm": "1000 500", "status": f"Name:\tx\nState:\tS\nUid:\t{os.getuid()}\nGid:\t0\nPPid:\t1"}
+    files = {
+        "limits": "",
+        "statm": "1000 500",
+        "status": f"Name:\tx\nState:\tS\nUid:\t{os.getuid()}\nGid:\t0\nPPid:\t1",
+    }
     for name in homes.values():
         name.mkdir()
     (tmp_path / "mountinfo").write_text(MOUNTS.format(v1=homes[1], v2=homes[2]))
@@ -92,5 +96,5 @@ def test_what_limits_the_process_itself_is_refused(process):
 
 def test_mappings_at_the_limit_of_the_kernel_are_refused(process):
     process(2, "job")
-    most = int(headroom._SYSTEM.read_text())
+    most = int(headroom._MOST_MAPPINGS.read_text())
     assert refusal([None] * (most - 5)).startswith("no-mappings:")
