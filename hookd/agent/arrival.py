@@ -171,7 +171,7 @@ def run(data: bytes, fd: int | None, base: int) -> None:
     request = json.loads(data[8 : 8 + length])
     try:
         archive = data[8 + length :]
-        refusal = _wait_for_trainer(box, request)
+        refusal = _disabled() or _wait_for_trainer(box, request)
     except BaseException as exc:  # noqa: BLE001  told to the tool
         refusal = _failure(exc)
     if refusal is not None:
@@ -212,6 +212,18 @@ def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any], agen
         pass
     finally:
         box.close()
+
+
+def _disabled() -> dict[str, Any] | None:
+    """Give a refusal where the environment says so: as it was at the start, which may not be seen from outside, or as it is now."""
+    import posix  # noqa: PLC0415
+    from os import environ  # noqa: PLC0415
+
+    name = "HOOKD_DISABLE"
+    if {posix.environ.get(name.encode(), b""), environ.get(name, "")} <= {b"", b"0", "", "0"}:
+        return None
+    hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
+    return _refusal("TargetUnsupported", "disabled", "hookd is disabled in this process", hint)
 
 
 def _wait_for_trainer(box: _Mailbox, request: dict[str, Any]) -> dict[str, Any] | None:

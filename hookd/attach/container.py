@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookd.attach import proc
+from hookd.attach import environment, proc
 from hookd.errors import HookdError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ NOWHERE = Container()
 def of_process(pid: int) -> Container:
     """Say where a process runs; of one that is gone or hidden nothing is known."""
     try:
-        text, environ = proc.read(pid, "cgroup", _MAX_CGROUP), proc.environ(pid)
+        text, environ = proc.read(pid, "cgroup", _MAX_CGROUP), environment.of(pid) or {}
     except (HookdError, OSError):
         return NOWHERE
     return where(text.decode("utf-8", "replace"), environ)

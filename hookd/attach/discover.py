@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookd import page
-from hookd.attach import bounded, commandline, permission, proc
+from hookd.attach import bounded, commandline, environment, permission, proc
 from hookd.attach.accounts import account_of
 from hookd.errors import HookdError, NoSuchTarget, PageError
 
@@ -278,13 +278,13 @@ def is_in_scope(pid: int) -> bool:
     name, equals, value = os.environ.get("HOOKD_SCOPE", "").partition("=")
     if not name:
         return True
-    found = proc.environ(pid).get(name)
+    found = (environment.of(pid) or {}).get(name)
     return found == value if equals else found is not None
 
 
 def is_disabled(pid: int) -> bool:
-    """Say whether the process was started with HOOKD_DISABLE=1."""
-    return proc.environ(pid).get("HOOKD_DISABLE", "") not in ("", "0")
+    """Say whether the process has HOOKD_DISABLE=1, as far as can be seen: what arrives in it looks once more."""
+    return (environment.of(pid) or {}).get("HOOKD_DISABLE", "") not in ("", "0")
 
 
 def _pids() -> Iterator[int]:

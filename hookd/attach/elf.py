@@ -48,7 +48,7 @@ def header(memory: Memory, base: int) -> Header:
     return Header(32 * start[4], struct.unpack_from("<H", start, 18)[0])
 
 
-class _Pages:
+class Pages:
     """Reads memory by the page, and keeps what was read: a look-up asks for a hundred small pieces of a few pages.
 
     Args:
@@ -71,6 +71,16 @@ class _Pages:
             page = self._held[number] = self._memory.read(number * _PAGE, _PAGE)
         return page[offset : offset + size]
 
+    def string(self, address: int, most: int) -> bytes:
+        """Copy what lies before the next zero, `most` bytes at most."""
+        found = b""
+        while len(found) < most:
+            piece, zero, _ = self.read(address + len(found), _PAGE - (address + len(found)) % _PAGE).partition(b"\0")
+            found += piece
+            if zero:
+                break
+        return found[:most]
+
 
 class Image:
     """One ELF image in the memory of a process.
@@ -85,7 +95,7 @@ class Image:
     """
 
     def __init__(self, memory: Memory, base: int) -> None:
-        self._memory = _Pages(memory)
+        self._memory = Pages(memory)
         if header(memory, base).bits != 64:
             raise NotElfError("not a 64-bit image")
         self._bias, table = self._segments(base)

@@ -117,6 +117,19 @@ def find_libc(memory: Memory, maps: Sequence[Mapping]) -> Libc:
     return Libc(symbols, (_code(memory, image.path, maps, _SIGRETURN), _code(memory, image.path, maps, _SYSCALL_RET)))
 
 
+def find_variable(memory: Memory, maps: Sequence[Mapping], name: str) -> int:
+    """Return the address of a variable of the C library; the program may have it by a copy relocation, and then it is there.
+
+    Raises:
+        TargetUnsupported: reason "libc", there is none.
+    """
+    exe = link(memory.pid, "exe")
+    image, symbols = _search(memory, _images(maps), (name,), lambda path: -1 if path == exe else _libc_rank(path))
+    if image is None:
+        raise TargetUnsupported(f"process {memory.pid} has no C library that hookd knows", reason="libc")
+    return symbols[name]
+
+
 def _images(maps: Sequence[Mapping]) -> list[Mapping]:
     return [m for m in maps if m.offset == 0 and "r" in m.access and m.path.startswith("/") and not _is_device(m.path)]
 

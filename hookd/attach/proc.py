@@ -212,13 +212,8 @@ def boot_offset_ticks(pid: int) -> int:
 
 
 def words(pid: int, name: str, limit: int = MAX_WORDS) -> list[str]:
-    """Read a NUL-separated file, cmdline or environ, as far as `limit`."""
+    """Read a file of words with zeros between them, cmdline, as far as `limit`."""
     return [os.fsdecode(word) for word in read(pid, name, limit).split(b"\0") if word]
-
-
-def environ(pid: int) -> dict[str, str]:
-    """Read the environment with which the process was started."""
-    return {key: value for key, equals, value in (word.partition("=") for word in words(pid, "environ")) if equals}
 
 
 def maps(pid: int) -> list[Mapping]:

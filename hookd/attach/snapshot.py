@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hookd.attach import proc
+from hookd.attach import environment, proc
 from hookd.errors import AttachError, HookdError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Snapshot:
         uid: the real user id.
         ppid: pid of the parent.
         cmdline: the command line; empty where it cannot be read.
-        environ: the environment that the program was started with; likewise.
+        environ: the environment that the program was started with, or that it has moved; likewise.
         network: the network namespace, as the kernel names it; likewise "".
     """
 
@@ -67,7 +67,7 @@ def take(pid: int, *, settles: bool = True) -> Snapshot:
 def _read(pid: int) -> Snapshot:
     start_ticks, status = proc.start_ticks(pid), proc.status(pid)
     try:
-        cmdline, environ = tuple(proc.words(pid, "cmdline")), proc.environ(pid)
+        cmdline, environ = tuple(proc.words(pid, "cmdline")), environment.of(pid) or {}
     except (PermissionError, AttachError):  # not for us, or its address space is locked
         cmdline, environ = (), {}
     return Snapshot(pid, start_ticks, status.uid, status.ppid, cmdline, environ, proc.link(pid, "ns/net"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hookd.attach import discover, proc
+from hookd.attach import discover, environment, proc
 from hookd.errors import HookdError, NoSuchTarget
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _tasks(srun: psutil.Process) -> Iterator[psutil.Process]:
 
 def _ports_of(pid: int) -> set[str]:
     try:
-        environ = proc.environ(pid)
+        environ = environment.of(pid) or {}
     except (HookdError, OSError):
         return set()
     return {environ[name] for name in _PORTS if name in environ}

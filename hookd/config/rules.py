@@ -36,7 +36,7 @@ class Traits:
         cmdline: the words, with a blank between them.
         user: the names it goes by: that of its owner, if there is one here, and the number.
         cgroup: its path in the unified hierarchy, or in the first one that it has.
-        environment: with which it was started; what it has set itself is not seen.
+        environment: with which it was started, or that it has moved to put its title there.
     """
 
     cmdline: str

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from hookd.attach import discover, proc
+from hookd.attach import discover, environment, proc
 from hookd.attach.accounts import account
 from hookd.attach.census import INSPECTION_S, inspected
 from hookd.attach.launch import is_launched
@@ -54,6 +54,7 @@ class Wanted:
         self._clock = clock
         self._lock = threading.Lock()
         self._wants: dict[int, Want] = {}
+        self._unknown: dict[int, int] = {}
         self._turns = Turns()
 
     def see(self, found: Iterable[Candidate]) -> None:
@@ -73,12 +74,25 @@ class Wanted:
                 seen, program = traits(one), proc.executable(one.pid)
         except (HookdError, OSError):  # it has ended, or may not be seen
             return
+        if seen is None:
+            self._leave_alone(one)
+            return
         rule = decide(self._rules, seen)
         if rule is not None and not is_launched(seen.environment):  # `hookd run` has its own way in
             at = self._clock() + self._settling(one)
             want = Want(one.pid, one.start, account(one.uid), program, rule, at)
             with self._lock:
                 self._wants[one.pid] = want
+
+    def _leave_alone(self, one: Candidate) -> None:
+        """Say once that no rule is asked about a process, for nobody knows what its environment asks for."""
+        with self._lock:
+            is_told, self._unknown[one.pid] = self._unknown.get(one.pid) == one.start, one.start
+        if not is_told:
+            _log.warning(
+                "process %d of user %s has written over its environment, which may have HOOKD_DISABLE in it: no rule is asked; "
+                "`hookd attach %d` asks the process itself", one.pid, user_name(one.uid), one.pid,
+            )  # fmt: skip
 
     @staticmethod
     def _settling(one: Candidate) -> float:
@@ -146,11 +160,14 @@ class Wanted:
     def prune(self) -> None:
         """Forget the processes that have ended."""
         with self._lock:
-            wants = list(self._wants.values())
+            wants, unknown = list(self._wants.values()), list(self._unknown.items())
             self._turns.forget(self._clock())
         for want in wants:
             if not _lives(want):
                 self._drop(want)
+        for pid, start in unknown:
+            if not proc.is_same(pid, start):
+                self._unknown.pop(pid, None)
 
     def backing_off(self) -> list[dict[str, Any]]:
         """Describe the processes in which attach has failed and will be tried again."""
@@ -169,15 +186,16 @@ class Wanted:
         ]
 
 
-def traits(one: Candidate) -> Traits:
-    """Read what the rules look at.
+def traits(one: Candidate) -> Traits | None:
+    """Read what the rules look at; None where nobody can tell the environment.
 
     Raises:
         HookdError: it has ended.
         OSError: it may not be seen.
     """
     user = frozenset({str(one.uid), user_name(one.uid)})
-    return Traits(" ".join(one.cmdline), user, _cgroup(one.pid), proc.environ(one.pid))
+    variables = environment.of(one.pid)
+    return None if variables is None else Traits(" ".join(one.cmdline), user, _cgroup(one.pid), variables)
 
 
 def _cgroup(pid: int) -> str:

@@ -203,7 +203,7 @@ def test_yama(tmp_path, monkeypatch):
     scope.write_text("2\n")
     monkeypatch.setattr("hookd.attach.permission._YAMA", scope)
     monkeypatch.setattr("hookd.attach.permission._has_capability", lambda: False)
-    monkeypatch.setattr("hookd.attach.proc.environ", _refused)
+    monkeypatch.setattr("hookd.attach.environment.of", _refused)
     with stub.start(tmp_path, BUSY) as target:
         error = assert_fails(target.pid, errors.PermissionDenied, "yama", 5)
         assert "ptrace_scope" in error.hint

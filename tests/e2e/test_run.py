@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hookd.attach import command, commandline, launch, proc
+from hookd.attach import command, commandline, environment, launch
 from hookd.attach.request import AttachRequest
 from hookd.errors import UsageError
 from tests.support import stub
@@ -542,7 +542,9 @@ def test_what_a_killed_one_has_left_is_removed_by_the_next(tmp_path):
         for process in (first, alive):
             process.ask("runs", "^runs$")
         sites = list(tmp_path.glob("hookd-*/site/*.py"))
-        (directory,) = (site.parents[1] for site in sites if str(site.parent) in proc.environ(first.pid)["PYTHONPATH"])
+        (directory,) = (
+            site.parents[1] for site in sites if str(site.parent) in environment.of(first.pid)["PYTHONPATH"]
+        )
         (watcher,) = watchers(directory)
         os.kill(watcher, signal.SIGKILL)
         first.popen.stdin.close()

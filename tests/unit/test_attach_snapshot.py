@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hookd.attach import proc, snapshot
+from hookd.attach import environment, proc, snapshot
 from hookd.errors import NoSuchTarget
 from tests.support.processes import wait_until
 
@@ -73,7 +73,7 @@ def test_a_look_that_is_of_two_programs_is_made_again(forked, monkeypatch):
         looks.append(found)
         if len(looks) == 1:
             tell()
-            wait_until(lambda: proc.environ(pid) == {"RANK": "1"}, what="the exec")
+            wait_until(lambda: environment.of(pid) == {"RANK": "1"}, what="the exec")
         return found
 
     monkeypatch.setattr(snapshot, "_read", read)

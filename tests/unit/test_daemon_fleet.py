@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from hookd import labels
-from hookd.attach import proc
+from hookd.attach import environment
 from hookd.daemon.fleet import LOOK_S
 from hookd.daemon.identity import Identity
 from hookd.daemon.room import Room
@@ -191,7 +191,7 @@ def test_where_a_job_meets_is_noted_in_few_bytes_however_much_its_environment_sa
     command = [sys.executable, "-c", "input()"]
     environ = {"MASTER_ADDR": "\udcff" * 100_000, "MASTER_PORT": "1", "WORLD_SIZE": "2"}
     process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, env=environ))
-    wait_until(lambda: proc.environ(process.pid), what="its environment")
+    wait_until(lambda: environment.of(process.pid), what="its environment")
     assert len(Identity.of_process(process.pid).meeting) == 32
     process.communicate(b"\n", timeout=60)
 

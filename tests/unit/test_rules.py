@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from hookd import config
+from hookd.attach import environment, proc
+from hookd.attach.discover import Candidate
 from hookd.attach.launch import is_launched
 from hookd.config.rules import ASKED_FOR, Rule, Traits, decide
+from hookd.daemon.wanted import Wanted
 from hookd.errors import ConfigError
 
 TRAITS = Traits(
@@ -57,6 +61,20 @@ def test_the_first_rule_that_fits_decides_and_the_process_itself_may_ask():
     assert decide((), asks) is not None
     assert decide((Rule(match="x.py", attach=False),), asks) is None
     assert decide((), Traits("python x.py", frozenset(), "", {"HOOKD": "0"})) is None
+
+
+def test_no_rule_is_asked_about_a_process_whose_environment_nobody_knows_and_a_person_is_told_once(monkeypatch, caplog):
+    monkeypatch.setattr(environment, "of", lambda _: None)
+    wanted = Wanted((Rule(match="*"),), lambda *_: False, lambda: 1e9)
+    pid = os.getpid()
+    one = Candidate(pid, proc.start_ticks(pid), ("python", "train.py"), os.getuid(), "attachable")
+    for _ in range(3):
+        wanted.see([one])
+        wanted.prune()
+    assert wanted.due() == []
+    (line,) = caplog.messages
+    assert f"process {pid} of user" in line
+    assert f"`hookd attach {pid}`" in line
 
 
 def test_a_rule_names_itself_by_its_number_and_what_it_asks_for():

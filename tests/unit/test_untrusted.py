@@ -33,7 +33,7 @@ OPENS = {
         "_occupy_standard_streams": KERNEL,
     },
     "attach/cgroups.py": {"folders": KERNEL},
-    "attach/headroom.py": {"_reclaimable": KERNEL, "_threads_left": KERNEL, "_number": KERNEL},
+    "attach/headroom.py": {"_committed": KERNEL, "_reclaimable": KERNEL, "_threads_left": KERNEL, "_number": KERNEL},
     "attach/injector.py": {"harden": KERNEL},
     "attach/launch.py": {"failures": OURS, "prepare": OURS, "_locked": OURS},
     "attach/oom.py": {"kills": KERNEL, "killed": KERNEL},

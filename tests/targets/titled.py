@@ -1,0 +1,39 @@
+"""Trains under a title of its own, which it has written over its words and its environment; at SIGTERM it ends.
+
+With `--hides 1` it has no environment for the C library any more either, but that which Python has read at its start.
+"""
+
+import ctypes
+import signal
+import sys
+import time
+
+import torch
+from _steps import checksum, parse
+from torch import nn
+
+arguments = parse(title="ray::train", libraries="", hides=0)
+sys.path.append(arguments.libraries)
+import setproctitle  # noqa: E402
+
+is_over = False
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+
+def on_term(*_):
+    global is_over
+    is_over = True
+
+
+signal.signal(signal.SIGTERM, on_term)
+setproctitle.setproctitle(arguments.title)
+if arguments.hides:
+    ctypes.CDLL(None).clearenv()
+print("ready", flush=True)
+while not is_over:
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.01)
+print("done", checksum(model), flush=True)
