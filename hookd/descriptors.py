@@ -13,9 +13,10 @@ import _socket
 import contextlib
 import ctypes
 import posix
-import resource
 from stat import S_IFMT
 from typing import TYPE_CHECKING
+
+from hookd.originals import MOST_FILES, limit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -117,8 +118,7 @@ class Socket(_socket.socket):
 
 def moved_up(number: int) -> int:
     """Move a descriptor to a number that few programs reach; where none is free it stays, but not among the standard streams."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    most = _MOST if limit == resource.RLIM_INFINITY else min(limit, _MOST)
+    most = min(limit(MOST_FILES) or _MOST, _MOST)
     for lowest in (most * 3 // 4, _STREAMS):
         if number < lowest:
             with contextlib.suppress(OSError):

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _BUILTIN = type(len)
 _REALTIME, _REALTIME_COARSE = 0, 5  # linux/time.h
+MOST_FILE_BYTES, MOST_FILES, MOST_ADDRESSES = 1, 7, 9
+"""RLIMIT_FSIZE, RLIMIT_NOFILE and RLIMIT_AS of getrlimit(2) (asm-generic/resource.h)."""
+_NO_LIMIT = 2**64 - 1
 IS_READABLE, HAS_LEFT = 0x001, 0x2000
 """POLLIN and POLLRDHUP of poll(2)."""
 
@@ -144,6 +147,18 @@ class Event:
 
 class _Polled(ctypes.Structure):
     _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("happened", ctypes.c_short))
+
+
+_getrlimit = ctypes.CDLL(None)[
+    "getrlimit"
+]  # not every program has loaded `resource`, which may be gone from the disk by now
+
+
+def limit(which: int) -> int | None:
+    """Return a soft limit of this process; None without one."""
+    pair = (ctypes.c_uint64 * 2)()
+    failed = _getrlimit(which, pair)
+    return None if failed or pair[0] == _NO_LIMIT else int(pair[0])
 
 
 _poll = ctypes.CDLL(None)["poll"]  # `select` is replaced as a whole, and is no builtin module everywhere

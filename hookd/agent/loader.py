@@ -42,7 +42,7 @@ class Loader:
     finds carried modules by their public names. No import of the training is affected by it.
 
     Args:
-        files: source by path, as in a zip: `hookd/__init__.py`.
+        files: source by path: `hookd/__init__.py`.
         codes: returns the code of one of them, piece by piece (`codes` in `arrival.py`).
         gentle: whether the training runs meanwhile, so that the interpreter must not be held for long.
     """

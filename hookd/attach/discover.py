@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PAGE_LINK = f"/memfd:{page.NAME}"
 _PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
 _LIBTORCH = re.compile(r"libtorch[^/]*\.so|/torch/_C\.", re.ASCII)
+_EMBEDDED = re.compile(rb"/libpython3[^/\n]*\.so|/libtorch_python\.so")
 _LIBTORCH_IN_MAPS = re.compile(rb"libtorch[^/\n]*\.so|/torch/_C\.")
 _FORK_SERVER = "multiprocessing.forkserver"
 SILENT = "its memory does not answer"
@@ -237,10 +238,9 @@ def inspect(pid: int) -> Candidate | None:
 
 def _inspected(start: int, status: proc.Status) -> Candidate | None:
     pid = status.pid
-    cmdline = tuple(proc.words(pid, "cmdline", _MAX_COMMAND))
-    if not is_python(pid, cmdline) or not is_in_scope(pid):
+    cmdline, maps = tuple(proc.words(pid, "cmdline", _MAX_COMMAND)), proc.read(pid, "maps")
+    if not is_python(pid, cmdline, maps) or not is_in_scope(pid):
         return None
-    maps = proc.read(pid, "maps")
     has_torch, has_page = _LIBTORCH_IN_MAPS.search(maps) is not None, PAGE_LINK.encode() in maps
     why = _why_skipped(status, cmdline) or ("" if has_torch else NO_TORCH)
     is_attached = has_page and holds_page(pid)
@@ -250,9 +250,14 @@ def _inspected(start: int, status: proc.Status) -> Candidate | None:
     return Candidate(pid, start, cmdline, status.uid, state, why, has_torch, has_page)
 
 
-def is_python(pid: int, cmdline: Sequence[str]) -> bool:
-    """Say whether a process runs Python: by its program, for the command line may have been rewritten (`ray::…`)."""
-    return any(_PYTHON.search(word) for word in (proc.link(pid, "exe"), *cmdline[:1]))
+def is_python(pid: int, cmdline: Sequence[str], maps: bytes) -> bool:
+    """Say whether a process runs Python.
+
+    By its program, for the command line may have been rewritten (`ray::…`), or by what it has mapped: the interpreter may have
+    another name, or be a part of a program in C++.
+    """
+    named = (proc.link(pid, "exe"), *cmdline[:1])
+    return any(_PYTHON.search(word) for word in named) or _EMBEDDED.search(maps) is not None
 
 
 def age_s(start: int) -> float:
@@ -351,10 +356,11 @@ def _waits_for_ever(call: list[bytes]) -> bool:
 def _may_train(pid: int) -> bool:
     try:
         status, cmdline = proc.status(pid), _cmdline(pid)
-        if not is_python(pid, cmdline):  # a shell, `env`, `numactl` before the program
+        maps = proc.read(pid, "maps")
+        if not is_python(pid, cmdline, maps):  # a shell, `env`, `numactl` before the program
             return False
         is_helper = _WORKER.match(status.name) or commandline.helper(cmdline)
-        return not is_helper and _LIBTORCH_IN_MAPS.search(proc.read(pid, "maps")) is not None
+        return not is_helper and _LIBTORCH_IN_MAPS.search(maps) is not None
     except (HookdError, OSError):
         return False
 

@@ -91,7 +91,7 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
         "detail": request.detail,
         "directory": str(directory),
     }
-    (directory / "payload.zip").write_bytes(built.archive)
+    (directory / "payload").write_bytes(built.archive)
     (directory / "arrival.py").write_bytes(payload.arrival()[0])
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
     (directory / "site").mkdir()

@@ -16,7 +16,7 @@ stopped (CPython 3.14), a file that both sides read and write. Each word has one
     4096 the data, then in the same place the answer
 
 The data are the lengths of `hookd/agent/arrival.py` as source and as code, both, the length and the JSON of the request,
-the zip.
+the payload.
 """
 
 from __future__ import annotations

@@ -11,9 +11,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
-import io
 import marshal
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +29,8 @@ _TOOL_SIDE = {
     "__main__.py", "_pluggy.py", "attach", "check", "cli", "collapse.py", "config", "daemon", "daemonspecs.py", "examples", "integrations",
     "native", "reading.py", "report.py", "serving.py", "testing", "wording.py",
 }  # fmt: skip
-_EPOCH = (1980, 1, 1, 0, 0, 0)
+_MARSHAL = 2
+"""The version of marshal's format that every Python reads, and that writes the same for the same."""
 SOURCE_ROOT = "/hookd-payload/"
 """Where `hookd/agent/loader.py` says that its modules are; `arrival.py` compiles them under it."""
 _PIECE, _PIECE_LINES = b"\f\f\f", 30
@@ -40,10 +39,10 @@ _PIECE, _PIECE_LINES = b"\f\f\f", 30
 
 @dataclass(frozen=True)
 class Payload:
-    """A zip for one target.
+    """What is carried into one target.
 
     Attributes:
-        archive: the zip, uncompressed.
+        archive: files by their paths, for `marshal.loads`: what `zipfile` needs it would import from the target's disk.
         sha256: of the archive, in hex.
         plugins: what the agent is to enable, in the form of its configuration.
         sources: where each of them is from.
@@ -154,14 +153,13 @@ def _agent_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _pack(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive, PARSING:
+    packed: dict[str, bytes] = {}
+    with PARSING:
         for path in sorted(files):
-            source, compiled = _prepared(files[path], path) if path.endswith(".py") else (files[path], b"")
-            archive.writestr(zipfile.ZipInfo(path, _EPOCH), source)
+            packed[path], compiled = _prepared(files[path], path) if path.endswith(".py") else (files[path], b"")
             if compiled:
-                archive.writestr(zipfile.ZipInfo(path + "c", _EPOCH), compiled)
-    return buffer.getvalue()
+                packed[path + "c"] = compiled
+    return marshal.dumps(packed, _MARSHAL)
 
 
 @functools.lru_cache(maxsize=512)

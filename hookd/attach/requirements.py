@@ -23,7 +23,7 @@ COMPILED = (".so", ".pyd", ".dylib")
 
 
 def sources(plugin: str, distribution: Distribution) -> dict[str, bytes]:
-    """Read the Python files of all that a plugin's distribution requires, by path in a zip.
+    """Read the Python files of all that a plugin's distribution requires, by path.
 
     Raises:
         PluginError: one of them is not installed here, has compiled code, or a file of it is missing; the message names it.

@@ -30,7 +30,7 @@ of them gets a SystemError ("recursion depth mismatch", python/cpython#106905; m
 
 @dataclass(frozen=True)
 class Source:
-    """Where a plugin is: its entry `module:Class` and the sources of its top-level module, by path in a zip.
+    """Where a plugin is: its entry `module:Class` and the sources of its top-level module, by path.
 
     Attributes:
         version: of the distribution that it is installed with, else its module's `__version__`, else "".

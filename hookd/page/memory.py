@@ -8,10 +8,10 @@ import errno
 import math
 import mmap
 import posix
-import resource
 
 from hookd.descriptors import Descriptor, fcntl, moved_up, read
 from hookd.errors import PageError
+from hookd.originals import MOST_ADDRESSES, MOST_FILE_BYTES, limit
 from hookd.page.layout import F_ADD_SEALS, MIN_SIZE, NAME, SIZE
 
 _CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 1, 2, 8  # linux/memfd.h
@@ -49,10 +49,9 @@ def _allowed(size: int) -> int:
 
     RLIMIT_FSIZE is asked beforehand because ftruncate kills with SIGXFSZ where it is exceeded.
     """
-    file_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    address_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
-    allowed = math.inf if file_bytes == resource.RLIM_INFINITY else file_bytes
-    if address_bytes != resource.RLIM_INFINITY:
+    file_bytes, address_bytes = limit(MOST_FILE_BYTES), limit(MOST_ADDRESSES)
+    allowed = math.inf if file_bytes is None else file_bytes
+    if address_bytes is not None:
         allowed = min(allowed, (address_bytes - _mapped_bytes()) // 4)
     while size > allowed and size > MIN_SIZE:
         size //= 2

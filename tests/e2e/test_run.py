@@ -295,7 +295,7 @@ def test_disabled_means_disabled(launched):
 
 
 def test_an_agent_that_fails_does_not_disturb_the_program_and_is_told_to_the_tool(launched):
-    (launched.launch.directory / "payload.zip").write_bytes(b"no zip")
+    (launched.launch.directory / "payload").write_bytes(b"none")
     with launched.run("import torch; print('ran')") as process:
         assert process.finish() == ["ran"]
         assert process.err == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ import zipfile
 
 import pytest
 
+from hookd.agent import arrival
 from hookd.attach import payload
 from tests.support.environment import REPOSITORY
 from tests.support.native import SCRIPT, build
@@ -89,5 +89,4 @@ def test_the_payload_carries_the_kernel_that_is_there(monkeypatch, tree, tmp_pat
 
 
 def carried():
-    with zipfile.ZipFile(io.BytesIO(payload.build(()).archive)) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+    return arrival.unpack(payload.build(()).archive)

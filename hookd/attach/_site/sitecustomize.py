@@ -7,7 +7,7 @@ for 2.7 and newer, never raises, gives way to the sitecustomize that would have 
 where no training can be. Beside its own directory lie:
 
     config.json  the agent's configuration        arrival.py     hookd/agent/arrival.py
-    payload.zip  the agent and the plugins        commandline.py hookd/attach/commandline.py
+    payload      the agent and the plugins        commandline.py hookd/attach/commandline.py
     started      there once an agent has started  failed-PID     what went wrong in a process, for the tool to tell
 """
 
@@ -145,7 +145,7 @@ def _start(directory):
     import json  # noqa: PLC0415
 
     arrival = _load(directory, "arrival")
-    arrival["start"](json.loads(_read(directory, "config.json").decode()), _read(directory, "payload.zip"))
+    arrival["start"](json.loads(_read(directory, "config.json").decode()), _read(directory, "payload"))
     _note(directory, "started", "")
 
 
