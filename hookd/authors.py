@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 _OURS = (__file__.rpartition("/")[0] + "/", "<hookd", "<frozen ")
 _ROOT = "/hookd-payload/"
 """Where a payload's files say that they are: a person knows them without it."""
+_ROOM = re.compile(r"@[0-9a-f]{6}(?=[./])")
+"""What tells two directories' files of one name apart in a target, see `hookd/agent/loader.py`."""
 
 
 def author_line(error: BaseException, plugin: object = None) -> str:
@@ -64,7 +67,7 @@ def _authors(frames: Iterable[tuple[FrameType, int]], plugin: object) -> traceba
     found = (mine or theirs)[-1:]
     for summary in traceback.StackSummary.extract(iter(found)):
         return traceback.FrameSummary(
-            summary.filename.removeprefix(_ROOT), summary.lineno or 0, summary.name, line=summary.line
+            _ROOM.sub("", summary.filename.removeprefix(_ROOT)), summary.lineno or 0, summary.name, line=summary.line
         )
     return None
 

@@ -16,7 +16,7 @@ from hookd.agent.faults import Failure
 from hookd.agent.fork import set_after_fork
 from hookd.agent.identity import identity, ranks
 from hookd.agent.lastwords import last_words, printed
-from hookd.agent.loader import release
+from hookd.agent.loader import ROOM, release
 from hookd.agent.questions import Questions
 from hookd.agent.session import Session
 from hookd.agent.standby import Standby
@@ -296,14 +296,16 @@ class Agent:
         module, _, name = str(spec["entry"] if "entry" in spec else environment.entry_point(spec["name"])).partition(
             ":"
         )
-        imported = importlib.import_module if self._loader is None else self._loader.module
+        plain = module.partition(ROOM)[0]
         try:
-            kind = getattr(imported(module), name)
+            kind = getattr(
+                importlib.import_module(plain) if self._loader is None else self._loader.module(module), name
+            )
         except (Exception, SystemExit) as exc:
             text = f"{spec['name']}: cannot be imported in the target: {worded(exc)}"
             raise PluginError(text) from exc
         if not (isinstance(kind, type) and issubclass(kind, Plugin)):
-            raise PluginError(f"{spec['name']}: {module}:{name} is no subclass of hookd.Plugin")
+            raise PluginError(f"{spec['name']}: {plain}:{name} is no subclass of hookd.Plugin")
         return kind()
 
     # -- the end

@@ -31,6 +31,8 @@ _PIECE = b"\n\f\f\f"
 _REST = 3.0
 """How much longer we leave the interpreter alone than we have just held it."""
 _PRIVATE = "_hookd"
+ROOM = "@"
+"""Stands in the name of a module that comes out of a directory, before what tells the directory."""
 
 
 class Loader:
@@ -40,6 +42,8 @@ class Loader:
     in the training's environment, too. So each module is known there by a private name: `hookd.page` is `_hookd.page`,
     `widths` is `_hookd_widths`. The carried code need not know: its modules have builtins of their own, whose `__import__`
     finds carried modules by their public names. No import of the training is affected by it.
+
+    What comes out of a directory has that one's room behind its name, `widths@1f2e3d`, and imports itself without.
 
     Args:
         files: source by path: `hookd/__init__.py`.
@@ -75,8 +79,11 @@ class Loader:
         level: int = 0,
     ) -> ModuleType:
         """Import for carried code, as `__import__` does."""
+        own = public(globals["__name__"]).partition(".")[0] if globals else ""
         if level:
             full = importlib.util.resolve_name("." * level + name, globals["__package__"])
+        elif ROOM in own and own.startswith(name.partition(".")[0] + ROOM):
+            full = _private(own + name[own.index(ROOM) :])
         elif name.partition(".")[0] in self._tops:
             full = _private(name)
         else:

@@ -207,8 +207,7 @@ class Session:
         self.registry.remove(entry)
         self.models.replan()
         self.cold.unconfigure(entry)
-        # The same with other options: neither made of new source, nor the one that stays because this one was refused.
-        if heir is not None and heir.number > entry.number and type(heir.plugin) is type(entry.plugin):
+        if heir is not None and heir.number > entry.number:  # not the one that stays because this one was refused
             _count_on(entry.context, heir.context)
         self._retire(entry.context, heir)
         if heir is None:
@@ -405,8 +404,8 @@ class Session:
 
 
 def _count_on(old: Context, new: Context) -> None:
-    """Let the counters of a plugin go on, also those that its new object has not come to yet: a counter never falls."""
+    """Let what a plugin counts go on, also where its new object has not come to it yet: a counter never falls."""
     kept = {metric.name: metric for metric in new.metrics}
     for metric in old.metrics:
-        if metric.kind == "counter" and metric.name in kept:
+        if metric.kind in ("counter", "histogram") and metric.name in kept:
             kept[metric.name].adopt(metric)

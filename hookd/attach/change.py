@@ -100,7 +100,7 @@ def _arguments(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path])
             if error.reason != "unknown-plugin":
                 raise
             return {"plugin": spec.as_json()}  # the target's own environment may have it
-        texts = {path: text.decode() for path, text in source.files.items()}
+        texts = {path: text.decode() for path, text in source.carried.items()}
         return {"plugin": payload.describe(spec, source), "sources": texts}
     if op == "unload":
         return {"name": spec.name}

@@ -69,7 +69,7 @@ def build(plugins: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = (), trust
     enabled, sources = [], []
     for spec in plugins:
         source = find(spec.name, plugin_dirs, trust)
-        files.update(source.files)
+        files.update(source.carried)
         sources.append(source)
         enabled.append(describe(spec, source))
     archive = _pack(files)
@@ -105,7 +105,7 @@ def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:
     """Give a plugin in the form of the agent's configuration."""
     return {
         "name": spec.name,
-        "entry": source.entry,
+        "entry": source.carried_entry,
         "options": dict(spec.options),
         "by_name": spec.by_name,
         "version": source.version,

@@ -10,6 +10,8 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
+import re
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 GROUP = "hookd.plugins"
+ROOM = "@"
+"""The same as in `hookd/agent/loader.py`."""
+_TOP = re.compile(r"[^/.:]+")
 PARSING = threading.Lock()
 """Held while sources are parsed: two threads that make syntax trees at a time count their depth in one place, and one
 of them gets a SystemError ("recursion depth mismatch", python/cpython#106905; met on 3.11.7)."""
@@ -35,6 +40,7 @@ class Source:
     Attributes:
         version: of the distribution that it is installed with, else its module's `__version__`, else "".
         origin: where it was found, in words: a distribution's name, or a path.
+        room: tells its module in a target from one of the same name out of another directory; "" of one that is installed.
     """
 
     name: str
@@ -42,6 +48,22 @@ class Source:
     files: dict[str, bytes]
     version: str = ""
     origin: str = ""
+    room: str = ""
+
+    @property
+    def carried(self) -> dict[str, bytes]:
+        """The sources, by path in the target."""
+        return {self._in_room(path): content for path, content in self.files.items()}
+
+    @property
+    def carried_entry(self) -> str:
+        """The entry, there."""
+        return self._in_room(self.entry)
+
+    def _in_room(self, text: str) -> str:
+        """Put the room behind the top-level module: `a.py`, `a/b.py` and `a:B` become `a@1f2e3d.py` and so on."""
+        top = _TOP.match(text)
+        return f"{top[0]}{ROOM}{self.room}{text[top.end() :]}" if self.room and top else text
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -145,6 +167,7 @@ def in_directory(directory: Path, trust: Trust = ANYBODY, base: str = "Plugin") 
     if not directory.is_dir():
         raise PluginError(f"there is no plugin directory {directory}")
     trust = trust.directory(directory)
+    room = hashlib.sha256(os.fsencode(os.path.abspath(directory))).hexdigest()[:6]  # noqa: PTH100  no symlinks resolved
     for path in sorted([*directory.glob("*.py"), *directory.glob("*/__init__.py")]):
         module = path.parent.name if path.name == "__init__.py" else path.stem
         try:
@@ -157,7 +180,7 @@ def in_directory(directory: Path, trust: Trust = ANYBODY, base: str = "Plugin") 
             yield broken
             continue
         for class_name, plugin in classes:
-            yield Source(plugin, f"{module}:{class_name}", files, version, str(path))
+            yield Source(plugin, f"{module}:{class_name}", files, version, str(path), room)
 
 
 def package(root: Path, trust: Trust = ANYBODY) -> dict[str, bytes]:

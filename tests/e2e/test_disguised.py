@@ -75,8 +75,8 @@ def test_an_opt_out_is_heeded_also_where_the_process_alone_knows_of_it(hides):
 def test_an_interpreter_by_another_name_is_found(tmp_path):
     program = tmp_path / "trainer"
     shutil.copy(bare_python().resolve(), program)
-    sites = [path for path in bare_python().parents[1].glob("lib/python*/site-packages")]
-    variables = training.environment(PYTHONHOME=sys.base_prefix, PYTHONPATH=sites[0])
+    (site,) = bare_python().parents[1].glob("lib/python*/site-packages")
+    variables = training.environment(PYTHONHOME=sys.base_prefix, PYTHONPATH=site)
     job = Job("titled.py", f"--libraries {LIBRARIES} --title a-program")
     with Process([program, *job.command()[1:]], env=variables, cwd=job.path.parent) as process:
         process.expect("^ready$")

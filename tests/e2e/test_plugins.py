@@ -9,12 +9,15 @@ import textwrap
 
 import pytest
 
+from hookd.attach import AttachRequest, attach, detach
+from hookd.attach.change import change
 from hookd.attach.owner import user_name
-from tests.support import training
+from hookd.config import PluginSpec
+from tests.support import puppet, training
 from tests.support.daemon import Daemon
 from tests.support.environment import REPOSITORY, TARGETS, bare_python, tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD
+from tests.support.tool import HOOKD, Page
 
 pytestmark = [pytest.mark.e2e, pytest.mark.story, pytest.mark.usefixtures("attachable")]
 
@@ -276,11 +279,11 @@ def test_the_list_shows_where_a_plugin_fails_what_it_costs_and_its_series(scene)
     row = scene.row("counts")
     assert row["error"]["where"].startswith("hookd_counts.py:20, in step_post: if optimizer is not None")
     assert row["error"]["text"] == "KeyError: 'no such thing'"
-    assert row["series"] == 2, "steps, and one of kinds"
+    assert row["series"] == 3, "steps, and those of both kinds: what was counted before goes on"
     wait_until(lambda: scene.row("counts")["call_seconds"], what="its cost")
     said = scene.hookd("plugin", "list", scene.pid)
     assert said.index("at hookd_counts.py:20") < said.index("Traceback")
-    assert re.search(r"counts +5\.0 +(active|quarantined) +\d+ +[\d.]+ [mµ]?s +2", said), said
+    assert re.search(r"counts +5\.0 +(active|quarantined) +\d+ +[\d.]+ [mµ]?s +3", said), said
 
 
 def test_plugins_in_the_daemon_are_told_and_heard_and_a_bad_one_stalls_nobody(scene):
@@ -326,3 +329,43 @@ def test_nothing_of_the_plugins_stays_after_a_detach(scene):
     told = scene.told.read_text().splitlines()
     assert told.count(f"attached {scene.pid}") == 1
     assert told.count(f"incident quarantine {RUN}") == 1, "counts fails at every step"
+
+
+ONE_OF_TWO = """
+from hookd import Plugin, hookimpl
+
+class Mine(Plugin):
+    name = "{name}"
+
+    @hookimpl
+    def configure(self, context):
+        self.steps = context.counter("steps", "{help}")
+
+    @hookimpl
+    def step_post(self, optimizer):
+        self.steps.inc()
+        if {fails}:
+            raise ValueError("planned")
+"""
+
+
+def test_two_directories_may_have_files_of_one_name_and_what_is_counted_goes_on(tmp_path):
+    folders = [tmp_path / name for name in ("alpha", "gamma")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "plugin.py").write_text(ONE_OF_TWO.format(name=folder.name, help="Steps.", fails=False))
+    specs = tuple(map(PluginSpec, ("alpha", "gamma")))
+    with puppet.started() as target:
+        attach(target.pid, AttachRequest(plugins=specs, plugin_dirs=tuple(folders), lease_s=None, timeout_s=60))
+        with Page.of(target.pid) as page:
+
+            def steps(name):
+                return page.values().get(f"hookd_{name}_steps", {}).get((), 0)
+
+            wait_until(lambda: min(steps("alpha"), steps("gamma")) > 10, what="steps of both")
+            before = steps("gamma")
+            (folders[1] / "plugin.py").write_text(ONE_OF_TWO.format(name="gamma", help="Steps taken.", fails=before))
+            change(target.pid, "reload", PluginSpec("gamma"), folders)
+            wait_until(lambda: page.values()["hookd_plugin_errors"].get(("gamma",)), what="the new source")
+            assert steps("gamma") > before
+        detach(target.pid)

@@ -61,6 +61,22 @@ def test_modules_are_known_to_carried_code_alone(loader):
     assert not {name for name in sys.modules if "carried" in name}
 
 
+def test_modules_of_one_name_from_two_directories_are_two_and_import_themselves_by_it():
+    package = {
+        "__init__.py": b"import mine.part\nfrom mine.part import value\n",
+        "part.py": b"import mine\nvalue = %d\n",
+    }
+    files = {
+        f"mine@{room}/{name}": text.replace(b"%d", str(at).encode())
+        for at, room in enumerate(("00000a", "00000b"))
+        for name, text in package.items()
+    }
+    loader = Loader({**files, "mine.py": b"value = 2\n", "other.py": b"import mine\nvalue = mine.value\n"}, codes)
+    assert [loader.module(name).value for name in ("mine@00000a", "mine@00000b", "mine", "other")] == [0, 1, 2, 2]
+    assert loader.module("mine@00000b.part").mine is loader.module("mine@00000b")
+    loader.purge()
+
+
 def test_what_is_not_in_the_payload_is_not_sought_elsewhere(loader):
     for name in ("carried.absent", "hookd"):
         with pytest.raises(ModuleNotFoundError, match=f"{name}' in hookd's payload"):
