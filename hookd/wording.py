@@ -26,8 +26,8 @@ def seconds(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(value) >= unit:
-            return f"{value / unit:.3g} {name}"
+        if abs(value) >= 0.9995 * unit:  # else it would be rounded to 1000 of the next unit
+            return f"{value:.0f} s" if abs(value) >= 999.5 else f"{value / unit:.3g} {name}"
     return f"{value * 1e9:.0f} ns"
 
 

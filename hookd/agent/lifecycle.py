@@ -258,6 +258,10 @@ class Agent:
             self._session.changes.abandon()
 
     def _detach_on_request(self, request: dict[str, Any]) -> dict[str, Any]:
+        if (
+            self._control.asking.is_gone()
+        ):  # after the process was stopped: who asked has been told that nothing came back
+            raise ControlError("who asks has gone", reason="bad-request")
         self._page.update_identity(sent_away=True)  # a daemon must tell it from an agent that leaves by itself
         result = self.detach(float(request.get("timeout", 10.0)))
         self._leave_soon()

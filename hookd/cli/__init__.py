@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import sys
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,10 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `hookd` with these words (default: those of the process) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # what a terminal without UTF-8 cannot show is no reason to say nothing
+        sys.stdout.reconfigure(errors="replace")
     as_json = "--json" in words[: words.index("--")] if "--" in words else "--json" in words
     try:
         return int(cli.main(words, prog_name="hookd", standalone_mode=False) or 0)

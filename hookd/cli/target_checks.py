@@ -88,9 +88,25 @@ def _state(status: Status) -> Iterator[Check]:
                 tracer = f" ({proc.status(status.tracer).name})"
         yield Check("state", "bad", error.message + tracer, error.hint)
         return
-    if status.state == "D":
+    if frozen := _frozen(status.pid):
+        yield Check(
+            "state", "bad", f"its cgroup is frozen ({frozen})", "An attach waits until whoever froze it lets it go on."
+        )
+    elif status.state == "D":
         cure = "An attach waits until the kernel lets it go; look at the disk or network file system that it waits for."
         yield Check("state", "note", "waits in the kernel and cannot be interrupted (D)", cure)
+
+
+def _frozen(pid: int) -> str:
+    """Name the cgroup in which a process is frozen, "" where it is in none."""
+    from hookd.attach import cgroups
+
+    for group in cgroups.folders(pid, "freezer"):
+        for name, told in (("freezer.state", "FROZEN"), ("cgroup.freeze", "1")):
+            with contextlib.suppress(OSError):
+                if (group / name).read_text().strip() == told:
+                    return str(group)
+    return ""
 
 
 def _disabled(pid: int) -> Iterator[Check]:

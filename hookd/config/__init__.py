@@ -36,6 +36,7 @@ defaults of `ServeConfig`, where each of them stands once.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -324,11 +325,16 @@ def default_control_path(environ: Mapping[str, str], uid: int) -> Path:
 
 
 def default_state_dir(environ: Mapping[str, str], uid: int) -> Path:
-    """Name the directory of the incident store: `/var/lib/hookd` for root, else below `$XDG_STATE_HOME`."""
+    """Name the directory of the incident store: `/var/lib/hookd` for root, else below `$XDG_STATE_HOME`.
+
+    A user without a home (a container with a random uid, which has no entry in /etc/passwd) gets one beside the control socket.
+    """
     if uid == 0:
         return Path("/var/lib/hookd")
     state = environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "hookd"
+    with contextlib.suppress(RuntimeError):
+        return (Path(state) if state else Path.home() / ".local" / "state") / "hookd"
+    return default_control_path(environ, uid).parent / "state"
 
 
 def host_path(host: str) -> Path:

@@ -148,7 +148,10 @@ def read_path(value: object) -> Path:
         return value
     if not isinstance(value, str) or not value:
         raise ValueError("is no path")
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError("is below a home directory, and there is none: write the whole path") from None
 
 
 def read_paths(value: object) -> tuple[Path, ...]:

@@ -193,7 +193,8 @@ def _make_private(path: Path) -> None:
     Raises:
         OSError: others may put a file or a link of theirs there.
     """
-    if path.parent.stat().st_mode & stat.S_IWOTH:
+    status, own = path.parent.stat(), os.geteuid()
+    if status.st_mode & stat.S_IWOTH or (own and status.st_uid not in (0, own)):
         raise OSError(errno.EPERM, f"others may write to the directory {path.parent}")
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, and give the exit status 0. Agents stay for their lease. Logs go to stderr.
+    """Serve until SIGTERM, SIGINT or SIGHUP, and give the exit status 0. Agents stay for their lease. Logs go to stderr.
 
     Raises:
         HookdError: it could not start.
@@ -46,7 +46,7 @@ def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
 
 @contextlib.contextmanager
 def signals() -> Iterator[asyncio.Future[signal.Signals]]:
-    """Catch SIGTERM and SIGINT: the future holds the first. Main thread only."""
+    """Catch SIGTERM, SIGINT and, unless it is ignored (nohup), SIGHUP: the future holds the first. Main thread only."""
     loop = asyncio.get_running_loop()
     came: asyncio.Future[signal.Signals] = loop.create_future()
 
@@ -54,7 +54,9 @@ def signals() -> Iterator[asyncio.Future[signal.Signals]]:
         if not came.done():
             came.set_result(number)
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, arrive, number)
     try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from hookd.daemon.api import incident_filter
+from hookd.daemon.negotiation import preferred, takes_gzip
 from hookd.daemon.pages import frame
 from hookd.daemon.pages.routes import Pages
 from hookd.daemon.scrapes import BusyError, Form, Scrapes
@@ -72,9 +73,9 @@ class Web:
         return app
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        is_gzip = "gzip" in request.headers.get("Accept-Encoding", "")
+        is_gzip = takes_gzip(request.headers.get("Accept-Encoding", ""))
         names = frozenset(request.query.getall("name[]", []))
-        form = Form(request.headers.get("Accept", ""), names, is_gzip)
+        form = Form(preferred(request.headers.get("Accept", "")), names, is_gzip)
         await self._service.looked(FIRST_LOOK_S)
         try:
             body = await self._scrapes.text(form)

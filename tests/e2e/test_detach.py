@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import tool
+from hookd.attach import Control
+from hookd.cli.target_checks import of_target
+from hookd.errors import HookdError
+from tests.support import cgroup, tool
 from tests.support.environment import REPOSITORY
 from tests.support.processes import Process, wait_until
 from tests.support.puppet import assert_as_before, probe, started
@@ -215,3 +218,16 @@ def test_detach_of_the_patch_in_python_under_one_that_somebody_put_on_top(tmp_pa
         detach_in_process(puppet.pid)
         wait_until(lambda: probe(puppet)["tasks"] == before["tasks"], what="the last thread to end")
         assert probe(puppet)["fds"] == before["fds"]
+
+
+def test_a_detach_that_has_timed_out_is_not_carried_out_later(puppet):
+    before = probe(puppet)
+    attach_in_process(puppet.pid)
+    with cgroup.frozen(puppet.pid):
+        with Control.connect(puppet.pid) as control, pytest.raises(HookdError):
+            control.request("detach", timeout=1, timeout_s=0.2)
+        (check,) = (one for one in of_target(puppet.pid) if one.name == "state")
+        assert "is frozen" in check.found
+    observed_steps(puppet.pid, more=steps(puppet) + 2)
+    assert detach_in_process(puppet.pid)["restored"] == "identity"
+    assert_as_before(puppet, before)

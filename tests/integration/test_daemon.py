@@ -125,6 +125,13 @@ def test_a_restarted_daemon_finds_everything_again_and_incidents_are_kept_once(s
         assert not daemon.client.path.exists()
 
 
+def test_a_terminal_that_is_closed_ends_it_as_a_person_would(serve):
+    daemon = serve()
+    daemon.process.signal(signal.SIGHUP)
+    assert daemon.process.wait() == 0, daemon.process.describe()
+    assert any("SIGHUP: shutting down" in line for line in daemon.process.err)
+
+
 def test_an_incident_is_in_the_log_when_it_comes_also_where_the_process_ends_with_it(serve, hold, run):
     daemon, holder = serve(), hold()
     wait_until(lambda: daemon.rows(run), what="discovery")

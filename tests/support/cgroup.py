@@ -43,6 +43,30 @@ def limited(size: int, controller: str = "memory") -> Iterator[Path]:
         remove(group)
 
 
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Freeze a process, and let it go on; the test is skipped where that cannot be done."""
+    old = (_ALL / "freezer").is_dir()
+    home, name, (freeze, thaw) = (
+        (_ALL / "freezer", "freezer.state", ("FROZEN", "THAWED")) if old else (_ALL, "cgroup.freeze", ("1", "0"))
+    )
+    group = home / f"hookd-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+    except OSError as exc:
+        pytest.skip(f"no cgroup can be made in {home}: {exc}")
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / name).write_text(freeze)
+        try:
+            yield
+        finally:
+            (group / name).write_text(thaw)
+            (home / "cgroup.procs").write_text(str(pid))
+    finally:
+        remove(group)
+
+
 def remove(group: Path) -> None:
     """Remove a cgroup, which is busy as long as a process of it is about to end, whether it is listed or not."""
     wait_until(lambda: _removed(group), what="an empty cgroup")

@@ -144,6 +144,16 @@ def test_root_and_users_have_their_own_default_places():
     assert config.default_state_dir({"XDG_STATE_HOME": "/home/a/.state"}, 7) == Path("/home/a/.state/hookd")
 
 
+def test_a_user_without_a_home_and_an_entry_in_passwd_has_places_too(monkeypatch):
+    """As in a container that is given a random uid."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    assert config.default_state_dir({}, 1000770000) == Path("/tmp/hookd-1000770000/state")
+    assert config.default_state_dir({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == Path("/run/user/7/hookd/state")
+    with pytest.raises(ConfigError, match="there is none: write the whole path"):
+        config.load({"state_dir": "~/state"}, {})
+
+
 @pytest.mark.parametrize("host", ["", "/run/x.sock", "tcp://localhost:1", "unix://x.sock"])
 def test_the_daemons_host_is_a_unix_socket_with_an_absolute_path(host):
     with pytest.raises(ConfigError):

@@ -55,7 +55,7 @@ OPENS = {
     "cli/program.py": {"__init__": OURS, "lines": OURS, "answer": OURS, "parse": OURS, "watched": OURS, "_until": OURS},
     "cli/replay.py": {"answer": OURS},
     "cli/root_daemon.py": {"_cmdline": KERNEL, "_listeners": KERNEL},
-    "cli/target_checks.py": {"_hides_processes": KERNEL},
+    "cli/target_checks.py": {"_frozen": KERNEL, "_hides_processes": KERNEL},
     "cli/trace.py": {"replacing": OPERATOR},
     "config/ownership.py": {"_is_unmapped": KERNEL, "open_checked": OPERATOR},
     "config/projected.py": {"_is_mounted_so": KERNEL},
