@@ -220,7 +220,7 @@ def _disabled() -> dict[str, Any] | None:
     if {posix.environ.get(name.encode(), b""), environ.get(name, "")} <= {b"", b"0", "", "0"}:
         return None
     hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
-    return _refusal("TargetUnsupported", "disabled", "hookd is disabled in this process", hint)
+    return _refusal("TargetUnsupported", "disabled", "hookd is disabled in this process", hint=hint)
 
 
 def _wait_for_trainer(box: _Mailbox, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -268,7 +268,7 @@ def _is_imported(name: str) -> bool:
 def _failure(exc: BaseException) -> dict[str, Any]:
     if isinstance(exc, MemoryError):
         hint = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
-        return _refusal("AttachError", "no-memory", "the process gets no memory for an agent", hint)
+        return _refusal("AttachError", "no-memory", "the process gets no memory for an agent", hint=hint)
     reason = getattr(exc, "reason", None)
     if not isinstance(reason, str):
         return _refusal("AttachError", "agent-failed", _traceback(exc))
