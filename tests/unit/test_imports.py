@@ -22,7 +22,7 @@ REPLACED = """_thread asyncio builtins datetime fcntl io os pathlib posixpath qu
 tempfile threading time""".split()
 """What gevent, eventlet, freezegun, time-machine, pyfakefs and their like replace, as a whole or in parts."""
 MAY_IMPORT = {
-    "hookd/agent/arrival.py": {"io", "threading"},  # BytesIO alone; to forget the thread that it runs in
+    "hookd/agent/arrival.py": {"threading"},  # to forget the thread that it runs in
     "hookd/agent/evaluate.py": {"builtins"},  # the names that an expression may use
     "hookd/agent/global_state.py": {"threading"},  # what the training may change there is put back
     "hookd/agent/loader.py": {
