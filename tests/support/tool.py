@@ -16,6 +16,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from hookd.errors import NoSuchTarget
+from tests.support import outside
 from tests.support.environment import tool_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
 
@@ -67,6 +68,8 @@ class Attachment:
     """`hookd attach PID… --listen 127.0.0.1:0` in the foreground: its targets' metrics, until it is interrupted."""
 
     def __init__(self, pids: Iterable[int], *arguments: str | Path, **extra: str | Path) -> None:
+        pids = tuple(pids)
+        self._before = {pid: outside.state(pid) for pid in pids}
         command = [*HOOKD, "attach", *map(str, pids), "--listen", "127.0.0.1:0", *arguments]
         self.process = Process(command, env=tool_environment(**extra))
         try:
@@ -80,9 +83,12 @@ class Attachment:
             return Metrics(answer.read().decode())
 
     def detach(self) -> None:
-        """Press Ctrl-C: it detaches and exits 0."""
+        """Press Ctrl-C: it detaches and exits 0, and its targets are as they were."""
         self.process.signal(signal.SIGINT)
         self.process.finish(PATIENCE_S)
+        if "--keep" not in self.process.command:
+            for pid, before in self._before.items():
+                outside.assert_same(pid, before)
 
     def __enter__(self) -> Self:
         return self
