@@ -472,13 +472,13 @@ def test_what_is_called_back_with_numbers_is_the_plugins_own_and_is_noticed_when
 
 
 def test_where_no_thread_can_be_started_hooks_are_called_in_place(monkeypatch) -> None:
-    def start(thread):
+    def start(function):
         raise RuntimeError("can't start new thread")
 
     with running(Letting, Raises) as agent:
         cold, entries = agent.session.cold, agent.session.registry
         cold.close()
-        monkeypatch.setattr("hookd.agent.cold.Thread.start", start)
+        monkeypatch.setattr("hookd.originals.thread.start", start)
         cold.unconfigure(entries.named("letting"))
         cold.unconfigure(entries.named("raises"))
         monkeypatch.undo()
