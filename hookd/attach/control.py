@@ -163,8 +163,8 @@ def path(pid: int, control: str) -> Path:
     return Path(control) if control.startswith("@") else Path(f"/proc/{pid}/root{control}")
 
 
-def remove_dead(control: str, uid: int, near: int | None = None) -> bool:
-    """Remove the socket file that a killed target has left behind, if it is that and nothing else.
+def remove_dead(control: str, uid: int, near: int | None = None) -> bool | None:
+    """Remove the socket file that a killed target has left behind, if it is that and nothing else; None if there was no time for it.
 
     The path is the target's own word, so it is believed only where it cannot do harm: a socket with a name that an
     agent gives, that belongs to the target's user and that nobody listens on; no link is followed.
@@ -179,7 +179,9 @@ def remove_dead(control: str, uid: int, near: int | None = None) -> bool:
         return False
     try:
         return bounded.remove_dead(near or os.getpid(), control, uid)
-    except (OSError, HookdError):
+    except HookdError:  # it did not answer in time
+        return None
+    except OSError:
         return False
 
 

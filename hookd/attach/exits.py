@@ -24,7 +24,7 @@ _EXIT = 1 << 3  # PIDFD_INFO_EXIT
 
 _START_TICKS, _EXIT_CODE, _FLAGS = 22, 52, 9  # fields of /proc/PID/stat, proc(5)
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h
-GOING_S = 1.0
+GOING_S = 1.5
 """How long a process that has let go of its memory and files may take until it counts as ended."""
 
 
@@ -54,7 +54,7 @@ def find(pid: int, ticks: int, image: str, pidfd: int = -1) -> Exit:
         now = _image(pid)
         if now:
             return Exit(None, "exec" if image and now != image else "alive")
-        _await_end(pidfd)
+    _await_end(pidfd)
     for status, source in ((_reaped(pidfd), "pidfd"), (_zombie(pid, ticks), "zombie"), (_reaped(pidfd), "pidfd")):
         if status is not None:  # asked once more: its parent may have come between the first and the second
             return Exit(status, source)
@@ -74,7 +74,7 @@ def _image(pid: int) -> str:
 
 
 def _await_end(pidfd: int) -> None:
-    """Wait shortly for who is just going."""
+    """Wait shortly for who is just going: it has let go of its memory, or the signal that ends it has come, and it is no zombie yet."""
     if pidfd >= 0:
         waiting = select.poll()
         waiting.register(pidfd, select.POLLIN)

@@ -372,6 +372,11 @@ class Fleet:
         with self._lock:
             now = self._clock()
             self._ended = [one for one in self._ended if one.ended is None or now - one.ended.at < self._linger_s]
+            ended = list(self._ended)
+        for target in ended:
+            if not budget.is_over(owner := target.identity.uid):
+                with budget.of(owner):
+                    target.tidy()
         self.admission.keep({self._key(target) for target in self.targets()})
         self.admission.sum_up()
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 DEATH_S, REMOVAL_S = 2.0, 0.2
+_MOST_REMOVALS = 20
 """How long may be asked how a process has ended, and for the socket that it has left behind: many may end at one moment."""
 State = Literal["attached", "lost", "corrupt", "detached"]
 STATES: tuple[State, ...] = ("attached", "lost", "corrupt", "detached")
@@ -121,6 +122,10 @@ class Target:
         self._distinct: tuple[list[dict[str, Any]], int] = ([], 0)
         self._curve: list[dict[str, Any]] = []
         self._usage = Usage()
+        self._leftover, self._removals = (
+            "",
+            0,
+        )  # the socket file of an agent that was killed, and how often it is still tried
         self.witness = Witness(pid, self.start_ticks)
         self._number = -1  # of the page among the target's descriptors, where it was seen last
         self._page_owner = frozenset({os.fstat(fd).st_uid})
@@ -201,9 +206,17 @@ class Target:
                 death = judge(self.witness.gather(self.pidfd), self._snapshot, self._recent())
                 self._close("lost", death.reason, death)
             if self._snapshot is not None:
-                path = text(self._snapshot.identity, "control")
-                with WAITERS.within(REMOVAL_S):
-                    control.remove_dead(path, self.identity.process_uid, near=self._neighbour())
+                self._leftover, self._removals = text(self._snapshot.identity, "control"), _MOST_REMOVALS
+                self.tidy()
+
+    def tidy(self) -> None:
+        """Remove the socket file that is left of an agent which was killed; again where there was no time for it before."""
+        if not self._removals:
+            return
+        self._removals -= 1
+        with WAITERS.within(REMOVAL_S):
+            if control.remove_dead(self._leftover, self.identity.process_uid, near=self._neighbour()) is not None:
+                self._removals = 0
 
     def _neighbour(self) -> int | None:
         """Give who sees the same files, as we may not: its parent, in a container that outlives it, or the first process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import pytest
 
 from hookd.attach.discover import find_page
 from hookd.cli import cli
+from hookd.errors import NoSuchTarget
 from tests.support.commands import blocks, commands, kind, spoken
 from tests.support.daemon import Daemon
 from tests.support.documented import COMMANDS, NO_COMMANDS, Run
@@ -136,7 +138,9 @@ class Setting:
             wait_until(lambda: find_page(self.pid) is None, what="the agent's end")
 
     def _has_stepped(self) -> bool:
-        return self.client.report(self.pid)["step"]["current"] > 1
+        with contextlib.suppress(NoSuchTarget):  # a moment ago it was told to detach
+            return self.client.report(self.pid)["step"]["current"] > 1
+        return False
 
     def fill(self, text: str, own: dict[str, str]) -> str:
         """Put in place of words what they stand for here."""

@@ -108,7 +108,7 @@ def test_after_an_attach_the_report_says_from_which_step_it_counts(fault, layer,
             page = Page.of(process.pid)
             assert page is not None
             with page:
-                incident = found(page)[0]
+                incident = wait_until(lambda: found(page), what="the incident")[0]
             assert 1 <= incident["step"] < 120 - 3, "counted from the attach"
             text = hookd("report", str(process.pid))
             assert re.search(r"counted from the attach|since the attach", text), text

@@ -130,9 +130,15 @@ WAITS = {
 class Enough(Exception):
     pass
 def enough(*_):
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     raise Enough
+def wake():
+    sys.stdin.readline()
+    while signal.getsignal(signal.SIGUSR1) is enough:  # one that comes as the attach lets go of the main thread may go to another
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
 signal.signal(signal.SIGUSR1, enough)
-threading.Thread(target=lambda: (sys.stdin.readline(), os.kill(os.getpid(), signal.SIGUSR1)), daemon=True).start()
+threading.Thread(target=wake, daemon=True).start()
 print('ready', flush=True)
 try:
     time.sleep(1000)

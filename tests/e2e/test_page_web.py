@@ -58,7 +58,7 @@ def scene(tmp_path_factory):
         environ = tool_environment(PYTHONPATH=os.pathsep.join(sys.path))
         holder = stack.enter_context(Process(command, env=environ, stdin=True))
         holder.expect("ready")
-        daemon = Daemon(tmp_path_factory.mktemp("web"))
+        daemon = Daemon(tmp_path_factory.mktemp("web"), "--linger-s", "3600")  # a test ends the target
         stack.callback(daemon.process.close)
         holder.ask(json.dumps({"modules": {"count": MODULES}}), "done")
         target.expect("^step 3 ")

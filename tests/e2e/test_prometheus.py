@@ -74,8 +74,11 @@ def test_prometheus_follows_a_target_from_its_attach_to_its_death(stack, daemon,
     wait_until(lambda: prometheus.query(f"rate(hookd_steps_total{{{mine}}}[5s]) > 0"), what="steps that count up")
     forward = f'hookd_timing_forward_seconds_total{{{mine},module="0"}}'
     wait_until(lambda: (prometheus.value(forward) or 0) > 0, what="the first layer's time")
-    modules = {labels["module"] for labels, _ in prometheus.query(f"hookd_timing_forward_calls_total{{{mine}}}")}
-    assert modules == {"(root)", "0", "1", "2"}
+
+    def modules():
+        return {labels["module"] for labels, _ in prometheus.query(f"hookd_timing_forward_calls_total{{{mine}}}")}
+
+    wait_until(lambda: modules() == {"(root)", "0", "1", "2"}, what="all modules")
     joined = f"hookd_steps_total{{{mine}}} * on(run, rank) group_left(pid, script) hookd_target_info"
     ((labels, _),) = prometheus.query(joined)
     assert (labels["pid"], labels["script"].rpartition("/")[2]) == (str(target.pid), "puppet.py")

@@ -140,7 +140,8 @@ def attach_in_mid_training(job: Job) -> None:
         plain.result()  # what it compiles is cached for the other
     names = ROOT if is_compiled else training.called_modules(job.script, SMALL * ("charlm" in job.script))
     # The attach is over well before a new epoch, whose workers keep the loader's training waiting for seconds.
-    with training.start_warm(job, "--pause", "0.2" if "loader" in job.script else "0.15") as process:
+    # Beside busy processes it takes ten seconds.
+    with training.start_warm(job, "--pause", "0.2" if "loader" in job.script else "0.25") as process:
         process.expect("^step 5 ")
         with Attachment([process.pid], *PLUGINS) as attachment:
             metrics = everything_within_a_few_steps(attachment, names)

@@ -47,16 +47,20 @@ def _ours(process: Path) -> list[str]:
 
 
 def assert_same(pid: int, before: dict[str, Any]) -> None:
-    """Compare with what it was; the threads that there were then and are now. hookd's last thread has still to end."""
+    """Compare with what it was; the threads that there were then and are now. hookd's last thread has still to end.
+
+    Where there was an agent before, which another tool holds, it stays.
+    """
 
     def changed() -> list[tuple[Any, Any]]:
         now = state(pid)
         if not now or not before:
             return []
-        pairs = [(before[name], now[name]) for name in now if name != "threads"]
+        was_attached = bool(before["ours"])
+        pairs = [(before[name], now[name]) for name in now if name not in ("threads", *(["ours"] * was_attached))]
         threads = now["threads"]
         pairs += [(before["threads"].get(number, threads[number]), threads[number]) for number in threads]
-        ours = [("", one["name"]) for one in threads.values() if one["name"] == "hookd\n"]
+        ours = [("", one["name"]) for one in threads.values() if one["name"] == "hookd\n" and not was_attached]
         return [(was, is_now) for was, is_now in pairs if was != is_now] + ours
 
     wait_until(lambda: not changed(), what=lambda: f"(before, now) of what is not as it was: {changed()}")
