@@ -102,9 +102,9 @@ def _frozen(pid: int) -> str:
     from hookd.attach import cgroups
 
     for group in cgroups.folders(pid, "freezer"):
-        for name, told in (("freezer.state", "FROZEN"), ("cgroup.freeze", "1")):
+        for name, told in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
             with contextlib.suppress(OSError):
-                if (group / name).read_text().strip() == told:
+                if (group / name).read_text().strip() != told:  # it may be FREEZING for a while
                     return str(group)
     return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def files_of_ours(pid: int) -> set[str]:
     """Name everything that could be a trace of hookd outside of the process, for any user of this machine."""
     shared = {str(path) for home in ("/tmp", "/dev/shm", "/var/tmp", "/run") for path in Path(home).glob("*hookd*")}
     sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "hookd" in line}
-    return {name for name in shared | sockets if str(pid) in name} | {f for f in shared if "payload" in f}
+    own = re.compile(rf"hookd-{pid}-")  # `attach-44-…` is a tool's, which may have that number in another pid namespace
+    return {name for name in shared | sockets if own.search(name)} | {f for f in shared if "payload" in f}
 
 
 def attach_in_process(pid: int) -> None:

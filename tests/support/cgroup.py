@@ -58,6 +58,7 @@ def frozen(pid: int) -> Iterator[None]:
     try:
         (group / "cgroup.procs").write_text(str(pid))
         (group / name).write_text(freeze)
+        wait_until(lambda: (group / name).read_text().strip() == freeze, what="a frozen process")
         try:
             yield
         finally:
