@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +20,7 @@ from hookd.config.rules import ASKED_FOR, decide
 from hookd.daemon.wanted import traits
 from hookd.errors import TargetUnsupported
 from tests.support import training
-from tests.support.environment import bare_python
+from tests.support.environment import TARGETS, bare_python
 from tests.support.processes import Process, wait_until
 from tests.support.tool import Page
 from tests.support.training import Job
@@ -86,6 +88,35 @@ def test_an_interpreter_by_another_name_is_found(tmp_path):
         attach(process.pid, REQUEST)
         assert detach(process.pid)["restored"] == "identity"
         end(process)
+
+
+def test_a_program_that_has_python_in_it_is_found(tmp_path):
+    with Process(
+        [embedding(tmp_path), "--scene", "warehouse"], env=training.environment(**EMBEDDED), cwd=tmp_path
+    ) as process:
+        process.expect("^step 3 ")
+        one = discover.inspect(process.pid)
+        assert one is not None
+        assert (one.state, list(one.cmdline[1:])) == ("attachable", ["--scene", "warehouse"])
+        attach(process.pid, REQUEST)
+        assert detach(process.pid)["restored"] == "identity"
+        assert process.err == []
+
+
+EMBEDDED = {"EXECUTABLE": bare_python(), "TRAINS": f"{TARGETS / 'mlp.py'} --steps 0 --pause 0.01"}
+
+
+def embedding(directory: Path) -> Path:
+    """Build the program; skip the test where there is nothing to build it with."""
+    name, headers = sysconfig.get_config_var("LDLIBRARY"), sysconfig.get_path("include")
+    if ".so" not in name or shutil.which("g++") is None or not Path(headers, "Python.h").exists():
+        pytest.skip("there is no C++ compiler, or no library of Python")
+    where, program = sysconfig.get_config_var("LIBDIR"), directory / "simulator"
+    library = name.removeprefix("lib").partition(".so")[0]
+    flags = [f"-I{headers}", f"-L{where}", f"-Wl,-rpath,{where}", f"-l{library}", "-rdynamic"]
+    command = ["g++", TARGETS / "embedding.cpp", "-o", program, *flags]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    return program
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root to mount")

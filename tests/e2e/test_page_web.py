@@ -58,18 +58,24 @@ def scene(tmp_path_factory):
         environ = tool_environment(PYTHONPATH=os.pathsep.join(sys.path))
         holder = stack.enter_context(Process(command, env=environ, stdin=True))
         holder.expect("ready")
-        daemon = Daemon(tmp_path_factory.mktemp("web"), "--linger-s", "3600")  # a test ends the target
+        daemon = Daemon(tmp_path_factory.mktemp("web"), "--linger-s", "3600")  # a test ends a target
         stack.callback(daemon.process.close)
         holder.ask(json.dumps({"modules": {"count": MODULES}}), "done")
-        target.expect("^step 3 ")
-        plugins = [word for name in ("timing", "activations:every=2", "gradclip:max_norm=0.5") for word in ("-p", name)]
-        hookd("attach", str(target.pid), *plugins, "--host", f"unix://{daemon.client.path}", "--timeout", "60")
-        run = wait_until(
-            lambda: next((row["run"] for row in daemon.client.targets() if row["pid"] == target.pid), None)
-        )
+        run = attached(daemon, target)
         wait_until(lambda: daemon.rows(large), what="the large model")
-        wait_until(lambda: fetch(daemon, path_of(run)).count("<polyline") >= 2, what="curves of times and losses")
         yield Scene(daemon, browser, run, large, target)
+
+
+def attached(daemon: Daemon, target: Process) -> str:
+    """Have the daemon attach, and return the run once there are curves to show."""
+    target.expect("^step 3 ")
+    plugins = [word for name in ("timing", "activations:every=2", "gradclip:max_norm=0.5") for word in ("-p", name)]
+    hookd("attach", str(target.pid), *plugins, "--host", f"unix://{daemon.client.path}", "--timeout", "60")
+    run: str = wait_until(
+        lambda: next((row["run"] for row in daemon.client.targets() if row["pid"] == target.pid), None)
+    )
+    wait_until(lambda: fetch(daemon, path_of(run)).count("<polyline") >= 2, what="curves of times and losses")
+    return run
 
 
 @pytest.fixture
@@ -282,10 +288,10 @@ def test_names_of_modules_run_nothing(scene, visit):
 
 
 def test_a_target_that_is_killed_is_shown_as_such_while_somebody_looks(scene, visit):
-    """The last one: nobody trains behind it."""
-    page = visit().go(path_of(scene.run))
-    assert page.locator("#ranks td .good").inner_text() == "attached"
-    scene.target.signal(signal.SIGKILL)
-    page.locator("#ranks td", has_text="lost: signal SIGKILL").wait_for()
-    assert page.get_by_role("alert").count() == 0, "nothing changes a training that is over"
-    assert page.locator("figure svg").count() == 2, "its last minutes stay"
+    with training.start(JOB, HOOKD_RUN=f"killed-{os.getpid()}") as target:
+        page = visit().go(path_of(attached(scene.daemon, target)))
+        assert page.locator("#ranks td .good").inner_text() == "attached"
+        target.signal(signal.SIGKILL)
+        page.locator("#ranks td", has_text="lost: signal SIGKILL").wait_for()
+        assert page.get_by_role("alert").count() == 0, "nothing changes a training that is over"
+        assert page.locator("figure svg").count() == 2, "its last minutes stay"

@@ -26,6 +26,8 @@ from tests.support.agent import running
 from tests.support.processes import PATIENCE_S, wait_until
 
 MIB = 1 << 20
+ENDLESS = 1 << 40
+"""A size that no trace reaches, whatever else grows in this process meanwhile."""
 ORIGINALS = profiler._prepare_profiler, profiler._enable_profiler
 
 
@@ -211,13 +213,13 @@ def test_a_tool_that_goes_and_a_detach_end_the_recording(traced):
     with running("timing") as agent:
         training.step()
         with Control.connect(os.getpid()) as control:
-            control.request("trace", steps=1000, max_bytes=MIB)
+            control.request("trace", steps=1000, max_bytes=ENDLESS)
             with pytest.raises(ControlError, match="being taken already"), Control.connect(os.getpid()) as second:
-                second.request("trace", steps=1, max_bytes=MIB)
+                second.request("trace", steps=1, max_bytes=ENDLESS)
             training.steps_until(lambda: agent.session.tracing.state == "tracing")
         assert_nothing_is_left(agent)
         control = Control.connect(os.getpid())
-        control.request("trace", steps=1000, max_bytes=MIB)
+        control.request("trace", steps=1000, max_bytes=ENDLESS)
         training.steps_until(lambda: agent.session.tracing.state == "tracing")
         session = agent.session
     control.close()
@@ -232,7 +234,7 @@ def test_a_child_forked_in_a_trace_records_nothing(tmp_path):
     with running("timing") as agent:
         training.step()
         with Control.connect(os.getpid()) as control:
-            control.request("trace", steps=1000, max_bytes=MIB)
+            control.request("trace", steps=1000, max_bytes=ENDLESS)
             training.steps_until(lambda: agent.session.tracing.state == "tracing")
             training.step()
             child = os.fork()

@@ -27,7 +27,7 @@ from hookd.daemon.selection import MAX_CORE, Limits
 from hookd.daemon.targets import Target
 from hookd.daemon.watch import Declared, Sample
 from hookd.daemon.watchers import Guarded
-from hookd.page import EVENTS, PageWriter
+from hookd.page import EVENTS, MIN_SIZE, PageWriter
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -297,19 +297,56 @@ FIELDS = ("run", "rank", "local_rank", "world_size", "script", "python", "torch"
           "attached", "step_offset", "keep")  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    said=st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from([10**400, -(10**400), "\udcff.py", "a\nb"]))
+SAID = st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from([10**400, -(10**400), "\udcff.py", "a\nb"]))
+MANY = pytest.mark.parametrize(
+    "examples", [60, pytest.param(10_000, marks=[pytest.mark.load, pytest.mark.timeout(3600)])]
 )
-def test_whatever_a_process_says_of_itself_is_served_or_left_out(fleet, join, scrape, said):
-    if not fleet.held:
-        join()
+
+
+@MANY
+def test_whatever_a_process_says_of_itself_is_served_or_left_out(fleet, join, scrape, examples):
+    join()
     (target,) = fleet.held
-    target.identity = identity = Identity.of_page(said, pid=os.getpid())
-    target.claim = labels.Claim(os.getpid(), os.getpid(), identity.rank, identity.run, identity.run)
-    samples = scrape()
-    assert samples[key("hookd_target_up", identity.run, identity.rank)] == 1
-    assert samples[key("hookd_target_errors_total", identity.run, identity.rank)] == 0
+
+    @settings(deadline=None, max_examples=examples)
+    @given(said=SAID)
+    def check(said):
+        target.identity = identity = Identity.of_page(said, pid=os.getpid())
+        target.claim = labels.Claim(os.getpid(), os.getpid(), identity.rank, identity.run, identity.run)
+        samples = scrape()
+        assert samples[key("hookd_target_up", identity.run, identity.rank)] == 1
+        assert samples[key("hookd_target_errors_total", identity.run, identity.rank)] == 0
+
+    check()
+
+
+@MANY
+def test_a_page_of_any_content_costs_its_target_alone(fleet, join, scrape, examples):
+    put(join(rank="0"), "hookd_steps", "counter", 2)
+    join(rank="1")
+    valid = PageWriter.create({"pid": os.getpid(), "run": "train.py"}, size=MIN_SIZE)
+    put(valid, "hookd_steps", "counter", 1)
+    put(valid, "hookd_x_seconds", "histogram", [1, 2, 3, 4.5], {"module": "fc"}, buckets=(0.1, 1.0))
+    data = os.pread(valid.fd, MIN_SIZE, 0)
+    valid.close()
+    used = [place for place, byte in enumerate(data) if byte]
+    states = set()
+
+    @settings(deadline=None, max_examples=examples)
+    @given(changes=st.lists(st.tuples(st.sampled_from(used), st.binary(min_size=1, max_size=4)), max_size=3))
+    def check(changes):
+        fd = os.memfd_create("hookd-page")
+        os.pwrite(fd, data, 0)
+        for place, changed in changes:
+            os.pwrite(fd, changed, place)
+        fleet.held[1].close()
+        fleet.held[1] = target = Target(os.getpid(), fd)
+        target.claim = labels.Claim(os.getpid(), os.getpid(), "1", "train.py", "train.py")
+        assert scrape()[key("hookd_steps_total", rank="0")] == 2
+        states.add(target.state)
+
+    check()
+    assert states == {"attached", "corrupt"}
 
 
 BOUNDS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4, unique=True).map(sorted)
