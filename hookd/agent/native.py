@@ -11,7 +11,7 @@ import errno
 import posix
 from typing import Any
 
-from hookd.descriptors import Descriptor, fill
+from hookd.descriptors import Descriptor, fill, moved_up
 
 _MFD_EXEC = 0x10  # Linux 6.3: without it, a machine with vm.memfd_noexec = 1 makes files that cannot be mapped as code
 
@@ -40,7 +40,7 @@ def load(name: str, image: bytes, *, keeps_lock: bool = False) -> Any:
     Raises:
         OSError: the system does not allow it, or it is made for another machine.
     """
-    with Descriptor(_memory_file(name)) as file:
+    with Descriptor(moved_up(_memory_file(name))) as file:
         fill(file.number, image)
         return (ctypes.PyDLL if keeps_lock else ctypes.CDLL)(_path_of(file.number))
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-PATIENCE_S = 60.0
-"""How long to wait for a sign of life: far longer than one takes to come."""
+PATIENCE_S = 180.0
+"""How long to wait for a sign of life: far longer than one takes to come; torch takes a minute to import on a busy machine."""
 LONGEST_S = 1800.0
 """How long to wait for anything, whatever is printed meanwhile."""
 TELL_S = 15.0

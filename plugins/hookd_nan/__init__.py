@@ -17,7 +17,8 @@ parameter it is the step whose optimizer may have made it so: parameters are loo
 gradients between modules are left to the budget all the same.
 
 How the origin is found. A module call whose output is bad, though its inputs and its own parameters are not, made the
-bad value itself: a container too, whose own code or hook did it. If one of its own parameters is bad, that is named;
+bad value itself: a container too, whose own code or hook did it. If one of its own parameters is bad, or one of a module
+inside of it, which its code may have used without a call (as `MultiheadAttention` does with `out_proj`), that is named;
 a buffer only if the inputs are good and the module is not in training, where the call itself may have written it.
 If its inputs were bad already, the module that called it decides when it returns, and at the outermost call the input
 of the model is to blame. A module that changed its inputs in place is named with the remark that they are unknown. In

@@ -176,6 +176,8 @@ class Forward(Looking):
         if event.ends and not event.kind:
             self.recorder.seen.append((event.module, *event.ends))
         origin = self.judge.call(event)
+        if origin is not None and origin.where == "output" and not self.reporter.is_over:
+            self.gradients.blame_below(origin)
         if origin is not None and origin.where != "output":
             origin.is_certain = True
             origin.details.pop("or_in", None)
@@ -212,6 +214,8 @@ class Forward(Looking):
             if not self.gradients.blame_parameter(event, call.module):
                 trace.back(event, self.context.returned(), self.scan, unknown=unknown)
                 self.gradients.blame_buffer(event, call.module)
+                if event.where == "output":
+                    self.gradients.blame_below(event)
                 self._add_unseen(event)
             found = event.kind
         if self.captures and self.queue.is_known(found, in_inputs):

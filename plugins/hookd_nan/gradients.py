@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd import groups_of, modules_in, parameters_in, peek
-from hookd_nan.scan import own_tensors
+from hookd_nan.scan import is_bad, own_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -161,6 +161,29 @@ class Gradients:
             elif not is_training and self._blame_own(event, name, buffers):
                 return
 
+    def blame_below(self, event: Event) -> None:
+        """Put a bad tensor of a module inside the event's into it: code may use the tensors of a module without calling it.
+
+        Where the training has gone on since (numbers of a device), one that is bad now may have become so later: that is
+        told of, and not blamed.
+        """
+        module = self._module(event.module)
+        for name, inner in modules_in(module) if module is not None else ():
+            parameters, buffers = own_tensors(inner)
+            own = (
+                parameters if peek(inner, "training") is True else {**parameters, **buffers}
+            )  # it may have written its buffers
+            if event.is_late:
+                if is_bad(self._scan(own.values(), masks=True)):
+                    event.details = {**event.details, "parameters": "unknown"}
+                    return
+            elif self._blame_own(event, _within(event.module, name), own):
+                return
+
+    def _module(self, name: str) -> torch.nn.Module | None:
+        found = (one for root in self._context.roots() for known, one in _modules(root) if known == name)
+        return next(found, None)
+
     def _blame_own(self, event: Event, name: str, own: Mapping[str, Tensor]) -> bool:
         for own_name, tensor in own.items():
             found = self._scan([tensor], masks=True)
@@ -174,8 +197,15 @@ class Gradients:
 def _modules(root: Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Give the modules of a model with their names."""
     model = root.torch()
-    for name, module in modules_in(model) if model is not None else ():
-        yield f"{_prefix(root)}{name or '(root)'}", module
+    for path, module in modules_in(model) if model is not None else ():
+        yield _within(root.name, path), module
+
+
+def _within(name: str, path: str) -> str:
+    """Name the module that has this path in the one of this name; "" is that itself."""
+    if not path:
+        return name
+    return f"{_prefix(name)}{path}" if name.endswith("(root)") else f"{name}.{path}"
 
 
 def named_parameters(root: Module) -> Iterator[tuple[str, Tensor]]:
@@ -183,7 +213,7 @@ def named_parameters(root: Module) -> Iterator[tuple[str, Tensor]]:
     model = root.torch()
     if model is not None:
         for name, parameter in parameters_in(model):
-            yield f"{_prefix(root)}{name}", parameter
+            yield f"{_prefix(root.name)}{name}", parameter
 
 
 def _owner(name: str) -> tuple[str, str]:
@@ -194,6 +224,6 @@ def _owner(name: str) -> tuple[str, str]:
     return owner, own_name
 
 
-def _prefix(root: Module) -> str:
-    """Give what the names of a root's modules begin with."""
-    return root.name[: -len("(root)")]
+def _prefix(root: str) -> str:
+    """Give what the names of a root's modules begin with, by its own."""
+    return root[: -len("(root)")]

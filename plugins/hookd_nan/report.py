@@ -169,7 +169,7 @@ def place(event: Event) -> str:
 def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, Any]]:
     """Say what happened, for a person and for a machine."""
     masked = event.details.get("neginf_in", "")
-    is_known = not {"inputs", "buffer", "or_in"} & event.details.keys() and not isinstance(masked, list)
+    is_known = not {"inputs", "buffer", "or_in", "parameters"} & event.details.keys() and not isinstance(masked, list)
     is_exact = is_known and event.is_certain and (event.since == event.step or (is_step_absolute and event.step == 1))
     message = f"{what} {NAMES[event.kind]}: {place(event)} at step {event.step}"
     if not is_step_absolute:
@@ -196,6 +196,8 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
     if masked:
         where = "its inputs have" if masked == "inputs" else f"the output of {masked[0]} has"
         message += f"; {where} -inf, which is taken for a mask unless neginf=true"
+    if "parameters" in event.details:
+        message += "; a parameter or buffer inside of it is bad now, and may have been before, used without a call of its module"
     if "buffer" in event.details:
         message += f"; its buffer {event.details['buffer']} is bad as well, before the call or by it"
     fields = {

@@ -61,6 +61,30 @@ def test_the_parameter_of_a_bad_gradient_is_named(hook, every, kind):
     assert {labels[:2] for labels in hook.metric("nan_nonfinite")} >= {("1.fc", "grad")}
 
 
+@pytest.mark.parametrize("is_parameter", [True, False])
+def test_what_a_block_uses_without_a_call_makes_it_uncertain(hook, is_parameter):
+    """Its numbers come when the training has gone on: whether it was bad then cannot be told any more."""
+
+    class Borrower(Block):
+        is_on = False
+
+        def forward(self, x):
+            made = torch.tanh(nn.functional.linear(x, self.fc.weight))
+            return made * NAN if self.is_on else made
+
+    model = nn.Sequential(nn.Linear(4, 4), Borrower(), nn.Linear(4, 1))
+    hook.start("nan", every=1)
+    model(torch.randn(3, 4))
+    if is_parameter:
+        model[1].fc.weight.data[0, 0] = NAN
+    model[1].is_on = not is_parameter
+    train(model, steps=4, loss=lambda out: out.detach().requires_grad_().sum())
+    first = hook.incidents[0]
+    assert named(first)[:2] == ("1", "output")
+    assert ("parameters" in first) is is_parameter
+    assert ("a parameter or buffer inside of it is bad now" in first["message"]) is is_parameter
+
+
 def test_of_several_the_last_in_the_models_order_is_the_first_in_the_backwards(hook):
     model = net()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import UserDict, deque
 from types import SimpleNamespace
 
@@ -185,6 +186,56 @@ def test_parameter_that_an_optimizer_broke_is_as_old_as_that_step(hook, every):
         optimizer.step()
     assert place(hook.incident) == ("1", "param", "nan", 6)
     assert (hook.incident["is_exact"], hook.incident["since_step"]) == (False, 5)
+
+
+class Borrower(nn.Module):
+    """Uses what modules in it hold, without a call of theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.proj = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return nn.functional.linear(self.first(x), self.proj.weight, self.proj.bias) - self.norm.running_mean
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x[None], x[None], x[None])[0][0]
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize(
+    ("make", "owner", "name"),
+    [
+        (Attention, "1.attention.out_proj", "weight"),
+        (Attention, "1.attention", "in_proj_weight"),
+        (Borrower, "1.proj", "bias"),
+        (Borrower, "1.norm", "running_mean"),
+    ],
+)
+def test_what_is_used_without_a_call_of_its_module_is_named(hook, every, make, owner, name):
+    model = nn.Sequential(nn.Linear(4, 4), make(), nn.Linear(4, 1))
+    model[1].get_submodule(owner[2:]).eval()
+    hook.start("nan", every=every)
+    tensor = operator.attrgetter(f"{owner[2:]}.{name}")(model[1])
+    train(model, strike=lambda: tensor.data.view(-1)[:1].fill_(NAN))
+    assert place(hook.incident) == (owner, "param", "nan", AT)
+    assert hook.incident["parameter"] == name
+
+
+def test_a_bad_tensor_that_nothing_uses_is_not_blamed_for_what_a_batch_brings(hook):
+    model = nn.Sequential(nn.Linear(4, 4), Borrower(), nn.Linear(4, 1))
+    model[1].unused = nn.Linear(4, 4)
+    model[1].unused.weight.data.fill_(NAN)
+    hook.start("nan", every=1)
+    train(model, batch=bad_batch)
+    assert place(hook.incident) == ("(root)", "input", "nan", AT)
 
 
 class Bag:

@@ -70,7 +70,8 @@ class Attachment:
     def __init__(self, pids: Iterable[int], *arguments: str | Path, **extra: str | Path) -> None:
         pids = tuple(pids)
         self._before = {pid: outside.state(pid) for pid in pids}
-        command = [*HOOKD, "attach", *map(str, pids), "--listen", "127.0.0.1:0", *arguments]
+        patient = ("--timeout", "120")  # what the arguments say comes later, and wins
+        command = [*HOOKD, "attach", *map(str, pids), "--listen", "127.0.0.1:0", *patient, *arguments]
         self.process = Process(command, env=tool_environment(**extra))
         try:
             self.url = self.process.expect(r"http://[\w.:]+:[1-9]\d*").group()
