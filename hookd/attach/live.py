@@ -267,8 +267,8 @@ def _await_claim(found: target.Target, request: AttachRequest, delivery: Deliver
     raise AttachError(
         f"the main thread of process {found.pid} did not reach the interpreter within {request.timeout_s:g} s ({where})",
         reason="blocked",
-        hint="It runs a long kernel or waits for another rank. Try again with a larger --timeout; --force attaches to a "
-        "thread that hangs in a system call.",
+        hint="It runs a long kernel, or waits for another rank or for the thread that trains. Try again with a larger --timeout; "
+        "--force attaches to a thread that hangs in a system call.",
     )
 
 
