@@ -58,8 +58,12 @@ def assert_same(pid: int, before: dict[str, Any]) -> None:
             return []
         was_attached = bool(before["ours"])
         pairs = [(before[name], now[name]) for name in now if name not in ("threads", *(["ours"] * was_attached))]
-        threads = now["threads"]
-        pairs += [(before["threads"].get(number, threads[number]), threads[number]) for number in threads]
+        threads, main = now["threads"], before["threads"].get(pid, {}).get("name")
+        for number in before["threads"].keys() & threads.keys():
+            was, is_now = dict(before["threads"][number]), dict(threads[number])
+            if number != pid and was["name"] == main:  # one that was just beginning had not taken its own
+                was["name"] = is_now.get("name")
+            pairs.append((was, is_now))
         ours = [("", one["name"]) for one in threads.values() if one["name"] == "hookd\n" and not was_attached]
         return [(was, is_now) for was, is_now in pairs if was != is_now] + ours
 
