@@ -168,6 +168,8 @@ class Models:
     def _learn_root(self, root: nn.Module) -> None:
         known = self.names.known.get(id(root))
         if known is None:
+            for inside in self.names.below(root, MOST):  # it takes their place, and its modules their names in it
+                self._end(inside)
             model = self.names.learn(root, OF_LARGER if self._may_leave_out() and has_more(root, MOST) else None)
             self._tell_if_cut(model)
             if not self._may_wait():
@@ -446,10 +448,14 @@ class Models:
 
     def _drop(self, model: Model) -> None:
         with self.lock:
-            if model.alive:
-                return
-            self.names.drop(model)
-            self._open(model)
+            if not model.alive:
+                self._end(model)
+
+    def _end(self, model: Model) -> None:
+        """Let go of a model and of all that was counted under its names."""
+        self.names.drop(model)
+        self._open(model)
+        self._parameters.forget(model)
         names = {module.name for module in model.names.values()}
         for entry in self._session.registry.entries.values():
             for metric in entry.context.metrics:

@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hookd.events import Module
-from hookd.passive import attributes_of, children_of, groups_of, parameters_of, peek
+from hookd.passive import attributes_of, children_of, groups_of, modules_in, parameters_of, peek
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -116,6 +116,17 @@ class Names:
         known = self.known.get(id(_innermost(root)))
         return known[1] if known is not None and known[2] is known[1].root else None
 
+    def below(self, root: nn.Module, most: int) -> list[Model]:
+        """Give the models whose roots are inside of a module that is no model yet; looks at so many modules at most.
+
+        They were called by themselves before it, to warm up or to find a shape. What it only wraps is not among them.
+        """
+        alive = {id(one): model for model, one in self.live_roots()}
+        alive.pop(id(_innermost(root)), None)
+        if not alive or attributes_of(root).get("_is_replica"):
+            return []
+        return [alive[id(one)] for _, one in itertools.islice(modules_in(root), most) if id(one) in alive]
+
     def proceed(self, model: Model, most: int | None = None) -> list[int]:
         """Name what is still to be named of a model, or so many modules of it; give their ids, parents first."""
         if model.walk is None:
@@ -207,8 +218,11 @@ class Names:
         return [model for model in self.models if not model.alive]
 
     def drop(self, model: Model) -> None:
-        """Forget a dead model and its names."""
+        """Forget a model and its names; what is alive of it is nobody's then."""
         self.models.remove(model)
+        for key in [key for key, (_, owner, _) in list(self.known.items()) if owner is model]:
+            if self.known.pop(key, None) is not None:
+                self._forget(key)
 
     def live_roots(self) -> Iterator[tuple[Model, nn.Module]]:
         """Give the models that are alive, with their roots."""

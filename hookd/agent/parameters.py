@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd.agent.dynamo import is_dynamo_compiling
-from hookd.passive import hook_gradient, of_tensor, parameters_of, requires_grad
+from hookd.passive import hook_gradient, of_tensor, parameters_in, parameters_of, requires_grad
 
 if TYPE_CHECKING:
     from hookd.agent.names import Model, Names
@@ -53,6 +53,14 @@ class Parameters:
                 session.dispatch.emit("param_grad", values, module)
 
         self._hooked[id(parameter)] = hook_gradient(parameter, accumulated)
+
+    def forget(self, model: Model) -> None:
+        """Take back the hooks of a model whose parameters get others, under other names."""
+        root = model.ref() if model.ref is not None else None
+        for _, parameter in parameters_in(root) if root is not None else ():
+            handle = self._hooked.pop(id(parameter), None)
+            if handle is not None:
+                handle.remove()
 
     def restore(self) -> None:
         """Take back all hooks."""

@@ -175,7 +175,7 @@ class Seen:
         for module in modules:
             self._called.discard(module.id)
             self._bypassed.discard(module.id)
-            self._watched.pop(module.id, None)
+            self._release(module.id)
 
     def restore(self) -> None:
         """Take back all hooks."""

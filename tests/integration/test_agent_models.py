@@ -10,6 +10,7 @@ import threading
 import weakref
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
@@ -65,6 +66,33 @@ def test_a_second_root_and_a_copy_are_told_apart() -> None:
         ema(X)
         seen = agent.plugin("names").seen
     assert seen == ["0", "1.0", "1", "(root)", "#2.0", "#2.1.0", "#2.1", "#2.(root)"]
+
+
+class Gradients(Names):
+    @hookimpl
+    def param_grad(self, module, name):
+        self.seen.append(name)
+
+
+@pytest.mark.parametrize("method", ["start", "attach"])
+def test_what_was_called_before_its_model_has_its_names_in_it(method) -> None:
+    """To warm up, or to find a shape: nothing is left of the names that it had by itself."""
+    model = net()
+    with running("timing", Gradients, method=method) as agent:
+        for _ in range(10):
+            model[0](X)
+            model[1](X).sum()
+        seen = agent.plugin("names").seen
+        assert set(seen) == {"(root)", "#2.0", "#2.(root)"}
+        for _ in range(10):
+            model(X).sum().backward()
+        seen.clear()
+        model(X).sum().backward()
+        assert sorted(seen) == ["(root)", "0", "0.bias", "0.weight", "1", "1.0"]
+        calls = agent.values("hookd_timing_forward_calls")
+        assert {values[0] for values in calls} == {"(root)", "0", "1", "1.0"}
+        assert calls["(root)",] == 11
+        assert [model.ordinal for model in agent.session.models.names.models] == [1]
 
 
 def test_a_shared_module_keeps_its_first_name() -> None:
