@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import cProfile
+import pstats
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hookd_nan
 import pytest
 import torch
 from torch import nn
@@ -241,3 +245,18 @@ def test_a_buffer_that_a_model_returns_can_be_swapped() -> None:
             net()
             net.load_state_dict({name: value + 1 for name, value in net.state_dict().items()})
     assert net.table[0, 0] == 4
+
+
+@pytest.mark.xfail(strict=True, reason="hookd's functions are Python's own: they go with the entry in C")
+def test_a_profile_of_the_training_has_one_function_of_hookds_at_most() -> None:
+    model, profile = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), cProfile.Profile()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with running("nan", "timing", "activations"):
+        for _ in range(3):
+            profile.enable()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            profile.disable()
+    places = (str(Path(hookd.__file__).parent), str(Path(hookd_nan.__file__).parent.parent / "hookd_"), "<hookd")
+    ours = [name for file, _, name in pstats.Stats(profile).stats if file.startswith(places)]  # type: ignore[attr-defined]
+    assert len(ours) <= 1
