@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import bcrypt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 MAX_KNOWN = 100
 """Passwords that have been found right, and are not hashed again: as many as exporter-toolkit keeps."""
@@ -56,7 +56,7 @@ class Passwords:
     async def check(self, users: Mapping[str, str], name: str, password: str, address: str) -> bool:
         """Tell whether a password is right. One that was found right before takes microseconds.
 
-        Any other takes as long as the costliest hash of a user, also where there is no such user.
+        Any other takes as long as one hash of each cost that a user's has, whoever it is said to be of.
 
         Args:
             users: bcrypt hashes by name.
@@ -82,10 +82,10 @@ class Passwords:
     async def _hash(self, users: Mapping[str, str], name: str, password: str, address: str) -> bool:
         if not self._guesses.may(address):
             raise GuessingError
-        cost = max(map(_cost, users.values()), default=_COST)
-        hashed = users.get(name) or _nobodys(cost)
+        costs = sorted({*map(_cost, users.values())}) or [_COST]
+        hashed = users.get(name, "")
         loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(self._thread, _is_right, password, hashed, cost) or name not in users:
+        if not await loop.run_in_executor(self._thread, _is_right, password, hashed, costs):
             self._guesses.count(address)
             return False
         while len(self._known) >= MAX_KNOWN:
@@ -145,15 +145,18 @@ def credentials(header: str) -> tuple[str, str] | None:
     return None
 
 
-def _is_right(password: str, hashed: str, cost: int) -> bool:
-    """Whether a password has a hash; takes as long as a hash of `cost`, so that time does not tell users from others."""
-    word = password.encode("utf-8", "replace")[:_LONGEST]
-    try:
-        is_right = bcrypt.checkpw(word, hashed.encode())
-        for missing in range(_cost(hashed), cost):  # 2^n, and 2^n + 2^(n+1) + ... + 2^(cost-1), make 2^cost
-            bcrypt.checkpw(word, _nobodys(missing).encode())
-    except ValueError:
-        return False
+def _is_right(password: str, hashed: str, costs: Sequence[int]) -> bool:
+    """Whether a password has a hash, "" for none; does the same for each, so that time does not tell users from others.
+
+    That is one check of each cost: more work, or more calls, for one name than for another can be measured from outside.
+    """
+    word, is_right = password.encode("utf-8", "replace")[:_LONGEST], False
+    for cost in costs:
+        is_users = bool(hashed) and _cost(hashed) == cost
+        try:
+            is_right |= bcrypt.checkpw(word, (hashed if is_users else _nobodys(cost)).encode()) and is_users
+        except ValueError:
+            return False
     return is_right
 
 

@@ -152,7 +152,7 @@ def daemon_stopped(_: int) -> Result:
         until, steps = time.monotonic() + 2 * LEASE_S, probe(job)["steps"]
         wait_until(lambda: time.monotonic() > until, what="the end of the lease's time")
         now = probe(job)
-        wrong += ["the training stood"] * (now["steps"] <= steps) + ["the agent has left"] * (not now["is_patched"])
+        wrong += ["the training stood"] * (now["steps"] <= steps) + ["the agent has left"] * (not now["is_watched"])
         daemon.process.signal(signal.SIGCONT)
         (again,) = daemon.client.targets()
         wrong += ["it was attached to again"] * ((again["attached"], again["run"]) != (row["attached"], row["run"]))
@@ -160,7 +160,7 @@ def daemon_stopped(_: int) -> Result:
         wrong += ["more attaches"] * (daemon.metrics().total("hookd_attach_total") != 1)
         daemon.process.signal(signal.SIGSTOP)
         daemon.process.signal(signal.SIGKILL)
-        wait_until(lambda: not (now := probe(job))["is_patched"] and not now["pages"], what="the agent to leave")
+        wait_until(lambda: not (now := probe(job))["is_watched"] and not now["pages"], what="the agent to leave")
         wrong += ["threads are left"] * (probe(job)["threads"] != fresh["threads"])
     seen = "the agent stays while its lease is open and leaves after it; no step was lost, none counted twice"
     return Result(1, int(bool(wrong)), ", ".join(wrong) or seen)
@@ -203,13 +203,11 @@ def daemons_at_once(count: int) -> Result:
             found = probe(job)
             wrong += [f"{found['pages']} pages"] * (found["pages"] != 1)
             wrong += ["the counters differ"] * (not _agrees(second, job, missed))
-        names = [
-            {row["pid"]: row["run"] for row in client.targets()} for client in (first.client, second.client, third)
-        ]
-        wrong += [f"they are named {names}"] * (not names[0] == names[1] == names[2])
-    return Result(
-        count, int(bool(wrong)), ", ".join(wrong) or "one agent in each, the same counters and names in all daemons"
-    )
+        for client in (first.client, second.client, third):
+            names = {row["pid"]: row["run"] for row in client.targets()}
+            wrong += [f"they are named {names}"] * (len(set(names.values())) != count)
+    seen = "one agent in each, the same counters in all daemons, and no name twice in one"
+    return Result(count, int(bool(wrong)), ", ".join(wrong) or seen)
 
 
 @contextlib.contextmanager
@@ -272,7 +270,7 @@ def traced_by_others(count: int) -> Result:
         job = _ready(stack.enter_context(training(VICTIM)))
         for name in ("strace", "gdb")[:count]:
             wrong += _traced(job, daemon, name)
-        wrong += ["hookd is left"] * probe(job)["is_patched"]
+        wrong += ["hookd is left"] * probe(job)["is_watched"]
     return Result(
         count,
         len(wrong),

@@ -19,6 +19,8 @@ import torch
 SYS_CLONE, CLONE_VFORK = 56, 0x4000
 libc = ctypes.CDLL(None)
 libc.getenv.restype = ctypes.c_void_p
+entry_of = ctypes.pythonapi.PyVectorcall_Function  # of a function that is entered in C it is another
+entry_of.restype, entry_of.argtypes = ctypes.c_void_p, (ctypes.py_object,)
 
 torch.set_num_threads(1)
 CALL = torch.nn.Module.__call__
@@ -51,7 +53,7 @@ def probe():
             continue
     return {
         "steps": steps,
-        "is_patched": torch.nn.Module.__call__ is not CALL,
+        "is_watched": torch.nn.Module.__call__ is not CALL or entry_of(CALL) != entry_of(step),
         "pages": len(pages),
         "threads": threading.active_count(),
         "weight": model.weight.detach().double().sum().item(),
