@@ -27,7 +27,7 @@ class Summary(NamedTuple):
     """All statistics of one tensor, as `Context.summary` gives them.
 
     Attributes:
-        count: elements in all; of a sparse tensor those stored, of a complex one its real and imaginary parts.
+        count: elements in all; of a sparse tensor those stored, each once, of a complex one its real and imaginary parts.
         mean: of the finite elements, as the rest down to `norm`; NaN where there are none.
         std: population standard deviation.
         min: the smallest finite element.

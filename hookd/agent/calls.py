@@ -76,7 +76,7 @@ class Calls:
 
     def _begins(self, thread: ThreadState) -> None:
         """A call begins inside of no other."""
-        self._session.steps.forward_begins()
+        self._session.steps.forward_begins(thread)
         thread.returned, thread.passing, thread.kept, thread.held, thread.held_size = [], [], 0, [], 0
         if self._session.registry.alone:
             self._session.changes.require_alone()

@@ -53,6 +53,7 @@ class Data:
             if phase == DATA or thread.busy:
                 return original(self)
             try:
+                session.steps.begins()
                 session.calls.turn(thread, DATA)
                 return original(self)
             finally:

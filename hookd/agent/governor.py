@@ -93,7 +93,7 @@ class Governor:
         self.budget = budget
         self.ratio = 0.0
         self._session = session
-        self._boundary_ns = 0
+        self._ended_ns = self._elapsed_ns = 0  # when the last step ended, and what it took
         self._runaway: dict[int, int] = {}
         self._own: dict[tuple[int, ...], int] = {}  # ns of hookd itself, by what was sampled in the step
         self._costs: dict[_Kind, dict[int, int]] = {}  # ns of each plugin, likewise
@@ -110,17 +110,23 @@ class Governor:
         self._always_flows = False
         self._unpaid: dict[_Kind, int] = {}  # steps that are not charged yet
 
-    def boundary(self, step: int) -> int:
-        """Close the accounts of a step and set the switches of the next.
-
-        Args:
-            step: how many steps are done since the attach.
+    def end(self) -> int:
+        """Take the time of a step that is over.
 
         Returns:
-            The wall time of the step in ns, 0 for the first, whose beginning nobody saw.
+            Its wall time in ns, 0 for the first, whose beginning nobody saw.
         """
         now = self._session.clock()
-        elapsed, self._boundary_ns = now - self._boundary_ns if self._boundary_ns else 0, now
+        self._elapsed_ns, self._ended_ns = now - self._ended_ns if self._ended_ns else 0, now
+        return self._elapsed_ns
+
+    def begin(self, turn: int) -> None:
+        """Close the accounts of the step that was, and set the switches of the one that begins.
+
+        Args:
+            turn: how many are over since the attach.
+        """
+        elapsed = self._elapsed_ns
         namespace = self._session.namespace
         if self._is_changed:
             self._is_changed = False
@@ -130,12 +136,15 @@ class Governor:
             if self.budget > 0 and not self._session.models.can_meter:
                 self._hold_back(elapsed)
         was_drawn = any(self._kind[1])
-        self._draw(step)
+        self._draw(turn)
         if was_drawn or any(self._kind[1]):
             self._session.models.arm()
-        namespace["accounting"] = self._is_to_be_metered(step)
+        namespace["accounting"] = self._is_to_be_metered(turn)
         self._session.models.meter(is_metered=namespace["accounting"])
-        return elapsed
+
+    def forget_time(self) -> None:
+        """Take the next step for the first: what lies before it is no part of it."""
+        self._ended_ns = 0
 
     def _is_to_be_metered(self, step: int) -> bool:
         every = CALM_EVERY if self._calm_windows >= CALM_WINDOWS else METERED_EVERY

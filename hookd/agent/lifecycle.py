@@ -373,6 +373,7 @@ class Agent:
             self._work.end(TICK_END_S)
             return
         with contextlib.suppress(*Failure):
+            self._session.steps.finish()
             self._session.tracing.exiting()
             self._questions.exiting()
         self._session.aside.finish(EXIT_S)

@@ -58,7 +58,7 @@ class Numeric:
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
         """Do what `Context.summary` says."""
-        found = tensor if self._is_common(tensor) else real(tensor)
+        found = tensor if self._is_common(tensor) else real(_whole(tensor))
         if found is None:
             return None
         if not on_host(found):
@@ -250,6 +250,13 @@ def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Give the range: NaN reaches both ends, and unlike a sum that of finite numbers cannot overflow."""
     low, high = torch.aminmax(tensor if tensor.is_contiguous() else kernel.in_memory_order(tensor))
     return low, high
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor each of whose elements is stored once: a sparse gradient has a row as often as it was looked up."""
+    if type(tensor) not in PLAIN or tensor.layout != torch.sparse_coo or tensor.is_coalesced():
+        return tensor
+    return tensor.detach().coalesce()
 
 
 def _stored(tensor: Tensor) -> Tensor | None:

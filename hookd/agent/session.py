@@ -130,6 +130,7 @@ class Session:
         Returns:
             `identity`, or `pass-through` where somebody has patched `nn.Module.__call__` on top of us.
         """
+        self.steps.finish()
         with self._installing:  # a step that ends just now installs nothing any more
             self.is_live = False
         self.residue += [*self.steps.restore(), *self.data.restore()]
@@ -186,7 +187,7 @@ class Session:
             self.namespace[one.function] = watched(one, self.namespace) if is_watched else one.call
         if old is None:
             self.core.show(entry)
-        self.governor.switch(self.steps.done)
+        self.governor.switch(self.steps.turns)
         self.models.replan()
         return entry
 
@@ -200,7 +201,7 @@ class Session:
                 self.cold.succeed(old, new)
             self.core.show(new)
         self.registry.note_changing()
-        self.governor.switch(self.steps.done)
+        self.governor.switch(self.steps.turns)
 
     def discard(self, entry: Entry, heir: Entry | None) -> None:
         """Take a plugin out that was switched off, and its series with it, but for those that its heir goes on with."""
@@ -256,11 +257,11 @@ class Session:
 
     # -- steps
 
-    def step_boundary(self) -> None:
-        """An optimizer step is done: account, switch, publish."""
+    def step_over(self) -> None:
+        """A step of the training is over: publish it. What still comes belongs to it until `step_done`."""
         try:
             self._turn_later()
-            elapsed_ns = self.governor.boundary(self.steps.done)
+            elapsed_ns = self.governor.end()
             self.core.steps.inc()
             if elapsed_ns:
                 self.core.step_seconds.observe(elapsed_ns / 1e9)
@@ -268,13 +269,35 @@ class Session:
             if thread.kept:  # a training loop inside of a module's forward never leaves it
                 self.portions.let_go(thread)
             self.portions.end_passing(thread)
-            self.cells[thread.beat + STEP] = float(self.step_number())
+            self.cells[thread.beat + STEP] = float(self.steps.done + 1 + (self.steps.offset or 0))
             self.page.record(pages.STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
             self.models.boundary(thread)
             self._install_late()
             self.tracing.boundary()
         except Failure as failure:
-            self.dispatch.own_failure("step boundary", failure)
+            self.dispatch.own_failure("the end of a step", failure)
+
+    def step_done(self) -> None:
+        """Nothing more comes of the last step: tell the plugins."""
+        self.dispatch.emit("step_done", {"step": self.step_number()})
+
+    def step_begins(self) -> None:
+        """A step begins: account for the one before it, and switch to what is called in this one."""
+        try:
+            self.governor.begin(self.steps.turns)
+        except Failure as failure:
+            self.dispatch.own_failure("the beginning of a step", failure)
+
+    def call_begins(self) -> None:
+        """Begin a call of a model in a process that trains nothing: it is a turn, as a step is."""
+        try:
+            self._turn_later()
+            self.core.root_calls.inc()
+            self.governor.end()
+            self.governor.begin(self.steps.turns)
+            self._install_late()
+        except Failure as failure:
+            self.dispatch.own_failure("the beginning of a call", failure)
 
     def _turn_later(self) -> None:
         try:
@@ -294,7 +317,7 @@ class Session:
 
     def step_number(self) -> int:
         """Give the number of the step in progress, from 1."""
-        return self.steps.done + 1 + (self.steps.offset or 0)
+        return self.steps.number() + (self.steps.offset or 0)
 
     def tick(self, now_s: float) -> None:
         """Do what is to be done about once a second, in hookd's own thread."""
@@ -316,7 +339,7 @@ class Session:
 
     def step_now(self) -> int:
         """Give the number of the step in progress, counted from the attach."""
-        return self.steps.done + 1
+        return self.steps.number()
 
     def step_offset(self) -> int | None:
         """Give what to add to it to count from the training's beginning, None while unknown."""
@@ -365,7 +388,7 @@ class Session:
 
     def resample(self) -> None:
         """Set the switches anew: an interval has changed in the middle of a step."""
-        self.governor.switch(self.steps.done)
+        self.governor.switch(self.steps.turns)
         for entry in self.registry.entries.values():
             self.core.show_interval(entry)
 

@@ -1,7 +1,11 @@
-"""Where one optimizer step ends and the next begins, and the extent of a backward. Runs in the target.
+"""Where one step of the training ends and the next begins, and the extent of a backward. Runs in the target.
 
 Steps come from torch's global optimizer hooks (2.0+): they fire for optimizers made before us, with schedulers and
-for subclasses. Where torch has none, the first forward after a backward begins a new step.
+for subclasses. A step is over when its first optimizer has stepped. Others that step with it (`hookd.agent.together`) still
+belong to it, until something begins: a forward, a backward, the wait for data, or an optimizer that has stepped in it.
+
+A training whose parameters no optimizer of torch steps is seen by what it does to them (`hookd.agent.byhand`). Where
+nothing is trained, each outermost call of a model is a *turn*, as each step is: sampling and the budget go by turns.
 """
 
 from __future__ import annotations
@@ -16,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd import nested
+from hookd.agent.byhand import ByHand
 from hookd.agent.dynamo import is_dynamo_compiling
 from hookd.agent.faults import Failure
 from hookd.agent.memory import is_readable
 from hookd.agent.patch import Replaced
 from hookd.agent.quiet import unseen
+from hookd.agent.together import Together
+from hookd.originals import thread as threads
 from hookd.page import MODULE, PHASES
 from hookd.page import PHASE as PHASE_CELL
 from hookd.passive import attributes_of, entries, peek
@@ -41,28 +48,31 @@ OTHER, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("other", "backward", "op
 
 
 class Steps:
-    """Counts optimizer steps and tells the session of them.
+    """Counts the steps of the training and tells the session of them.
 
     Attributes:
         done: steps completed since the attach: those of the optimizer that has made the most (a GAN has two).
+        calls: outermost calls of models since the attach, while nothing had been trained.
         offset: what to add to get the number since the beginning of the training, None while unknown.
+        is_open: whether more is expected of the step that is over: other optimizers.
     """
 
     def __init__(self, session: Session, *, from_beginning: bool) -> None:
-        self.done = 0
+        self.done = self.calls = 0
+        self.is_open = False
         self.offset: int | None = 0 if from_beginning else None
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._session = session
-        self._started_ns = 0
+        self._started_ns = self._stepper = 0  # the latter is the thread that has made the last step
         self._outside = OTHER
-        self._stepped: list[weakref.ref[Any]] = []  # the optimizers that have stepped since the last boundary
+        self._together = Together()
         self._asked: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
         )  # by id: it may not be hashable
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
-        self._is_stepped_by_backward = False
+        self._by_hand: ByHand | None = ByHand(session, by_backward=not self.has_hooks)  # None: an optimizer of torch has stepped
 
     def install(self) -> None:
         """Register with torch."""
@@ -82,6 +92,15 @@ class Steps:
         restored = self._backward is None or self._backward.restore()
         return [] if restored else ["torch.autograd.backward: somebody has patched on top of us"]
 
+    @property
+    def turns(self) -> int:
+        """Steps since the attach, and the calls that stood for them before there were any."""
+        return self.done + self.calls
+
+    def number(self) -> int:
+        """Give the number of the step in progress, from 1, counted from the attach."""
+        return self.done + (0 if self.is_open else 1)
+
     def optimizers(self) -> list[Any]:
         """Give the optimizers that have made a step since the attach."""
         found = [ref() for ref in self._known.valuerefs()]
@@ -92,6 +111,9 @@ class Steps:
             session = self._session
             if is_dynamo_compiling() or not session.is_live or _is_nested(sys._getframe(1)):
                 return None
+            self._by_hand = None  # its closure may do all that is done by hand
+            if self._together.is_in_row(optimizer):
+                self.begins()
             thread = session.local.thread
             phase = int(session.cells[thread.beat + PHASE])
             self._outside = phase if phase != OPTIMIZER else OTHER  # it is that still where a step has raised
@@ -140,16 +162,35 @@ class Steps:
         session.dispatch.emit("step_post", values)
         self._find_offset(optimizer, completed=1)
         self._known[id(optimizer)] = optimizer
-        if self._begins_a_step(optimizer):
-            self.done += 1
-            session.step_boundary()
+        if self._together.add(optimizer):
+            self._end()
+        if self._together.is_whole():
+            self._close()
 
-    def _begins_a_step(self, optimizer: Any) -> bool:
-        """Whether this is the first optimizer of a new step: two that take turns (a GAN's) make one step together."""
-        stepped = [other for other in (ref() for ref in self._stepped) if other is not None]
-        is_new = not stepped or any(other is optimizer for other in stepped)
-        self._stepped = ([] if is_new else self._stepped) + [weakref.ref(optimizer)]
-        return is_new
+    def _end(self) -> None:
+        """A step is over; what comes until `_close` belongs to it."""
+        self.done += 1
+        self.is_open = True
+        self._stepper = threads.get_ident()
+        self._session.step_over()
+
+    def _close(self) -> None:
+        if self.is_open:
+            self._session.step_done()
+            self.is_open = False
+            self._session.step_begins()
+
+    def begins(self) -> None:
+        """Note that something begins that is no step of an optimizer: the step that is over is closed."""
+        self._together.end_row()
+        self._close()
+
+    def finish(self) -> None:
+        """Close the step that is over, where nothing begins any more; in the thread that has made it, else nothing."""
+        if self._stepper == threads.get_ident():
+            if self._by_hand is not None and self._by_hand.forward_begins():
+                self._end()
+            self._close()
 
     def _find_offset(self, optimizer: Any, completed: int) -> None:
         """Read the absolute number from the optimizer's state, once per optimizer, where that costs no device sync.
@@ -166,9 +207,9 @@ class Steps:
             if first is None:
                 return
             self._asked[id(optimizer)] = optimizer
-            step = _whole_number(entries(first).get("step"))
-            if step is not None and step + 1 - completed > self.done + (self.offset or 0):
-                self.offset = max(0, step - self.done - completed)
+            step, before = _whole_number(entries(first).get("step")), self.number() - 1
+            if step is not None and step + 1 - completed > before + (self.offset or 0):
+                self.offset = max(0, step - before - completed)
                 self._session.page.update_identity(step_offset=self.offset)
         except Failure as failure:  # an optimizer may keep anything as its state
             self._session.dispatch.own_failure("the optimizer's own count of steps", failure)
@@ -187,6 +228,7 @@ class Steps:
 
     def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
         session = self._session
+        self._backward_begins()
         phase = int(session.cells[thread.beat + PHASE])
         started = session.clock()
         try:
@@ -202,7 +244,8 @@ class Steps:
                 session.calls.turn(thread, phase)
                 session.dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
             session.portions.end_passing(thread)
-            self._is_stepped_by_backward = not self.has_hooks
+            if self._by_hand is not None:
+                self._by_hand.backward_done()
 
     def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -213,13 +256,25 @@ class Steps:
         except Failure as failure:
             self._session.dispatch.own_failure("loss", failure)
 
-    def forward_begins(self) -> None:
-        """A root was called: without optimizer hooks, the first call after a backward ends the step before it."""
-        if self._is_stepped_by_backward:
-            self._is_stepped_by_backward = False
-            self.done += 1
-            self._session.step_boundary()
+    def forward_begins(self, thread: ThreadState) -> None:
+        """A call begins inside of no other: with it a step may begin, or end if nothing else has ended it."""
+        self.begins()
+        by_hand = self._by_hand
+        if by_hand is None:
+            return
+        if by_hand.forward_begins():
+            self._end()
+            self._close()
             self._session.changes.boundary()
+        elif thread.top is not None and not self.done and by_hand.is_turn(thread.top[0]):
+            self.calls += 1
+            self._session.call_begins()
+
+    def _backward_begins(self) -> None:
+        self.begins()
+        if self._by_hand is not None and self._by_hand.backward_begins():
+            self._end()
+            self._close()
 
 
 def _whole_number(step: Any) -> int | None:

@@ -253,7 +253,8 @@ class Tracing:
     def _begin(self) -> None:
         started = clock.perf_counter()
         self._rss = _resident_bytes()
-        self._first = self._session.step_number()
+        steps = self._session.steps
+        self._first = steps.done + 1 + (steps.offset or 0)
         self.state = "tracing"
         try:
             self._profiler.begin(self._described())

@@ -61,7 +61,7 @@ from hookd.hookspecs.calls import (
 )
 from hookd.hookspecs.gradients import backward, backward_pre, loss, loss_done, param_grad
 from hookd.hookspecs.life import configure, mode, select, succeed, tick, unconfigure
-from hookd.hookspecs.steps import closure_done, phase, step_post, step_pre
+from hookd.hookspecs.steps import closure_done, phase, step_done, step_post, step_pre
 
 COLD = ("configure", "succeed", "unconfigure", "select", "tick")
 """The hooks that are not called inside of the training code's own work."""
@@ -78,7 +78,7 @@ MODULE = frozenset(
     ]
 )
 """The hooks that are called per selected module."""
-HOT = MODULE | {"param_grad", "loss", "loss_done", "phase", "step_pre", "closure_done", "step_post", "mode"}
+HOT = MODULE | {"param_grad", "loss", "loss_done", "phase", "step_pre", "closure_done", "step_post", "step_done", "mode"}
 HOOKS = frozenset({*COLD, *HOT})
 TENSORS = frozenset(["calls", "inputs", "kwargs", "output", "grad_input", "grad_output", "grad", "tensors", "param"])
 """The arguments that make a hook run under no_grad, outside dispatch modes."""
@@ -108,6 +108,7 @@ __all__ = [
     "root_forward",
     "root_forward_pre",
     "select",
+    "step_done",
     "step_post",
     "step_pre",
     "succeed",

@@ -61,6 +61,24 @@ def step_post(optimizer: Optimizer, step: int, elapsed_ns: int) -> None:
 
 
 @hookspec
+def step_done(step: int) -> None:
+    """Run when a step of the training is over, whatever made it: one optimizer or several, or the training's own code.
+
+    Where several optimizers step after one backward, all of their `step_pre` and `step_post` have come before it, but for
+    the first time, when nobody knows yet that there are several.
+
+    Called: once for each step.
+    Thread: the training's.
+    May: nothing but look.
+    Cost: class 0, once a step.
+
+        @hookimpl
+        def step_done(self, step):
+            self.evaluate(self.norms_of_this_step)
+    """
+
+
+@hookspec
 def phase(name: str, now_ns: int) -> None:
     """Run when the calling thread goes over to another phase: other, data, forward, backward or optimizer.
 

@@ -193,7 +193,9 @@ class FakeTarget:
 
     def run_steps(self, count: int = 1) -> list[float]:
         """Train so many steps, and give their losses."""
-        return [self.training.step() for _ in range(count)]
+        losses = [self.training.step() for _ in range(count)]
+        self._session.steps.finish()
+        return losses
 
     def tick(self, now_s: float | None = None) -> None:
         """Let the hooks `tick` come, as about once a second; after a minute of such time models that are gone are forgotten."""
@@ -242,7 +244,7 @@ class FakeTarget:
         @contextlib.contextmanager
         def observing() -> Iterator[None]:
             # What lay between is no step of the training: to the governor all that it spends would look half as dear.
-            session.governor._boundary_ns = 0  # noqa: SLF001
+            session.governor.forget_time()
             session.namespace["accounting"] = False
             session.arm()
             session.models.replan()

@@ -287,10 +287,15 @@ class Activations(Plugin):
     def step_post(self, optimizer: Optimizer) -> None:
         """See what the step did."""
         self.parameters.after(optimizer)
-        self.shown.end_step(self.place)
-        self.place = 0
         if self.is_sampled and self.norms:
             self._judge_modes(optimizer)
+
+    @hookimpl
+    def step_done(self) -> None:
+        """End the step."""
+        self.parameters.end()
+        self.shown.end_step(self.place)
+        self.place = 0
         self.placed.update({number: self.placed.get(number, False) for number in self.flat})  # of no call of a root
         self.flat.clear()
         for text in self.selector.complaints():
@@ -300,8 +305,8 @@ class Activations(Plugin):
             self.is_sampled = False
             self.selector.next()
 
-    def _learnt(self, optimizer: int, rows: list[Row]) -> None:
-        """Publish what one optimizer did in one step, and judge it."""
+    def _learnt(self, optimizers: frozenset[int], rows: list[Row]) -> None:
+        """Publish what these optimizers did in one step, and judge it."""
         groups = by_module(rows)
         norms: dict[str, float] = {}
         for name, own in groups.items():
@@ -309,7 +314,7 @@ class Activations(Plugin):
             if self.wants_parameters:
                 self._publish_each(own)
         self._judge_depth(groups, norms)
-        self._judge_growth(optimizer, norms)
+        self._judge_growth(optimizers, norms)
         self._judge_change(groups)
 
     def _publish(self, module: str, rows: list[Row]) -> float:
@@ -326,7 +331,7 @@ class Activations(Plugin):
 
     def _publish_each(self, rows: list[Row]) -> None:
         for row in rows:
-            if row.grad is not None and row.weight is not None:
+            if row.is_stepped and row.grad is not None and row.weight is not None:
                 grad = row.grad
                 values = (
                     grad.mean,
@@ -345,7 +350,8 @@ class Activations(Plugin):
         largest, modules, found = 0.0, list(groups), self.findings
         for depth in range(len(modules) - 1, -1, -1):
             name = modules[depth]
-            size = norms[name] / math.sqrt(sum(row.elements for row in groups[name]))
+            elements = sum(row.elements for row in groups[name] if row.is_stepped or row.grad is not None)
+            size = norms[name] / math.sqrt(max(1, elements))
             ratio, course = size / largest if largest else 1.0, self.ratios.setdefault(name, findings.Course())
             has_faded = course.relative(ratio) < findings.FADED or ratio < findings.UNSEEN * found.vanishing
             holds = 0 < ratio < found.vanishing and has_faded
@@ -357,9 +363,9 @@ class Activations(Plugin):
             )  # fmt: skip
             largest = max(largest, size)
 
-    def _judge_growth(self, optimizer: int, norms: dict[str, float]) -> None:
+    def _judge_growth(self, optimizers: frozenset[int], norms: dict[str, float]) -> None:
         """Compare with the steps before, and name the module that grew most."""
-        courses = [self.growth.setdefault(name, findings.Course()) for name in (f"#{optimizer}", *norms)]
+        courses = [self.growth.setdefault(name, findings.Course()) for name in (f"#{hash(optimizers)}", *norms)]
         values = [math.hypot(*norms.values()), *norms.values()]
         total, *factors = (course.relative(value) for course, value in zip(courses, values))
         for course, value in zip(courses, values):

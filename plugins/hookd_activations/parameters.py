@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 from torch import Tensor
 
-from hookd import Context, Module, Summary, groups_of
+from hookd import Context, Module, Summary, groups_of, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,11 +29,17 @@ DECAY = 0.9
 """Of the mean gradient, over looked-at steps."""
 
 
+Key = tuple[str, str]
+"""A parameter: its module, and its name there."""
+Asked = tuple[list[Tensor], Callable[[float, float], None]]
+"""Two numbers, each [], and who takes them when they can be read."""
+
+
 @dataclass
 class Row:
     """One parameter at one step; `moved` and `before` are norms of slices, `noise` and `energy` as in `Noise.split`.
 
-    `has_changed` says whether it is another than at the look before: what this step does not train, another may.
+    `is_stepped` says whether an optimizer steps it in this step; `has_changed` whether it is another than at the look before: what this step does not train, another may.
     """
 
     module: str
@@ -40,6 +47,7 @@ class Row:
     elements: int
     is_whole: bool
     has_rate: bool
+    is_stepped: bool = True
     has_changed: bool = False
     grad: Summary | None = None
     weight: Summary | None = None
@@ -108,37 +116,41 @@ class Noise:
 
 @dataclass
 class Round:
-    """The parameters of one optimizer, by its id, at one step, from before it to after it."""
+    """The parameters of one optimizer at one step, from before it to after it."""
 
-    optimizer: int
-    rows: list[Row] = field(default_factory=list)
+    rows: dict[Key, Row] = field(default_factory=dict)
     slices: list[tuple[Row, Tensor, Tensor]] = field(default_factory=list)
-    numbers: list[Tensor] = field(default_factory=list)
-    takers: list[Callable[[float, float], None]] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
 
 
 class Parameters:
     """Looks at the parameters of the selected modules before and after an optimizer step."""
 
     def __init__(
-        self, context: Context, selected: Mapping[str, Module], done: Callable[[int, list[Row]], None]
+        self, context: Context, selected: Mapping[str, Module], done: Callable[[frozenset[int], list[Row]], None]
     ) -> None:
         self._context = context
         self._selected = selected
         self._done = done
-        self._noise: dict[tuple[str, str], Noise] = {}
-        self._rounds: dict[int, Round] = {}
-        self._seen: dict[tuple[str, str], Summary] = {}  # of each parameter at its last look
+        self._noise: dict[Key, Noise] = {}
+        self._rounds: dict[int, Round] = {}  # by the optimizer's id: those of this step, and of one that has raised
+        self._ended: dict[int, Round] = {}  # those of this step that are over
+        self._seen: dict[Key, Summary] = {}  # of each parameter at its last look
 
     def clear(self) -> None:
         """Forget all that was seen, and let go of the tensors."""
         self._noise.clear()
         self._rounds.clear()
+        self._ended.clear()
         self._seen.clear()
 
     def before(self, optimizer: Optimizer, is_due: Callable[[Module], bool]) -> None:
-        """Sum up gradients and weights, and keep what the update is to be compared with."""
-        made = self._rounds[id(optimizer)] = Round(id(optimizer))
+        """Sum up gradients and weights, and keep what the update is to be compared with.
+
+        What is told of a module is over all of its parameters: those that this optimizer does not step are looked at
+        too, unless another has been seen to in this step.
+        """
+        made = self._rounds[id(optimizer)] = Round()
         groups = [(self._moves(group.get("lr", 1.0)), group["params"]) for group in groups_of(optimizer)]
         rates = {id(p): moves for moves, parameters in groups for p in parameters}
         for name, parameter in self._context.ordered_parameters(optimizer):
@@ -151,7 +163,16 @@ class Parameters:
                 and _requires_grad(parameter)
                 and not name.startswith("parameter ")
             ):
-                self._look(made, owner, own_name, parameter, has_rate=rates[id(parameter)])
+                self._look(made, (owner, own_name), parameter, has_rate=rates[id(parameter)])
+        self._look_at_others(made)
+
+    def _look_at_others(self, made: Round) -> None:
+        for module in {module: None for module, _ in made.rows}:
+            owner = self._selected[module].torch()
+            for name, parameter in parameters_of(owner).items() if owner is not None else ():
+                key = module, name
+                if not any(key in one.rows for one in (made, *self._ended.values())):
+                    self._look(made, key, parameter, has_rate=False, is_other=True)
 
     def _moves(self, rate: Any) -> bool:
         """Whether a learning rate moves anything; of one that only a device knows that is taken for granted."""
@@ -160,22 +181,20 @@ class Parameters:
         kind = next((one for one in (float, int) if issubclass(type(rate), one)), None)
         return kind is None or kind.__bool__(rate)
 
-    def _look(self, made: Round, module: str, name: str, parameter: Tensor, *, has_rate: bool) -> None:
+    def _look(self, made: Round, key: Key, parameter: Tensor, *, has_rate: bool, is_other: bool = False) -> None:
         elements = Tensor.numel(parameter)
-        row = Row(module, name, elements, elements <= SLICE, has_rate)
-        made.rows.append(row)
+        row = made.rows[key] = Row(*key, elements, elements <= SLICE, has_rate, is_stepped=not is_other)
         self._context.summary(parameter, lambda summary: setattr(row, "weight", summary))
-        grad = _grad(parameter)
+        grad = _grad(parameter) if _requires_grad(parameter) else None
         if grad is not None:
             self._context.summary(grad, lambda summary: setattr(row, "grad", summary))
         weights = self._strided(parameter)
         if weights is not None:
             made.slices.append((row, weights, weights.reshape(-1)[:SLICE].clone()))
-        grads = None if grad is None else self._strided(grad)
+        grads = None if grad is None or is_other else self._strided(grad)
         if grads is not None:
-            noise = self._noise.setdefault((module, name), Noise())
-            made.numbers += noise.sums(grads)
-            made.takers.append(lambda grad, mean: row.vary(*noise.split(grad, mean)))
+            noise = self._noise.setdefault(key, Noise())
+            made.asked.append((noise.sums(grads), lambda grad, mean: row.vary(*noise.split(grad, mean))))
 
     def _strided(self, tensor: Tensor) -> Tensor | None:
         """Return the dense tensor whose first elements can be compared: of a distributed one this rank's part."""
@@ -185,7 +204,7 @@ class Parameters:
         return local.detach() if is_dense else None
 
     def after(self, optimizer: Optimizer) -> None:
-        """Compare, and have `done` called with all rows: after this step, or on a device after the next."""
+        """Compare; `end` tells of it."""
         made = self._rounds.pop(id(optimizer), None)
         if made is None or not made.rows:
             return
@@ -193,25 +212,49 @@ class Parameters:
             if not self._context.is_readable(weights):  # the step has taken it out of memory
                 continue
             now, was = weights.reshape(-1)[:SLICE].float(), before.float()
-            made.numbers += [torch.dist(now, was), torch.linalg.vector_norm(was)]
-            made.takers.append(row.move)
+            made.asked.append(([torch.dist(now, was), torch.linalg.vector_norm(was)], row.move))
         made.slices.clear()
-        if not made.numbers or made.numbers[0].is_cpu:
-            self._arrived(made, [float(number) for number in made.numbers])
-        else:
-            self._context.later(made.numbers, lambda numbers: self._arrived(made, numbers))
+        self._ended[id(optimizer)] = made
 
-    def _arrived(self, made: Round, numbers: list[float]) -> None:
-        for at, take in enumerate(made.takers):
-            take(*numbers[2 * at : 2 * at + 2])
-        rows = []
-        for row in made.rows:
+    def end(self) -> None:
+        """End a step: have `done` called with all rows of it, on a device after the next step."""
+        ended, self._ended = self._ended, {}
+        if not ended:
+            return
+        rows: dict[Key, Row] = {}
+        asked: dict[torch.device, list[Asked]] = {}
+        for made in ended.values():
+            rows.update(made.rows)  # what an optimizer steps stands for what others have looked at
+            for one in made.asked:
+                asked.setdefault(one[0][0].device, []).append(one)
+        waiting = set(asked)
+
+        def arrived(device: torch.device, numbers: list[float]) -> None:
+            for at, (_, take) in enumerate(asked[device]):
+                take(*numbers[2 * at : 2 * at + 2])
+            waiting.discard(device)
+            if not waiting:
+                self._tell(frozenset(ended), rows)
+
+        for device, those in asked.items():
+            tensors = [number for pair, _ in those for number in pair]
+            if device.type == "cpu":
+                arrived(device, [float(number) for number in tensors])
+            else:
+                self._context.later(tensors, partial(arrived, device))
+        if not asked:
+            self._tell(frozenset(ended), rows)
+
+    def _tell(self, optimizers: frozenset[int], rows: dict[Key, Row]) -> None:
+        told = []
+        # In the order of the models, also where each parameter has an optimizer of its own, which step from the last on.
+        for key, row in sorted(rows.items(), key=lambda one: self._selected[one[0][0]].id):
             if row.weight is not None:  # of the others nobody knows the numbers
-                row.has_changed = self._seen.get((row.module, row.name), row.weight) != row.weight
-                self._seen[row.module, row.name] = row.weight
-                rows.append(row)
-        if rows:
-            self._done(made.optimizer, rows)
+                row.has_changed = self._seen.get(key, row.weight) != row.weight
+                self._seen[key] = row.weight
+                told.append(row)
+        if told:
+            self._done(optimizers, told)
 
 
 def by_module(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -48,7 +48,7 @@ class Coverage(Plugin):
     """Lists what is not seen, and each module's mode, hooks and state."""
 
     name = "coverage"
-    sampled = ("forward_pre", "step_post")
+    sampled = ("forward_pre", "step_done")
     every = 10
 
     @hookimpl
@@ -82,7 +82,7 @@ class Coverage(Plugin):
             self.training.labels(module.name).set(training)
 
     @hookimpl
-    def step_post(self) -> None:
+    def step_done(self) -> None:
         """Look at the next modules; where there is none, at the states of all."""
         for _ in range(self.portion):
             module = next(self.tour, None)

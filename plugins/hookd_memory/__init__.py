@@ -113,7 +113,7 @@ class Memory(Plugin):
             self.found.append((name, kept))
 
     @hookimpl
-    def step_post(self) -> None:
+    def step_done(self) -> None:
         """Read CUDA's books and tell of what is kept."""
         self.cuda.look()
         self._listen()

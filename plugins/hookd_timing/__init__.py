@@ -152,7 +152,7 @@ class Timing(Plugin):
         self.phases.turn(name, now_ns)
 
     @hookimpl
-    def step_post(self) -> None:
+    def step_done(self) -> None:
         """End a step."""
         self.phases.step_done()
         self.throughput.step_done()

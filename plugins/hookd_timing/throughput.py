@@ -25,8 +25,7 @@ WINDOW_S = 1.0
 class Throughput:
     """Counts on sampled steps; a step between is taken for one like the last that was. Says what that makes in a second.
 
-    A *period* is one sampled step, from the end of the step before it; of several optimizers that take turns, the one
-    that is followed is whichever hookd counts steps by.
+    A *period* is one sampled step, from the end of the step before it.
     """
 
     def __init__(self, context: Context) -> None:
@@ -47,7 +46,6 @@ class Throughput:
         self._counted = [0, 0]  # samples and operations in it
         self._per_step: list[int] = [0, 0]  # the same in the last one that is over
         self._began: tuple[float, int] | None = None  # when the window began, and at which step
-        self._last_step = 0
 
     # -- on a sampled step
 
@@ -96,11 +94,8 @@ class Throughput:
     # -- at the end of every step
 
     def step_done(self) -> None:
-        """End a step; of several optimizers in one step the first counts."""
+        """End a step."""
         step = self._context.step
-        if step == self._last_step:
-            return
-        self._last_step = step
         self._end_period(step)
         if self._period != step:  # not sampled
             self._samples.inc(self._per_step[0])

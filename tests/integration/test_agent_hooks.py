@@ -393,6 +393,19 @@ def test_hook_step_post() -> None:
     assert seen_by(After, steps=2) == [(1, True), (2, True)]
 
 
+def test_hook_step_done() -> None:
+    class Done(Recorder):
+        @hookimpl
+        def step_post(self, step):
+            self.seen.append(("post", step))
+
+        @hookimpl
+        def step_done(self, step):
+            self.seen.append(("done", step))
+
+    assert seen_by(Done, steps=2) == [("post", 1), ("done", 1), ("post", 2), ("done", 2)]
+
+
 def test_hook_mode() -> None:
     class Mode(Recorder):
         @hookimpl

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TARGETS = REPOSITORY / "tests" / "targets"
+REPORTS = REPOSITORY / "tests" / "e2e" / "reports"
 WORKLOADS = REPOSITORY.parent / "shared" / "workloads"
 
 

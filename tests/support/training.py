@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.support import forked
-from tests.support.environment import TARGETS, WORKLOADS, bare_python, once, target_environment
+from tests.support.environment import REPORTS, TARGETS, WORKLOADS, bare_python, once, target_environment
 from tests.support.processes import PATIENCE_S, Process
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ class Job:
     """A training script with its arguments.
 
     Attributes:
-        script: a file of tests/targets, or of the shared workloads with `workloads/` before its name.
+        script: a file of tests/targets, of tests/e2e/reports with `reports/` before its name, or of the shared workloads
+            with `workloads/`.
         arguments: what decides the result; not --pause, which only gives time to attach.
         ranks: processes that torchrun starts; 0 for a plain process.
     """
@@ -38,7 +39,7 @@ class Job:
     @property
     def path(self) -> Path:
         kind, _, name = self.script.rpartition("/")
-        return (WORKLOADS if kind else TARGETS) / name
+        return {"": TARGETS, "workloads": WORKLOADS, "reports": REPORTS}[kind] / name
 
     def command(self, *more: str) -> list[str | Path]:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]

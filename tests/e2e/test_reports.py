@@ -1,0 +1,77 @@
+"""Trainings that people have told of in public, made again as small scripts, and hookd's numbers against their own.
+
+Each runs once plainly, once under `hookd run`, whose numbers are held against what the script has counted itself, and once
+attached in the middle. Losses and the closing checksum are the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support import tool, training
+from tests.support.processes import wait_until
+from tests.support.tool import Attachment, Page, plugin_options
+from tests.support.training import Job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
+
+OBSERVERS = plugin_options(["nan:every=1", "timing:every=2", "activations:every=1", "optimizer:every=1", "coverage"])
+ALL = "1"
+"""A budget of the whole step: all is looked at in every one."""
+QUICK = ["each_parameter", "sparse_beside_dense", "by_hand", "inference"]
+MORE = ["two_optimizers", "adversaries", "by_hand_data", "by_hand_functional"]
+
+
+def test_every_report_is_in_one_of_the_lists() -> None:
+    scripts = {path.stem for path in (Path(__file__).parent / "reports").glob("[a-z]*.py")}
+    assert sorted(scripts) == sorted(QUICK + MORE)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_numbers_are_those_of_the_script(name: str) -> None:
+    under_run(name)
+
+
+@pytest.mark.load
+@pytest.mark.parametrize("name", MORE)
+def test_numbers_are_those_of_more_scripts(name: str) -> None:
+    under_run(name)
+
+
+def under_run(name: str) -> None:
+    plain = training.plain_run(job := Job(f"reports/{name}.py"))
+    command = job.command("--pause", "0.01")
+    with tool.run(*OBSERVERS, program=command, HOOKD_BUDGET=ALL) as process, Page.below(process) as page:
+        lines = process.finish()
+        found = page.values()
+        errors = {one: count for one, count in found["hookd_plugin_errors"].items() if count}
+    assert training.result(lines) == plain.result()
+    assert not errors, process.describe()
+    counted = json.loads(next(line for line in lines if line.startswith("counted ")).partition(" ")[2])
+    assert found["hookd_steps"][()] == counted["steps"]
+    if "calls" in counted:
+        assert counted["calls"] - 1 <= found["hookd_root_calls"][()] <= counted["calls"]
+    if "samples" in counted:
+        assert found["hookd_timing_samples"][()] == counted["samples"]
+    if "loss" in counted:
+        assert found["hookd_activations_loss"][("0",)] == pytest.approx(counted["loss"], rel=1e-6)
+    for module, norms in counted.get("norms", {}).items():
+        told = [found[f"hookd_activations_{of}_norm"][(module,)] for of in ("grad", "weight")]
+        assert told == pytest.approx(norms, rel=1e-5), module
+
+
+@pytest.mark.load
+@pytest.mark.parametrize("name", QUICK + MORE)
+def test_an_attach_and_a_detach_in_the_middle_change_nothing(name: str) -> None:
+    plain = training.plain_run(job := Job(f"reports/{name}.py"))
+    unit = "hookd_root_calls_total" if name == "inference" else "hookd_steps_total"
+    with training.start_warm(job, "--pause", "0.2") as process:
+        process.expect("^step 5 ")
+        with Attachment([process.pid], *OBSERVERS) as attachment:
+            wait_until(lambda: attachment.metrics().total(unit) >= 8, what=unit)
+            assert attachment.metrics().total("hookd_plugin_errors_total") == 0, attachment.process.describe()
+            attachment.detach()
+        assert training.result(process.finish()) == plain.result()
