@@ -64,15 +64,32 @@ def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
 
     Returns:
         counted: since the agent is there. offset: steps before, None if unknown. current: of the whole run if
-        `is_absolute`, else the same as counted. text: for a person.
+        `is_absolute`, else the same as counted. calls: of the model, while nothing had been trained. text: for a person.
     """
     offset = snapshot.identity.get("step_offset")
-    counted = steps(snapshot)
+    done, calls = _count(snapshot, "hookd_steps"), _count(snapshot, "hookd_step_calls")
+    if calls and not done:
+        text = (
+            f"{calls} call{'' if calls == 1 else 's'} of the model, no step: nothing has been trained since the attach"
+        )
+        return {"counted": 0, "offset": None, "current": 0, "is_absolute": False, "calls": calls, "text": text}
     if not isinstance(offset, int) or isinstance(offset, bool):
-        text = f"{_done(counted)} since the attach"
-        return {"counted": counted, "offset": None, "current": counted, "is_absolute": False, "text": text}
-    current = counted + offset
-    return {"counted": counted, "offset": offset, "current": current, "is_absolute": True, "text": _done(current)}
+        text = f"{_done(done)} since the attach"
+        return {
+            "counted": done, "offset": None, "current": done, "is_absolute": False, "calls": calls, "text": text
+        }  # fmt: skip
+    current = done + offset
+    return {
+        "counted": done, "offset": offset, "current": current, "is_absolute": True, "calls": calls,
+        "text": _done(current),
+    }  # fmt: skip
+
+
+def counted(step: dict[str, Any]) -> tuple[str, int]:
+    """Give what is counted, in a few words, and how many: of `describe_steps`."""
+    if step.get("calls") and not step["counted"]:
+        return "calls of the model, no step", step["calls"]
+    return "step" if step["is_absolute"] else "steps since the attach", step["current"]
 
 
 def _done(count: int) -> str:
@@ -81,8 +98,12 @@ def _done(count: int) -> str:
 
 
 def steps(snapshot: Snapshot) -> int:
-    """Give the optimizer steps that the agent has counted."""
-    family = next((family for family in snapshot.families if family.name == "hookd_steps"), None)
+    """Give the steps of the training that the agent has counted."""
+    return _count(snapshot, "hookd_steps")
+
+
+def _count(snapshot: Snapshot, counter: str) -> int:
+    family = next((family for family in snapshot.families if family.name == counter), None)
     value = family.cells[family.first[0]] if family is not None and family.first else 0.0
     return int(value) if 0 <= value < 2**53 else 0
 

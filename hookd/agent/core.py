@@ -20,8 +20,8 @@ class CoreMetrics:
     def __init__(self, page: PageWriter, *, budget: float) -> None:
         self._has_budget = budget > 0
         self.steps = Counter(page, "hookd_steps", "Steps of the training since the attach.").labels()
-        self.root_calls = Counter(
-            page, "hookd_root_calls", "Calls of the model while nothing had been trained since the attach."
+        self.step_calls = Counter(
+            page, "hookd_step_calls", "Calls of the model that stand for steps, while nothing has been trained."
         ).labels()
         self.step_seconds = Histogram(
             page, "hookd_step_seconds", "Wall time of a training step.", (), STEP_BUCKETS

@@ -430,9 +430,9 @@ class Models:
 
     # -- from time to time
 
-    def boundary(self, thread: ThreadState) -> None:
-        """At a step boundary: a lost signal may have left a stale stack."""
-        if thread.top is not None and not is_in_flight():
+    def step_over(self, thread: ThreadState, *, in_call: bool) -> None:
+        """Look what is seen; outside of the call that begins a step a lost signal may have left a stale stack."""
+        if not in_call and thread.top is not None and not is_in_flight():
             thread.top = None
         self.seen.look(is_training_thread=True)
 

@@ -257,8 +257,12 @@ class Session:
 
     # -- steps
 
-    def step_over(self) -> None:
-        """A step of the training is over: publish it. What still comes belongs to it until `step_done`."""
+    def step_over(self, *, in_call: bool) -> None:
+        """A step of the training is over: publish it. What still comes belongs to it until `step_done`.
+
+        Args:
+            in_call: whether a call of a model has begun since.
+        """
         try:
             self._turn_later()
             elapsed_ns = self.governor.end()
@@ -271,7 +275,7 @@ class Session:
             self.portions.end_passing(thread)
             self.cells[thread.beat + STEP] = float(self.steps.done + 1 + (self.steps.offset or 0))
             self.page.record(pages.STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
-            self.models.boundary(thread)
+            self.models.step_over(thread, in_call=in_call)
             self._install_late()
             self.tracing.boundary()
         except Failure as failure:
@@ -292,7 +296,7 @@ class Session:
         """Begin a call of a model in a process that trains nothing: it is a turn, as a step is."""
         try:
             self._turn_later()
-            self.core.root_calls.inc()
+            self.core.step_calls.inc()
             self.governor.end()
             self.governor.begin(self.steps.turns)
             self._install_late()

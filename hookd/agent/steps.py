@@ -72,7 +72,9 @@ class Steps:
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
-        self._by_hand: ByHand | None = ByHand(session, by_backward=not self.has_hooks)  # None: an optimizer of torch has stepped
+        self._by_hand: ByHand | None = ByHand(
+            session, by_backward=not self.has_hooks
+        )  # None: an optimizer of torch has stepped
 
     def install(self) -> None:
         """Register with torch."""
@@ -167,12 +169,12 @@ class Steps:
         if self._together.is_whole():
             self._close()
 
-    def _end(self) -> None:
+    def _end(self, *, in_call: bool = False) -> None:
         """A step is over; what comes until `_close` belongs to it."""
         self.done += 1
         self.is_open = True
         self._stepper = threads.get_ident()
-        self._session.step_over()
+        self._session.step_over(in_call=in_call)
 
     def _close(self) -> None:
         if self.is_open:
@@ -263,7 +265,7 @@ class Steps:
         if by_hand is None:
             return
         if by_hand.forward_begins():
-            self._end()
+            self._end(in_call=True)
             self._close()
             self._session.changes.boundary()
         elif thread.top is not None and not self.done and by_hand.is_turn(thread.top[0]):

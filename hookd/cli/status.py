@@ -93,12 +93,14 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Say in lines of their own what a table of 80 columns has no room for."""
     from hookd.daemon.selection import told
 
-    if any("step" in row and not row["step"]["is_absolute"] for row in rows):
+    if any("step" in row and row["step"]["counted"] and not row["step"]["is_absolute"] for row in rows):
         yield "* counted from the attach: the program's own number of the step is not known"
     for row in rows:
         if "error" in row:
             yield f"{row['pid']}: {row['error']}" + (f" ({row['hint']})" if row["hint"] else "")
             continue
+        if row["step"].get("calls") and not row["step"]["counted"]:
+            yield f"{row['pid']}: {row['step']['text']}"
         if blind := row["modules"].get("compiled", 0):
             yield f"{row['pid']}: {blind:.0f} more modules are compiled and not seen inside"
         if row["changed_by"]:
@@ -182,7 +184,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         output.shorten(str(row["run"]), 16),
         output.shorten(row["rank"], 10),
         row["state"],
-        str(row["step"]["current"]) + ("" if row["step"]["is_absolute"] else "*"),
+        str(row["step"]["current"]) + ("*" if row["step"]["counted"] and not row["step"]["is_absolute"] else ""),
         output.seconds(row["step_seconds"]),
         output.percent(row["overhead_ratio"]),
         f"{row['modules'].get('observed', 0):.0f}",

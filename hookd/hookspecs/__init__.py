@@ -78,7 +78,17 @@ MODULE = frozenset(
     ]
 )
 """The hooks that are called per selected module."""
-HOT = MODULE | {"param_grad", "loss", "loss_done", "phase", "step_pre", "closure_done", "step_post", "step_done", "mode"}
+HOT = MODULE | {
+    "param_grad",
+    "loss",
+    "loss_done",
+    "phase",
+    "step_pre",
+    "closure_done",
+    "step_post",
+    "step_done",
+    "mode",
+}
 HOOKS = frozenset({*COLD, *HOT})
 TENSORS = frozenset(["calls", "inputs", "kwargs", "output", "grad_input", "grad_output", "grad", "tensors", "param"])
 """The arguments that make a hook run under no_grad, outside dispatch modes."""

@@ -75,6 +75,189 @@ def test_two_optimizers_are_one_step() -> None:
         assert agent.values("hookd_steps")[()] == 3
 
 
+class Told(Plugin):
+    """Writes down what is told at the end of a step, and of which one."""
+
+    name = "told"
+    sampled = ("step_pre",)
+    every = 2
+
+    def __init__(self) -> None:
+        self.seen: list = []
+
+    @hookimpl
+    def step_pre(self, step):
+        self.seen.append(("pre", step))
+
+    @hookimpl
+    def step_post(self, step):
+        self.seen.append(("post", step))
+
+    @hookimpl
+    def step_done(self, step):
+        self.seen.append(("done", step))
+
+
+def test_all_optimizers_that_step_together_do_so_in_one_step_and_are_sampled_together() -> None:
+    model = nn.Linear(4, 1)
+    a, b = (torch.optim.SGD([p], lr=0.1) for p in model.parameters())
+    with running(Told, budget=100.0) as agent:
+        step(model, a, b)  # nobody knows yet that there are two
+        seen = agent.plugin("told").seen
+        for number in range(2, 12):
+            seen.clear()
+            step(model, a, b)
+            looked = [("pre", number), ("post", number)] * 2
+            assert seen in ([*looked, ("done", number)], [("post", number), ("post", number), ("done", number)])
+        assert agent.values("hookd_steps")[()] == 11
+
+
+def test_where_one_of_them_does_not_come_the_step_is_over_when_the_next_begins() -> None:
+    model = nn.Linear(4, 1)
+    a, b = (torch.optim.SGD([p], lr=0.1) for p in model.parameters())
+    with running(Told) as agent:
+        for optimizers in ((a, b), (a, b), (a,), (a,), (a, b)):
+            step(model, *optimizers)
+        assert [number for what, number in agent.plugin("told").seen if what == "done"] == [1, 2, 3, 4, 5]
+        assert agent.values("hookd_steps")[()] == 5
+        step(model, a)
+        agent.session.steps.finish()
+        assert agent.plugin("told").seen[-1] == ("done", 6)
+
+
+def test_an_optimizer_a_parameter_steps_inside_of_the_backward() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    with running(Told) as agent:
+        for _ in range(3):
+            model(X).sum().backward()
+        seen = agent.plugin("told").seen
+        assert [number for what, number in seen if what == "done"] == [1, 2, 3]
+        assert seen.count(("post", 3)) == 4
+        assert agent.values("hookd_steps")[()] == 3
+
+
+def test_two_that_take_turns_make_one_step_of_the_one_that_steps_most() -> None:
+    critic, actor = nn.Linear(4, 1), nn.Linear(4, 4)
+    of_critic, of_actor = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (critic, actor))
+    with running(Told) as agent:
+        for _ in range(4):
+            for _ in range(3):
+                step(critic, of_critic)
+            critic(actor(X)).sum().backward()
+            of_actor.step()
+        assert agent.values("hookd_steps")[()] == 12
+        assert [number for what, number in agent.plugin("told").seen if what == "done"] == [*range(1, 13)]
+
+
+def update_in_place(model: nn.Module) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.sub_(p.grad, alpha=0.1)
+            p.grad.zero_()
+
+
+def update_data(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data.sub_(p.grad.data, alpha=0.1)
+    model.zero_grad()
+
+
+def update_and_accumulate_no_further(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data = p.data - 0.1 * p.grad
+        p.grad = None
+
+
+@pytest.mark.parametrize("update", [update_in_place, update_data, update_and_accumulate_no_further])
+@pytest.mark.parametrize("backwards", [1, 3])
+def test_a_step_by_hand_is_one_step_however_many_backwards_it_has(update, backwards) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    with running(Told) as agent:
+        for _ in range(5):
+            for _ in range(backwards):
+                model(X).sum().backward()
+            update(model)
+        model(X)
+        assert agent.values("hookd_steps")[()] == 5
+        assert agent.plugin("told").seen == [("done", number) for number in range(1, 6)]
+        assert agent.values("hookd_step_calls") == {(): 0.0}
+
+
+def test_gradients_that_are_cleared_after_the_forward_end_the_step_as_well() -> None:
+    model = nn.Linear(4, 1)
+    with running(Told) as agent:
+        for _ in range(5):
+            loss = model(X).sum()
+            model.zero_grad()
+            loss.backward()
+            for p in model.parameters():
+                p.data.sub_(p.grad, alpha=0.1)
+        assert agent.values("hookd_steps")[()] == 4
+
+
+def test_a_batch_that_is_accumulated_when_hookd_comes_is_no_step_before_its_optimizer() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with running(Told) as agent:
+        for _ in range(8):
+            model(X).sum().backward()
+        assert agent.values("hookd_steps")[()] == 0
+        optimizer.step()
+        assert agent.values("hookd_steps")[()] == 1
+
+
+def test_a_step_by_gradients_of_torch_autograd_grad_is_one_step() -> None:
+    model = nn.Linear(4, 1)
+    with running(Told) as agent:
+        for _ in range(5):
+            gradients = torch.autograd.grad(model(X).sum(), list(model.parameters()))
+            with torch.no_grad():
+                for p, g in zip(model.parameters(), gradients, strict=True):
+                    p.sub_(g, alpha=0.1)
+        agent.session.steps.finish()
+        assert agent.values("hookd_steps")[()] == 5
+
+
+def test_where_nothing_is_trained_calls_of_the_model_are_turns() -> None:
+    class Looks(Plugin):
+        name = "looks"
+        sampled = ("forward",)
+        every = 4
+
+        def __init__(self) -> None:
+            self.seen: list = []
+
+        @hookimpl
+        def forward(self, module):
+            self.seen.append(module.name)
+
+    model, criterion = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), nn.MSELoss()
+    with running(Looks) as agent:
+        with torch.no_grad():
+            for _ in range(12):
+                criterion(model(X), torch.ones(2, 1))
+        assert agent.plugin("looks").seen.count("(root)") == 3, "one in four"
+        assert (agent.values("hookd_steps"), agent.values("hookd_step_calls")) == ({(): 0.0}, {(): 11.0})
+        step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert (agent.values("hookd_steps"), agent.values("hookd_step_calls")) == ({(): 1.0}, {(): 12.0})
+
+
+def test_models_whose_weights_are_swapped_moved_or_computed_take_no_steps_by_hand() -> None:
+    model = nn.Linear(4, 1)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with running(Told) as agent:
+        for _ in range(4):
+            model(X)
+            torch.func.functional_call(model, weights, (X,))
+            torch.func.functional_call(model, {name: w * 2 for name, w in weights.items()}, (X,))
+            other = nn.Parameter(model.weight.detach().clone())
+            torch.utils.swap_tensors(model.weight, other)
+        assert agent.values("hookd_steps")[()] == 0
+
+
 def test_a_subclass_that_calls_super_is_one_step() -> None:
     class Mine(torch.optim.SGD):
         def step(self, closure=None):

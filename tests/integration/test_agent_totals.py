@@ -73,6 +73,7 @@ class Adds2(Adds):
 def counted_in_c(agent, act) -> bool:
     """Whether the entry counts calls of what `act` does."""
     models = agent.session.models
+    agent.session.steps._by_hand = None  # or the call would be a turn of its own, which is metered or not
     models.meter(is_metered=True)
     models.metered_ns()
     act()

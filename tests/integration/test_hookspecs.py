@@ -36,7 +36,7 @@ class Example(Plugin):
             setattr(self, name, context.counter(name, f"{name}.", ["module"]))
         for name in ("norm", "training"):
             setattr(self, name, context.gauge(name, f"{name}.", ["module"]))
-        for name in ("bad", "evaluations", "loss_seconds", "step_seconds"):
+        for name in ("bad", "evaluations", "loss_seconds", "step_seconds", "steps"):
             setattr(self, name, context.counter(name, f"{name}."))
         for name in ("alive", "loss_value", "lr"):
             setattr(self, name, context.gauge(name, f"{name}."))

@@ -16,6 +16,7 @@ from hookd.daemon.pages.plots import COLOURS
 from hookd.daemon.pages.text import text
 from hookd.errors import HookdError
 from hookd.reading import paused, state, step_seconds
+from hookd.report import counted
 from hookd.version import __version__
 from hookd.wording import moment, process_of
 
@@ -93,7 +94,7 @@ def _heading(report: dict[str, Any]) -> Iterator[str]:
         yield f'<p class="bad">{text(why)}</p>'
     yield parts.tiles(
         (
-            ("step" if report["step"]["is_absolute"] else "steps since the attach", report["step"]["current"]),
+            counted(report["step"]),
             ("a step, on average", output.seconds(step_seconds(report))),
             ("of it hookd's cost", output.percent(report["overhead"]["ratio"])),
             ("incidents", len(report["incidents"])),

@@ -109,5 +109,6 @@ def _style(target: Target) -> str:
 
 
 def _detail(target: Target) -> str:
-    star = "" if target.step["is_absolute"] else "; steps are counted from the attach"
+    is_whole = target.step["is_absolute"] or not target.step["counted"]
+    star = "" if is_whole else "; steps are counted from the attach"
     return safe(target.message) or f"{safe(target.script)}{star}"

@@ -112,9 +112,9 @@ def state(rank: Rank) -> Markup:
 def numbers(rank: Rank) -> list[object]:
     """Give the cells that both tables end with: step, steps a second, time of a step, cost."""
     step = rank.row["step"]
+    is_whole = step is None or step["is_absolute"] or not step["counted"]
     counted = None if step is None else tag(
-        "span", f"{step['current']:,}" + ("" if step["is_absolute"] else "*"),
-        title=None if step["is_absolute"] else "counted from the attach",
+        "span", f"{step['current']:,}" + ("" if is_whole else "*"), title=None if is_whole else "counted from the attach"
     )  # fmt: skip
     rate = rank.rate
     return [

@@ -18,7 +18,7 @@ from hookd.daemon.pages.modules import Asked, Map
 from hookd.daemon.pages.ranks import Rank
 from hookd.daemon.pages.tree import Tree
 from hookd.reading import looks_at, paused
-from hookd.report import build_report, plugin_options
+from hookd.report import build_report, counted, plugin_options
 from hookd.wording import count, moment
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _ranks(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> It
     yield table("Ranks of this run", *_compared(name, every[:MOST_RANKS], chosen, choice))
     if len(every) > MOST_RANKS:
         yield tag("p", f"The first {MOST_RANKS} of {len(every)}.", class_="soft")
-    if any(one.row["step"] and not one.row["step"]["is_absolute"] for one in every):
+    if any(step and step["counted"] and not step["is_absolute"] for step in (one.row["step"] for one in every)):
         yield tag("p", "* counted from the attach", class_="soft")
 
 
@@ -205,13 +205,11 @@ def _state(rank: Rank, report: dict[str, Any]) -> Iterator[object]:
         yield tag("p", why, class_="bad")
     seen = {state: value for state, value in report["observed"].items() if value}
     blind = ", ".join(f"{value:,.0f} {state.replace('_', ' ')}" for state, value in seen.items() if state != "observed")
+    what, number = counted(report["step"])
     yield Markup(
         shared.tiles(
             (
-                (
-                    "step" if report["step"]["is_absolute"] else "steps since the attach",
-                    f"{report['step']['current']:,}",
-                ),
+                (what, f"{number:,}"),
                 ("a step", wording.seconds(rank.step_s)),
                 ("steps a second", wording.number(rank.rate)),
                 ("of it hookd's cost", wording.percent(rank.cost)),

@@ -13,7 +13,7 @@ for step in steps():
     loss.backward()
     with torch.no_grad():
         for p in model.parameters():
-            p -= 1e-2 * p.grad
+            p.sub_(1e-2 * p.grad)
             p.grad = None
     tell(step, loss)
 finish(model, steps=step, samples=8 * step, loss=loss.item())
