@@ -94,3 +94,15 @@ def short(value: object) -> str:
         told = ", ".join(map(str, value))
         return told if len(told) <= MAX_LINE else ""
     return "" if isinstance(value, (list, dict)) else str(value)
+
+
+def is_called_only(step: dict[str, Any]) -> bool:
+    """Whether a model was called and nothing trained, by `hookd.report.describe_steps`, perhaps another version's."""
+    return bool(step.get("calls")) and not step.get("counted")
+
+
+def counted(step: dict[str, Any]) -> tuple[str, int]:
+    """Return what is counted, in a few words, and how many."""
+    if is_called_only(step):
+        return "calls of the model, no step", step["calls"]
+    return "step" if step["is_absolute"] else "steps since the attach", step["current"]

@@ -85,13 +85,6 @@ def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def counted(step: dict[str, Any]) -> tuple[str, int]:
-    """Give what is counted, in a few words, and how many: of `describe_steps`."""
-    if step.get("calls") and not step["counted"]:
-        return "calls of the model, no step", step["calls"]
-    return "step" if step["is_absolute"] else "steps since the attach", step["current"]
-
-
 def _done(count: int) -> str:
     """Say how many: what happens is told with the number of the step in progress, which is the next one."""
     return f"{count} step{'' if count == 1 else 's'} done"

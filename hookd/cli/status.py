@@ -9,7 +9,7 @@ import click
 from hookd.attach.owner import user_name
 from hookd.cli import options, output, root_daemon, targets
 from hookd.errors import HookdError, PageError
-from hookd.reading import paused, state, step_seconds
+from hookd.reading import is_called_only, paused, state, step_seconds
 from hookd.wording import moment
 
 if TYPE_CHECKING:
@@ -93,13 +93,13 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Say in lines of their own what a table of 80 columns has no room for."""
     from hookd.daemon.selection import told
 
-    if any("step" in row and row["step"]["counted"] and not row["step"]["is_absolute"] for row in rows):
+    if any("step" in row and _is_from_attach(row["step"]) for row in rows):
         yield "* counted from the attach: the program's own number of the step is not known"
     for row in rows:
         if "error" in row:
             yield f"{row['pid']}: {row['error']}" + (f" ({row['hint']})" if row["hint"] else "")
             continue
-        if row["step"].get("calls") and not row["step"]["counted"]:
+        if is_called_only(row["step"]):
             yield f"{row['pid']}: {row['step']['text']}"
         if blind := row["modules"].get("compiled", 0):
             yield f"{row['pid']}: {blind:.0f} more modules are compiled and not seen inside"
@@ -119,6 +119,10 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
             more = f" (and {row['incidents'] - 1} more: hookd report {row['pid']})" if row["incidents"] > 1 else ""
             repeated = f" ({row['incident_count']:,} times)" if row["incident_count"] > 1 else ""
             yield f"{row['pid']}: {when}{row['incident']}{repeated}{more}"
+
+
+def _is_from_attach(step: dict[str, Any]) -> bool:
+    return not step["is_absolute"] and not is_called_only(step)
 
 
 def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
@@ -184,7 +188,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         output.shorten(str(row["run"]), 16),
         output.shorten(row["rank"], 10),
         row["state"],
-        str(row["step"]["current"]) + ("*" if row["step"]["counted"] and not row["step"]["is_absolute"] else ""),
+        str(row["step"]["current"]) + ("*" if _is_from_attach(row["step"]) else ""),
         output.seconds(row["step_seconds"]),
         output.percent(row["overhead_ratio"]),
         f"{row['modules'].get('observed', 0):.0f}",

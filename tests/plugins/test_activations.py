@@ -168,6 +168,47 @@ def test_gradients_weights_and_updates_are_those_of_the_step(hook):
     assert hook.value("activations_param_norm", "2", "bias") == pytest.approx(before["2.bias"].norm().item())
 
 
+def norm_of(tensors) -> float:
+    dense = [one.to_dense() if one.is_sparse else one for one in tensors]
+    return torch.cat([one.detach().reshape(-1) for one in dense]).double().norm().item()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_norms_of_a_module_are_over_all_its_parameters_whoever_steps_them(hook, is_whole, frozen):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    model[0].weight.requires_grad_(not frozen)
+    weights = torch.optim.SGD([p for p in (model[0].weight, model[2].weight) if p.requires_grad], lr=0.1)
+    biases = torch.optim.Adam([model[0].bias, model[2].bias])
+    hook.start("activations", every=1)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.randn(16, 4)).square().mean().backward()
+        held = {name: [p.detach().clone() for p in model[int(name)].parameters()] for name in "02"}
+        biases.step()
+        if is_whole:  # else the weights stay as they are for good
+            weights.step()
+    for name, before in held.items():
+        now = list(model[int(name)].parameters())
+        assert hook.value("activations_grad_norm", name) == pytest.approx(
+            norm_of(p.grad for p in now if p.requires_grad)
+        )
+        assert hook.value("activations_weight_norm", name) == pytest.approx(norm_of(before))
+        moved = norm_of(p - old for p, old in zip(now, before, strict=True))
+        assert hook.value("activations_update_ratio", name) == pytest.approx(moved / norm_of(before), rel=1e-4)
+
+
+def test_a_sparse_gradient_has_each_row_once_in_its_norm(hook):
+    model = nn.Embedding(6, 3, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    hook.start("activations", every=1)
+    model(torch.tensor([0, 0, 0, 2, 5, 5])).square().sum().backward()
+    assert not model.weight.grad.is_coalesced()
+    optimizer.step()
+    assert hook.value("activations_grad_norm", "(root)") == pytest.approx(norm_of([model.weight.grad]))
+    assert not model.weight.grad.is_coalesced(), "the training's own stays as it is"
+
+
 @pytest.mark.parametrize(("spread", "want"), [(0.0, 0.0), (1.0, 0.5), (3.0, 0.9)])
 def test_noise_is_the_share_of_the_gradient_that_differs_from_step_to_step(spread, want):
     """Of gradients made of one that stays and one that is drawn anew, |G|^2 = 1 and tr(Cov e) = spread^2 per element."""

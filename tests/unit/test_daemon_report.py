@@ -8,6 +8,7 @@ import pytest
 from hookd.cli.report import heading, incidents
 from hookd.cli.status import _cells, _row
 from hookd.page import DEPTH, EVENTS, MODULE, PHASE, STEP, PageReader, PageWriter
+from hookd.reading import counted
 from hookd.report import build_report
 
 
@@ -78,8 +79,19 @@ def test_steps_say_where_they_are_counted_from(page):
         "offset": 100,
         "current": 107,
         "is_absolute": True,
+        "calls": 0,
         "text": "107 steps done",
     }
+
+
+def test_where_nothing_is_trained_it_is_calls_that_are_counted(page):
+    put(page, "hookd_steps", "counter", [0.0])
+    put(page, "hookd_step_calls", "counter", [12.0])
+    step = report(page)["step"]
+    assert step["text"] == "12 calls of the model, no step: nothing has been trained since the attach"
+    assert counted(step) == ("calls of the model, no step", 12)
+    put(page, "hookd_steps", "counter", [3.0])
+    assert counted(report(page)["step"]) == ("steps since the attach", 3)
 
 
 def test_plugins_overhead_and_what_is_observed(page):

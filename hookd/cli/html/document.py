@@ -15,8 +15,7 @@ from hookd.daemon.pages.assets import STYLE, content
 from hookd.daemon.pages.plots import COLOURS
 from hookd.daemon.pages.text import text
 from hookd.errors import HookdError
-from hookd.reading import paused, state, step_seconds
-from hookd.report import counted
+from hookd.reading import counted, paused, state, step_seconds
 from hookd.version import __version__
 from hookd.wording import moment, process_of
 

@@ -14,6 +14,7 @@ from hookd.cli.top.cells import cut, safe
 from hookd.cli.top.module_table import ModuleTable
 from hookd.cli.top.table import fitting
 from hookd.cli.top.view import View
+from hookd.reading import is_called_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,9 +240,8 @@ def _told(target: Target) -> str:
     """Say in a line where a target stands."""
     step = target.step
     star = "" if step["is_absolute"] else " since the attach"
-    is_called = step.get("calls") and not step["counted"]
     cost = target.value("hookd_overhead_ratio")
-    words = [f"{step['calls']} calls, no step{star}" if is_called else f"step {step['current']}{star}"]
+    words = [f"{step['calls']} calls, no step{star}" if is_called_only(step) else f"step {step['current']}{star}"]
     words += [f"{target.steps_per_s:.3g} steps/s"] if target.steps_per_s >= 0 else []
     words += [f"{output.seconds(target.step_s)} a step"] if target.step_s > 0 else []
     words += [f"cost {output.percent(cost)}"] if cost >= 0 else []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.cli import output
 from hookd.cli.top.cells import safe
 from hookd.cli.top.table import Column, Table
+from hookd.reading import is_called_only
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +110,6 @@ def _style(target: Target) -> str:
 
 
 def _detail(target: Target) -> str:
-    is_whole = target.step["is_absolute"] or not target.step["counted"]
+    is_whole = target.step["is_absolute"] or is_called_only(target.step)
     star = "" if is_whole else "; steps are counted from the attach"
     return safe(target.message) or f"{safe(target.script)}{star}"

@@ -11,6 +11,7 @@ from hookd.daemon.describe import target_row
 from hookd.daemon.history import Sample, step_now, steps_per_second
 from hookd.daemon.pages.html import Markup, address, join, link, tag
 from hookd.daemon.ranks import family
+from hookd.reading import is_called_only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,7 +113,7 @@ def state(rank: Rank) -> Markup:
 def numbers(rank: Rank) -> list[object]:
     """Give the cells that both tables end with: step, steps a second, time of a step, cost."""
     step = rank.row["step"]
-    is_whole = step is None or step["is_absolute"] or not step["counted"]
+    is_whole = step is None or step["is_absolute"] or is_called_only(step)
     counted = None if step is None else tag(
         "span", f"{step['current']:,}" + ("" if is_whole else "*"), title=None if is_whole else "counted from the attach"
     )  # fmt: skip

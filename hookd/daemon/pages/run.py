@@ -17,8 +17,8 @@ from hookd.daemon.pages.html import Markup, address, join, link, section, table,
 from hookd.daemon.pages.modules import Asked, Map
 from hookd.daemon.pages.ranks import Rank
 from hookd.daemon.pages.tree import Tree
-from hookd.reading import looks_at, paused
-from hookd.report import build_report, counted, plugin_options
+from hookd.reading import counted, is_called_only, looks_at, paused
+from hookd.report import build_report, plugin_options
 from hookd.wording import count, moment
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ def _ranks(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> It
     yield table("Ranks of this run", *_compared(name, every[:MOST_RANKS], chosen, choice))
     if len(every) > MOST_RANKS:
         yield tag("p", f"The first {MOST_RANKS} of {len(every)}.", class_="soft")
-    if any(step and step["counted"] and not step["is_absolute"] for step in (one.row["step"] for one in every)):
+    steps = [one.row["step"] for one in every if one.row["step"]]
+    if any(not step["is_absolute"] and not is_called_only(step) for step in steps):
         yield tag("p", "* counted from the attach", class_="soft")
 
 
