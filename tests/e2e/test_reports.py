@@ -21,8 +21,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 OBSERVERS = plugin_options(["nan:every=1", "timing:every=2", "activations:every=1", "optimizer:every=1", "coverage"])
 ALL = "1"
 """A budget of the whole step: all is looked at in every one."""
-QUICK = ["each_parameter", "sparse_beside_dense", "by_hand", "inference"]
-MORE = ["two_optimizers", "adversaries", "by_hand_data", "by_hand_functional"]
+QUICK = ["each_parameter", "by_hand", "inference"]
+MORE = [
+    "two_optimizers", "sparse_beside_dense", "adversaries", "by_hand_data", "by_hand_functional", "transforms",
+    "used_uncalled", "warm_up", "odd_names",
+]  # fmt: skip
 
 
 UNTOLD = {"by_hand_data": 1}
@@ -51,11 +54,15 @@ def under_run(name: str) -> None:
     with tool.run(*OBSERVERS, program=command, HOOKD_BUDGET=ALL) as process, Page.below(process) as page:
         lines = process.finish()
         found = page.values()
+        incidents = [incident["message"] for incident in page.read().incidents]
         errors = {one: count for one, count in found["hookd_plugin_errors"].items() if count}
     assert training.result(lines) == plain.result()
     assert not errors, process.describe()
     counted = json.loads(next(line for line in lines if line.startswith("counted ")).partition(" ")[2])
     assert found["hookd_steps"][()] == counted["steps"] - UNTOLD.get(name, 0)
+    assert "incident" not in counted or any(counted["incident"] in message for message in incidents), incidents
+    if "modules" in counted:
+        assert {name for (name,) in found["hookd_timing_forward_calls"]} == set(counted["modules"])
     if "calls" in counted:
         assert counted["calls"] - 1 <= found["hookd_step_calls"][()] <= counted["calls"]
     if "samples" in counted:
