@@ -19,4 +19,4 @@ for step in steps():
     loss.backward()
     optimizer.step()
     tell(step, loss)
-finish(model, steps=step, modules=["(root)", "0.(root)", "0.0", "0.1", "1"])
+finish(model, steps=step, modules=["(root)", "0", "0.0", "0.1", "1"])
