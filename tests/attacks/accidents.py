@@ -220,7 +220,7 @@ def store_is_overwritten(tries: int) -> Result:
 # ---- clocks
 
 
-@attack("an accident", "The wall clock of the daemon jumps two hours ahead, then four back")
+@attack("an accident", "The wall clock of the daemon jumps two hours ahead, then four back", is_long=True)
 def wall_clock_jumps(tries: int) -> Result:
     with scene() as made:
         file = made.folder / "offset"

@@ -139,7 +139,7 @@ def flood_of_texts(tries: int) -> Result:
     return _flood(tries)
 
 
-@attack("a target", "One target tells the same incident again and again", tries=1_000_000, short=20_000)
+@attack("a target", "One target tells the same incident again and again", tries=1_000_000, short=20_000, is_long=True)
 def flood_of_equals(tries: int) -> Result:
     return _flood(tries, texts="equal", bytes=40)
 

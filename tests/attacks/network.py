@@ -253,7 +253,11 @@ def _judged_s(url: str, name: str, source: str) -> float:
 
 
 @attack(
-    "a network peer", "Send headers a byte at a time on many connections, so that scrapes fail", tries=3000, short=300
+    "a network peer",
+    "Send headers a byte at a time on many connections, so that scrapes fail",
+    tries=3000,
+    short=300,
+    is_long=True,
 )
 def slow_headers(tries: int) -> Result:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -365,7 +369,7 @@ def asking_for_pages(tries: int) -> Result:
         return withstand(daemon, tries, talk)
 
 
-@attack("a network peer", "Open 500 connections at a time, and say nothing on them", tries=20000, short=2000)
+@attack("a network peer", "Open 500 connections at a time, and say nothing on them", tries=20000, short=1000)
 def silent_connections(tries: int) -> Result:
     async def talk(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()

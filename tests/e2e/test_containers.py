@@ -33,7 +33,13 @@ BOXES = {
     "nobody, writes to /dev/shm alone": Box(uid=NOBODY, writable=("/dev/shm",)),
     "no /proc": Box(proc=False),
 }
-ALIKE = ("chroot", "nothing writable, user namespace", "time namespace", "nobody, writes to /dev/shm alone")
+ALIKE = (
+    "namespaces",
+    "chroot",
+    "nothing writable, user namespace",
+    "time namespace",
+    "nobody, writes to /dev/shm alone",
+)
 """What is odd about these, others of them have in part: `make long` makes them."""
 PLACES = ("tmp", "var/tmp", "run", "dev/shm", "root", "home/user")
 ROOTS = [path for path in os.environ.get("HOOKD_COMPAT_ROOTS", "").split(os.pathsep) if path]

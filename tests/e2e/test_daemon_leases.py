@@ -151,6 +151,7 @@ def test_ctrl_c_of_a_foreground_attach_leaves_the_agent_that_a_daemon_holds(serv
     assert row_of(client, target)["state"] == "attached"
 
 
+@pytest.mark.load  # killed, or alone, it is in other tests
 def test_ctrl_c_of_a_foreground_attach_detaches_also_where_a_daemon_looks_on(serve, target):
     client = serve()
     with Attachment([target.pid], "-p", "timing") as foreground:

@@ -49,7 +49,7 @@ def end(process: Process) -> None:
     assert process.err == []
 
 
-@pytest.mark.parametrize("title", ["ray::train", "a=b" * 3000])
+@pytest.mark.parametrize("title", [pytest.param("ray::train", marks=pytest.mark.load), "a=b" * 3000])
 def test_who_asks_for_hookd_or_wants_none_is_heard(title):
     with titled("--title", title, HOOKD="1", RANK="3") as process:
         found = environment.of(process.pid)

@@ -156,7 +156,13 @@ other.join()
 }
 
 
-@pytest.mark.parametrize("body", WAITS.values(), ids=WAITS.keys())
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(body, marks=[pytest.mark.load] * (name in {"input", "select"}), id=name)
+        for name, body in WAITS.items()
+    ],
+)
 def test_a_wait_that_does_not_end_is_refused_and_entered_by_force(tmp_path, body):
     ends = "\nassert sys.hookd_starts == 1\ndone([i * i / 3.7 for i in range(1000)])"
     with stub.start(tmp_path, body + ends) as target:

@@ -67,9 +67,8 @@ def stays_as_it_is(process: Process, *, late: bool) -> None:
     [
         "gevent",
         "freezegun",
-        "pyfakefs",
         "uvloop",
-        *(pytest.param(by, marks=pytest.mark.load) for by in ("eventlet", "time_machine")),
+        *(pytest.param(by, marks=pytest.mark.load) for by in ("pyfakefs", "eventlet", "time_machine")),
     ],
 )
 def test_a_training_whose_interpreter_was_replaced(by, attachable):
@@ -80,9 +79,8 @@ def test_a_training_whose_interpreter_was_replaced(by, attachable):
 @pytest.mark.parametrize(
     "by",
     [
-        "gevent",
         "pyfakefs",
-        *(pytest.param(by, marks=pytest.mark.load) for by in ("eventlet", "freezegun", "time_machine")),
+        *(pytest.param(by, marks=pytest.mark.load) for by in ("gevent", "eventlet", "freezegun", "time_machine")),
     ],
 )
 def test_a_training_whose_interpreter_is_replaced_while_it_is_watched(by, attachable):

@@ -65,11 +65,14 @@ LIKE_OWN = [
 DDP = Job("workloads/ddp.py", f"--steps 60 {SMALL}", ranks=2)
 
 
-@pytest.mark.parametrize("job", OWN, ids=str)
+@pytest.mark.parametrize(
+    "job", [pytest.param(job, marks=[pytest.mark.load] * (job.script == "amp.py")) for job in OWN], ids=str
+)
 def test_attach_and_detach_leave_a_job_of_ours_bit_identical(job):
     attach_in_mid_training(job)
 
 
+@pytest.mark.load  # tests/e2e/test_faults.py has one with a scaler
 @pytest.mark.parametrize("job", [job for job in OWN if job not in ALIKE_UNDER_RUN], ids=str)
 def test_a_job_of_ours_started_under_run_is_bit_identical(job):
     started_under_run(job)

@@ -204,7 +204,8 @@ def assert_no_break(order: str, kind: str) -> None:
     assert compiled(order, kind, "eager", "plain") == plain(kind, "eager", "plain")
 
 
-@pytest.mark.parametrize("order", ["after", pytest.param("before", marks=pytest.mark.load)])
+@pytest.mark.load
+@pytest.mark.parametrize("order", ["after", "before"])
 def test_a_module_with_a_hook_of_its_own(order: str) -> None:
     assert compiled(order, "module", "aot_eager", "hooked") == plain("module", "aot_eager", "hooked")
 

@@ -20,6 +20,7 @@ def test_the_kernel_reads_no_memory_that_is_not_there(tensors):
     assert_all_were_shown(shown(tensors), tensors)
 
 
+@pytest.mark.load
 def test_the_sanitizers_see_no_read_that_they_would_not_allow(tmp_path):
     try:
         sanitizers.build("kernel", tmp_path)

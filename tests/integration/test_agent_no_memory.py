@@ -13,7 +13,7 @@ from tests.targets.no_memory import PROGRAMS
 OBSERVERS = [f"{name}:every=1" for name in ("nan", "timing", "activations", "optimizer", "memory", "coverage")]
 
 
-SHORT = ("wrapper", "freed", "spoiled")
+SHORT = ("wrapper", "spoiled")
 """What `make test` runs; `make long` runs the others, and `make compat` runs all of PROGRAMS in other systems."""
 
 

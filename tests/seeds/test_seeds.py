@@ -71,13 +71,13 @@ def test_s3_observers_change_no_input_and_no_result():
     assert own == list(plainly("s3.py"))
 
 
-@pytest.mark.load  # the next test has it with observers
 def test_s3_a_mutating_plugins_result_replaces_inputs_and_outputs_as_torchs_hooks_do():
     own, _ = under_hookd("s3.py", plugins=("double", "shift"))
     assert own == list(plainly("s3.py", "torch"))
     assert own != list(plainly("s3.py"))
 
 
+@pytest.mark.load
 def test_s3_mutating_plugins_and_observers_together():
     own, lines = under_hookd("s3.py", plugins=(*OBSERVERS, "double", "shift"))
     assert own == list(plainly("s3.py", "torch"))
@@ -89,7 +89,8 @@ def test_s4_observers_change_no_gradient():
     assert own == list(plainly("s4.py", "plain"))
 
 
-@pytest.mark.parametrize("how", ["ones", pytest.param("clamp", marks=pytest.mark.load)])
+@pytest.mark.load  # the next has it with observers
+@pytest.mark.parametrize("how", ["ones", "clamp"])
 def test_s4_a_replaced_gradient_is_what_torchs_full_backward_hook_gives(how):
     own, _ = under_hookd("s4.py", "plain", plugins=(f"gradient:how={how}",))
     assert own == list(plainly("s4.py", "torch", how))
