@@ -136,7 +136,8 @@ class ByHand:
             found = list(islice(_places(root), SEARCHED))
             if len(found) > most:
                 self._main, most = ordinal, len(found)
-            self._watched += islice((place for place in found if _look(place) is not None), WATCHED)
+            with plainly():
+                self._watched += islice((place for place in found if _look(place) is not None), WATCHED)
         self._before = self._after = self._look()
 
     def _look(self) -> list[Seen | None]:
