@@ -200,8 +200,11 @@ class Parameters:
         """Return the dense tensor whose first elements can be compared: of a distributed one this rank's part."""
         is_distributed = type(tensor).__module__.startswith("torch.") and hasattr(type(tensor), "to_local")
         local = tensor.to_local() if is_distributed else tensor  # type: ignore[attr-defined]
-        is_dense = self._context.is_readable(local) and local.is_floating_point() and local.is_contiguous()
-        return local.detach() if is_dense else None
+        if not (self._context.is_readable(local) and local.is_contiguous()):
+            return None
+        if local.is_complex():
+            return torch.view_as_real(local.detach())
+        return local.detach() if local.is_floating_point() else None
 
     def after(self, optimizer: Optimizer) -> None:
         """Compare; `end` tells of it."""

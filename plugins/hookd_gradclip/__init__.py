@@ -218,6 +218,7 @@ class GradClip(Plugin):
         if not held:
             return
         self._require_whole(held)
+        self._require_real(held, optimizer)
         scale = peek(optimizer, "grad_scale")  # a fused optimizer will divide by it
         norm = self.rule.judged(held, self.rule.measure(held, scale))
         self._measured(norm)
@@ -244,6 +245,17 @@ class GradClip(Plugin):
             raise PluginError(
                 "gradclip: in FullyShardedDataParallel (FSDP1) no rank knows the norm; fully_shard is served"
             )
+
+    def _require_real(self, held: list[rules.Held], optimizer: Optimizer) -> None:
+        """Refuse complex gradients where elements are clamped, before the first is: complex numbers have no order."""
+        if self.mode == "value" and not self.dry_run:
+            odd = {id(one.parameter) for one in held if one.grad.is_complex()}
+            names = (name for name, parameter in self.context.ordered_parameters(optimizer) if id(parameter) in odd)
+            for name in names:
+                raise PluginError(
+                    f"gradclip: mode=value cannot clamp the complex gradient of {name}; no gradient was changed",
+                    hint=f"exclude={name}, or mode=norm, which scales",
+                )
 
     def _take_out(self, optimizer: Optimizer) -> None:
         self.skipped.inc()

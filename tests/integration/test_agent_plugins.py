@@ -516,3 +516,23 @@ def test_one_that_keeps_much_and_no_more_is_left_alone(monkeypatch) -> None:
             watch._look(agent.session.registry.named("hoards"))
         assert agent.state("hoards") == "active"
         assert agent.values("hookd_plugin_held_bytes")["hoards",] == 4000
+
+
+def test_a_complex_gradient_that_cannot_be_clamped_is_refused_before_any_is_changed():
+    class Waves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.real, self.wave = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+        def forward(self) -> torch.Tensor:
+            return 9 * self.real.sum() + 9 * self.wave.abs().sum()
+
+    model = Waves()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with running("gradclip", options={"mode": "value", "clip_value": "0.5"}) as agent:
+        model().backward()
+        optimizer.step()
+        assert model.real.grad.tolist() == [9.0, 9.0]
+        assert agent.state("gradclip") == "quarantined"
+        (told,) = [one["message"] for one in agent.read().incidents if one["kind"] == "quarantine"]
+        assert "cannot clamp the complex gradient of wave" in told

@@ -198,6 +198,34 @@ def test_norms_of_a_module_are_over_all_its_parameters_whoever_steps_them(hook, 
         assert hook.value("activations_update_ratio", name) == pytest.approx(moved / norm_of(before), rel=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.float64])
+def test_norms_of_every_dtype_are_torchs(hook, dtype):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = (nn.Parameter(torch.randn(size, dtype=dtype)) for size in ((4, 4), (4,)))
+
+        def forward(self, x):
+            return x @ self.weight + self.bias
+
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    hook.start("activations", every=1)
+    model(torch.randn(3, 4, dtype=dtype)).abs().square().mean().backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+
+    def norm(tensors):
+        return torch.linalg.vector_norm(
+            torch.cat([one.detach().reshape(-1) for one in tensors]).to(torch.complex128)
+        ).item()
+
+    moved = norm([p - old for p, old in zip(model.parameters(), before, strict=True)])
+    found = [hook.value(f"activations_{name}", "(root)") for name in ("grad_norm", "weight_norm", "update_ratio")]
+    want = [norm([p.grad for p in model.parameters()]), norm(before), moved / norm(before)]
+    assert found == pytest.approx(want, rel=1e-2 if dtype is torch.bfloat16 else 1e-5)
+
+
 def test_a_sparse_gradient_has_each_row_once_in_its_norm(hook):
     model = nn.Embedding(6, 3, sparse=True)
     optimizer = torch.optim.SparseAdam(model.parameters())

@@ -66,6 +66,22 @@ class TestNonfinite:
         assert run() == want
 
 
+class TestComplex:
+    @pytest.mark.parametrize("options", [{"max_norm": 0.5}, {"mode": "param", "max_norm": 0.5}])
+    def test_norms_clip_them_as_torch_does(self, hook, options):
+        def run(clip):
+            weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+            optimizer = torch.optim.SGD([weight], lr=0.1)
+            weight.grad = torch.tensor([3 + 4j, 1j, 2], dtype=torch.complex64)
+            clip(weight)
+            optimizer.step()
+            return weight.tolist()
+
+        want = run(lambda weight: clip_grad_norm_([weight], 0.5))
+        hook.start("gradclip", **options)
+        assert run(lambda _: None) == want
+
+
 class TestClosure:
     @pytest.mark.parametrize("passes", [1, 3])
     def test_lbfgs_is_clipped_at_the_end_of_each_closure(self, hook, passes):
