@@ -176,7 +176,8 @@ class Context:
         That needs no function of the plugin's own: a few additions, at every call of every step. In `configure` only.
 
         Args:
-            seconds: of the calling thread, modules called inside included; this counter and the others have the label `module`.
+            seconds: of the calling thread, modules called inside included; of a call inside of another one of the same module
+                none, for they are part of that one's. This counter and the others have the label `module`.
             self_seconds: without the modules called inside.
             calls: how many.
             recompute: add the calls that activation checkpointing makes again, and none of the others.

@@ -49,8 +49,10 @@ class Totals:
             known[module.id] = [_places(families, module.name) for families in self.families[recompute]]
         return known[module.id]
 
-    def add(self, module: Module, elapsed_ns: int, self_ns: int, recompute: bool) -> None:
-        """Add one call."""
+    def add(self, module: Module, elapsed_ns: int, self_ns: int, recompute: bool, is_again: bool) -> None:  # noqa: PLR0913, PLR0917 - one call
+        """Add one call; `is_again` says whether it is inside of another one of the module, whose time it is part of."""
+        if is_again:
+            elapsed_ns = 0
         try:
             # One plugin's, with no loop: where calls are not entered in C, these are the hottest lines of all.
             ((seconds, own, calls),) = self._known[recompute][module.id]

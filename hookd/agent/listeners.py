@@ -272,7 +272,7 @@ class Registry:
                     listeners.append(Listener(entry.number, hook, names, *rights, impl.function))
         totals = entry.context.totals
         if totals is not None:
-            names = ("module", "elapsed_ns", "self_ns", "recompute")
+            names = ("module", "elapsed_ns", "self_ns", "recompute", "is_again")
             listeners.append(Listener(entry.number, "forward", names, False, False, totals.add, totals))  # noqa: FBT003
         return listeners
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from hookd.agent.listeners import Listener
+    from hookd.agent.threads import Top
+    from hookd.events import Module
 
 BODY = """
 def make(module, number, again, metered):
@@ -258,7 +260,7 @@ def _groups(listeners: list[Listener]) -> list[tuple[bool, list[Listener]]]:
 
 
 def _call(one: Listener, *, recompute: bool, metered: bool, alone: bool) -> list[str]:
-    names = {"inputs": "args", "recompute": str(recompute)}
+    names = {"inputs": "args", "recompute": str(recompute), "is_again": "top is not None and is_inside(top, module)"}
     call = f"{one.function}({', '.join(names.get(a, a) for a in one.arguments)})"
     body = (
         _mutation(one, call) if one.mutates else [f"if {call} is not None:", f"    stray({one.plugin}, {one.hook!r})"]
@@ -277,6 +279,15 @@ def _mutation(one: Listener, call: str) -> list[str]:
         return [f"result = {call}", "if result is not None:", "    args, kwargs = pair(result)"]
     return [f"result = {call}", "if result is not None:",
             "    args = result if isinstance(result, tuple) else (result,)"]  # fmt: skip
+
+
+def is_inside(top: Top | None, module: Module) -> bool:
+    """Whether a module is on a thread's stack of modules."""
+    while top is not None:
+        if top[0] is module:
+            return True
+        top = top[1]
+    return False
 
 
 def pair(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -25,7 +25,7 @@ from hookd.agent.listeners import Registry, wanted_interval, wanted_readmission
 from hookd.agent.models import Models
 from hookd.agent.numeric import Numeric
 from hookd.agent.overdue import Overdue
-from hookd.agent.plan import pair
+from hookd.agent.plan import is_inside, pair
 from hookd.agent.portions import Portions
 from hookd.agent.stall import Stall
 from hookd.agent.steps import Steps
@@ -109,7 +109,7 @@ class Session:
             "cells": self.cells, "record": self.page.record, "local": self.local, "clock": self.clock, "Failure": Failure,
             "no_frame": dynamo.no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
-            "versions_of": quiet.versions_of, "pair": pair, "is_unreal": quiet.is_unreal, "accounting": False, "backward_on": False,
+            "versions_of": quiet.versions_of, "pair": pair, "is_inside": is_inside, "is_unreal": quiet.is_unreal, "accounting": False, "backward_on": False,
             **self.portions.names(), **self.calls.names(), **self.dispatch.names(),
         }  # fmt: skip
 

@@ -315,6 +315,14 @@ static int recorded(PyObject *cell, size_t beat) {
     return done ? 0 : -1;
 }
 
+/* Whether a module is on a stack `(module, what it is inside of, number)`: its time is part of that of the call there. */
+static int is_inside(PyObject *top, PyObject *module) {
+    for (; top != &_Py_NoneStruct; top = PyTuple_GetItem(top, 1))
+        if (PyTuple_GetItem(top, 0) == module)
+            return 1;
+    return 0;
+}
+
 /* Call a module that is inside of another observed one, and count it: what its plan does where no Python function listens. */
 static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names) {
     const Host *host = &entry.host;
@@ -354,9 +362,10 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     if (result && counted) {
         host->cells[beat] = PyFloat_AsDouble(PyTuple_GetItem(outer, 2));
         long long now_inner = PyLong_AsLongLong(*at(state, host->inner)), elapsed = ended - started;
+        int is_again = counted->count && is_inside(outer, module);
         for (size_t i = 0; i < counted->count; i++) {
             Totals *totals = &counted->totals[i];
-            if (totals->seconds)
+            if (totals->seconds && !is_again)
                 *totals->seconds += (double)elapsed * 1e-9;
             if (totals->own)
                 *totals->own += (double)(elapsed - now_inner + inner) * 1e-9;

@@ -136,6 +136,36 @@ def test_what_a_signal_handler_raises_while_a_call_is_recorded_reaches_the_train
         assert counted_in_c(agent, lambda: model(X))
 
 
+class Again(nn.Module):
+    """Calls itself, and what it holds at the bottom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottom = nn.Linear(2, 2)
+
+    def forward(self, x, levels):
+        return self(x, levels - 1) if levels else self.bottom(x)
+
+
+def test_the_time_of_a_module_that_calls_itself_is_that_of_its_outermost_calls(either_way) -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.again = Again()
+
+        def forward(self, x):
+            return self.again(x, 30)
+
+    model = Around()
+    with running(Adds, budget=0) as agent:
+        for _ in range(50):
+            model(X)
+        calls, seconds, own = (agent.values(f"hookd_adds_{name}") for name in ("calls", "seconds", "self_seconds"))
+        assert (calls["again",], calls["again.bottom",], calls["(root)",]) == (50 * 31, 50, 50)
+        assert seconds["again.bottom",] < seconds["again",] < seconds["(root)",], "and not thirty times as much"
+        assert own["again",] == pytest.approx(seconds["again",] - seconds["again.bottom",], rel=1e-6)
+
+
 def test_own_times_add_up_to_that_of_the_model_and_each_counter_has_all_calls(either_way) -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(3)])
     with running(Adds, budget=0) as agent:
