@@ -39,7 +39,7 @@ def make(module, number, again, metered):
         METERED
         beat = thread.beat
         try:
-            thread.top = (module, top, number)
+            thread.top = STACK
             cells[beat] = number
             NOTE
             ENTER
@@ -74,6 +74,17 @@ METERED = {"BEGUN": "begun, before = clock(), ledger.charged", "AWAY": "settle(b
 UNMETERED = {"BEGUN": "", "AWAY": "", "BACK": "", "NOTE": "",
              "METERED": "if accounting:\n    return metered(self, args, kwargs)"}  # fmt: skip
 RECOMPUTE = {"ENTER": "", "LEAVE": "cells[beat] = 0.0 if top is None else top[2]"}
+
+# Of a module and a wrapper of the same name the wrapper's call is the one to report; a call of the very same object is one more.
+WRAPPED = """
+is_nested = top is not None and top[0] is module
+if is_nested and top[3:] != (id(self),):
+    thread.top = (module, top[1], number, id(self))
+    try:
+        return CALL
+    finally:
+        thread.top = top
+""".strip()
 
 # A call that waits, one that nobody is told of, and the versions of its inputs (`hookd.agent.portions`). What nearly all
 # need is written out here: to enter a function costs 3 us where the training has had the processor's cache to itself.
@@ -146,8 +157,10 @@ def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapp
         parts["METERED"] = ""
     # What a mutator does must not be baked into a trace; observers of tensors see to that in their own bracket.
     parts["BUSY"] = "thread.busy or is_unreal()" if any(one.mutates for one in listeners) else "thread.busy"
+    parts["STACK"] = "(module, top, number)"
     if wrapped:
-        parts["WRAPPED"] = f"if top is not None and top[0] is module:\n    return {call}"
+        parts["STACK"] = "(module, top, number, id(self))"
+        parts["WRAPPED"] = WRAPPED.replace("CALL", call)
     parts["REMEMBER"] = "" if recompute else _remember(listeners)
     parts["PRE"], parts["POST"], parts["STOPPED"] = _sections(listeners, recompute=recompute, metered=metered)
     is_other = recompute or metered  # has been asked already
@@ -173,7 +186,7 @@ def _filled(line: str, parts: dict[str, str]) -> str:
     if word in parts:
         indent = line[: len(line) - len(word)]
         return "\n".join(indent + part for part in parts[word].splitlines())
-    return line.replace("CALL", parts["CALL"]).replace("BUSY", parts["BUSY"])
+    return line.replace("CALL", parts["CALL"]).replace("BUSY", parts["BUSY"]).replace("STACK", parts["STACK"])
 
 
 def _sections(listeners: tuple[Listener, ...], *, recompute: bool, metered: bool) -> tuple[str, str, str]:
@@ -228,7 +241,7 @@ def _section(listeners: list[Listener], *, recompute: bool, metered: bool) -> st
         alone = len(listeners) == 1  # its switch is asked before the bracket
         calls = [line for one in group for line in _call(one, recompute=recompute, metered=metered, alone=alone)]
         if quiet:
-            switches = " or ".join(one.switch for one in group)
+            switches = " or ".join(map(_is_on, group))
             calls = [
                 f"if {switches}:",
                 "    was, undo = is_grad_enabled(), None",
@@ -244,8 +257,13 @@ def _section(listeners: list[Listener], *, recompute: bool, metered: bool) -> st
             ]
         lines += calls
     lines += ["thread.busy = False", "no_frame(frame)"]
-    switches = " or ".join(one.switch for one in listeners)
+    switches = " or ".join(map(_is_on, listeners))
     return "\n".join([f"if {switches}:", *("    " + line for line in lines)]) + "\n"
+
+
+def _is_on(one: Listener) -> str:
+    """Write whether a listener is called; of a model as a whole the outermost call alone is told of."""
+    return f"({one.switch} and not is_nested)" if one.hook in ("root_forward_pre", "root_forward") else one.switch
 
 
 def _groups(listeners: list[Listener]) -> list[tuple[bool, list[Listener]]]:
@@ -268,7 +286,7 @@ def _call(one: Listener, *, recompute: bool, metered: bool, alone: bool) -> list
     lines = ["try:", *("    " + line for line in body),
              "except BaseException as failure:", f"    fault({one.plugin}, {one.hook!r}, failure)",
              *([f"mark = charge({one.plugin}, mark)"] if metered else [])]  # fmt: skip
-    return lines if alone else [f"if {one.switch}:", *("    " + line for line in lines)]
+    return lines if alone else [f"if {_is_on(one)}:", *("    " + line for line in lines)]
 
 
 def _mutation(one: Listener, call: str) -> list[str]:

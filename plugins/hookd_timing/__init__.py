@@ -114,7 +114,7 @@ class Timing(Plugin):
         if self.device.is_forward:
             self.device.begin_forward(module, inputs, kwargs)
             return
-        if module.depth == 0:
+        if module.depth == 0 and module not in self.context.stack()[:-1]:
             self.throughput.see_root(module, inputs, kwargs)
         self.throughput.see(module, inputs, kwargs)
 

@@ -166,6 +166,21 @@ def test_the_time_of_a_module_that_calls_itself_is_that_of_its_outermost_calls(e
         assert own["again",] == pytest.approx(seconds["again",] - seconds["again.bottom",], rel=1e-6)
 
 
+def test_calls_of_a_model_by_itself_are_counted_and_those_that_a_wrapper_passes_on_are_not(either_way) -> None:
+    model = Again()
+    wrapped = nn.DataParallel(model)  # without a GPU it passes the call on
+    with running(Adds, budget=0) as agent:
+        for _ in range(50):
+            model(X, 30)
+        calls, seconds, own = (agent.values(f"hookd_adds_{name}") for name in ("calls", "seconds", "self_seconds"))
+        assert (calls["(root)",], calls["bottom",]) == (50 * 31, 50)
+        assert own["(root)",] == pytest.approx(seconds["(root)",] - seconds["bottom",], rel=1e-6)
+        for _ in range(50):
+            wrapped(X, 30)
+        calls = agent.values("hookd_adds_calls")
+        assert (calls["(root)",], calls["bottom",]) == (100 * 31, 100)
+
+
 def test_own_times_add_up_to_that_of_the_model_and_each_counter_has_all_calls(either_way) -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(3)])
     with running(Adds, budget=0) as agent:
