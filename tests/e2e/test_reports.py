@@ -24,7 +24,7 @@ ALL = "1"
 QUICK = ["each_parameter", "by_hand", "inference"]
 MORE = [
     "two_optimizers", "sparse_beside_dense", "adversaries", "by_hand_data", "by_hand_functional", "transforms",
-    "used_uncalled", "warm_up", "odd_names",
+    "used_uncalled", "warm_up", "odd_names", "recursive",
 ]  # fmt: skip
 
 
@@ -64,6 +64,8 @@ def under_run(name: str) -> None:
     assert "incident" not in counted or any(counted["incident"] in message for message in incidents), incidents
     if "modules" in counted:
         assert {name for (name,) in found["hookd_timing_forward_calls"]} == set(counted["modules"])
+    for module, calls in counted.get("calls_of", {}).items():
+        assert found["hookd_timing_forward_calls"][(module,)] == calls, module
     if "calls" in counted:
         assert counted["calls"] - 1 <= found["hookd_step_calls"][()] <= counted["calls"]
     if "samples" in counted:
