@@ -1,7 +1,7 @@
 """What hookd does not see, and what the training code does to its modules. Runs in the target.
 
     hookd_coverage_unseen{module,state}            1 for each module that is not observed: compiled and scripted (of these
-                                                   the outermost), bypassed, never_called
+                                                   the outermost), bypassed, never_called; and transformed
     hookd_coverage_mode_switches_total{module,mode}  calls of `train()` and `eval()`, by the module that they were made on
     hookd_coverage_training{module}                whether the module was in training mode at its last call in a sampled
                                                    step: one in `every`
@@ -15,6 +15,9 @@
 get gradients: somebody calls its `forward` directly or uses its weights in a function. torch does so itself in
 MultiheadAttention (`out_proj`). What is bypassed only now and then counts as observed, and so the timings and statistics
 of such a module hold for its calls alone.
+
+`transformed`: in a sampled step it was called under a transform of `torch.func` (vmap, grad, jvp). Such a call is counted and
+timed, but its tensors stand for others, so nobody looks at them.
 
 Not seen by anybody here, and not told:
 - a module without parameters whose `forward` is called directly: it counts as never called;
@@ -34,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from hookd import Context, Module, Plugin, PluginError, hookimpl, hooks_on, peek
 from hookd_coverage.shown import Shown
-from hookd_coverage.state import elements
+from hookd_coverage.state import elements, is_transformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +70,7 @@ class Coverage(Plugin):
         )
         self.elements = Shown(context.gauge("elements", "Elements that the module itself holds.", ["module", "kind"]))
         self.told: set[str] = set()
+        self.transformed: set[str] = set()  # since the last tour began
         self.tour: Iterator[Module] = iter(())
 
     @hookimpl
@@ -77,6 +81,8 @@ class Coverage(Plugin):
     @hookimpl
     def forward_pre(self, module: Module) -> None:
         """Note the mode that the module is called in."""
+        if is_transformed():
+            self.transformed.add(module.name)
         training = peek(module.torch(), "training")
         if isinstance(training, bool):
             self.training.labels(module.name).set(training)
@@ -103,6 +109,8 @@ class Coverage(Plugin):
             is_inside = state in INSIDE and module.parent is not None and by_number.get(module.parent.id) == state
             if state in UNSEEN and not is_inside:
                 unseen[module.name, state] = 1
+        unseen |= {(name, "transformed"): 1 for name in self.transformed}
+        self.transformed.clear()
         self.unseen.show("", unseen)
         self._tell(sorted(name for name, state in unseen if state == "bypassed" and name not in self.told))
         self.tour = iter([module for module, _ in states])

@@ -59,6 +59,32 @@ def test_what_is_seen_after_all_is_listed_no_longer(hook):
     assert hook.metric("coverage_unseen") == {}
 
 
+def test_what_is_called_under_a_transform_is_listed_as_long_as_it_is(hook):
+    class Physical(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer, self.is_plain = nn.Linear(4, 4), nn.Linear(4, 1), False
+
+        def forward(self, x):
+            return self.outer(self.inner(x) if self.is_plain else torch.func.vmap(self.inner)(x))
+
+    model = Physical()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook.start("coverage", every=1)
+
+    def train(steps):
+        for _ in range(steps):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    train(4)
+    assert ("inner", "transformed") in hook.metric("coverage_unseen")
+    assert [state for name, state in hook.metric("coverage_unseen") if name in ("outer", "(root)")] == []
+    model.is_plain = True
+    train(4)
+    assert hook.metric("coverage_unseen") == {}
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own
 def test_of_what_is_scripted_the_outermost_is_listed(hook):
     scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
