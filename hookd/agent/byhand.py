@@ -60,7 +60,8 @@ class ByHand:
 
     Args:
         session: whose models' parameters are looked at.
-        by_backward: whether each backward makes a step, because this torch tells of no optimizers (before 2.0).
+        by_backward: whether each forward after a backward begins a step, because this torch tells of no optimizers (before
+            2.0); so it is as well when UNEXPLAINED backwards have made none.
     """
 
     def __init__(self, session: Session, *, by_backward: bool) -> None:
@@ -122,8 +123,8 @@ class ByHand:
         return True
 
     def _is_over(self, now: list[Seen | None], has_moved: bool) -> bool:  # noqa: FBT001
-        is_explained = has_moved or self._by_backward or _are_cleared(self._after, now)
-        return is_explained or self._backwards > UNEXPLAINED
+        self._by_backward = self._by_backward or self._backwards > UNEXPLAINED
+        return has_moved or self._by_backward or _are_cleared(self._after, now)
 
     def _find(self) -> None:
         """Choose the parameters anew when other models have come."""

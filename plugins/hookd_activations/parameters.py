@@ -250,9 +250,12 @@ class Parameters:
 
     def _tell(self, optimizers: frozenset[int], rows: dict[Key, Row]) -> None:
         told = []
+        unknown = {key[0] for key, row in rows.items() if row.elements and row.weight is None}
         # In the order of the models, also where each parameter has an optimizer of its own, which step from the last on.
         for key, row in sorted(rows.items(), key=lambda one: self._selected[one[0][0]].id):
-            if row.weight is not None:  # of the others nobody knows the numbers
+            if (
+                row.weight is not None and key[0] not in unknown
+            ):  # what is told of a module is over all of its parameters
                 row.has_changed = self._seen.get(key, row.weight) != row.weight
                 self._seen[key] = row.weight
                 told.append(row)

@@ -209,6 +209,14 @@ def test_a_batch_that_is_accumulated_when_hookd_comes_is_no_step_before_its_opti
         assert agent.values("hookd_steps")[()] == 1
 
 
+def test_where_a_hundred_backwards_have_made_no_step_each_does() -> None:
+    model = nn.Linear(4, 1)
+    with running(Told) as agent:
+        for _ in range(110):
+            model(X).sum().backward()
+        assert agent.values("hookd_steps")[()] == 9
+
+
 def test_a_step_by_gradients_of_torch_autograd_grad_is_one_step() -> None:
     model = nn.Linear(4, 1)
     with running(Told) as agent:

@@ -226,6 +226,30 @@ def test_norms_of_every_dtype_are_torchs(hook, dtype):
     assert found == pytest.approx(want, rel=1e-2 if dtype is torch.bfloat16 else 1e-5)
 
 
+@pytest.mark.parametrize("kind", ["meta", "quantized"])
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+def test_of_a_module_with_a_parameter_whose_numbers_nobody_knows_no_norm_is_told(hook, kind):
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.known = nn.Parameter(torch.ones(3))
+            unknown = torch.quantize_per_tensor(torch.ones(4), 0.1, 3, torch.quint8)
+            unknown = torch.empty(4, device="meta") if kind == "meta" else unknown
+            self.unknown = nn.Parameter(unknown, requires_grad=False)
+            self.whole = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.whole(x * self.known)
+
+    model = Partly()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    hook.start("activations", every=1)
+    for _ in range(2):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    assert set(hook.metric("activations_weight_norm")) == set(hook.metric("activations_grad_norm")) == {("whole",)}
+
+
 def test_a_sparse_gradient_has_each_row_once_in_its_norm(hook):
     model = nn.Embedding(6, 3, sparse=True)
     optimizer = torch.optim.SparseAdam(model.parameters())
