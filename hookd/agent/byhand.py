@@ -4,8 +4,9 @@ Nobody calls us there, so it is told by what becomes of the parameters. A step w
 parameters were written to (their versions differ), or their gradients were cleared, as is done where `p.data` is written to,
 which has no version. Without a backward there may be gradients of `torch.autograd.grad`: then versions alone tell.
 
-Until an optimizer has stepped nobody knows that there is one, and a batch may be accumulated over many backwards: these
-alone make no step, before UNEXPLAINED of them have had none.
+Until an optimizer has stepped nobody knows that there is one: a batch may be accumulated, a loss scale looked for, a
+checkpoint loaded. So such steps are believed when there were BELIEVED of them, and then all of them; and backwards alone
+make none before UNEXPLAINED of them.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
     from hookd.agent.session import Session
     from hookd.events import Module
 
-WATCHED = 4
-"""So many parameters are looked at, those of each model that are trained first."""
+WATCHED, MOST = 4, 16
+"""So many parameters of each model are looked at, those that are trained first, and so many in all."""
 SEARCHED = 512
 """So many parameters of each model are gone through for them."""
 UNEXPLAINED = 100
+BELIEVED = 16
 
 
 _Tensor: Any = torch.Tensor
@@ -67,83 +69,132 @@ class ByHand:
     def __init__(self, session: Session, *, by_backward: bool) -> None:
         self._session = session
         self._by_backward = by_backward
-        self._models: list[int] = []  # the models that `_watched` is of
+        self._is_believed = by_backward
+        self._seen = 0  # steps that are not believed yet
+        self._models: dict[tuple[int, int], Watched] = {}  # by ordinal and root
         self._main = 0  # the model with the most parameters
-        self._watched: list[Place] = []
-        self._before: list[Seen | None] = []  # what was seen of those when something began
-        self._after: list[Seen | None] = []  # and when the last backward was over
         self._backwards = 0  # since the last step
-        self._had_graph = self._has_backward = False
+        self._had_graph = self._has_backward = self._has_moved = False
         self._called = 0  # the model whose call was the last turn
 
-    def forward_begins(self) -> bool:
-        """Look, and say whether a step is over."""
+    def forward_begins(self) -> int:
+        """Look, and return how many steps are over that nobody has been told of."""
         had_graph, self._had_graph = self._had_graph, torch.is_grad_enabled()
         try:
             self._find()
             if not (self._backwards or had_graph or self._had_graph):
-                return False
-            now, before = self._look(), self._before
-            self._before = now
-            has_moved = _have_moved(before, now)
-            is_over = self._is_over(now, has_moved) if self._backwards else has_moved and had_graph
+                return 0
+            if self._backwards > UNEXPLAINED:
+                self._by_backward = self._is_believed = True
+            is_over, has_moved = False, False
+            for one in self._models.values():
+                now = one.look()
+                has_moved = has_moved or _have_moved(one.before, now)
+                is_over = is_over or _are_cleared(one.after, now)
+                one.before = now
         except Failure as failure:  # a parameter may be of any class
             self._session.dispatch.own_failure("steps without an optimizer", failure)
-            return False
-        return self._over() if is_over else False
+            return 0
+        self._has_moved = has_moved
+        if self._backwards:
+            return self._over() if is_over or has_moved or self._by_backward else 0
+        return self._over() if has_moved and had_graph else 0
 
-    def backward_begins(self) -> bool:
-        """Look, and say whether a step is over: gradients may be cleared after the forward."""
+    def backward_begins(self) -> int:
+        """Look, and return the same: gradients may be cleared after the forward."""
+        is_over = False
         try:
-            self._before = self._look()  # what a forward has written to itself is no step
-            is_over = bool(self._backwards) and _are_cleared(self._after, self._before)
+            for one in self._models.values():
+                one.before = one.look()  # what a forward has written to itself is no step
+                is_over = is_over or _are_cleared(one.after, one.before)
         except Failure as failure:
             self._session.dispatch.own_failure("steps without an optimizer", failure)
-            return False
-        return self._over() if is_over else False
+            return 0
+        return self._over() if is_over and self._backwards else 0
 
     def backward_done(self) -> None:
         """Note that there are gradients."""
         self._backwards += 1
         self._has_backward = True
         try:
-            self._after = self._look()
+            for one in self._models.values():
+                if not one.places:
+                    one.search()  # it may be trained from now on
+                one.after = one.look()
         except Failure as failure:
             self._session.dispatch.own_failure("steps without an optimizer", failure)
+
+    def finish(self) -> int:
+        """Return how many steps are over when nothing begins any more."""
+        found = self.forward_begins()
+        self._is_believed = True
+        return found or self._told()
 
     def is_turn(self, module: Module) -> bool:
         """Whether the call of the largest model before this one stands for a step: no backward has followed it."""
         if self._has_backward or module.root != self._main:
             return False
         last, self._called = self._called, module.root
+        if not self._has_moved:
+            self._seen = 0  # weights that change only now and then are loaded
         return last == module.root
 
-    def _over(self) -> bool:
+    def _over(self) -> int:
         self._backwards = 0
-        return True
+        self._seen += 1
+        self._is_believed = self._is_believed or self._seen >= BELIEVED
+        return self._told()
 
-    def _is_over(self, now: list[Seen | None], has_moved: bool) -> bool:  # noqa: FBT001
-        self._by_backward = self._by_backward or self._backwards > UNEXPLAINED
-        return has_moved or self._by_backward or _are_cleared(self._after, now)
+    def _told(self) -> int:
+        told, self._seen = (self._seen, 0) if self._is_believed else (0, self._seen)
+        return told
 
     def _find(self) -> None:
-        """Choose the parameters anew when other models have come."""
-        models = [(model.ordinal, root) for model, root in self._session.models.names.live_roots()]
-        if [ordinal for ordinal, _ in models] == self._models:
+        """Watch models that have come, and forget those that have gone."""
+        live = {(model.ordinal, id(root)): root for model, root in self._session.models.names.live_roots()}
+        if live.keys() == self._models.keys():
             return
-        self._models = [ordinal for ordinal, _ in models]
-        self._watched, most = [], 0
-        for ordinal, root in models:
-            found = list(islice(_places(root), SEARCHED))
-            if len(found) > most:
-                self._main, most = ordinal, len(found)
-            with plainly():
-                self._watched += islice((place for place in found if _look(place) is not None), WATCHED)
-        self._before = self._after = self._look()
+        self._models = {key: one for key, one in self._models.items() if key in live}
+        room = MOST - sum(len(one.places) for one in self._models.values())
+        for key, root in live.items():
+            if key not in self._models:
+                one = self._models[key] = Watched(root, max(0, min(WATCHED, room)))
+                room -= len(one.places)
+        self._main = max(self._models.items(), key=lambda one: one[1].size)[0][0] if self._models else 0
 
-    def _look(self) -> list[Seen | None]:
+
+class Watched:
+    """A model, and those of its parameters that are looked at.
+
+    Attributes:
+        size: how many parameters it has, as far as they were gone through.
+        before: what was seen of those when something began.
+        after: and when the last backward was over.
+    """
+
+    def __init__(self, root: nn.Module, most: int) -> None:
+        self._root, self._most = weakref.ref(root), most
+        self.size = 0
+        self.places: list[Place] = []
+        self.before: list[Seen | None] = []
+        self.after: list[Seen | None] = []
+        self.search()
+
+    def search(self) -> None:
+        """Choose the parameters."""
+        root = self._root()
+        if root is None or not self._most:
+            return
+        found = list(islice(_places(root), SEARCHED))
+        self.size = len(found)
         with plainly():
-            return list(map(_look, self._watched))
+            self.places = list(islice((place for place in found if _look(place) is not None), self._most))
+        self.before = self.after = self.look()
+
+    def look(self) -> list[Seen | None]:
+        """Look at each."""
+        with plainly():
+            return list(map(_look, self.places))
 
 
 def _places(root: nn.Module) -> Iterator[Place]:
@@ -170,6 +221,9 @@ def _have_moved(before: list[Seen | None], now: list[Seen | None]) -> bool:
 
 
 def _are_cleared(after: list[Seen | None], now: list[Seen | None]) -> bool:
-    """Say whether gradients that a backward has left are gone, or were written to."""
+    """Say whether gradients that a backward has left are gone, or were written to, or another parameter is there."""
     both = ((then, one) for then, one in zip(after, now) if then is not None and one is not None)
-    return any(then.gradient and then.parameter == one.parameter and then[2:] != one[2:] for then, one in both)
+    return any(
+        then.gradient and (then[2:] != one[2:] if then.parameter == one.parameter else not one.gradient)
+        for then, one in both
+    )

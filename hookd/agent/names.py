@@ -238,6 +238,8 @@ class Names:
         for model, root in self.live_roots():
             prefix = f"#{model.ordinal}." if model.ordinal > 1 else ""
             for path, module, _, _ in Walk(root):
+                if not held:
+                    return ordered
                 for name, parameter in parameters_of(module).items():
                     if held.pop(id(parameter), None) is not None:
                         ordered.append((prefix + (f"{path}.{name}" if path else name), parameter))

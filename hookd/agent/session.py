@@ -257,17 +257,18 @@ class Session:
 
     # -- steps
 
-    def step_over(self, *, in_call: bool) -> None:
+    def step_over(self, steps: int, *, in_call: bool) -> None:
         """A step of the training is over: publish it. What still comes belongs to it until `step_done`.
 
         Args:
+            steps: how many: those that the training has made by itself may be told of together.
             in_call: whether a call of a model has begun since.
         """
         try:
             self._turn_later()
             elapsed_ns = self.governor.end()
-            self.core.steps.inc()
-            if elapsed_ns:
+            self.core.steps.inc(steps)
+            if elapsed_ns and steps == 1:
                 self.core.step_seconds.observe(elapsed_ns / 1e9)
             thread = self.local.thread
             if thread.kept:  # a training loop inside of a module's forward never leaves it

@@ -59,7 +59,7 @@ class Steps:
 
     def __init__(self, session: Session, *, from_beginning: bool) -> None:
         self.done = self.calls = 0
-        self.is_open = False
+        self.is_open = self._is_closing = False
         self.offset: int | None = 0 if from_beginning else None
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._session = session
@@ -115,7 +115,8 @@ class Steps:
                 return None
             self._by_hand = None  # its closure may do all that is done by hand
             if self._together.is_in_row(optimizer):
-                self.begins()
+                self._together.end_row()
+                self._close()
             thread = session.local.thread
             phase = int(session.cells[thread.beat + PHASE])
             self._outside = phase if phase != OPTIMIZER else OTHER  # it is that still where a step has raised
@@ -161,37 +162,49 @@ class Steps:
     def _step_done(self, optimizer: Any, elapsed_ns: int) -> None:
         session = self._session
         values = {"optimizer": optimizer, "step": session.step_number(), "elapsed_ns": elapsed_ns}
-        session.dispatch.emit("step_post", values)
-        self._find_offset(optimizer, completed=1)
-        self._known[id(optimizer)] = optimizer
-        if self._together.add(optimizer):
-            self._end()
-        if self._together.is_whole():
-            self._close()
+        try:
+            session.dispatch.emit("step_post", values)
+            self._find_offset(optimizer, completed=1)
+        finally:  # a signal handler may raise in a plugin
+            self._known[id(optimizer)] = optimizer
+            if self._together.add(optimizer):
+                self._end()
+            if self._together.is_whole():
+                self._close()
 
-    def _end(self, *, in_call: bool = False) -> None:
-        """A step is over; what comes until `_close` belongs to it."""
-        self.done += 1
+    def _end(self, steps: int = 1, *, in_call: bool = False) -> None:
+        """A step is over, or several that are believed only now; what comes until `_close` belongs to the last."""
+        self.done += steps
         self.is_open = True
-        self._stepper = threads.get_ident()
-        self._session.step_over(in_call=in_call)
+        self._stepper = 0 if self._session.local.thread.is_engine else threads.get_ident()
+        self._session.step_over(steps, in_call=in_call)
 
     def _close(self) -> None:
-        if self.is_open:
+        if not self.is_open or self._is_closing:
+            return
+        self._is_closing = True
+        try:
             self._session.step_done()
-            self.is_open = False
+        finally:
+            self.is_open = self._is_closing = False
             self._session.step_begins()
 
     def begins(self) -> None:
-        """Note that something begins that is no step of an optimizer: the step that is over is closed."""
-        self._together.end_row()
-        self._close()
+        """Note that something begins that is no step of an optimizer: the step that is over is closed.
+
+        What another thread does beside the one that steps closes nothing, but for autograd's own threads.
+        """
+        if self._stepper in (0, threads.get_ident()):
+            self._together.end_row()
+            self._close()
 
     def finish(self) -> None:
-        """Close the step that is over, where nothing begins any more; in the thread that has made it, else nothing."""
+        """Close the step that is over, where nothing begins any more; one of an optimizer in the thread that has made it."""
         if self._stepper == threads.get_ident():
-            if self._by_hand is not None and self._by_hand.forward_begins():
-                self._end()
+            self._close()
+        by_hand = self._by_hand
+        if by_hand is not None and threads.is_main() and (steps := by_hand.finish()):
+            self._end(steps)
             self._close()
 
     def _find_offset(self, optimizer: Any, completed: int) -> None:
@@ -246,8 +259,9 @@ class Steps:
                 session.calls.turn(thread, phase)
                 session.dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
             session.portions.end_passing(thread)
-            if self._by_hand is not None:
-                self._by_hand.backward_done()
+            by_hand = self._by_hand
+            if by_hand is not None:
+                by_hand.backward_done()
 
     def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -264,8 +278,8 @@ class Steps:
         by_hand = self._by_hand
         if by_hand is None:
             return
-        if by_hand.forward_begins():
-            self._end(in_call=True)
+        if steps := by_hand.forward_begins():
+            self._end(steps, in_call=True)
             self._close()
             self._session.changes.boundary()
         elif thread.top is not None and not self.done and by_hand.is_turn(thread.top[0]):
@@ -274,8 +288,9 @@ class Steps:
 
     def _backward_begins(self) -> None:
         self.begins()
-        if self._by_hand is not None and self._by_hand.backward_begins():
-            self._end()
+        by_hand = self._by_hand
+        if by_hand is not None and (steps := by_hand.backward_begins()):
+            self._end(steps)
             self._close()
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     Ref = weakref.ref[Any]  # optimizers are known by their id, for they may not be hashable
 
+MOST_TURNS = 64
+"""So many optimizers may take turns."""
 MOST_SIZES = 1000
 """The sizes of so many rows are remembered; they are forgotten where optimizers are made anew at each step."""
 
@@ -40,8 +42,7 @@ class Together:
         Returns:
             Whether it makes a step: the first in its row to have stepped since the step before.
         """
-        is_alone = all(ref() is None for ref in self._turn.values())  # the first one, or one that was made anew
-        makes_step = not self._is_counted and (is_alone or _is_in(self._turn, optimizer))
+        makes_step = not self._is_counted and (_is_in(self._turn, optimizer) or self._is_new_turn())
         if makes_step:
             self._turn, self._is_counted = {}, True
         self._turn[id(optimizer)] = self._row[id(optimizer)] = weakref.ref(optimizer)
@@ -50,6 +51,11 @@ class Together:
                 self._sizes.clear()
             self._sizes[next(iter(self._row))] = len(self._row)
         return makes_step
+
+    def _is_new_turn(self) -> bool:
+        """Say whether an optimizer that has not stepped yet makes a step: the first, or where they are made anew."""
+        others = len(self._turn) - len(self._row)
+        return not self._turn or others > MOST_TURNS or any(ref() is None for ref in self._turn.values())
 
     def is_whole(self) -> bool:
         """Say whether as many have stepped as in the longest row that began like this one."""

@@ -210,6 +210,8 @@ def _histogram(family: Family, first: int) -> list[float]:
         if not (0 <= count < math.inf and count.is_integer()):
             return []
         total += count
+        if total == math.inf:  # counts that are none, though each is finite
+            return []
         values.append(total)
     spent = family.cells[end]
     is_counter = spent >= 0 and not (family.buckets and family.buckets[0] < 0)

@@ -135,6 +135,7 @@ class Parameters:
         self._noise: dict[Key, Noise] = {}
         self._rounds: dict[int, Round] = {}  # by the optimizer's id: those of this step, and of one that has raised
         self._ended: dict[int, Round] = {}  # those of this step that are over
+        self._met: set[Key] = set()  # parameters that were looked at in this step
         self._seen: dict[Key, Summary] = {}  # of each parameter at its last look
 
     def clear(self) -> None:
@@ -142,6 +143,7 @@ class Parameters:
         self._noise.clear()
         self._rounds.clear()
         self._ended.clear()
+        self._met.clear()
         self._seen.clear()
 
     def before(self, optimizer: Optimizer, is_due: Callable[[Module], bool]) -> None:
@@ -171,7 +173,7 @@ class Parameters:
             owner = self._selected[module].torch()
             for name, parameter in parameters_of(owner).items() if owner is not None else ():
                 key = module, name
-                if not any(key in one.rows for one in (made, *self._ended.values())):
+                if key not in self._met:
                     self._look(made, key, parameter, has_rate=False, is_other=True)
 
     def _moves(self, rate: Any) -> bool:
@@ -183,6 +185,7 @@ class Parameters:
 
     def _look(self, made: Round, key: Key, parameter: Tensor, *, has_rate: bool, is_other: bool = False) -> None:
         elements = Tensor.numel(parameter)
+        self._met.add(key)
         row = made.rows[key] = Row(*key, elements, elements <= SLICE, has_rate, is_stepped=not is_other)
         self._context.summary(parameter, lambda summary: setattr(row, "weight", summary))
         grad = _grad(parameter) if _requires_grad(parameter) else None
@@ -222,6 +225,8 @@ class Parameters:
     def end(self) -> None:
         """End a step: have `done` called with all rows of it, on a device after the next step."""
         ended, self._ended = self._ended, {}
+        self._rounds.clear()  # of a step that has raised
+        self._met.clear()
         if not ended:
             return
         rows: dict[Key, Row] = {}

@@ -132,14 +132,15 @@ class Setting:
         if given == "attached" and not is_attached:
             self.client.attach(self.pid, timeout_s=60)
         if given == "attached":
-            wait_until(self._has_stepped, what="a step")
+            wait_until(self._is_shown, what="a step, and the model's modules")
         if given == "detached" and is_attached:
             self.client.detach(self.pid)
             wait_until(lambda: find_page(self.pid) is None, what="the agent's end")
 
-    def _has_stepped(self) -> bool:
+    def _is_shown(self) -> bool:
         with contextlib.suppress(NoSuchTarget):  # a moment ago it was told to detach
-            return self.client.report(self.pid)["step"]["current"] > 1
+            report = self.client.report(self.pid)
+            return report["step"]["current"] > 1 and len(report["modules"]) > 1
         return False
 
     def fill(self, text: str, own: dict[str, str]) -> str:

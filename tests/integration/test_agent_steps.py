@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hookd import Plugin, hookimpl
 from hookd.agent import bootstrap
+from hookd.agent.byhand import BELIEVED
 from tests.support.agent import running
 from tests.support.processes import PATIENCE_S, wait_until
 
@@ -176,26 +177,126 @@ def update_and_accumulate_no_further(model: nn.Module) -> None:
 def test_a_step_by_hand_is_one_step_however_many_backwards_it_has(update, backwards) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     with running(Told) as agent:
-        for _ in range(5):
+        for _ in range(20):
             for _ in range(backwards):
                 model(X).sum().backward()
             update(model)
         model(X)
-        assert agent.values("hookd_steps")[()] == 5
-        assert agent.plugin("told").seen == [("done", number) for number in range(1, 6)]
+        assert agent.values("hookd_steps")[()] == 20
+        assert agent.plugin("told").seen == [("done", number) for number in range(BELIEVED, 21)]
         assert agent.values("hookd_step_calls") == {(): 0.0}
 
 
 def test_gradients_that_are_cleared_after_the_forward_end_the_step_as_well() -> None:
     model = nn.Linear(4, 1)
     with running(Told) as agent:
-        for _ in range(5):
+        for _ in range(20):
             loss = model(X).sum()
             model.zero_grad()
             loss.backward()
             for p in model.parameters():
                 p.data.sub_(p.grad, alpha=0.1)
-        assert agent.values("hookd_steps")[()] == 4
+        assert agent.values("hookd_steps")[()] == 19
+
+
+@pytest.mark.parametrize("what", ["loss", "model", "frozen", "replaced"])
+def test_steps_by_hand_are_seen_where_the_model_changes(what) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model.requires_grad_(what != "frozen")
+    with running(Told) as agent:
+        model(X)
+        model.requires_grad_()
+        for number in range(40):
+            if what == "model" and number == 20:
+                model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+            made = model(X)
+            (nn.MSELoss()(made, torch.zeros(2, 1)) if what == "loss" else made.sum()).backward()
+            for one in model:
+                with torch.no_grad():
+                    if what == "replaced":
+                        one.weight, one.bias = (nn.Parameter(p - 0.1 * p.grad) for p in (one.weight, one.bias))
+                    else:
+                        one.weight.sub_(0.1 * one.weight.grad)
+        assert 38 <= agent.values("hookd_steps")[()] <= 40
+
+
+def skip(model: nn.Module) -> None:
+    model.zero_grad()
+
+
+def load(model: nn.Module) -> None:
+    model.zero_grad(set_to_none=False)
+    model.load_state_dict(model.state_dict())
+
+
+def clip(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+@pytest.mark.parametrize("before", [skip, load, clip])
+def test_what_is_done_before_an_optimizers_first_step_is_no_step(before) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with running(Told) as agent:
+        for _ in range(10):
+            model(X).sum().backward()
+            before(model)
+        for _ in range(3):
+            step(model, optimizer)
+        assert agent.values("hookd_steps")[()] == 3
+
+
+def test_weights_that_are_loaded_now_and_then_are_no_steps_of_a_server() -> None:
+    model = nn.Linear(4, 1)
+    with running(Told) as agent:
+        for _ in range(30):
+            for _ in range(3):
+                model(X)
+            model.load_state_dict(model.state_dict())
+        assert (agent.values("hookd_steps"), agent.values("hookd_step_calls")) == ({(): 0.0}, {(): 89.0})
+
+
+def test_a_forward_in_another_thread_closes_no_step() -> None:
+    model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    a, b = (torch.optim.SGD([p], lr=0.1) for p in model.parameters())
+    with running(Told) as agent:
+        for _ in range(3):
+            model(X).sum().backward()
+            a.step()
+            beside = threading.Thread(target=other, args=(X,))
+            beside.start()
+            beside.join()
+            b.step()
+        assert agent.plugin("told").seen[-3:] == [("post", 3), ("post", 3), ("done", 3)]
+        assert agent.values("hookd_steps")[()] == 3
+
+
+def test_an_interrupt_at_the_end_of_a_step_does_not_end_it_twice() -> None:
+    class Interrupted(Plugin):
+        name = "zz"
+
+        @hookimpl(trylast=True)
+        def step_done(self, step):
+            if step == 2:
+                raise KeyboardInterrupt  # as torch's own handler would: it is the training's
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with running(Told, Interrupted) as agent:
+        for _ in range(4):
+            step(model, optimizer)
+        assert [number for what, number in agent.plugin("told").seen if what == "done"] == [1, 2, 3, 4]
+
+
+def test_optimizers_that_are_made_anew_just_before_their_step_make_steps() -> None:
+    model = nn.Linear(4, 1)
+    with running(Told) as agent:
+        for _ in range(20):
+            for parameter in model.parameters():
+                model(X).sum().backward()
+                optimizer = torch.optim.SGD([parameter], lr=0.1)
+                optimizer.step()
+        assert agent.values("hookd_steps")[()] >= 19
 
 
 def test_a_batch_that_is_accumulated_when_hookd_comes_is_no_step_before_its_optimizer() -> None:
@@ -220,13 +321,13 @@ def test_where_a_hundred_backwards_have_made_no_step_each_does() -> None:
 def test_a_step_by_gradients_of_torch_autograd_grad_is_one_step() -> None:
     model = nn.Linear(4, 1)
     with running(Told) as agent:
-        for _ in range(5):
+        for _ in range(20):
             gradients = torch.autograd.grad(model(X).sum(), list(model.parameters()))
             with torch.no_grad():
                 for p, g in zip(model.parameters(), gradients, strict=True):
                     p.sub_(g, alpha=0.1)
         agent.session.steps.finish()
-        assert agent.values("hookd_steps")[()] == 5
+        assert agent.values("hookd_steps")[()] == 20
 
 
 def test_where_nothing_is_trained_calls_of_the_model_are_turns() -> None:

@@ -374,6 +374,19 @@ def test_whatever_is_in_the_cells_of_a_family_parses(fleet, scrape, bounds, kind
         page.close()
 
 
+def test_a_histogram_whose_counts_add_up_to_infinity_is_none(fleet, scrape):
+    page = PageWriter.create({"pid": os.getpid(), "run": "r", "rank": "0"})
+    fleet.held = [Target(os.getpid(), os.dup(page.fd))]
+    try:
+        put(page, "hookd_x", "histogram", [9e307, 9e307, 0.0], {}, buckets=(0.0,))
+        assert not [name for name in map(str, scrape()) if "hookd_x" in name]
+        put(page, "hookd_y", "histogram", [9e307, 8e307, 0.0], {}, buckets=(0.0,))
+        assert [name for name in map(str, scrape()) if "hookd_y" in name]
+    finally:
+        fleet.held.pop().close()
+        page.close()
+
+
 def test_a_script_whose_name_is_no_text_is_served(tmp_path):
     """As the kernel gives it, before an attach or where the page is another version's."""
     script = os.fsencode(tmp_path) + b"/bad\xff.py"

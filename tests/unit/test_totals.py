@@ -19,5 +19,5 @@ from hookd.totals import NOWHERE, Totals
 def test_a_call_is_added_for_each_plugin_where_it_is_wanted(places, expected):
     cells = memoryview(bytearray(8 * 6)).cast("d")
     totals = Totals(cells, ({7: places}, {}))
-    totals.add(SimpleNamespace(id=7), 2000, 1000, False)
+    totals.add(SimpleNamespace(id=7), 2000, 1000, False, False)
     assert list(cells) == pytest.approx(expected)
