@@ -25,7 +25,7 @@ WINDOW_S = 1.0
 class Throughput:
     """Counts on sampled steps; a step between is taken for one like the last that was. Says what that makes in a second.
 
-    A *period* is one sampled step, from the end of the step before it.
+    A *period* is one sampled step, from the end of the step before it; several that are told of together are one period.
     """
 
     def __init__(self, context: Context) -> None:
@@ -43,6 +43,11 @@ class Throughput:
         self._waiting = Waiting()
         self._roots: dict[int, tuple[Module, int]] = {}  # with the number of its trained parameters
         self._period = 0  # the step that is, or was, sampled
+        self._is_over, self._spanned, self._is_absolute = (
+            False,
+            1,
+            False,
+        )  # the period; so many steps; and how they are numbered
         self._counted = [0, 0]  # samples and operations in it
         self._per_step: list[int] = [0, 0]  # the same in the last one that is over
         self._began: tuple[float, int] | None = None  # when the window began, and at which step
@@ -71,7 +76,7 @@ class Throughput:
     def see(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at what a call will take."""
         self._end_period(self._context.step)
-        self._period = self._context.step
+        self._period, self._is_absolute = self._context.step, self._context.is_step_absolute
         self._waiting.forward(module, inputs, kwargs, self._call)
 
     def see_backward(self, module: Module) -> None:
@@ -96,8 +101,11 @@ class Throughput:
     def step_done(self) -> None:
         """End a step."""
         step = self._context.step
-        self._end_period(step)
-        if self._period != step:  # not sampled
+        if self._period and not self._is_over:
+            is_alike = self._is_absolute == self._context.is_step_absolute  # the number may have become known
+            self._is_over, self._spanned = True, max(1, step - self._period + 1) if is_alike else 1
+        else:  # not sampled
+            self._end_period(step)
             self._samples.inc(self._per_step[0])
             self._flops.inc(self._per_step[1])
         now = perf_counter()
@@ -110,8 +118,8 @@ class Throughput:
     def _end_period(self, step: int) -> None:
         if self._period and step > self._period:
             if any(self._counted):  # not where all was evaluation
-                self._per_step = self._counted
-            self._counted, self._period = [0, 0], 0
+                self._per_step = [number // self._spanned for number in self._counted]
+            self._counted, self._period, self._is_over, self._spanned = [0, 0], 0, False, 1
             self._waiting.step_done()
 
     def _show(self, steps_per_s: float) -> None:
