@@ -160,7 +160,9 @@ class ByHand:
             if key not in self._models:
                 one = self._models[key] = Watched(root, max(0, min(WATCHED, room)))
                 room -= len(one.places)
-        self._main = max(self._models.items(), key=lambda one: one[1].size)[0][0] if self._models else 0
+        # A loss or a metric has no parameters, and alone is no model.
+        sizes = {ordinal: one.size for (ordinal, _), one in self._models.items() if one.size}
+        self._main = max(sizes, key=sizes.__getitem__, default=0)
 
 
 class Watched:
