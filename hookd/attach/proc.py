@@ -306,6 +306,14 @@ def is_running(pid: int, ticks: int) -> bool:
     return now.state not in "ZX" or now.threads > 1
 
 
+def has_memory(pid: int) -> bool:
+    """Whether a process has an address space: a process that ends loses it first, then its files, and at last its pid.
+
+    Source: kernel/exit.c `do_exit` (Linux 6.18).
+    """
+    return size(pid) not in (b"", b"0")
+
+
 def require_alive(pid: int, ticks: int) -> None:
     """Check that the process is still the one that was looked at.
 

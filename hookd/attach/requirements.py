@@ -9,8 +9,6 @@ import importlib.metadata
 import re
 from typing import TYPE_CHECKING
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
@@ -54,6 +52,8 @@ def _required(plugin: str, distribution: Distribution) -> set[str]:
 
 
 def _named(plugin: str, distribution: Distribution) -> Iterator[str]:
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415  25 ms, for plugins from elsewhere
+
     for text in distribution.requires or ():
         try:
             requirement = Requirement(text)

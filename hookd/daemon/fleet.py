@@ -201,7 +201,7 @@ class Fleet:
             known = self._held.get(pid)
         if known is None or known.ended is not None or (fd is not None and known.page == page_id(fd)):
             return None
-        return known if known.has_page_open() else None
+        return known if known.has_page_open() and proc.has_memory(pid) else None
 
     def _has_room(self, pid: int, fd: int) -> bool:
         uid = account_of(pid)

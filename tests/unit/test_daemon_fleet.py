@@ -75,6 +75,16 @@ def test_whether_a_process_holds_its_page_is_told_without_opening_one_and_of_a_s
     assert other.has_page_open()
 
 
+def test_a_process_that_ends_has_not_spoilt_its_page_where_its_memory_is_gone_before_its_files(
+    fleet, stack, monkeypatch
+):
+    target = Ranks(stack, 1).targets[0]
+    fleet._held[os.getpid()] = target
+    assert fleet._spoilt(os.getpid(), None) is target
+    monkeypatch.setattr("hookd.attach.proc.size", lambda _: b"0")  # the kernel cannot be held there
+    assert fleet._spoilt(os.getpid(), None) is None
+
+
 @pytest.mark.parametrize("calls", [1, 2])
 def test_a_page_is_not_taken_for_that_of_a_process_that_has_come_under_the_same_pid(fleet, stack, monkeypatch, calls):
     page = Ranks(stack, 1).pages[0]
