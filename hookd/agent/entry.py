@@ -32,11 +32,16 @@ if TYPE_CHECKING:
     from hookd.agent.session import Session
     from hookd.totals import Totals
 
-VERSION = 3
+VERSION = 4
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
+ROOM = 100
+"""So many levels of calls are left to hookd: where fewer are left until Python's recursion limit, calls are not observed."""
 _SIZE = FunctionType.__basicsize__
+_LOOKED_AT = 32
+"""So many numbers at the beginning of a thread's state in the interpreter, among which its depth is; it has more than 200 bytes.
+Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14."""
 _OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "kept", "returned")
 """What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
 
@@ -76,6 +81,9 @@ class Plans(dict[int, Any]):
         super().__init__()
         place = ctypes.c_size_t
         self._put: Callable[..., int] = native.function(library, "hookd_entry_put", place, ctypes.c_void_p)
+        self._put_metered: Callable[..., int] = native.function(
+            library, "hookd_entry_put_metered", place, ctypes.py_object
+        )
         self._drop: Callable[..., int] = native.function(library, "hookd_entry_drop", place)
         self._clear: Callable[..., int] = native.function(library, "hookd_entry_clear")
         there, size, cells = ctypes.py_object, ctypes.c_size_t, ctypes.c_void_p
@@ -97,6 +105,10 @@ class Plans(dict[int, Any]):
             if self._count(key, module, number, counted.shape, counted.remembers, len(places) // 3, array):
                 raise MemoryError
 
+    def put_metered(self, key: int, plan: Any) -> None:
+        """Have calls of a module go to another plan in metered steps, until it gets a new plan for all others."""
+        self._put_metered(key, plan)
+
     def pop(self, key: int, default: Any = None) -> Any:
         """Forget a module; return its plan."""
         self._drop(key)
@@ -110,7 +122,7 @@ class Plans(dict[int, Any]):
     def close(self) -> None:
         """Forget all modules, and the table: some of the modules may die later."""
         self.clear()
-        self._put = self._drop = self._count = self._clear = _ignore
+        self._put = self._put_metered = self._drop = self._count = self._clear = _ignore
 
 
 class CannotEnterError(Exception):
@@ -138,6 +150,9 @@ class Entry:
         self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
         self._meter = native.function(library, "hookd_entry_meter", ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
+        self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
+        self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
+        self._deep = native.function(library, "hookd_entry_deep")
         self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
         start = native.function(library, "hookd_entry_start", there, there, there, there)
         if start(call, _plain, missing, nn.Module._call_impl):
@@ -185,6 +200,30 @@ class Entry:
             raise AttachError(
                 "another tool has entered nn.Module.__call__ at this moment", reason="busy", hint="Try again."
             )
+
+    def leave_room(self, room: int = ROOM) -> None:
+        """Let calls pass unobserved where fewer levels are left until the recursion limit, from now on."""
+        shallow, deep, deeper = (self._numbers_at(levels) for levels in (0, 5, 12))
+        for sign in (-1, 1):
+            found = [
+                index
+                for index, number in enumerate(shallow)
+                if (deep[index] - number, deeper[index] - number) == (5 * sign, 12 * sign)
+            ]
+            if len(found) == 1:
+                self._set_depth(4 * found[0], sign > 0, sys.getrecursionlimit(), room)
+
+    def _numbers_at(self, levels: int) -> list[int]:
+        """Look at the thread's state from so many levels further down."""
+        if levels:
+            return self._numbers_at(levels - 1)
+        numbers = (ctypes.c_int * _LOOKED_AT)()
+        self._look(numbers, _LOOKED_AT)
+        return list(numbers)
+
+    def too_deep(self) -> int:
+        """Return how many calls have passed unobserved for want of room since the last time."""
+        return self._deep()
 
     def host(self, session: Session) -> None:
         """Count calls with what a session has, from now on; where its objects are not laid out as usual, plans count."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from hookd.agent.audience import Audience
 from hookd.agent.dynamo import skip_frames
-from hookd.agent.entry import SHAPES, CannotEnterError, Counted, Entry
+from hookd.agent.entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
 from hookd.agent.faults import Failure
 from hookd.agent.mode import Mode
 from hookd.agent.names import Model, Names, Ref, has_more
@@ -81,6 +82,7 @@ class Models:
         self._counting = self.patch if isinstance(self.patch, Entry) else None
         self._shapes: dict[tuple[Listener, ...], int] = {}
         self._numbers = itertools.cycle(range(SHAPES))
+        self._is_deep_told = False
         self._others: dict[bool, dict[tuple[int, bool], Any]] = {True: {}, False: {}}  # by whether a step is metered
         self._again, self._metered = self._make_other(recompute=True), self._make_other(recompute=False)
         self.audience = Audience(session.registry, session.cold.select, session.dispatch.fault)
@@ -98,6 +100,7 @@ class Models:
         self._mode.install()
         if self._counting is not None:
             self._counting.host(self._session)
+            self._counting.leave_room()
         self.patch.install()
 
     def restore(self) -> tuple[bool, list[str]]:
@@ -350,6 +353,8 @@ class Models:
         try:
             with self.lock:  # a recompute may come in any of autograd's threads
                 plan = self._others[metered][key] = self._made(key[0], recompute=key[1], metered=metered)
+                if self._counting is not None and metered and not key[1]:
+                    self._counting.plans.put_metered(key[0], plan)
                 return plan
         finally:
             self._session.namespace["no_frame"](frame)
@@ -439,12 +444,23 @@ class Models:
     def tick(self, now_s: float) -> None:
         """Forget models that have been gone for a while, and publish what has changed."""
         self._prepare_metering()
+        self._tell_if_deep()
         self.seen.look(is_training_thread=False)
         dead = self.names.dead()
         self._died_at = {m.ordinal: self._died_at.get(m.ordinal, now_s) for m in dead}
         for model in dead:
             if now_s - self._died_at[model.ordinal] > _FORGET_AFTER_S:
                 self._drop(model)
+
+    def _tell_if_deep(self) -> None:
+        """Log once that calls were not observed for want of room."""
+        if self._counting is not None and self._counting.too_deep() and not self._is_deep_told:
+            self._is_deep_told = True
+            self._session.write_log(
+                "warning",
+                f"some calls are not observed: fewer than {ROOM} levels were left to Python's recursion limit "
+                f"({sys.getrecursionlimit()}), and hookd could have ended the training with a RecursionError",
+            )
 
     def _drop(self, model: Model) -> None:
         with self.lock:

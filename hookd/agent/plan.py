@@ -163,8 +163,8 @@ def source(listeners: tuple[Listener, ...], call: str, *, recompute: bool, wrapp
         parts["WRAPPED"] = WRAPPED.replace("CALL", call)
     parts["REMEMBER"] = "" if recompute else _remember(listeners)
     parts["PRE"], parts["POST"], parts["STOPPED"] = _sections(listeners, recompute=recompute, metered=metered)
-    is_other = recompute or metered  # has been asked already
-    lines = [line for line in BODY.splitlines() if not (is_other and ("graph_task" in line or " again(" in line))]
+    # In a recompute that has been asked already.
+    lines = [line for line in BODY.splitlines() if not (recompute and ("graph_task" in line or " again(" in line))]
     return "\n".join(_filled(line, parts) for line in lines)
 
 

@@ -53,7 +53,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 3, LEAST = 1024, SHAPES = 256 };
+enum { VERSION = 4, LEAST = 1024, SHAPES = 256 };
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
     double *seconds, *own, *calls;
@@ -72,8 +72,15 @@ typedef struct { /* of a module whose calls are counted here, as long as no Pyth
 typedef struct {
     uintptr_t key;  /* a module's address; 0: free, 1: was used, and the search goes on */
     PyObject *plan; /* NULL: call straight through */
+    PyObject *metered; /* its plan in a metered step; NULL: `plan` finds it */
     Count *counted; /* NULL: the plan counts */
 } Slot;
+
+typedef struct { /* where a thread's state in the interpreter has its depth of calls; `offset` is 0 where that is not known */
+    size_t offset;
+    int is_counted_up, limit; /* it is what is left of the limit, or counts up to it (CPython 3.10) */
+    int room;                 /* so many levels hookd may need for itself */
+} Depth;
 
 typedef struct { /* as hookd/agent/entry.py `_Host` has it */
     PyObject *local;                 /* `local.thread` is the calling thread's state */
@@ -107,6 +114,8 @@ static struct {
     unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
     int metered;
     int64_t spent;                /* ns of a metered step in this file, and in what it calls of hookd */
+    Depth depth;
+    long deep;                    /* calls so near to the limit that they were not observed */
 } entry;
 
 static size_t hash(uintptr_t key) { return (size_t)(((key >> 4) * 0x9E3779B97F4A7C15ull) >> 20); }
@@ -132,6 +141,15 @@ static PyObject *through(PyObject *const *args, size_t nargsf, PyObject *names) 
         result = PyObject_Vectorcall(compiled, args + 1, (nargsf & ~OFFSET) - 1, names);
     Py_DecRef(compiled);
     return result;
+}
+
+/* Whether so few levels are left that a call of hookd's could end in a RecursionError, which would be the training's. */
+static int is_deep(void) {
+    const Depth *depth = &entry.depth;
+    if (!depth->offset)
+        return 0;
+    int found = *(const int *)((const char *)PyThreadState_Get() + depth->offset);
+    return (depth->is_counted_up ? depth->limit - found : found) < depth->room;
 }
 
 static PyObject *packed(PyObject *const *args, Py_ssize_t count) {
@@ -401,10 +419,14 @@ static PyObject *enter(PyObject *function, PyObject *const *args, size_t nargsf,
         return entry.standard(function, args, nargsf, names);
     Slot *slot = find((uintptr_t)args[0]);
     entry.inside++;
-    if (slot && may_count(slot->counted, state))
-        result = counting(slot->counted, state, args, nargsf, names);
-    else if (slot && !slot->plan)
+    if (slot && !slot->plan)
         result = through(args, nargsf, names);
+    else if (is_deep())
+        entry.deep++, result = through(args, nargsf, names);
+    else if (slot && may_count(slot->counted, state))
+        result = counting(slot->counted, state, args, nargsf, names);
+    else if (slot && entry.metered && slot->metered)
+        result = planned(slot->metered, args, count, names);
     else
         result = planned(slot ? slot->plan : entry.missing, args, count, names);
     entry.inside--;
@@ -494,13 +516,15 @@ static void uncounted(Slot *slot) {
 
 /* Set what a slot has. What dies by that may run any code, after which the slot may be somewhere else. */
 static void put(Slot *slot, uintptr_t key, PyObject *plan) {
-    PyObject *old = slot->plan;
+    PyObject *old = slot->plan, *metered = slot->metered;
     if (plan)
         Py_IncRef(plan);
-    slot->key = key, slot->plan = plan;
+    slot->key = key, slot->plan = plan, slot->metered = NULL;
     uncounted(slot);
     if (old)
         Py_DecRef(old);
+    if (metered)
+        Py_DecRef(metered);
 }
 
 /* Set a module's plan; NULL: it is called straight through. -1: no memory. */
@@ -539,6 +563,40 @@ EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, 
     uncounted(slot);
     slot->counted = counted;
     return 0;
+}
+
+/* Set a module's plan in metered steps, where it has one for all others. Two frames less a call: the one would look for the
+ * other, and call it. */
+EXPORTED int hookd_entry_put_metered(uintptr_t key, PyObject *plan) {
+    Slot *slot = find(key);
+    if (!slot || !slot->plan)
+        return 0;
+    PyObject *old = slot->metered;
+    Py_IncRef(slot->metered = plan);
+    if (old)
+        Py_DecRef(old);
+    return 0;
+}
+
+/* Copy the beginning of the calling thread's state in the interpreter: `count` numbers. */
+EXPORTED int hookd_entry_look(int *into, size_t count) {
+    const int *from = PyThreadState_Get();
+    for (size_t i = 0; i < count; i++)
+        into[i] = from[i];
+    return 0;
+}
+
+/* Let calls pass that have fewer than `room` levels left. */
+EXPORTED int hookd_entry_depth(size_t offset, int is_counted_up, int limit, int room) {
+    entry.depth = (Depth){offset, is_counted_up, limit, room};
+    return 0;
+}
+
+/* Return how many calls have passed for that since the last time. */
+EXPORTED int hookd_entry_deep(void) {
+    long deep = entry.deep;
+    entry.deep = 0;
+    return deep > 1 << 30 ? 1 << 30 : (int)deep;
 }
 
 /* Whether a Python function listens to the calls of a shape. */

@@ -24,7 +24,7 @@ ALL = "1"
 QUICK = ["each_parameter", "by_hand", "inference"]
 MORE = [
     "two_optimizers", "sparse_beside_dense", "adversaries", "by_hand_data", "by_hand_functional", "transforms",
-    "used_uncalled", "warm_up", "odd_names", "recursive",
+    "used_uncalled", "warm_up", "odd_names", "recursive", "deep",
 ]  # fmt: skip
 
 

@@ -394,3 +394,72 @@ def test_the_sanitizers_see_no_access_that_they_would_not_allow(tmp_path) -> Non
         pytest.skip(f"gcc has no sanitizers here: {error}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 passed" in done.stdout
+
+
+class Deep(nn.Module):
+    """Calls itself as often as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x, levels):
+        return self(self.inner(x), levels - 1) if levels else x
+
+
+def deepest(module: nn.Module) -> int:
+    """Return how often a module can call itself."""
+    least, most = 1, sys.getrecursionlimit()
+    while least < most:
+        middle = (least + most + 1) // 2
+        try:
+            module(X, middle)
+            least = middle
+        except RecursionError:
+            most = middle - 1
+    return least
+
+
+OBSERVERS = ("nan", "timing", "activations", "optimizer", "coverage")
+
+
+@pytest.fixture
+def low_limit():
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(400)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("low_limit")
+def test_a_recursion_to_the_limit_is_none_of_hookds():
+    """Also in metered steps, whose plans are others; near the limit calls are not observed, which is said once."""
+    model = Deep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    levels = deepest(model)
+    with running(*OBSERVERS, options={"every": "1"}, budget=100.0) as agent:
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(X, levels).sum().backward()
+            optimizer.step()
+        agent.session.models.tick(0.0)
+        agent.session.models.tick(1.0)
+        logs = [line["message"] for line in agent.read().logs]
+        assert agent.values("hookd_overhead_seconds")[("hookd",)] > 0, "no step was metered"
+        assert not any(agent.values("hookd_plugin_errors").values()), logs
+        assert sum("recursion limit" in line for line in logs) == 1
+        assert deepest(model) >= levels
+
+
+@pytest.mark.usefixtures("low_limit")
+def test_calls_of_a_recursion_that_is_not_near_the_limit_are_all_counted():
+    model = Deep()
+    levels = deepest(model) // 2
+    with running("timing", options={"every": "1"}, budget=100.0) as agent:
+        model(X, levels)
+        for _ in range(3):
+            model(X, levels)
+        calls = agent.values("hookd_timing_forward_calls")
+        assert calls[("(root)",)] == 4 * (levels + 1)
+        assert calls[("inner",)] == 4 * levels
+        assert not any("recursion" in line["message"] for line in agent.read().logs)
