@@ -223,7 +223,7 @@ class Entry:
 
     def too_deep(self) -> int:
         """Return how many calls have passed unobserved for want of room since the last time."""
-        return self._deep()
+        return int(self._deep())
 
     def host(self, session: Session) -> None:
         """Count calls with what a session has, from now on; where its objects are not laid out as usual, plans count."""
