@@ -150,6 +150,7 @@ class Entry:
         self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
         self._meter = native.function(library, "hookd_entry_meter", ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
+        self._let_go = native.function(library, "hookd_entry_let_go", there, size)
         self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
         self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
         self._deep = native.function(library, "hookd_entry_deep")
@@ -246,6 +247,10 @@ class Entry:
     def meter(self, *, is_metered: bool) -> None:
         """Take the time of what is counted, or do not."""
         self._meter(is_metered)
+
+    def let_go(self, returned: list[Any], last: int) -> int:
+        """Know of the calls that were remembered only the last ones still, weakly; return how many are left as they are."""
+        return int(self._let_go(returned, last))
 
     def metered_ns(self) -> int:
         """Return what calls that were counted have taken since the last time, while they were metered."""

@@ -400,6 +400,10 @@ class Models:
         if self._counting is not None:
             self._counting.meter(is_metered=is_metered)
 
+    def let_go(self, returned: list[Any], last: int) -> int:
+        """Have the entry keep alive no more what calls have returned; return how many it has left as they are."""
+        return len(returned) if self._counting is None else self._counting.let_go(returned, last)
+
     def metered_ns(self) -> int:
         """Return what calls without a plan have taken in the metered step that is over, in ns."""
         return 0 if self._counting is None else self._counting.metered_ns()

@@ -107,14 +107,15 @@ class Portions:
 
     def let_go(self, thread: ThreadState) -> None:
         """Keep nothing alive any more: the outermost call is over."""
-        thread.returned[:] = [
-            one
-            if isinstance(one, Returned)
-            else _new(
-                Returned, (one.module, passing_ref(one.output, thread.passing), one.version, ())
-            )  # nobody is led back from here
-            for one in map(_named, thread.returned[-LAST:])
-        ]
+        if self._session.models.let_go(thread.returned, LAST):
+            thread.returned[:] = [
+                one
+                if isinstance(one, Returned)
+                else _new(
+                    Returned, (one.module, passing_ref(one.output, thread.passing), one.version, ())
+                )  # nobody is led back from here
+                for one in map(_named, thread.returned[-LAST:])
+            ]
         thread.kept = 0
 
     @staticmethod
@@ -216,9 +217,16 @@ def _unversioned(failure: BaseException) -> tuple[()]:
 
 
 def _named(one: Call | Returned | tuple[Any, ...]) -> Call | Returned:
-    """Return a remembered call as a Call; the entry in C remembers a bare tuple `(module, inputs, output, version)`."""
+    """Return a remembered call by its names.
+
+    The entry in C remembers a bare tuple `(module, inputs, output, version)`, and when the outermost call is over
+    `(module, weak reference, version)`.
+    """
     if type(one) is not tuple:
         return one  # type: ignore[return-value]
+    if len(one) == 3:
+        module, ref, version = one
+        return _new(Returned, (module, ref, version, ()))
     module, inputs, output, version = one
     return _new(Call, (module, inputs, {}, output, version, (), None, False))
 

@@ -20,7 +20,7 @@ typedef struct _object PyObject;
 typedef ptrdiff_t Py_ssize_t;
 typedef PyObject *(*Vectorcall)(PyObject *, PyObject *const *, size_t, PyObject *);
 
-extern PyObject _Py_FalseStruct, _Py_NoneStruct;
+extern PyObject _Py_FalseStruct, _Py_NoneStruct, PyTuple_Type;
 extern PyObject *PyDict_New(void);
 extern int PyDict_SetItem(PyObject *, PyObject *, PyObject *);
 extern void PyErr_Clear(void);
@@ -32,6 +32,10 @@ extern int PyException_SetTraceback(PyObject *, PyObject *);
 extern double PyFloat_AsDouble(PyObject *);
 extern PyObject *PyFloat_FromDouble(double);
 extern int PyList_Append(PyObject *, PyObject *);
+extern PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
+extern int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
+extern int PyList_SetSlice(PyObject *, Py_ssize_t, Py_ssize_t, PyObject *);
+extern Py_ssize_t PyList_Size(PyObject *);
 extern long long PyLong_AsLongLong(PyObject *);
 extern PyObject *PyLong_FromLongLong(long long);
 extern PyObject *PyObject_GetAttr(PyObject *, PyObject *);
@@ -44,6 +48,7 @@ extern PyObject *PyTuple_New(Py_ssize_t);
 extern int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 extern Py_ssize_t PyTuple_Size(PyObject *);
 extern PyObject *PyUnicode_InternFromString(const char *);
+extern PyObject *PyWeakref_NewRef(PyObject *, PyObject *);
 extern Vectorcall PyVectorcall_Function(PyObject *);
 extern void PyFunction_SetVectorcall(PyObject *, Vectorcall) __attribute__((weak)); /* 3.12 and newer */
 extern void *PyMem_RawCalloc(size_t, size_t);
@@ -108,7 +113,7 @@ static struct {
     int watched;                  /* a function is entered here */
     Host host;                    /* its objects live until no call is inside any more */
     int counts;                   /* calls are counted here */
-    PyObject *kind, *zero, *thread_name, *version_name, *numel_name;
+    PyObject *kind, *zero, *thread_name, *version_name, *numel_name, *leaf_name;
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
     uint64_t thread, numbers;
     unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
@@ -304,6 +309,27 @@ static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssi
         if (made[i])
             Py_DecRef(made[i]);
     return is_kept;
+}
+
+/* Return what stands for a call that `kept` has kept when it is kept alive no more: (module, weak reference, version). NULL, with no
+ * exception set: it is another's, or its output may be a parameter or a buffer, which must not have a weak reference. */
+static PyObject *weakly(PyObject *one) {
+    if (((PyObject **)one)[1] != &PyTuple_Type || PyTuple_Size(one) != 4)
+        return NULL;
+    PyObject *output = PyTuple_GetItem(one, 2), *is_leaf = PyObject_GetAttr(output, entry.leaf_name);
+    PyObject *ref = is_leaf == &_Py_FalseStruct ? PyWeakref_NewRef(output, NULL) : NULL, *weak = ref ? PyTuple_New(3) : NULL;
+    if (weak) {
+        PyObject *module = PyTuple_GetItem(one, 0), *version = PyTuple_GetItem(one, 3);
+        Py_IncRef(module), Py_IncRef(ref), Py_IncRef(version);
+        PyTuple_SetItem(weak, 0, module), PyTuple_SetItem(weak, 1, ref), PyTuple_SetItem(weak, 2, version);
+    } else {
+        PyErr_Clear();
+    }
+    if (is_leaf)
+        Py_DecRef(is_leaf);
+    if (ref)
+        Py_DecRef(ref);
+    return weak;
 }
 
 /* Remember what a call has returned. -1: an exception is set, a signal handler's. */
@@ -630,10 +656,30 @@ EXPORTED int hookd_entry_host(const Host *host) {
     entry.thread_name = PyUnicode_InternFromString("thread");
     entry.version_name = PyUnicode_InternFromString("_version");
     entry.numel_name = PyUnicode_InternFromString("numel");
-    entry.counts = entry.kind && entry.zero && entry.thread_name && entry.version_name && entry.numel_name;
+    entry.leaf_name = PyUnicode_InternFromString("is_leaf");
+    entry.counts = entry.kind && entry.zero && entry.thread_name && entry.version_name && entry.numel_name && entry.leaf_name;
     if (!entry.counts)
         PyErr_Clear();
     return 0;
+}
+
+/* Keep the outputs of a list of remembered calls alive no more, and know only the last ones still. Return how many of those are left
+ * to Python. What dies by that may run any code. */
+EXPORTED int hookd_entry_let_go(PyObject *returned, Py_ssize_t last) {
+    Py_ssize_t size = PyList_Size(returned);
+    if (size > last)
+        PyList_SetSlice(returned, 0, size - last, NULL);
+    if (!entry.counts || !gives(entry.host.modes, entry.zero)) /* a mode would see that they are looked at */
+        return (int)PyList_Size(returned);
+    int left = 0;
+    for (Py_ssize_t i = 0; i < PyList_Size(returned); i++) {
+        PyObject *one = PyList_GetItem(returned, i), *weak = weakly(one);
+        if (!weak)
+            left++;
+        else
+            PyList_SetItem(returned, i, weak);
+    }
+    return left;
 }
 
 /* Forget a module. */
@@ -666,7 +712,8 @@ EXPORTED int hookd_entry_stop(void) {
     if (!entry.inside) { /* else they are used until the last call is over, and stay */
         const Host *host = &entry.host;
         PyObject *made[] = {host->local, host->unwind, host->remember, host->record, host->tensor, host->modes, host->tracing,
-                            entry.state, entry.kind, entry.zero, entry.thread_name, entry.version_name, entry.numel_name};
+                            entry.state, entry.kind, entry.zero, entry.thread_name, entry.version_name, entry.numel_name,
+                            entry.leaf_name};
         for (size_t i = 0; i < sizeof made / sizeof *made; i++)
             if (made[i])
                 Py_DecRef(made[i]);

@@ -113,12 +113,12 @@ def assert_alike(node) -> None:
 
 @pytest.mark.usefixtures("entry")
 def test_what_a_signal_handler_raises_while_a_call_is_recorded_reaches_the_training(monkeypatch):
-    raising, record = [], PageWriter.record
+    raising, record = {}, PageWriter.record
 
-    def interrupted(self, *arguments, **options):
-        record(self, *arguments, **options)
-        if raising:
-            raise raising.pop()  # as a handler does that runs in here
+    def interrupted(self, kind, module, *arguments, **options):
+        record(self, kind, module, *arguments, **options)
+        if module in raising:
+            raise raising.pop(module)  # as a handler does that runs in here
 
     monkeypatch.setattr(PageWriter, "record", interrupted)
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
@@ -126,7 +126,8 @@ def test_what_a_signal_handler_raises_while_a_call_is_recorded_reaches_the_train
         learn(agent, model)
         assert counted_in_c(agent, lambda: model(X))
         agent.session.models.meter(is_metered=True)
-        raising.append(KeyboardInterrupt())
+        _, _, inner = agent.session.models.names.known[id(model[0])]
+        raising[inner.id] = KeyboardInterrupt()
         with pytest.raises(KeyboardInterrupt):
             model(X)
         assert agent.session.local.thread.top is None
