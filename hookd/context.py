@@ -70,6 +70,7 @@ class Host(Protocol):
     def interval_of(self, plugin: str) -> int: ...  # noqa: D102
     def is_alone(self, plugin: str) -> bool: ...  # noqa: D102
     def resample(self) -> None: ...  # noqa: D102
+    def has_seen_all(self) -> bool: ...  # noqa: D102
     def mark_now(self) -> int: ...  # noqa: D102
     def pause(self, plugin: str) -> None: ...  # noqa: D102
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None: ...  # noqa: D102
@@ -427,6 +428,14 @@ class Context:
         """
         self._held = interval
         self._host.resample()
+
+    def has_seen_all(self) -> bool:
+        """Return whether hookd itself has looked at all that observed modules have returned since this was asked last.
+
+        For a plugin that listens to `suspect`, when an outermost call is over: what it was not told of was finite, or -inf. Not of what
+        calls have returned that are made again by activation checkpointing.
+        """
+        return self._host.has_seen_all()
 
     def listen(self, hook: str, *, wanted: bool) -> None:
         """Have one of the plugin's hooks called, or not, from its next event on; from any hook, as often as one likes.

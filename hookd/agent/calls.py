@@ -78,6 +78,8 @@ class Calls:
         """A call begins inside of no other."""
         self._session.steps.forward_begins(thread)
         thread.returned, thread.passing, thread.kept, thread.held, thread.held_size = [], [], 0, [], 0
+        if self._session.models.is_alert:
+            self._session.models.calm()
         if self._session.registry.alone:
             self._session.changes.require_alone()
         if self._session.models.learning:
@@ -93,6 +95,8 @@ class Calls:
             self._session.portions.hand_over(thread)
         if thread.kept:
             self._session.portions.let_go(thread)
+        if self._session.models.is_alert:
+            self._session.models.calm()
         if thread.passing and not torch.is_grad_enabled():  # no backward will ask what has returned
             self._session.portions.end_passing(thread)
         if thread.outside != DATA:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from hookd.agent import native, portions, quiet
+from hookd.agent.kernel import DTYPES
 from hookd.agent.patch import HAS_COMPILED_IMPL, SKIP, is_pristine
 from hookd.agent.threads import ThreadState
 from hookd.errors import AttachError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from hookd.agent.session import Session
     from hookd.totals import Totals
 
-VERSION = 4
+VERSION = 5
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -46,11 +47,20 @@ _OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "kept", "returned")
 """What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
 
 
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+_DTYPES = (*DTYPES, *_WHOLE)
+"""What kernel.c can look at, in its order, and what has neither infinity nor NaN."""
+
+
 class _Host(ctypes.Structure):
     """What calls are counted with, as entry.c has it."""
 
     _fields_ = (
-        *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "record", "tensor", "modes", "tracing")),
+        *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "record", "suspect")),
+        *((name, ctypes.py_object) for name in ("tensor", "modes", "tracing")),
+        ("dtypes", ctypes.py_object * len(_DTYPES)),
+        ("gate", ctypes.c_void_p),
+        ("level", ctypes.c_size_t),
         ("cells", ctypes.c_void_p),
         *((name, ctypes.c_size_t) for name in ("phase", "kind", "most", "each")),
         *((name, ctypes.c_size_t) for name in (*_OF_THREAD, "waits")),
@@ -63,11 +73,13 @@ class Counted(NamedTuple):
     Attributes:
         shape: all modules of one have the same listeners.
         remembers: whether what a call returns is kept, as a plan does.
+        checks: whether it is looked at, for who listens to `suspect`.
     """
 
     module: Module
     shape: int
     remembers: bool
+    checks: bool
     totals: list[Totals]
 
 
@@ -88,7 +100,7 @@ class Plans(dict[int, Any]):
         self._clear: Callable[..., int] = native.function(library, "hookd_entry_clear")
         there, size, cells = ctypes.py_object, ctypes.c_size_t, ctypes.c_void_p
         self._count = native.function(
-            library, "hookd_entry_count", place, there, there, size, ctypes.c_int, size, cells
+            library, "hookd_entry_count", place, there, there, size, ctypes.c_int, ctypes.c_int, size, cells
         )
 
     def __setitem__(self, key: int, plan: Any) -> None:
@@ -102,7 +114,8 @@ class Plans(dict[int, Any]):
             ]
             array = (ctypes.c_int64 * len(places))(*places)
             module, number = counted.module, float(counted.module.id)
-            if self._count(key, module, number, counted.shape, counted.remembers, len(places) // 3, array):
+            kept = counted.remembers, counted.checks
+            if self._count(key, module, number, counted.shape, *kept, len(places) // 3, array):
                 raise MemoryError
 
     def put_metered(self, key: int, plan: Any) -> None:
@@ -148,6 +161,8 @@ class Entry:
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
         self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
+        self._check = native.function(library, "hookd_entry_check", ctypes.c_int, ctypes.c_int)
+        self._unseen = native.function(library, "hookd_entry_unseen", size)
         self._meter = native.function(library, "hookd_entry_meter", ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
         self._let_go = native.function(library, "hookd_entry_let_go", there, size)
@@ -233,16 +248,31 @@ class Entry:
         offsets = [_offset(state, name) for name in _OF_THREAD] + [_offset(module, "_waits")]
         if None in offsets or not hasattr(torch._C, "_len_torch_function_stack"):
             return
+        dtypes: Any = (ctypes.py_object * len(_DTYPES))(*_DTYPES)  # type: ignore[misc]  # typeshed wants them wrapped
         cells = ctypes.addressof(ctypes.c_char.from_buffer(session.cells))  # no reference stays: a page is to be closed
         host = _Host(
-            session.local, names["unwind"], session.portions.remember_call, session.page.record, torch.Tensor,
-            quiet.function_modes, quiet.tracing, cells, STEP - MODULE, CALL_RECORD, portions.KEPT, portions.LIGHT, *offsets,
+            session.local, names["unwind"], session.portions.remember_call, session.page.record, session.portions.suspect,
+            torch.Tensor, quiet.function_modes, quiet.tracing, dtypes,
+            *session.numeric.gate(), cells, STEP - MODULE, CALL_RECORD, portions.KEPT, portions.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
 
     def arm(self, shape: int, *, is_armed: bool) -> None:
         """Have the calls of a shape go through the plans, or count them."""
         self._arm(shape, is_armed)
+
+    def check(self, *, checks: bool, alert: bool) -> int:
+        """Look at what counted calls return, or do not; return how many have passed since the last time that nobody could look at.
+
+        Args:
+            checks: have `Portions.suspect` told of what is not finite;
+            alert: and of all others.
+        """
+        return int(self._check(checks, alert))
+
+    def is_unseen(self, shape: int) -> bool:
+        """Whether anything of a shape could not be looked at, ever since."""
+        return bool(self._unseen(shape))
 
     def meter(self, *, is_metered: bool) -> None:
         """Take the time of what is counted, or do not."""

@@ -83,6 +83,8 @@ class Models:
         self._shapes: dict[tuple[Listener, ...], int] = {}
         self._numbers = itertools.cycle(range(SHAPES))
         self._is_deep_told = False
+        self._is_alert = self._looks = False
+        self._passed = 0  # calls whose outputs nobody could look at
         self._others: dict[bool, dict[tuple[int, bool], Any]] = {True: {}, False: {}}  # by whether a step is metered
         self._again, self._metered = self._make_other(recompute=True), self._make_other(recompute=False)
         self.audience = Audience(session.registry, session.cold.select, session.dispatch.fault)
@@ -362,13 +364,19 @@ class Models:
     def _made(self, key: int, *, recompute: bool, metered: bool) -> Any:
         _, model, module = self.names.known[key]
         wrapped = _is_wrapped(key, model, module)
-        heard = self.audience.of_calls(module)
+        heard = self._of_plan(module)
         make = self._maker(heard, wrapped=wrapped, recompute=recompute, metered=metered)
         plan = make(module, float(module.id), self._again, self._metered)
         if self._counting is not None and not (wrapped or recompute or metered):
             totals = [one.totals for one in heard if one.totals is not None]
-            plan.counted = Counted(module, self._shape(heard), remembers(heard), totals)
+            checks = any(one.hook == "suspect" for one in heard)
+            plan.counted = Counted(module, self._shape(heard), remembers(heard), checks, totals)
         return plan
+
+    def _of_plan(self, module: Module) -> tuple[Listener, ...]:
+        """Return whom a module's plan tells; without the entry nobody is told of a suspect: to look would be dear in every step."""
+        heard = self.audience.of_calls(module)
+        return heard if self._counting is not None else tuple(one for one in heard if one.hook != "suspect")
 
     # -- what the entry counts without a plan
 
@@ -385,8 +393,16 @@ class Models:
     def _arm(self, heard: tuple[Listener, ...], shape: int) -> None:
         """Have calls go through their plans where any Python function is switched on, or any totals are switched off."""
         if self._counting is not None:
-            switches = self._session.namespace
-            called = [one for one in heard if one.hook != "forward_error"]  # which no plan calls
+            switches, is_seen = self._session.namespace, not self._counting.is_unseen(shape)
+            suspecting = (
+                {one.plugin for one in heard if one.hook == "suspect" and switches.get(one.switch)} if is_seen else ()
+            )
+            called = [
+                one
+                for one in heard
+                if one.hook not in ("forward_error", "suspect")  # which no plan calls
+                and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
+            ]
             listens = any(bool(switches.get(one.switch)) is (one.totals is None) for one in called)
             self._counting.arm(shape, is_armed=listens)
 
@@ -394,6 +410,43 @@ class Models:
         """Have each call go through its module's plan while a Python function listens to it; after any switch was turned."""
         for heard, shape in list(self._shapes.items()):
             self._arm(heard, shape)
+        self._check()
+
+    # -- what calls return
+
+    def _check(self) -> None:
+        """Have the entry look at what calls return while anybody listens to `suspect`."""
+        if self._counting is not None:
+            switches = self._session.namespace
+            heard = self._session.registry.ordered("suspect")
+            self._looks = self._session.numeric.gate()[0] is not None and any(switches.get(one.switch) for one in heard)
+            self._passed += self._counting.check(checks=self._looks, alert=self._is_alert)
+
+    def alert(self) -> None:
+        """Have every call that returns told of, and every plan hold its call, until `calm`: something was not finite."""
+        if not self._is_alert:
+            self._is_alert = True
+            self._check()
+
+    def calm(self) -> None:
+        """Be told of what is not finite alone again: the outermost call is over."""
+        self._is_alert = False
+        self._check()
+
+    @property
+    def is_alert(self) -> bool:
+        """Whether every call that returns is told of, because one has returned what is not finite."""
+        return self._is_alert
+
+    def note_passed(self) -> None:
+        """Note that nobody could look at what a call has returned."""
+        self._passed += 1
+
+    def has_seen_all(self) -> bool:
+        """Do what `Context.has_seen_all` says."""
+        self._check()
+        passed, self._passed = self._passed, 0
+        return self._looks and not passed
 
     def meter(self, *, is_metered: bool) -> None:
         """Meter the calls that come, or do not; the plans meter themselves."""
@@ -430,7 +483,7 @@ class Models:
         with self.lock:
             for key, (_, model, module) in self.names.known.items():
                 if self.plans.get(key, SKIP) is not SKIP:
-                    heard = self.audience.of_calls(module)
+                    heard = self._of_plan(module)
                     shapes[id(heard), _is_wrapped(key, model, module)] = heard
         for (_, wrapped), heard in shapes.items():
             with self.lock:

@@ -49,11 +49,13 @@ class Numeric:
 
     Attributes:
         kernel: None where torch's operations take its place.
+        looks_in_c: whether the entry may have the kernel look at what calls return; not where a test pretends a device.
         later: what is on its way from a device.
     """
 
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self.kernel = kernel.load()
+        self.looks_in_c = True
         self.later = Later(deliver)
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
@@ -151,6 +153,11 @@ class Numeric:
             and self.kernel is not None
             and tensor.is_contiguous()
         )
+
+    def gate(self) -> tuple[int | None, int]:
+        """Return the address of the kernel's gate, and which instructions it takes; None where it is not to be called from C."""
+        made = self.kernel
+        return (None, 0) if made is None or not self.looks_in_c else (made.gate_address(), made.level)
 
     def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
         """Do what `Context.later` says."""

@@ -127,6 +127,8 @@ except Failure as failure:
     versions = unversioned(failure)
 """.strip()
 
+LOOK = "look(thread, new(Call, (module, args, kwargs, output, -1, versions, thread.top, False)))"
+
 # What a thread has spent so far is on its state: `inner` in observed calls, `lost` in hookd's own hooks on the graph,
 # `again` in recomputes. A call remembers how they stood when it began, and its caller is told of its time by one store;
 # so an exception leaves them right, and an inner call cannot be counted twice.
@@ -202,13 +204,16 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool, metered: bool
     # Who is told of an output that a mutator has made must not conclude anything from the module's input.
     held = HOLD.replace("versions,", "(),") if any(one.mutates for one in post) else HOLD
     hold = f"if {' or '.join(holding)}:\n{_indented(held)}\n" if holding else ""
+    suspecting = [one.switch for one in heard if one.hook == "suspect" and not recompute]
+    look = LOOK.replace("versions,", "(),") if any(one.mutates for one in post) else LOOK
+    hold += f"if {' or '.join(suspecting)}:\n{_indented(look)}\n" if suspecting else ""
     after = _section(post, **how) + hold + _section(root, **how) if hold else _section(post + root, **how)
     post += root
     flows = any(one.hook in ("backward_pre", "backward") for one in listeners)
     if flows:
         before += "flow = begin(thread, args) if backward_on else None\n"
         after += f"if flow is not None:\n    output = end(module, args, output, flow, {recompute})\n"
-    wanting = [*holding, *(one.switch for one in post if "versions" in one.arguments)]
+    wanting = [*holding, *suspecting, *(one.switch for one in post if "versions" in one.arguments)]
     if wanting:
         before += f"versions = ()\nif {' or '.join(wanting)}:\n{_indented(VERSIONS)}\n"
     if not any(a in TIMES for one in post for a in one.arguments):

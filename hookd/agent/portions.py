@@ -16,6 +16,7 @@ import torch
 
 from hookd.agent import quiet
 from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.agent.kernel import BRIEF
 from hookd.events import Call, Returned
 from hookd.passive import of_tensor
 from hookd.refs import passing_ref
@@ -60,7 +61,7 @@ class Portions:
     def names(self) -> dict[str, Any]:
         """Give what plans call by name."""
         return {
-            "hold": self._hold, "hand_over": self.hand_over, "remember": self._remember, "new": _new, "Call": Call, "Tensor": _Tensor, "is_finite": self._is_finite,
+            "hold": self._hold, "look": self._look, "hand_over": self.hand_over, "remember": self._remember, "new": _new, "Call": Call, "Tensor": _Tensor, "is_finite": self._is_finite,
             "function_modes": quiet.function_modes, "tracing": quiet.tracing, "unversioned": _unversioned, "LEAST": LEAST, "LIGHT": LIGHT, "ENOUGH": ENOUGH, "KEPT": KEPT,
         }  # fmt: skip
 
@@ -104,6 +105,75 @@ class Portions:
     ) -> None:
         """Remember a call that the entry in C cannot: see `_remember`."""
         self._remember(thread, _new(Call, (module, args, kwargs, output, -1, (), None, False)), None)
+
+    def suspect(  # noqa: PLR0917  the entry in C calls it
+        self,
+        thread: ThreadState,
+        module: Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        before: int | None,
+    ) -> None:
+        """Tell of a call that the entry in C has counted, whose output is not finite, or that has returned after such a one.
+
+        Args:
+            thread: the calling one, back outside of the call.
+            module: that was called.
+            args: by position.
+            kwargs: by name.
+            output: that was returned.
+            before: the version of the only input at entry; None where that is not known.
+
+        Raises:
+            TrainingError: a plugin may raise it.
+        """
+        versions = () if before is None else (before,)
+        inside = (module, thread.top, float(module.id))
+        self._suspect(thread, _new(Call, (module, args, kwargs, output, -1, versions, inside, False)))
+
+    def _look(self, thread: ThreadState, call: Call) -> None:
+        """Do for a call that has gone through its plan what the entry in C does for one that it counts."""
+        models = self._session.models
+        if not models.is_alert:
+            is_good = call.inside is None or call.inside[1] is None or self._is_good(call.output)
+            if is_good is None:
+                models.note_passed()
+            if is_good is not False:
+                return
+        self._suspect(thread, call)
+
+    def _is_good(self, output: Any) -> bool | None:
+        """Whether all numbers of an output are finite, or -inf; None: that cannot be said at once."""
+        found = [one for one in (output if type(output) is tuple else (output,)) if one is not None]
+        try:
+            if quiet.is_unreal() or quiet.function_modes() or len(found) > 8:
+                return None
+            for one in found:
+                if type(one) is not _Tensor or not one.is_cpu or one.numel() > BRIEF:
+                    return None
+            numeric = self._session.numeric
+            return all(numeric.is_surely_finite(one) or numeric.is_finite(one, masks=True) is True for one in found)
+        except Failure as failure:
+            if is_from_signal_handler(failure):
+                raise
+            return None
+
+    def _suspect(self, thread: ThreadState, call: Call) -> None:
+        dispatch = self._session.dispatch
+        try:
+            if not self._session.is_live or quiet.is_unreal():
+                return
+            self._session.models.alert()
+            if thread.held:
+                self.hand_over(thread)
+            with quiet.unseen():
+                call = call._replace(version=_version(call.output))
+            heard = dispatch.switched_on("suspect", call.module)
+            if heard:
+                dispatch.tell(heard, {"call": call})
+        except Failure as failure:
+            dispatch.own_failure("a call that has returned a NaN", failure)
 
     def let_go(self, thread: ThreadState) -> None:
         """Keep nothing alive any more: the outermost call is over."""
@@ -207,6 +277,14 @@ class Portions:
         """Forget a model that is gone."""
         self._candidates.difference_update(modules)
         self.changed -= {module.id for module in modules}
+
+
+def _version(output: Any) -> int:
+    """Return the version of a plain tensor, -1 of anything else; an inference tensor has none."""
+    try:
+        return output._version if type(output) is _Tensor else -1  # noqa: SLF001
+    except RuntimeError:
+        return -1
 
 
 def _unversioned(failure: BaseException) -> tuple[()]:

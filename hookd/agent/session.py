@@ -397,6 +397,10 @@ class Session:
         for entry in self.registry.entries.values():
             self.core.show_interval(entry)
 
+    def has_seen_all(self) -> bool:
+        """Say whether hookd has looked at all that observed modules have returned since this was asked last."""
+        return self.models.has_seen_all()
+
     def pause(self, plugin: str) -> None:
         """Keep the calling thread until the plugin is changed or taken out, or the agent leaves."""
         cell = self.local.thread.beat + PHASE

@@ -58,6 +58,7 @@ from hookd.hookspecs.calls import (
     forwards,
     root_forward,
     root_forward_pre,
+    suspect,
 )
 from hookd.hookspecs.gradients import backward, backward_pre, loss, loss_done, param_grad
 from hookd.hookspecs.life import configure, mode, select, succeed, tick, unconfigure
@@ -73,6 +74,7 @@ MODULE = frozenset(
         "root_forward_pre",
         "root_forward",
         "forward_error",
+        "suspect",
         "backward_pre",
         "backward",
     ]
@@ -90,7 +92,9 @@ HOT = MODULE | {
     "mode",
 }
 HOOKS = frozenset({*COLD, *HOT})
-TENSORS = frozenset(["calls", "inputs", "kwargs", "output", "grad_input", "grad_output", "grad", "tensors", "param"])
+TENSORS = frozenset(
+    ["call", "calls", "inputs", "kwargs", "output", "grad_input", "grad_output", "grad", "tensors", "param"]
+)
 """The arguments that make a hook run under no_grad, outside dispatch modes."""
 TIMES = frozenset(["elapsed_ns", "self_ns"])
 """The arguments for which the clock is read."""
@@ -122,6 +126,7 @@ __all__ = [
     "step_post",
     "step_pre",
     "succeed",
+    "suspect",
     "tick",
     "unconfigure",
 ]

@@ -87,6 +87,28 @@ def forwards(calls: Sequence[Call]) -> None:
 
 
 @hookspec
+def suspect(call: Call) -> None:
+    """Run after a call of a selected module has returned a NaN or an infinity, at once, in whatever step.
+
+    Where calls are entered in C, what modules return is looked at there, at every call, for less than a microsecond: tensors and
+    tuples of up to 8 of them, in the host's memory, each of up to 65,536 elements and contiguous; `-inf` alone is taken for a mask.
+    After the first one that is not finite it is told of every call that returns, until the outermost call is over. Where a
+    plugin listens to `forwards` as well, in its sampled steps, hookd hands over there only calls of such modules that have returned
+    anything else, so a plugin with both misses nothing and reads nothing twice (`Context.has_seen_all`). Of a model's outermost
+    call it is told in that case alone, and of a recompute never; `Call.before` is empty unless the module was given a single tensor.
+
+    Called: after a call of a selected module has returned what is not finite.
+    Thread: the caller's.
+    May: nothing but look.
+    Cost: class 0 where all is finite.
+
+        @hookimpl
+        def suspect(self, call):
+            self.context.incident("nan", f"{call.module.name} has returned a NaN", module=call.module.name)
+    """
+
+
+@hookspec
 def root_forward_pre(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], recompute: bool) -> Any:
     """Run before `forward` of a root, together with the `forward_pre` hooks; of no other module.
 

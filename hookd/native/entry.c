@@ -20,7 +20,7 @@ typedef struct _object PyObject;
 typedef ptrdiff_t Py_ssize_t;
 typedef PyObject *(*Vectorcall)(PyObject *, PyObject *const *, size_t, PyObject *);
 
-extern PyObject _Py_FalseStruct, _Py_NoneStruct, PyTuple_Type;
+extern PyObject _Py_FalseStruct, _Py_NoneStruct, _Py_TrueStruct, PyTuple_Type;
 extern PyObject *PyDict_New(void);
 extern int PyDict_SetItem(PyObject *, PyObject *, PyObject *);
 extern void PyErr_Clear(void);
@@ -58,7 +58,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 4, LEAST = 1024, SHAPES = 256 };
+enum { VERSION = 5, LEAST = 1024, SHAPES = 256 };
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
     double *seconds, *own, *calls;
@@ -69,7 +69,7 @@ typedef struct { /* of a module whose calls are counted here, as long as no Pyth
     PyObject *module, *cell;
     double value; /* that of `cell`: the module in a heartbeat */
     size_t shape;
-    int remembers;
+    int remembers, checks; /* what it returns is kept; is looked at */
     size_t count;
     Totals totals[];
 } Count;
@@ -92,8 +92,12 @@ typedef struct { /* as hookd/agent/entry.py `_Host` has it */
     PyObject *unwind;                /* called as unwind(state, outer, module, error) where a call is left by an exception */
     PyObject *remember;              /* as remember(state, module, args, kwargs, output) where this file cannot */
     PyObject *record;                /* as record(kind, module, step) at each call of a metered step */
+    PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `checked` */
     PyObject *tensor;                /* torch.Tensor */
     PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
+    PyObject *dtypes[10];            /* those of kernel.c, in its order, and then whole numbers, which are all finite */
+    int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: nothing is looked at */
+    size_t level;                    /* its instructions */
     double *cells;                   /* of the page */
     size_t phase;                    /* from a heartbeat's module to its step, in cells */
     size_t kind;                     /* of the record of a call */
@@ -113,11 +117,16 @@ static struct {
     int watched;                  /* a function is entered here */
     Host host;                    /* its objects live until no call is inside any more */
     int counts;                   /* calls are counted here */
-    PyObject *kind, *zero, *thread_name, *version_name, *numel_name, *leaf_name;
+    PyObject *kind, *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
+        *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name;
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
     uint64_t thread, numbers;
     unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
+    unsigned char unseen[SHAPES]; /* something that a call of this shape returned could not be looked at */
     int metered;
+    int checks;                   /* what calls return is looked at, and `suspect` is told */
+    int alert;                    /* it is told of all of them */
+    long passed;                  /* calls of which it should have been told, and nobody could look */
     int64_t spent;                /* ns of a metered step in this file, and in what it calls of hookd */
     Depth depth;
     long deep;                    /* calls so near to the limit that they were not observed */
@@ -281,6 +290,9 @@ static int gives(PyObject *function, PyObject *expected) {
     return answer == expected;
 }
 
+/* Whether a tensor may be asked for anything: no mode sees it, and no trace notes it. */
+static int may_ask(void) { return gives(entry.host.modes, entry.zero) && gives(entry.host.tracing, &_Py_NoneStruct); }
+
 /* Keep a small output alive for who looks only where something is bad: the plan's REMEMBER (hookd/agent/plan.py).
  * 0: this is none of those, or something failed; nothing was kept, and no exception is set. */
 static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
@@ -288,7 +300,7 @@ static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssi
     long long size = PyLong_AsLongLong(*at(state, host->kept));
     if (*at(module, host->waits) == entry.zero || size >= (long long)host->most || ((PyObject **)output)[1] != host->tensor)
         return 0;
-    if (!gives(host->modes, entry.zero) || !gives(host->tracing, &_Py_NoneStruct))
+    if (!may_ask())
         return 0;
     PyObject *number = PyObject_VectorcallMethod(entry.numel_name, &output, 1, NULL);
     PyObject *version = number ? PyObject_GetAttr(output, entry.version_name) : NULL;
@@ -344,6 +356,103 @@ static int remembered(PyObject *state, PyObject *module, PyObject *const *args, 
     return done ? 0 : -1;
 }
 
+enum { SEEN, BAD, UNSEEN }; /* of an output: no infinity and no NaN in it but -inf; some; nobody can say */
+enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/agent/kernel.py has the same */
+static const int WIDTHS[4] = {4, 8, 2, 2};
+
+/* Ask an object for a whole number by one of its methods. -1: it has raised; no exception is set. */
+static long long asked(PyObject *object, PyObject *name) {
+    PyObject *answer = PyObject_VectorcallMethod(name, &object, 1, NULL);
+    long long number = answer ? PyLong_AsLongLong(answer) : -1;
+    if (answer)
+        Py_DecRef(answer);
+    if (number < 0)
+        PyErr_Clear();
+    return number;
+}
+
+static int is_true(PyObject *answer) { /* steals it; NULL: no */
+    if (!answer)
+        PyErr_Clear();
+    else
+        Py_DecRef(answer);
+    return answer == &_Py_TrueStruct;
+}
+
+/* Look at the numbers of a tensor where all of them are in the host's memory: what hookd/agent/memory.py `locate` asks. */
+static int tensor_is(PyObject *tensor) {
+    const Host *host = &entry.host;
+    PyObject *dtype = PyObject_GetAttr(tensor, entry.dtype_name);
+    int type = 0, found = UNSEEN;
+    while (type < 10 && dtype != host->dtypes[type])
+        type++;
+    if (dtype)
+        Py_DecRef(dtype); /* they live for ever */
+    PyErr_Clear();
+    if (type >= 4)
+        return type < 10 ? SEEN : UNSEEN;
+    long long elements = asked(tensor, entry.numel_name);
+    if (elements == 0)
+        return SEEN;
+    if (elements < 0 || elements > BRIEF || !is_true(PyObject_GetAttr(tensor, entry.host_name)) ||
+        !is_true(PyObject_VectorcallMethod(entry.contiguous_name, &tensor, 1, NULL)))
+        return UNSEEN;
+    PyObject *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
+    if (storage) { /* what is not resizable is a file's memory, which may be cut off */
+        long long base = asked(storage, entry.address_name), room = asked(storage, entry.nbytes_name);
+        long long start = asked(tensor, entry.offset_name) * WIDTHS[type];
+        if (base > 0 && start >= 0 && start + elements * WIDTHS[type] <= room && (base + start) % WIDTHS[type] == 0 &&
+            is_true(PyObject_VectorcallMethod(entry.resizable_name, &storage, 1, NULL)))
+            found = host->gate((const void *)(uintptr_t)(base + start), elements, type, (int)host->level) == 2 ? BAD : SEEN;
+        Py_DecRef(storage);
+    }
+    PyErr_Clear();
+    return found;
+}
+
+/* Look at what a call has returned: a tensor, nothing, or a tuple of those. */
+static int output_is(PyObject *output) {
+    if (output == &_Py_NoneStruct)
+        return SEEN;
+    if (((PyObject **)output)[1] == entry.host.tensor)
+        return tensor_is(output);
+    if (((PyObject **)output)[1] != &PyTuple_Type || PyTuple_Size(output) > 8)
+        return UNSEEN;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(output); i++) {
+        PyObject *one = PyTuple_GetItem(output, i);
+        int found = one == &_Py_NoneStruct ? SEEN : ((PyObject **)one)[1] == entry.host.tensor ? tensor_is(one) : UNSEEN;
+        if (found != SEEN)
+            return found;
+    }
+    return SEEN;
+}
+
+/* The versions of what a call is given, where that is one tensor; else NULL, with no exception set. */
+static PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    if (count != 2 || names || ((PyObject **)args[1])[1] != entry.host.tensor || !may_ask())
+        return NULL;
+    PyObject *version = PyObject_GetAttr(args[1], entry.version_name);
+    if (!version)
+        PyErr_Clear();
+    return version;
+}
+
+/* Have Python look at a call that has returned something bad, or anything after something bad. `before`: see `version_of`.
+ * -1: an exception is set, a signal handler's or one that a plugin has for the training. */
+static int checked(Count *counted, PyObject *state, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
+                   PyObject *before) {
+    int found = entry.alert ? BAD : may_ask() ? output_is(output) : UNSEEN;
+    if (found == UNSEEN)
+        entry.unseen[counted->shape] = 1, entry.passed++;
+    if (found != BAD)
+        return 0;
+    PyObject *given[7] = {NULL, state, counted->module, NULL, NULL, output, before ? before : &_Py_NoneStruct};
+    PyObject *done = with_packed(entry.host.suspect, given, 6, 3, args, count, names);
+    if (done)
+        Py_DecRef(done);
+    return done ? 0 : -1;
+}
+
 /* In a metered step the recorder has all calls. -1: an exception is set, a signal handler's. */
 static int recorded(PyObject *cell, size_t beat) {
     PyObject *step = PyFloat_FromDouble(entry.host.cells[beat + entry.host.phase]);
@@ -388,6 +497,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     Py_IncRef(outer);
     PyTuple_SetItem(mine, 0, module), PyTuple_SetItem(mine, 1, outer), PyTuple_SetItem(mine, 2, cell);
     *top = mine; /* what it held of `outer` is ours now */
+    PyObject *before = counted->checks && entry.checks ? version_of(args, (Py_ssize_t)(nargsf & ~OFFSET), names) : NULL;
     size_t beat = (size_t)PyLong_AsLongLong(*at(state, host->beat));
     long long inner = PyLong_AsLongLong(*at(state, host->inner));
     host->cells[beat] = counted->value;
@@ -418,13 +528,20 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         }
         if (counted->count)
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
-        if (counted->remembers && remembered(state, module, args, (Py_ssize_t)(nargsf & ~OFFSET), names, result)) {
+        Py_ssize_t given = (Py_ssize_t)(nargsf & ~OFFSET);
+        int is_ended = counted->remembers && remembered(state, module, args, given, names, result);
+        counted = is_ended ? NULL : still(key, number); /* what is remembered may run any code */
+        if (counted && counted->checks && entry.checks)
+            is_ended = checked(counted, state, args, given, names, result, before);
+        if (is_ended) {
             Py_DecRef(result);
             result = NULL;
         }
         if (is_metered)
             entry.spent += now() - ended;
     }
+    if (before)
+        Py_DecRef(before);
     Py_DecRef(module);
     Py_DecRef(state);
     return result;
@@ -569,15 +686,15 @@ EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
 
 /* Count the calls of a module that has a plan here, while no Python function listens to those of its shape. `cells` has
  * three indices for each of `count` totals, -1 where one is not wanted. -1: no memory. */
-EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t shape, int remembers, size_t count,
-                               const int64_t *cells) {
+EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t shape, int remembers, int checks,
+                               size_t count, const int64_t *cells) {
     Slot *slot = find(key);
     if (!slot || !entry.counts || shape >= SHAPES)
         return 0;
     Count *counted = PyMem_RawCalloc(1, sizeof *counted + count * sizeof *counted->totals);
     if (!counted)
         return -1;
-    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, count};
+    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, checks, count};
     Py_IncRef(module);
     Py_IncRef(cell);
     for (size_t i = 0; i < count; i++, cells += 3) {
@@ -632,6 +749,17 @@ EXPORTED int hookd_entry_arm(size_t shape, int is_armed) {
     return 0;
 }
 
+/* Whether what calls return is looked at from here on, and whether all of it is told. Return how many calls have passed since the last
+ * time that nobody could look at. */
+EXPORTED int hookd_entry_check(int checks, int alert) {
+    long passed = entry.passed;
+    entry.checks = checks && entry.host.gate, entry.alert = alert, entry.passed = 0;
+    return passed > 1 << 30 ? 1 << 30 : (int)passed;
+}
+
+/* Whether something of a shape could not be looked at, ever. */
+EXPORTED int hookd_entry_unseen(size_t shape) { return shape >= SHAPES || entry.unseen[shape]; }
+
 /* Whether the calls from here on are metered. */
 EXPORTED int hookd_entry_meter(int is_metered) {
     entry.metered = is_metered;
@@ -648,7 +776,8 @@ EXPORTED int hookd_entry_spent(int64_t *spent) {
 /* Count calls from now on with what `host` has. */
 EXPORTED int hookd_entry_host(const Host *host) {
     entry.host = *host;
-    PyObject *given[] = {host->local, host->unwind, host->remember, host->record, host->tensor, host->modes, host->tracing};
+    PyObject *given[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->modes,
+                         host->tracing};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         Py_IncRef(given[i]);
     entry.kind = PyLong_FromLongLong((long long)host->kind);
@@ -656,8 +785,16 @@ EXPORTED int hookd_entry_host(const Host *host) {
     entry.thread_name = PyUnicode_InternFromString("thread");
     entry.version_name = PyUnicode_InternFromString("_version");
     entry.numel_name = PyUnicode_InternFromString("numel");
-    entry.leaf_name = PyUnicode_InternFromString("is_leaf");
-    entry.counts = entry.kind && entry.zero && entry.thread_name && entry.version_name && entry.numel_name && entry.leaf_name;
+    const struct { PyObject **at; const char *text; } words[] = {
+        {&entry.leaf_name, "is_leaf"},       {&entry.storage_name, "untyped_storage"},
+        {&entry.offset_name, "storage_offset"}, {&entry.address_name, "data_ptr"},
+        {&entry.nbytes_name, "nbytes"},      {&entry.resizable_name, "resizable"},
+        {&entry.dtype_name, "dtype"},        {&entry.contiguous_name, "is_contiguous"},
+        {&entry.host_name, "is_cpu"},
+    };
+    entry.counts = entry.kind && entry.zero && entry.thread_name && entry.version_name && entry.numel_name;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        entry.counts = (*words[i].at = PyUnicode_InternFromString(words[i].text)) && entry.counts;
     if (!entry.counts)
         PyErr_Clear();
     return 0;
@@ -711,9 +848,10 @@ EXPORTED int hookd_entry_stop(void) {
     entry.counts = 0;
     if (!entry.inside) { /* else they are used until the last call is over, and stay */
         const Host *host = &entry.host;
-        PyObject *made[] = {host->local, host->unwind, host->remember, host->record, host->tensor, host->modes, host->tracing,
-                            entry.state, entry.kind, entry.zero, entry.thread_name, entry.version_name, entry.numel_name,
-                            entry.leaf_name};
+        PyObject *made[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->modes,
+                            host->tracing, entry.state, entry.kind, entry.zero, entry.thread_name, entry.version_name,
+                            entry.numel_name, entry.leaf_name, entry.storage_name, entry.offset_name, entry.address_name,
+                            entry.nbytes_name, entry.resizable_name, entry.dtype_name, entry.contiguous_name, entry.host_name};
         for (size_t i = 0; i < sizeof made / sizeof *made; i++)
             if (made[i])
                 Py_DecRef(made[i]);

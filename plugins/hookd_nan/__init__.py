@@ -105,7 +105,7 @@ class NaN(Forward, Backward):
             hooks |= {"forward", "forward_pre" if module.depth else "root_forward_pre"}
         else:
             self.implied.learn(module)
-            hooks.add("forwards")
+            hooks |= {"forwards", "suspect"} if self.masks else {"forwards"}
         return hooks if module.leaf else hooks - {"backward"}
 
     @hookimpl

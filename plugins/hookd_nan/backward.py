@@ -216,4 +216,6 @@ class Backward(Looking):
         self.judge.pending.clear()
         self.capture.let_go()
         self.reporter.step_done()
+        # Once it is known where it was born, all that follows is bad, and is looked at on sampled steps.
+        self.context.listen("suspect", wanted=not self.reporter.is_over)
         self.queue.flush()

@@ -53,6 +53,14 @@ class Forward(Looking):
                 one = Call(call.module, call.inputs, call.kwargs, call.output, call.before, None)
                 self._look(one, call.stack(), changed, is_good=call.was_finite)
 
+    @hookimpl
+    def suspect(self, call: hookd.Call) -> None:
+        """Look at a call that hookd has found to be bad as it returned, and at those after it, which may have to judge it."""
+        if not call.module.depth:
+            self.outputs.note(self.context.step)
+            self.is_inside = True
+        self._look(Call(call.module, call.inputs, call.kwargs, call.output, call.before, None), call.stack(), [])
+
     def _are_finite(self, calls: Sequence[hookd.Call]) -> bool:
         """Say whether all outputs are known to be; a container mostly returns the very tensor that the last module in it did."""
         if calls[-1].version < 0:  # the last of a portion may be no single tensor
@@ -193,6 +201,8 @@ class Forward(Looking):
         if state is not None and state.grad:
             self.capture.hold(Call(module, inputs, kwargs, None, versions, state))
         self.gates.note(self.context.step)
+        if self.context.has_seen_all():
+            self.outputs.note(self.context.step)
         if self.is_inside:
             self.is_inside = False
             self.seen.forget()
