@@ -103,6 +103,7 @@ class Models:
         if self._counting is not None:
             self._counting.host(self._session)
             self._counting.leave_room()
+            self._check()
         self.patch.install()
 
     def restore(self) -> tuple[bool, list[str]]:
@@ -437,6 +438,11 @@ class Models:
     def is_alert(self) -> bool:
         """Whether every call that returns is told of, because one has returned what is not finite."""
         return self._is_alert
+
+    @property
+    def looks(self) -> bool:
+        """Whether what calls return is looked at, for who listens to `suspect`."""
+        return self._looks
 
     def note_passed(self) -> None:
         """Note that nobody could look at what a call has returned."""

@@ -36,6 +36,8 @@ _NoFunctions = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch.
 COMPRESSED = frozenset(getattr(torch, f"sparse_{name}", None) for name in ("csr", "csc", "bsr", "bsc"))
 _AWAY = frozenset(("cuda", "cpu"))
 """Devices whose tensors have a storage that can be asked for; a test may have the host's memory in the part of one."""
+LOOKS_IN_C = True
+"""Whether the entry may have the kernel look at what calls return; not where a test pretends a device."""
 CHUNK = 1 << 16
 """Elements reduced at a time: their differences from the mean stay in the processor's cache."""
 DEVICE_CHUNK = 1 << 23
@@ -49,13 +51,11 @@ class Numeric:
 
     Attributes:
         kernel: None where torch's operations take its place.
-        looks_in_c: whether the entry may have the kernel look at what calls return; not where a test pretends a device.
         later: what is on its way from a device.
     """
 
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self.kernel = kernel.load()
-        self.looks_in_c = True
         self.later = Later(deliver)
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
@@ -157,7 +157,7 @@ class Numeric:
     def gate(self) -> tuple[int | None, int]:
         """Return the address of the kernel's gate, and which instructions it takes; None where it is not to be called from C."""
         made = self.kernel
-        return (None, 0) if made is None or not self.looks_in_c else (made.gate_address(), made.level)
+        return (None, 0) if made is None or not LOOKS_IN_C else (made.gate_address(), made.level)
 
     def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
         """Do what `Context.later` says."""

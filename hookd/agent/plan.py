@@ -204,7 +204,7 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool, metered: bool
     # Who is told of an output that a mutator has made must not conclude anything from the module's input.
     held = HOLD.replace("versions,", "(),") if any(one.mutates for one in post) else HOLD
     hold = f"if {' or '.join(holding)}:\n{_indented(held)}\n" if holding else ""
-    suspecting = [one.switch for one in heard if one.hook == "suspect" and not recompute]
+    suspecting = [] if recompute else [_is_suspecting(one, heard) for one in heard if one.hook == "suspect"]
     look = LOOK.replace("versions,", "(),") if any(one.mutates for one in post) else LOOK
     hold += f"if {' or '.join(suspecting)}:\n{_indented(look)}\n" if suspecting else ""
     after = _section(post, **how) + hold + _section(root, **how) if hold else _section(post + root, **how)
@@ -269,6 +269,12 @@ def _section(listeners: list[Listener], *, recompute: bool, metered: bool) -> st
 def _is_on(one: Listener) -> str:
     """Write whether a listener is called; of a model as a whole the outermost call alone is told of."""
     return f"({one.switch} and not is_nested)" if one.hook in ("root_forward_pre", "root_forward") else one.switch
+
+
+def _is_suspecting(one: Listener, heard: list[Listener]) -> str:
+    """Write whether a listener is to be told of a suspect: its plugin may have looked at all calls that are handed over."""
+    forwards = next((other.switch for other in heard if other.hook == "forwards" and other.plugin == one.plugin), None)
+    return one.switch if forwards is None else f"({one.switch} and not {forwards})"
 
 
 def _groups(listeners: list[Listener]) -> list[tuple[bool, list[Listener]]]:

@@ -118,7 +118,7 @@ static struct {
     Host host;                    /* its objects live until no call is inside any more */
     int counts;                   /* calls are counted here */
     PyObject *kind, *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
-        *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name;
+        *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name, *shape_name, *stride_name;
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
     uint64_t thread, numbers;
     unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
@@ -379,6 +379,27 @@ static int is_true(PyObject *answer) { /* steals it; NULL: no */
     return answer == &_Py_TrueStruct;
 }
 
+/* How many elements there are from the first of a tensor to the furthest one; -1: nobody can say. What lies between them is not all its
+ * own, so what is found there is only suspected. */
+static long long span_of(PyObject *tensor, long long elements) {
+    if (is_true(PyObject_VectorcallMethod(entry.contiguous_name, &tensor, 1, NULL)))
+        return elements;
+    PyObject *sizes = PyObject_GetAttr(tensor, entry.shape_name);
+    PyObject *strides = sizes ? PyObject_VectorcallMethod(entry.stride_name, &tensor, 1, NULL) : NULL;
+    long long span = strides ? 1 : -1;
+    Py_ssize_t dims = strides ? PyTuple_Size(strides) : 0;
+    for (Py_ssize_t i = 0; i < dims && span > 0 && span <= BRIEF; i++) {
+        long long size = PyLong_AsLongLong(PyTuple_GetItem(sizes, i)), stride = PyLong_AsLongLong(PyTuple_GetItem(strides, i));
+        span = size > 0 && stride >= 0 && size <= BRIEF && stride <= BRIEF ? span + (size - 1) * stride : -1;
+    }
+    if (sizes)
+        Py_DecRef(sizes);
+    if (strides)
+        Py_DecRef(strides);
+    PyErr_Clear();
+    return span;
+}
+
 /* Look at the numbers of a tensor where all of them are in the host's memory: what hookd/agent/memory.py `locate` asks. */
 static int tensor_is(PyObject *tensor) {
     const Host *host = &entry.host;
@@ -394,16 +415,18 @@ static int tensor_is(PyObject *tensor) {
     long long elements = asked(tensor, entry.numel_name);
     if (elements == 0)
         return SEEN;
-    if (elements < 0 || elements > BRIEF || !is_true(PyObject_GetAttr(tensor, entry.host_name)) ||
-        !is_true(PyObject_VectorcallMethod(entry.contiguous_name, &tensor, 1, NULL)))
+    if (elements < 0 || elements > BRIEF || !is_true(PyObject_GetAttr(tensor, entry.host_name)))
+        return UNSEEN;
+    long long span = span_of(tensor, elements);
+    if (span < 0 || span > BRIEF)
         return UNSEEN;
     PyObject *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
     if (storage) { /* what is not resizable is a file's memory, which may be cut off */
         long long base = asked(storage, entry.address_name), room = asked(storage, entry.nbytes_name);
         long long start = asked(tensor, entry.offset_name) * WIDTHS[type];
-        if (base > 0 && start >= 0 && start + elements * WIDTHS[type] <= room && (base + start) % WIDTHS[type] == 0 &&
+        if (base > 0 && start >= 0 && start + span * WIDTHS[type] <= room && (base + start) % WIDTHS[type] == 0 &&
             is_true(PyObject_VectorcallMethod(entry.resizable_name, &storage, 1, NULL)))
-            found = host->gate((const void *)(uintptr_t)(base + start), elements, type, (int)host->level) == 2 ? BAD : SEEN;
+            found = host->gate((const void *)(uintptr_t)(base + start), span, type, (int)host->level) == 2 ? BAD : SEEN;
         Py_DecRef(storage);
     }
     PyErr_Clear();
@@ -790,7 +813,8 @@ EXPORTED int hookd_entry_host(const Host *host) {
         {&entry.offset_name, "storage_offset"}, {&entry.address_name, "data_ptr"},
         {&entry.nbytes_name, "nbytes"},      {&entry.resizable_name, "resizable"},
         {&entry.dtype_name, "dtype"},        {&entry.contiguous_name, "is_contiguous"},
-        {&entry.host_name, "is_cpu"},
+        {&entry.host_name, "is_cpu"},        {&entry.shape_name, "shape"},
+        {&entry.stride_name, "stride"},
     };
     entry.counts = entry.kind && entry.zero && entry.thread_name && entry.version_name && entry.numel_name;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -851,7 +875,8 @@ EXPORTED int hookd_entry_stop(void) {
         PyObject *made[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->modes,
                             host->tracing, entry.state, entry.kind, entry.zero, entry.thread_name, entry.version_name,
                             entry.numel_name, entry.leaf_name, entry.storage_name, entry.offset_name, entry.address_name,
-                            entry.nbytes_name, entry.resizable_name, entry.dtype_name, entry.contiguous_name, entry.host_name};
+                            entry.nbytes_name, entry.resizable_name, entry.dtype_name, entry.contiguous_name, entry.host_name,
+                            entry.shape_name, entry.stride_name};
         for (size_t i = 0; i < sizeof made / sizeof *made; i++)
             if (made[i])
                 Py_DecRef(made[i]);

@@ -17,6 +17,8 @@ def pretending(*, device: bool, large: bool, ranks: tuple[int, int] | None) -> c
     with contextlib.ExitStack() as stack:
         if device:
             stack.enter_context(_replaced(numeric, "on_host", lambda _tensor: False))
+        if device or large:
+            stack.enter_context(_replaced(numeric, "LOOKS_IN_C", False))
         if large:
             stack.enter_context(_replaced(portions, "KEPT", 0))
         if ranks is not None:

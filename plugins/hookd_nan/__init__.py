@@ -7,8 +7,9 @@
     hookd_nan_amp_skipped_steps_total              steps that a GradScaler skipped because the gradients overflowed
 
 How often it looks. At every step there is a *gate*: what a model gives back, the loss, and the gradients that an
-optimizer is about to use. The modules are looked at as often as the budget allows, at least one step in ten (the metric
-`hookd_sampling_interval_steps` says which), and the gradients that flow between them, which cost several times as much,
+optimizer is about to use. So is what modules return, in C, where that is small and in the host's memory (the hook `suspect`).
+Larger outputs, those on a device, and all where calls are not entered in C are looked at as often as the budget allows, at least
+one step in ten (the metric `hookd_sampling_interval_steps` says which), and the gradients that flow between them, which cost several times as much,
 at least one step in a hundred: that a gradient is bad the gate sees at once, this says which module made it. After a
 hit of the gate every module and every gradient is looked at, until the origin is known or has not come again for 100
 steps. An incident says `exact`, or `born since step X`: X is the first step in which that place was not looked at; of a

@@ -144,6 +144,89 @@ def test_hook_forwards() -> None:
     assert together == (expected, False)
 
 
+class Breaking(nn.Module):
+    def __init__(self, output) -> None:
+        super().__init__()
+        self.output, self.breaks = output, False
+
+    def forward(self, x):
+        return self.output(torch.full_like(x, torch.nan) if self.breaks else x)
+
+
+class Suspecting(Recorder):
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+
+    @hookimpl
+    def suspect(self, call):
+        is_known = isinstance(call.inputs[0], torch.Tensor) and len(call.before) == 1
+        self.seen.append((call.module.name, [one.name for one in call.stack()], is_known))
+        assert not torch.is_grad_enabled()
+
+    @hookimpl
+    def root_forward(self):
+        self.seen.append(self.context.has_seen_all())
+
+
+class Hearing(Recorder):
+    name = "hearing"
+
+    @hookimpl
+    def forward(self, output):
+        self.seen.append(output)
+
+
+@pytest.mark.usefixtures("entry")
+@pytest.mark.parametrize("beside", [(), (Hearing,)], ids=["in C", "in a plan"])
+def test_hook_suspect(beside) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Breaking(lambda x: (x, None)), nn.Flatten(0)), nn.Linear(2, 2))
+    model[1][1].forward = lambda x: x[0]
+    with running(Suspecting, *beside, budget=100.0) as agent:
+        for breaks in (False, False, True, False):
+            model[1][0].breaks = breaks
+            model(torch.ones(2, 2))
+        told = [
+            ("1.0", ["(root)", "1", "1.0"], True),
+            ("1.1", ["(root)", "1", "1.1"], False),
+            ("1", ["(root)", "1"], True),
+            ("2", ["(root)", "2"], True),
+            ("(root)", ["(root)"], True),
+        ]
+        assert agent.plugin("recorder").seen == [True, True, *told, True, True]
+
+
+@pytest.mark.usefixtures("entry")
+@pytest.mark.parametrize("beside", [(), (Hearing,)], ids=["in C", "in a plan"])
+@pytest.mark.parametrize(
+    ("output", "in_c", "in_plan"),
+    [
+        (lambda x: x, True, True),
+        (lambda x: x.t(), True, True),
+        (lambda x: x.long(), True, True),
+        (lambda x: x.new_full((3,), -torch.inf), True, True),
+        (lambda x: x[:0], True, True),
+        (lambda x: x.half(), True, True),
+        (lambda x: x.to_sparse(), False, True),
+        (lambda x: x.to(torch.complex64), False, True),
+        (lambda x: x.repeat(300, 300), False, False),
+        (lambda x: x.repeat(300, 300)[::300], False, True),
+        (lambda x: {"x": x}, False, False),
+        (lambda x: x.to("meta"), False, False),
+        (lambda x: nn.Parameter(x), False, False),
+    ],
+)
+def test_what_nobody_could_look_at_is_known(beside, output, in_c, in_plan) -> None:
+    model = nn.Sequential(Breaking(output), nn.Identity())
+    model[1].forward = lambda _: torch.zeros(1)
+    with running(Suspecting, *beside, budget=100.0) as agent:
+        for _ in range(3):
+            model(torch.ones(2, 3))
+        first, *later = agent.plugin("recorder").seen
+        assert first is in_plan  # in which it is learnt
+        assert later == [in_plan if beside else in_c] * 2
+
+
 def test_hook_root_forward() -> None:
     class Whole(Recorder):
         sampled = ("forward",)

@@ -49,6 +49,12 @@ def broken():
         model(torch.ones(1, 3))
 
 
+def not_finite():
+    model = nn.Sequential(nn.Linear(2, 2))
+    for number in (1.0, torch.nan):
+        model(torch.full((1, 2), number))
+
+
 def closure():
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -63,10 +69,11 @@ def closure():
 
 
 def work(target):
-    """Give every hook its reason: steps, train and eval, an error, a closure, a second, a new object."""
+    """Give every hook its reason: steps, train and eval, an error, a NaN, a closure, a second, a new object."""
     target.run_steps(2)
     target.training.model.eval()
     broken()
+    not_finite()
     closure()
     target.tick(1.0)
     target.renew("example")

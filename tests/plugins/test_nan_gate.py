@@ -29,6 +29,18 @@ class TestWhatIsSaid:
         assert found(hook.incident) == ("layers.2.fc", "output", "nan", 3)
         assert hook.incident["is_exact"] is True
 
+    def test_what_never_leaves_the_model_is_found_in_a_step_that_is_not_sampled(self, hook):
+        class Healing(nn.Module):
+            def forward(self, x):
+                return x.nan_to_num()
+
+        model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), Healing()), nn.Linear(4, 1))
+        hook.start("nan", every=50)
+        train(model, steps=8, strike=lambda: model[1][0].register_forward_hook(poison(NAN)))
+        assert found(hook.incident) == ("1.0", "output", "nan", 3)
+        assert (hook.incident["is_exact"], hook.incident["since_step"]) == (True, 3)
+        assert hook.incident["stack"] == ["(root)", "1", "1.0"]
+
     def test_where_outputs_are_gone_it_says_in_which_modules_it_may_have_been_born(self, hook):
         hook.pretend(large=True)
         model = net()
