@@ -213,7 +213,7 @@ def test_hook_suspect(beside) -> None:
         (lambda x: x.repeat(300, 300)[::300], False, True),
         (lambda x: {"x": x}, False, False),
         (lambda x: x.to("meta"), False, False),
-        (lambda x: nn.Parameter(x), False, False),
+        (nn.Parameter, False, False),
     ],
 )
 def test_what_nobody_could_look_at_is_known(beside, output, in_c, in_plan) -> None:
