@@ -78,13 +78,18 @@ def _named_by(host: str | None) -> str:
 
 
 def foregrounds() -> list[dict[str, Any]]:
-    """Give the status of every foreground attach of this user that answers: who it is, where it serves, which targets."""
+    """Give the status of every foreground attach of this user that answers: who it is, where it serves, which targets.
+
+    Not of one in another PID namespace, as of a container with the same files: its pids are those of other processes here.
+    """
     from hookd.daemon.client import DaemonClient
 
     found = []
     for client in DaemonClient.embedded(os.environ):
         with contextlib.suppress(HookdError):  # a killed one leaves its socket file
-            found.append(client.status())
+            status = client.status()
+            if status["pid"] == client.peer:
+                found.append(status)
     return found
 
 

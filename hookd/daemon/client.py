@@ -41,11 +41,15 @@ class DaemonClient:
     Args:
         path: the control socket.
         timeout_s: how long a request may take that says nothing else.
+
+    Attributes:
+        peer: the pid of the process that has answered last, as the kernel tells it here; 0 for one of another PID namespace.
     """
 
     def __init__(self, path: Path, timeout_s: float = 30.0) -> None:
         self.path = path
         self.timeout_s = timeout_s
+        self.peer = 0
 
     @classmethod
     def of(cls, host: str | None, environ: Mapping[str, str], timeout_s: float = 30.0) -> DaemonClient:
@@ -98,6 +102,7 @@ class DaemonClient:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             answer = json.loads(response.read())
+            self.peer = connection.peer
         except TimeoutError as exc:
             raise connection.silent() from exc
         except (OSError, http.client.HTTPException, ValueError) as exc:
@@ -179,11 +184,11 @@ class _Connection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
-        self._pid = 0
+        self.peer = 0
 
     def silent(self) -> DaemonSilent:
         """Say that there is a daemon, and that nothing comes from it."""
-        who = f" (process {self._pid})" if self._pid else ""
+        who = f" (process {self.peer})" if self.peer else ""
         return DaemonSilent(
             f"the daemon on {self._path}{who} does not answer within {self.timeout:g} s",
             hint="It is stopped, hangs or has too much to do: see its log. Its targets train on, and one that is started in "
@@ -210,7 +215,7 @@ class _Connection(http.client.HTTPConnection):
                 f"no daemon answers on {self._path}: {exc.strerror or exc}",
                 hint="Start one with `hookd serve`, or name its socket with --host unix://PATH.",
             ) from exc
-        self._pid, uid, _ = peer_credentials(connection)
+        self.peer, uid, _ = peer_credentials(connection)
         if uid not in (0, os.geteuid()) and os.geteuid() != 0:
             connection.close()
             raise PermissionDenied(f"the process that answers on {self._path} belongs to user {uid}", reason="impostor")
