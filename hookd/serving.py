@@ -157,8 +157,9 @@ class _OnlySuccess(HTTPErrorProcessor):
     def http_response(self, request: Request, response: Any) -> Any:
         if 200 <= response.status < 300:
             return response
-        with response:
-            raise HTTPError(request.host, response.status, response.reason, response.headers, None)
+        error = HTTPError(request.host, response.status, response.reason, response.headers, response)
+        error.close()  # with all that it holds: whoever reports it does not know that it is a file, too
+        raise error
 
     def https_response(self, request: Request, response: Any) -> Any:
         return self.http_response(request, response)

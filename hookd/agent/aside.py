@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hookd.agent.spawn import Thread
 from hookd.authors import line_of
+from hookd.errors import ControlError
 from hookd.originals import Lock, clock
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Aside:
         self._failed, self._work = failed, work
         self._lock = Lock()
         self._queues: dict[str, _Queue] = {}
+        self._is_halted = False
 
     def add(self, plugin: str, work: Callable[[], None]) -> None:
         """Have something done soon; any thread may ask, and waits for nothing. What is too much is not done.
@@ -60,15 +62,37 @@ class Aside:
         with self._lock:
             queue = self._queues.setdefault(plugin, _Queue())
             is_full = len(queue.due) >= MOST
-            if queue.thread is None:
-                queue.begun = clock.monotonic()
-                thread = Thread(functools.partial(self._run, plugin, queue))
-                thread.start()
-                queue.thread = thread
+            if queue.thread is None and not self._is_halted:
+                self._begin(plugin, queue)
             if not is_full:
                 queue.due.append(work)
         if is_full:
             self._failed(plugin, OverflowError(f"{MOST} pieces of work wait, and what comes now is not done"))
+
+    def _begin(self, plugin: str, queue: _Queue) -> None:
+        queue.begun = clock.monotonic()
+        thread = Thread(functools.partial(self._run, plugin, queue))
+        thread.start()
+        queue.thread = thread
+
+    def halt(self) -> None:
+        """Have each thread end when the piece that it does is done; what waits goes on waiting, until `resume`."""
+        self._is_halted = True
+
+    def resume(self) -> bool:
+        """Go on after a `halt`; return whether that could be done."""
+        self._is_halted = False
+        if not self._lock.acquire(False):  # noqa: FBT003  the thread that holds it may be below us
+            return False
+        try:
+            for plugin, queue in self._queues.items():
+                if queue.due and queue.thread is None:
+                    self._begin(plugin, queue)
+        except ControlError:
+            return False
+        finally:
+            self._lock.release()
+        return True
 
     def finish(self, timeout_s: float, plugin: str | None = None) -> None:
         """Wait until all is done, or what one plugin has asked for, or for so long."""
@@ -102,7 +126,7 @@ class Aside:
     def _goes_on(self, plugin: str, queue: _Queue) -> bool:
         """Do the next piece; in a frame of its own, which keeps nothing of it while the next one is awaited."""
         with self._lock:
-            if not queue.due:
+            if not queue.due or self._is_halted:
                 queue.thread = None
                 return False
             work, queue.begun = queue.due.popleft(), clock.monotonic()

@@ -6,6 +6,7 @@ import posix
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hookd.agent import foundation
 from hookd.agent import loader as claims
 from hookd.errors import AttachError, ControlError, TargetUnsupported
 from hookd.originals import Lock, clock
@@ -51,6 +52,7 @@ def _begin(config: dict[str, Any], loader: Any, clock: Callable[[], int]) -> Any
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(getattr(torch, "nn", None), "Module"):
         raise TargetUnsupported("torch is not imported in this process", reason="no-torch")
+    foundation.require(torch)
     # Not before: it imports torch, and everything else that will ever be needed, for the payload may be gone later.
     from hookd.agent.lifecycle import Agent  # noqa: PLC0415
 

@@ -7,6 +7,7 @@ done about one that never returns but to say so (`hookd.agent.overdue`).
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent.faults import Failure, is_from_signal_handler
@@ -213,6 +214,12 @@ class Cold:
                 at = line_of(thread.thread.ident, job.plugin)
                 found.append(f"a thread in the hook {job.hook} of the plugin {job.plugin.name}, at {at}")
         return found
+
+    def halt(self) -> None:
+        """Have the threads end that have nothing to do, without waiting for it."""
+        while self._idle:
+            with contextlib.suppress(IndexError):  # somebody else has taken it
+                self._idle.pop().jobs.put(None)
 
     def close(self) -> None:
         """End the threads that have nothing to do."""

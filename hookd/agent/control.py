@@ -11,20 +11,23 @@ connection and then the page are closed; `{"op": "status"}` is answered by an ob
 
 from __future__ import annotations
 
+import contextlib
 import json
+import posix
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent.door import open_door, peer, receive
 from hookd.agent.faults import Failure
 from hookd.agent.spawn import Thread
+from hookd.descriptors import Descriptor, moved_up
 from hookd.errors import ControlError, HookdError, worded
-from hookd.originals import HAS_LEFT, clock, ready, thread
+from hookd.originals import HAS_LEFT, Lock, clock, ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hookd.agent.work import Work
-    from hookd.descriptors import Descriptor, Socket
+    from hookd.descriptors import Socket
 
 MAX_LINE = 16 << 20
 MAX_LEASE_S = 1e9
@@ -52,6 +55,35 @@ class Connection:
     def is_gone(self) -> bool:
         """Whether the client has closed it: a request may have waited here while the process was stopped."""
         return bool(ready([self.socket.fileno()], 0, HAS_LEFT))
+
+
+class Wake:
+    """Something that can be waited for together with sockets; where it cannot be had, who waits comes a moment later."""
+
+    def __init__(self) -> None:
+        self._event: Descriptor | None = None
+        with contextlib.suppress(OSError):  # no descriptors, or a seccomp filter
+            self._event = Descriptor(moved_up(posix.eventfd(0, posix.EFD_CLOEXEC | posix.EFD_NONBLOCK)))
+
+    def numbers(self) -> list[int]:
+        """Return the descriptor to wait for; none once the program has closed it."""
+        return [self._event.number] if self._event is not None and self._event.is_ours() else []
+
+    def up(self) -> None:
+        """Let who waits go on."""
+        for number in self.numbers():
+            posix.eventfd_write(number, 1)
+
+    def clear(self) -> None:
+        """Have who comes wait again."""
+        for number in self.numbers():
+            with contextlib.suppress(BlockingIOError):
+                posix.eventfd_read(number)
+
+    def close(self) -> None:
+        """Close it; may be called twice."""
+        if self._event is not None:
+            self._event.close()
 
 
 class Control:
@@ -97,6 +129,10 @@ class Control:
         self._door = open_door()
         self.path = self._door.path
         self._thread = Thread(self._serve)
+        self._wake = Wake()
+        self._resuming = Lock()
+        self._is_halted = False
+        self._ticked = self._started
 
     @property
     def leases(self) -> int:
@@ -121,14 +157,37 @@ class Control:
         """Have the thread end, after the answer under way, and do this `then`; wait for it, unless it is the caller."""
         self._then = then or self._then
         self._is_ending = True
-        if self._thread.ident is None:  # it has never begun
+        if self._thread.ident is None or self._thread.is_over:  # it has never begun, or not again after a fork
             self._close()
         elif not self.is_own_thread():
             self._thread.join(TICK_S * 5)
 
     def is_own_thread(self) -> bool:
         """Whether the caller runs in the thread that answers requests."""
-        return bool(thread.get_ident() == self._thread.ident)
+        return self._thread.is_current()
+
+    def halt(self) -> None:
+        """Have the thread end soon; nothing else changes, and `resume` starts another one."""
+        self._is_halted = True
+        self._wake.up()
+
+    def resume(self) -> bool:
+        """Serve again after a `halt`, unless the agent ends; return whether that is settled."""
+        if not self._resuming.acquire(False):  # noqa: FBT003  `_thread` knows no other way
+            return False
+        try:
+            self._is_halted = False
+            self._wake.clear()
+            if self._thread.is_over and not self._is_ending:
+                before, self._thread = self._thread, Thread(self._serve)
+                try:
+                    self._thread.start()
+                except ControlError:
+                    self._thread = before
+                    return False
+        finally:
+            self._resuming.release()
+        return True
 
     def keep(self) -> None:
         """Do without a lease from now on."""
@@ -143,6 +202,7 @@ class Control:
         for connection in self._connections.values():
             connection.socket.close()
         self._door.close()
+        self._wake.close()
 
     def unlink(self) -> None:
         """Remove the socket file; for a process that ends before the thread does."""
@@ -151,12 +211,15 @@ class Control:
     # -- the thread
 
     def _serve(self) -> None:
-        ticked = self._clock()
         try:
             while not self._is_ending:
+                if self._must_halt():
+                    return
                 door = self._door.socket.fileno()
                 # Whom we let in may get the number of one that leaves.
-                asking = ready([*self._connections, door], TICK_S / 4)
+                asking = ready([*self._connections, door, *self._wake.numbers()], TICK_S / 4)
+                if self._must_halt():
+                    return
                 with self._work.piece():
                     if not self._door.is_ours():
                         self._robbed()
@@ -167,14 +230,21 @@ class Control:
                         elif descriptor in self._connections:
                             self._listen(self._connections[descriptor])
                     self.look()
-                    if self._clock() - ticked >= TICK_S:
-                        ticked = self._clock()
+                    if self._clock() - self._ticked >= TICK_S:
+                        self._ticked = self._clock()
                         self._tick(clock.time())
                         self._check_lease()
+        except BaseException:
+            self._is_ending = True
+            raise
         finally:
-            self._close()
-            with self._work.piece():
-                self._then()
+            if self._is_ending:
+                self._close()
+                with self._work.piece():
+                    self._then()
+
+    def _must_halt(self) -> bool:
+        return self._is_halted
 
     def _close(self) -> None:
         for connection in list(self._connections.values()):
@@ -183,6 +253,7 @@ class Control:
         self._connections.clear()
         self._door.close()
         self._door.unlink()
+        self._wake.close()
 
     def _check_lease(self) -> None:
         if self._stay_until is not None and not self.leases and self._clock() > self._stay_until:

@@ -1,37 +1,75 @@
-"""Silence in forked children: a DataLoader worker is no target. Runs in the target.
+"""Calls around a fork of the process: a DataLoader worker is no target. Runs in the target.
 
-`posix.register_at_fork` cannot be undone, so one empty trampoline per process is the only residue that a detach leaves.
-It is kept where the next agent of the process finds it: as an attribute of `sys`.
+`posix.register_at_fork` cannot be undone, so its empty trampolines are the only residue that a detach leaves. They are
+kept where the next agent of the process finds them: as an attribute of `sys`.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import posix
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_ATTRIBUTE = "_hookd_after_fork"
+_ATTRIBUTE = "_hookd_at_fork"
 
 
-def set_after_fork(silence: Callable[[], None] | None) -> None:
-    """Have `silence` called in every child forked from now on; None: nothing."""
-    slot: list[Callable[[], None]] | None = getattr(sys, _ATTRIBUTE, None)
+class AtFork(NamedTuple):
+    """What to call at a fork.
+
+    Attributes:
+        before: in the thread that forks.
+        in_parent: in the same thread, while the call that forks is still under way.
+        returned: in the parent's main thread, at its next safe point after that call. What this raises is raised in the
+            code of the program that runs there, as what a signal handler raises.
+        in_child: in the child.
+    """
+
+    before: Callable[[], None]
+    in_parent: Callable[[], None]
+    returned: Callable[[], None]
+    in_child: Callable[[], None]
+
+
+def set_at_fork(calls: AtFork | None) -> None:
+    """Have these called at every fork from now on; None: nothing."""
+    slot: list[AtFork] | None = getattr(sys, _ATTRIBUTE, None)
     if slot is None:
-        if silence is None:
+        if calls is None:
             return
         slot = []
         setattr(sys, _ATTRIBUTE, slot)
-        posix.register_at_fork(after_in_child=_trampoline(slot))
-    slot[:] = [] if silence is None else [silence]
+        _register(slot)
+    slot[:] = [] if calls is None else [calls]
 
 
-def _trampoline(slot: list[Callable[[], None]]) -> Callable[[], None]:
+def _register(slot: list[AtFork]) -> None:
     # No name of a module's globals inside: the module that defines this is gone after a detach.
-    def after_in_child() -> None:
-        while slot:
-            slot.pop()()
+    class Returned:
+        def __bool__(self) -> bool:
+            for one in [*slot]:
+                one.returned()
+            return False
 
-    return after_in_child
+    returned = Returned()
+
+    def before(_kept: Returned = returned) -> None:  # its address is what the interpreter is given below
+        for one in [*slot]:
+            one.before()
+
+    def in_parent() -> None:
+        for one in [*slot]:
+            one.in_parent()
+
+    def in_child() -> None:
+        while slot:
+            slot.pop().in_child()
+
+    posix.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
+    # Not in a function of Python: the interpreter would make the call at once, before that function has returned.
+    call, queue = ctypes.pythonapi["PyObject_IsTrue"], ctypes.pythonapi["Py_AddPendingCall"]
+    posix.register_at_fork(after_in_parent=functools.partial(queue, call, ctypes.c_void_p(id(returned))))

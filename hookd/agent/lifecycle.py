@@ -7,18 +7,21 @@ import contextlib
 import functools
 import importlib
 import posix
+import sys
 from typing import TYPE_CHECKING, Any
 
-from hookd.agent import dynamo, environment
+from hookd.agent import dynamo, environment, foundation
 from hookd.agent.aside import DETACH_S, EXIT_S
 from hookd.agent.control import Control
 from hookd.agent.faults import Failure
-from hookd.agent.fork import set_after_fork
+from hookd.agent.fork import set_at_fork
+from hookd.agent.forking import Forks
 from hookd.agent.identity import identity, ranks
 from hookd.agent.lastwords import last_words, printed
 from hookd.agent.loader import ROOM, release
 from hookd.agent.questions import Questions
 from hookd.agent.session import Session
+from hookd.agent.spawn import note_visitor
 from hookd.agent.standby import Standby
 from hookd.agent.threads import frames_inside
 from hookd.agent.work import Work
@@ -27,6 +30,7 @@ from hookd.errors import ControlError, PluginError, several_ranks, worded
 from hookd.originals import clock
 from hookd.page import PageWriter
 from hookd.plugin import Plugin
+from hookd.proven import unproven
 from hookd.version import __version__
 
 if TYPE_CHECKING:
@@ -50,7 +54,7 @@ class Agent:
     ) -> None:
         self._config, self._loader, self._on_left = config, loader, on_left
         self._pid = posix.getpid()
-        who = identity(config)
+        who = self._who = identity(config)
         self.came = who["attached"]
         self._page = PageWriter.create(who)
         self._work = Work()
@@ -75,11 +79,17 @@ class Agent:
         self._control.left, self._control.look = self._left, self._session.overdue.look
         self._page.update_identity(control=self._control.path)
         self._tell_options()
-        set_after_fork(self._silence)
+        forks = Forks(self._control, self._session.aside, self._session.cold, self._silence)
+        self._session.resume = forks.resume
+        if self._config.get("method") == "attach":
+            note_visitor()
+        set_at_fork(forks.calls())
         atexit.register(self._exiting)
         self._session.arm()
         self._control.start()
         self._page.set_state("running")
+        if line := unproven(self._who["python"], self._who["torch"]):
+            self._session.write_log("info", line)
 
     def page(self) -> int:
         """Open the page again, for a reader in this process.
@@ -152,6 +162,7 @@ class Agent:
             "step": session.steps.done, "step_offset": session.steps.offset, "plugins": plugins,
             "modules": len(session.models.names.known), "why_patched": session.models.patch.why_patched, "leases": self._control.leases,
             "holders": self._control.holders, "age_s": self._control.age_s,
+            "torch": [list(check) for check in foundation.checks(sys.modules["torch"])],
             **session.changes.describe(),
         }  # fmt: skip
 
@@ -347,7 +358,7 @@ class Agent:
         """Let go of the socket, the page, the payload; the last thing that an agent does."""
         if self._detached is None:
             self.detach(10.0)
-        set_after_fork(None)
+        set_at_fork(None)
         if self._control is not None:
             self._control.end()
         while frames_inside():  # a call that began under us still stores to the page

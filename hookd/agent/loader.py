@@ -60,7 +60,8 @@ class Loader:
         self._rested_at = time.thread_time()
         self._loaded: dict[str, ModuleType] = {}
         self._loading: dict[str, ModuleType] = {}
-        self._builtins = {**vars(builtins), "__import__": self._import}
+        # CPython 3.15 asks the second one where a program makes all imports lazy; ours are complete when they are made.
+        self._builtins = {**vars(builtins), "__import__": self._import, "__lazy_import__": self._import}
 
     def module(self, name: str) -> ModuleType:
         """Import a carried module by its public name.
@@ -196,7 +197,8 @@ class Loader:
             clear()
         for location in [path for path, finder in list(sys.path_importer_cache.items()) if finder is self]:
             del sys.path_importer_cache[location]
-        self._builtins["__import__"] = importlib.__import__  # a function that somebody keeps has these builtins
+        for name in ("__import__", "__lazy_import__"):
+            self._builtins[name] = importlib.__import__  # a function that somebody keeps has these builtins
         self._loaded.clear()
         self._files.clear()
         _forget_lines()

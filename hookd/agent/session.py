@@ -64,6 +64,7 @@ class Session:
         namespace: the globals of all plans: plugins' callbacks, their switches, the page.
         clock: ns; steps and what plugins take of them are measured by it.
         tracing: torch's profiler, when somebody has asked for a trace.
+        resume: starts the threads again that a fork has ended, if they are not there by now.
         dispatch: gives events to the plugins, and keeps what they spend.
     """
 
@@ -102,6 +103,7 @@ class Session:
         self.models = Models(self, gentle=identity["method"] == "attach")
         self.namespace["original"] = self.models.patch.original
         self.residue: list[str] = []
+        self.resume: Callable[[], None] = lambda: None
         self.tracing = Tracing(self)
 
     def _namespace(self) -> dict[str, Any]:
@@ -278,6 +280,7 @@ class Session:
             self.page.record(pages.STEP_RECORD, 0, self.steps.done, elapsed_ns / 1e9)
             self.models.step_over(thread, in_call=in_call)
             self._install_late()
+            self.resume()
             self.tracing.boundary()
         except Failure as failure:
             self.dispatch.own_failure("the end of a step", failure)

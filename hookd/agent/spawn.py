@@ -24,6 +24,10 @@ NAME = "hookd"
 _LOOK_S = 0.05
 OWN: set[int] = set()
 """The idents of all of them."""
+_LIVING: set[Thread | _Visitor] = set()
+"""All that the kernel may still know: a thread is counted until a moment after it has done its work."""
+PATIENCE_S, AGAIN_S = 1.0, 0.05
+"""How long a fork waits for a thread that goes on, and how long a later one waits for the same thread."""
 
 
 class Thread:
@@ -39,6 +43,8 @@ class Thread:
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
         self.ident: int | None = None
+        self.native = 0
+        self.patience_s = PATIENCE_S
         self._begun, self._over = Event(), Event()
 
     def start(self) -> None:
@@ -49,15 +55,27 @@ class Thread:
         """
         beginning = functools.partial(self._run)
         held = weakref.ref(beginning)
+        _LIVING.add(self)
         try:
             thread.start(beginning)
         except RuntimeError as exc:
+            _LIVING.discard(self)
             raise _no_thread() from exc
         del beginning
         # Without memory for its first frame it ends before that, and lets go of what it was to call.
         while not self._begun.wait(_LOOK_S):
             if held() is None:
+                _LIVING.discard(self)
                 raise _no_thread()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has done its work."""
+        return self._over.is_set()
+
+    def is_current(self) -> bool:
+        """Whether the caller runs in it; once it is over, another thread may have its number."""
+        return bool(thread.get_ident() == self.ident and not self.is_over)
 
     def join(self, timeout_s: float) -> None:
         """Wait until it is over, or for so long."""
@@ -66,10 +84,10 @@ class Thread:
 
     def _run(self) -> None:
         thread.block_signals()
-        self.ident = thread.get_ident()
+        self.ident, self.native = thread.get_ident(), thread.get_native_id()
         OWN.add(self.ident)
         with contextlib.suppress(OSError):  # for `top -H`; in a container without /proc it has none
-            write(f"/proc/self/task/{thread.get_native_id()}/comm", NAME.encode())
+            write(f"/proc/self/task/{self.native}/comm", NAME.encode())
         self._begun.set()
         try:
             self._function()
@@ -77,6 +95,51 @@ class Thread:
             forget()
             self._over.set()
             OWN.discard(self.ident)
+
+
+class _Visitor:
+    """A thread that hookd has not started here and that ends by itself: the one that brought the agent in."""
+
+    is_over = True
+
+    def __init__(self) -> None:
+        self.native = thread.get_native_id()
+        self.patience_s = PATIENCE_S
+
+
+def note_visitor() -> None:
+    """Have forks wait for the end of the calling thread as well."""
+    _LIVING.add(_Visitor())
+
+
+def remain(waited_s: float) -> bool:
+    """Whether there are threads for which a fork that has waited for so long goes on waiting."""
+    _prune()
+    late = [one for one in [*_LIVING] if one.patience_s <= waited_s]
+    for one in late:
+        one.patience_s = AGAIN_S
+    return len(late) < len(_LIVING)
+
+
+def _prune() -> None:
+    """Forget the threads that the kernel does not know any more."""
+    for one in [*_LIVING]:
+        if one.is_over and not _is_known(one.native):
+            _LIVING.discard(one)
+
+
+def _is_known(native: int) -> bool:
+    try:
+        posix.stat(f"/proc/self/task/{native}")
+    except OSError:
+        return False  # also without /proc, where nobody else can count them either
+    return True
+
+
+def forget_all() -> None:
+    """Know of no thread: in a forked child there is only the one that forked."""
+    _LIVING.clear()
+    OWN.clear()
 
 
 def _no_thread() -> ControlError:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hookd.attach import elf
 from hookd.attach.proc import link
 from hookd.errors import TargetUnsupported
+from hookd.proven import NEWEST_PYTHON, OLDEST_PYTHON, version_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from hookd.attach.memory import Memory
     from hookd.attach.proc import Mapping
 
-OLDEST = (3, 10)
-NEWEST = (3, 14)
 QUEUE, EVALUATE, INITIALIZED = "Py_AddPendingCall", "PyRun_SimpleString", "Py_IsInitialized"
 GIL_CHECK, GIL_TAKE, GIL_GIVE = "PyGILState_Check", "PyGILState_Ensure", "PyGILState_Release"
 RUNTIME = "_PyRuntime"
@@ -57,6 +56,11 @@ class Interpreter:
     symbols: dict[str, int]
     returns: tuple[int, int]
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether hookd was tried on this version; a newer one has to pass `foundation.require`."""
+        return self.version <= NEWEST_PYTHON
+
 
 def find(memory: Memory, maps: Sequence[Mapping]) -> Interpreter:
     """Look for Python in the images that a process maps.
@@ -76,10 +80,10 @@ def find(memory: Memory, maps: Sequence[Mapping]) -> Interpreter:
         )  # fmt: skip
     symbols.update(elf.Image(memory, image.start).find(_OPTIONAL))
     version = _version(memory, symbols, [image.path, exe, *(m.path for m in maps)])
-    if not OLDEST <= version <= NEWEST:
-        word = f"{version[0]}.{version[1]}" if version != (0, 0) else "an unknown version"
+    if version < OLDEST_PYTHON:
+        word = version_text(version) if version != (0, 0) else "an unknown version"
         raise TargetUnsupported(
-            f"process {pid} runs Python {word}; hookd serves {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
+            f"process {pid} runs Python {word}; hookd serves {version_text(OLDEST_PYTHON)} and newer",
             reason="python-version",
         )
     if _is_free_threaded(memory, version, symbols):

@@ -31,6 +31,7 @@ from hookd.attach.change import carried, change
 from hookd.attach.delivery import Delivery, ScriptDelivery, StopDelivery
 from hookd.attach.request import AttachRequest, AttachResult
 from hookd.errors import AttachError, HookdError, PermissionDenied
+from hookd.proven import unproven, version_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,7 +80,7 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
     return AttachResult(
         pid, delivery.method, delivery.pause_s, time.monotonic() - started, control.path(pid, str(here["control"])), here,
         loaded=tuple(spec.name for spec in request.plugins), replaced=str(there["agent_version"]) if there else "",
-        payload=built.sha256, carried={str(one["name"]): carried(one) for one in built.plugins},
+        payload=built.sha256, unproven=unproven(version_text(found.python.version), str(here.get("torch"))), carried={str(one["name"]): carried(one) for one in built.plugins},
     )  # fmt: skip
 
 

@@ -1,9 +1,11 @@
-"""CPython's own remote debugging (PEP 768, 3.14): have a script run in another process without stopping it. Tool side.
+"""CPython's own remote debugging (PEP 768, 3.14 and newer): have a script run in another process without stopping it. Tool side.
 
 The fields are written by us and not by `sys.remote_exec`, so that the tool may run any version of Python. Of
 `eval_breaker` only the low byte is written: CPython's client rewrites all eight and can lose a bit set meanwhile.
 
-Source: Include/internal/pycore_debug_offsets.h, Python/remote_debugging.c and Python/ceval_gil.c of CPython 3.14.
+Where they lie is told by a table, see `debug_table.py`.
+
+Source: Python/remote_debugging.c and Python/ceval_gil.c of CPython 3.14 and 3.15.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hookd.attach import debug_table, foundation
 from hookd.attach.bounded import open_local_directory
-from hookd.attach.interpreter import DEBUG_COOKIE, RUNTIME
 from hookd.attach.untrusted import open_file
 from hookd.errors import HookdError
 
@@ -29,54 +31,9 @@ if TYPE_CHECKING:
     from hookd.attach.memory import Opened
     from hookd.attach.proc import Status
 
-_FINAL = 0xF0
 _NAME = re.compile(r"hookd-[0-9a-f]{16}\.(?:box|py|try)")
 _YOUNG_S = 60.0
 _PLEASE_STOP = 1 << 5
-_MOST_INTERPRETERS = 4096
-# struct _Py_DebugOffsets of 3.14: 64-bit fields after the cookie, the version and `free_threaded`.
-_LAYOUT = {
-    (3, 14): (
-        ("runtime_state", "size finalizing interpreters_head"),
-        (
-            "interpreter_state",
-            (
-                "size id next threads_head threads_main gc imports_modules sysdict builtins ceval_gil gil_runtime_state "
-                "gil_runtime_state_enabled gil_runtime_state_locked gil_runtime_state_holder code_object_generation "
-                "tlbc_generation"
-            ),
-        ),
-        ("thread_state", "size prev next interp current_frame thread_id native_thread_id datastack_chunk status"),
-        ("interpreter_frame", "size previous executable instr_ptr localsplus owner stackpointer tlbc_index"),
-        (
-            "code_object",
-            (
-                "size filename name qualname linetable firstlineno argcount localsplusnames localspluskinds "
-                "co_code_adaptive co_tlbc"
-            ),
-        ),
-        ("pyobject", "size ob_type"),
-        ("type_object", "size tp_name tp_repr tp_flags"),
-        ("tuple_object", "size ob_item ob_size"),
-        ("list_object", "size ob_item ob_size"),
-        ("set_object", "size used table mask"),
-        ("dict_object", "size ma_keys ma_values"),
-        ("float_object", "size ob_fval"),
-        ("long_object", "size lv_tag ob_digit"),
-        ("bytes_object", "size ob_size ob_sval"),
-        ("unicode_object", "size state length asciiobject_size"),
-        ("gc", "size collecting"),
-        ("gen_object", "size gi_name gi_iframe gi_frame_state"),
-        ("llist_node", "next prev"),
-        (
-            "debugger_support",
-            (
-                "eval_breaker remote_debugger_support remote_debugging_enabled debugger_pending_call debugger_script_path "
-                "debugger_script_path_size"
-            ),
-        ),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -117,31 +74,16 @@ class RemoteDebug:
 
 
 def find(memory: Opened, python: Interpreter) -> RemoteDebug | None:
-    """Find the remote debugging of a process; None for a version whose layout we do not know.
+    """Find the remote debugging of a process; None where a check of what it stands on fails.
 
     Raises:
         OSError: the memory cannot be read.
     """
-    layout = _LAYOUT.get(python.version)
-    runtime = python.symbols.get(RUNTIME)
-    if layout is None or runtime is None:
+    table = debug_table.read(memory, python)
+    if table is None or not all(check.holds for check in foundation.checks(memory, python)):
         return None
-    cookie, version, _free_threaded = struct.unpack("<8sQQ", memory.read(runtime, 24))
-    if cookie != DEBUG_COOKIE or version & _FINAL != _FINAL:
-        return None
-    at = _offsets(memory, runtime + 24, layout)
-
-    def pointer(address: int) -> int:
-        return int.from_bytes(memory.read(address, 8), "little")
-
-    interpreter = pointer(runtime + at["runtime_state.interpreters_head"])
-    for _ in range(_MOST_INTERPRETERS):  # the newest is the first; the main one has the number 0
-        if not pointer(interpreter + at["interpreter_state.id"]):
-            break
-        interpreter = pointer(interpreter + at["interpreter_state.next"])
-    thread = pointer(interpreter + at["interpreter_state.threads_main"])
-    if not thread:
-        return None
+    at = table.at
+    interpreter, thread = debug_table.main_thread(memory, table)
     enabled = struct.unpack("<i", memory.read(interpreter + at["debugger_support.remote_debugging_enabled"], 4))[0]
     support = thread + at["debugger_support.remote_debugger_support"]
     return RemoteDebug(
@@ -152,12 +94,6 @@ def find(memory: Opened, python: Interpreter) -> RemoteDebug | None:
         support + at["debugger_support.debugger_script_path"],
         at["debugger_support.debugger_script_path_size"],
     )
-
-
-def _offsets(memory: Opened, address: int, layout: tuple[tuple[str, str], ...]) -> dict[str, int]:
-    names = [f"{group}.{field}" for group, fields in layout for field in fields.split()]
-    values = struct.unpack(f"<{len(names)}Q", memory.read(address, 8 * len(names)))
-    return dict(zip(names, values, strict=True))
 
 
 class ScriptFolder:

@@ -54,6 +54,7 @@ class AttachResult:
         added: those that an agent had not that was there.
         replaced: the version of the older agent that had to go, else "".
         payload: the sha256 of what was brought in, "" where an agent was there.
+        unproven: a line where Python or torch is newer than any that hookd was tried on, else "".
         carried: by plugin that was brought in, the `version`, `sha256` and `origin` of its source.
     """
 
@@ -67,4 +68,5 @@ class AttachResult:
     added: tuple[str, ...] = ()
     replaced: str = ""
     payload: str = ""
+    unproven: str = ""
     carried: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

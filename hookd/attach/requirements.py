@@ -5,8 +5,10 @@ A target has torch, and the payload has hookd and pluggy. All else that is decla
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import re
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from hookd.errors import PluginError
@@ -68,17 +70,25 @@ def _files(plugin: str, distribution: Distribution) -> dict[str, bytes]:
     """Read the Python files of one distribution."""
     who = f"{distribution.name} {distribution.version}, which plugin '{plugin}' requires,"
     files: dict[str, bytes] = {}
-    for path in distribution.files or ():
+    for path in _recorded(distribution):
         if path.suffix in COMPILED:
             raise PluginError(
                 f"{who} cannot be carried into a target: {path} is compiled code", hint="Only Python can."
             )
         if path.suffix == ".py" and ".." not in path.parts:
             try:
-                files[path.as_posix()] = path.read_binary()
+                files[path.as_posix()] = Path(str(distribution.locate_file(path))).read_bytes()
             except OSError as exc:
                 raise PluginError(f"{who} cannot be carried into a target: {path} is missing") from exc
     if not files:
         raise PluginError(f"{who} cannot be carried into a target: no Python file of it is recorded as installed",
                           hint="An editable installation records none.")  # fmt: skip
     return files
+
+
+def _recorded(distribution: Distribution) -> list[PurePosixPath]:
+    """Return the files that were installed, also those that are gone: `Distribution.files` leaves them out since 3.12."""
+    record = distribution.read_text("RECORD")
+    if record is None:
+        return [PurePosixPath(str(path)) for path in distribution.files or ()]
+    return [PurePosixPath(row[0]) for row in csv.reader(record.splitlines()) if row]

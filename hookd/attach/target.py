@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookd.attach import discover, headroom, interpreter, permission, proc
+from hookd.attach import discover, foundation, headroom, interpreter, permission, proc
 from hookd.attach.memory import Opened
 from hookd.errors import AttachError, NoSuchTarget, TargetUnsupported
 
@@ -53,7 +53,7 @@ def look(pid: int, *, is_forced: bool = False) -> Target:
 
     Args:
         pid: of the process.
-        is_forced: whether to do without room in it, see `headroom`.
+        is_forced: whether to do without room in it, see `headroom`, and without the table of remote debugging.
 
     Raises:
         NoSuchTarget: there is no such process.
@@ -85,6 +85,7 @@ def _find_python(memory: Opened, *, is_forced: bool) -> interpreter.Interpreter:
         raise TargetUnsupported(f"process {pid} has hookd disabled", reason="disabled", hint=hint)
     maps = memory.mappings()
     python = interpreter.find(memory, maps)
+    foundation.require(memory, python, is_forced=is_forced)
     if not discover.has_torch(maps):
         hint = "`hookd ps` lists training processes."
         raise TargetUnsupported(f"process {pid} has no torch loaded", reason="no-torch", hint=hint)

@@ -186,7 +186,11 @@ def finish_attached(entries: Sequence[dict[str, Any]], chosen: Selection, *, as_
     for line in targets.told_skipped(skipped):
         output.say(line)
     rest = [entry for entry in entries if entry not in refused]
-    return finish(rest, as_json=as_json, say=told_attached, skipped=skipped, metrics=metrics)
+    status = finish(rest, as_json=as_json, say=told_attached, skipped=skipped, metrics=metrics)
+    for entry in rest:
+        if newer := entry.get("unproven"):  # a daemon of an older version does not say so
+            output.say(f"{entry['pid']}: {newer}")
+    return status
 
 
 def told_attached(entry: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+from hookd import proven
 from hookd.cli import output, targets, untested
 from hookd.cli.checks import Check
 from hookd.errors import HookdError
@@ -151,6 +152,7 @@ def _python(status: Status, memory: Opened) -> Iterator[Check]:
         yield Check("Python", "bad", error.message, error.hint)
         return
     yield Check("Python", "ok", f"CPython {python.version[0]}.{python.version[1]} in {python.image}")
+    yield from _foundation(status.pid, memory, python)
     if not discover.has_torch(maps):
         yield Check(
             "torch", "bad", "no torch is loaded in it", "Attach when it has imported torch; hookd ps lists who has."
@@ -159,6 +161,32 @@ def _python(status: Status, memory: Opened) -> Iterator[Check]:
     for shortage in headroom.shortages(status.pid, maps):
         yield Check("room", "bad", f"{shortage.message} ({shortage.reason})", shortage.hint)
     yield from _way_in(status, memory, python)
+
+
+def _foundation(pid: int, memory: Opened, python: Interpreter) -> Iterator[Check]:
+    """Show what an attach stands on in the interpreter; on a version that is not proven a failed check is in the way."""
+    from hookd.attach import foundation
+
+    try:
+        found = list(foundation.checks(memory, python))
+    except OSError as exc:
+        yield Check("foundation", "bad", f"its memory cannot be read: {exc}", f"sudo hookd attach {pid}")
+        return
+    failed = "note" if python.is_proven else "bad"
+    cure = f"ptrace is used instead{'' if python.is_proven else f' with: hookd attach --force {pid}'}."
+    yield from (Check(one.name, failed, one.found, cure) for one in found if not one.holds)
+    if held := ", ".join(f"{one.name} ({one.found})" for one in found if one.holds):
+        newer = "" if python.is_proven else ", but this version is not yet proven"
+        yield Check("foundation", "note" if newer else "ok", f"holds{newer}: {held}")
+
+
+def _torch(status: Mapping[str, Any], version: object) -> Iterator[Check]:
+    """Show what the agent stands on in torch, by its own word."""
+    found = [(str(name), bool(holds), str(seen)) for name, holds, seen in status.get("torch", ())]
+    yield from (Check(name, "note", seen) for name, holds, seen in found if not holds)
+    if found and all(holds for _, holds, _ in found):
+        newer = ", but this version is not yet proven" if proven.minor(str(version)) > proven.NEWEST_TORCH else ""
+        yield Check("torch", "note" if newer else "ok", f"{version}: all {len(found)} checks hold{newer}")
 
 
 def _way_in(status: Status, memory: Opened, python: Interpreter) -> Iterator[Check]:
@@ -182,7 +210,7 @@ def _way_in(status: Status, memory: Opened, python: Interpreter) -> Iterator[Che
     try:
         folder = remote_debug.ScriptFolder(status)
     except OSError:
-        yield Check("way in", "note", "no writable directory for a script of 3.14: ptrace, with a short stop")
+        yield Check("way in", "note", "no writable directory for a script: ptrace, with a short stop")
         return
     folder.remove()
     yield Check("way in", "ok", "CPython's own remote debugging: nothing is stopped")
@@ -217,6 +245,7 @@ def _agent(pid: int, host: str | None) -> Iterator[Check]:
     found = f"of hookd {there.get('agent_version')}, by {there.get('method')}{_holders(status, there, host)}"
     if upgrade.is_ours(there):
         yield Check("agent", "ok", f"there already, {found}; attach joins it")
+        yield from _torch(status, there.get("torch"))
         if (why := status.get("why_patched")) is not None:
             yield _calls(str(why))
         return

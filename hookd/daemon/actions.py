@@ -147,6 +147,7 @@ class Actions:
             "replaced": result.replaced,
             "payload": result.payload,
             "carried": result.carried,
+            "unproven": result.unproven,
             "identity": result.identity,
         }
 

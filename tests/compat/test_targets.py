@@ -15,8 +15,10 @@ from pathlib import Path
 import pluggy
 import pytest
 
+from hookd import proven
+from hookd.errors import TargetUnsupported
 from tests.compat.trainings import assert_nothing_is_left, training_on
-from tests.support import interpreters, stub
+from tests.support import interpreters, made_up, stub
 from tests.support.environment import REPOSITORY, TARGETS, target_environment
 from tests.support.importing import assert_modules_stay, lay_widths
 from tests.support.processes import Process, wait_until
@@ -50,6 +52,30 @@ def test_an_injection_with_a_stub_for_torch(minor, build):
                 stub.inject(target.pid)
             wait_until(lambda: stub.threads(target.pid) == threads, what="the threads end")  # noqa: B023
             assert stub.mailboxes(target.pid) == 0
+            stub.finish(target)
+
+
+def newest():
+    """Return those of the newest version that hookd was tried on."""
+    found = [one for one in interpreters.found() if one.minor == proven.NEWEST_PYTHON]
+    return found or pytest.skip(f"no CPython {proven.version_text(proven.NEWEST_PYTHON)} here: untested")
+
+
+@pytest.mark.compat
+def test_a_version_that_nobody_knows_is_attached_to_by_the_table_of_the_newest():
+    for python in newest():
+        with python.directory() as directory, made_up.start(directory, BUSY, python) as target:
+            assert stub.inject(target.pid).method == "remote-debug"
+            stub.finish(target)
+
+
+@pytest.mark.compat
+def test_a_version_that_nobody_knows_is_refused_where_its_table_has_another_size():
+    for python in newest():
+        with python.directory() as directory, made_up.start(directory, BUSY, python, resized=8) as target:
+            with pytest.raises(TargetUnsupported, match="debug table size") as caught:
+                stub.inject(target.pid)
+            assert caught.value.reason == "python-version"
             stub.finish(target)
 
 

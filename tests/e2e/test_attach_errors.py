@@ -13,7 +13,7 @@ from hookd import errors
 from hookd.attach import AttachRequest, attach, detach
 from hookd.attach.proc import link, maps, status
 from hookd.errors import HookdError, NoSuchTarget
-from tests.support import stub
+from tests.support import interpreters, made_up, stub
 from tests.support.environment import REPOSITORY, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
 
@@ -137,10 +137,22 @@ def test_python_without_torch(tmp_path):
 
 def test_a_version_that_is_not_served(tmp_path, monkeypatch):
     """Only the bounds are moved: the version is read from the real process."""
-    monkeypatch.setattr("hookd.attach.interpreter.OLDEST", (3, 99))
+    monkeypatch.setattr("hookd.attach.interpreter.OLDEST_PYTHON", (3, 99))
     with stub.start(tmp_path, BUSY) as target:
         error = assert_fails(target.pid, errors.TargetUnsupported, "python-version", 6)
         assert f"Python {sys.version_info[0]}.{sys.version_info[1]}" in error.message
+        stub.finish(target)
+
+
+def test_a_newer_version_that_is_built_otherwise(tmp_path):
+    """The interpreter is ours, and says that it is of a version that there is not: it has no table, or another one's."""
+    python = interpreters.at(sys.executable)
+    assert python is not None
+    with made_up.start(tmp_path, BUSY, python, resized=8) as target:
+        error = assert_fails(target.pid, errors.TargetUnsupported, "python-version", 6)
+        assert "newer than any that hookd was tried on" in error.message
+        assert "debug table" in error.message
+        stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=60, force=True))
         stub.finish(target)
 
 

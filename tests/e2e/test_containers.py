@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hookd.attach import control, discover
-from tests.support import stub
+from tests.support import interpreters, stub
 from tests.support.container import ALL, Box, has_ended, init_of, interpreter_homes, own_targets, target_of
 from tests.support.environment import REPOSITORY, TARGETS, bare_python
 from tests.support.processes import wait_until
@@ -94,14 +94,14 @@ def test_training_in_another_system_is_served(tmp_path, root):
     """With another Python, torch and C library: a chroot of another distribution."""
     if root is None:
         pytest.skip("HOOKD_COMPAT_ROOTS names no root directory of another system")
-    with Box(root=root, python="/usr/bin/python3").start_training(tmp_path) as process:
+    with Box(root=root, python=interpreters.python_of(Path(root))).start_training(tmp_path) as process:
         assert_served_and_left(process)
 
 
 @pytest.mark.parametrize("root", ROOTS or [None])
 def test_a_target_that_can_write_nowhere_is_reached_through_memory(tmp_path, root):
     """CPython's own remote debugging wants a file; without one, and on older versions always, it is a stop."""
-    box = Box(writable=()) if root is None else Box(writable=(), root=root, python="/usr/bin/python3")
+    box = Box(writable=()) if root is None else Box(writable=(), root=root, python=interpreters.python_of(Path(root)))
     with box.start_stub(tmp_path, BUSY) as process:
         assert stub.inject(target_of(process)).method == "ptrace"
         stub.finish(process)

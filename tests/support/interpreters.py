@@ -1,7 +1,8 @@
 """The Pythons of this machine that a target or a tool can run on, and what each of them is.
 
 They are found on PATH, below `~/.pyenv/versions`, and where HOOKD_COMPAT_PYTHONS (paths) and HOOKD_COMPAT_ROOTS (roots of
-other file systems with a /usr/bin/python3 of their own, entered with chroot) name more; both are separated by colons.
+other file systems with an /opt/v/bin/python, else a /usr/bin/python3 of their own, entered with chroot) name more; both are
+separated by colons.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from _pytest.mark.structures import ParameterSet
 
 HERE = Path("/")
-VERSIONS = ((3, 10), (3, 11), (3, 12), (3, 13), (3, 14))
+VERSIONS = ((3, 10), (3, 11), (3, 12), (3, 13), (3, 14), (3, 15))
 """The minor versions of CPython that hookd attaches to."""
 WHAT = """
 import importlib.util, json, os, re, sys, sysconfig
@@ -110,7 +111,7 @@ def no_roots() -> ParameterSet:
 
 def with_torch(where: str) -> Interpreter:
     """Give the Python with torch "here", where the tests' targets live, or of another root."""
-    one = at(str(bare_python())) if where == "here" else at("/usr/bin/python3", Path(where))
+    one = at(str(bare_python())) if where == "here" else at(python_of(Path(where)), Path(where))
     assert one is not None, f"{where} has no Python that hookd attaches to"
     assert one.torch is not None, f"{where} has no torch"
     return one
@@ -125,7 +126,12 @@ def _candidates() -> Iterator[tuple[str, Path]]:
     yield "/usr/bin/python3", HERE
     yield from ((str(path), HERE) for path in sorted(Path.home().glob(".pyenv/versions/*/bin/python")))
     yield from ((path, HERE) for path in _listed("HOOKD_COMPAT_PYTHONS"))
-    yield from (("/usr/bin/python3", Path(root)) for root in roots())
+    yield from ((python_of(Path(root)), Path(root)) for root in roots())
+
+
+def python_of(root: Path) -> str:
+    """Return the Python of another root that has torch: a virtual environment's, or the system's own."""
+    return next((path for path in ("/opt/v/bin/python",) if os.path.lexists(f"{root}{path}")), "/usr/bin/python3")
 
 
 def _listed(variable: str) -> list[str]:

@@ -137,7 +137,7 @@ def inject(pid: int, bootstrap: bytes = COUNTS, request: AttachRequest | None = 
 
 
 def _inject(pid: int, bootstrap: bytes, request: AttachRequest) -> Delivery:
-    with target.look(pid) as found:
+    with target.look(pid, is_forced=request.force) as found:
         delivery, data = live._prepare(found, request, stub_payload(bootstrap))
         try:
             live._deliver(found, request, delivery, data, time.monotonic() + request.timeout_s)

@@ -362,3 +362,12 @@ def test_tracebacks_show_the_new_source(loader):
 def test_a_wait_that_is_over_before_it_begins_ends():
     for _ in range(2000):
         sleep(1e-6)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 15), reason="lazy imports are new in CPython 3.15")
+def test_carried_code_imports_at_once_where_the_program_makes_all_imports_lazy(loader):
+    sys.set_lazy_imports("all")
+    try:
+        assert "part" in vars(loader.module("carried"))
+    finally:
+        sys.set_lazy_imports("normal")

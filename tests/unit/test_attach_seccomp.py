@@ -90,7 +90,7 @@ for number in numbers:
     ctypes.set_errno(0)
     answers.append(get() if call(number, 0, 0, 0, 0, 0, 0) == -1 else 0)
 os.write(1, repr(answers).encode())
-os._exit(0)
+call(60, 0)  # exit: `_exit` calls exit_group alone since glibc 2.42, and a program may forbid that
 """
 
 

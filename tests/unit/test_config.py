@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import inspect
 import pytest
 
 from hookd import config
@@ -134,7 +135,7 @@ def test_a_file_that_is_not_there_is_a_config_error(tmp_path):
 
 def test_every_setting_is_documented():
     for name in config.SETTINGS:
-        assert f"        {name}: " in (ServeConfig.__doc__ or "")
+        assert f"\n    {name}: " in inspect.cleandoc(ServeConfig.__doc__ or "")
 
 
 def test_root_and_users_have_their_own_default_places():

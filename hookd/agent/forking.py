@@ -1,0 +1,101 @@
+"""No thread of hookd's while the process forks. Runs in the target.
+
+What another thread holds at a fork stays held in the child for ever, so CPython (3.12 and newer) warns of a process that
+forks and has several threads, and a program may turn that warning into an error. A training of one thread is to stay one: its
+fork waits until hookd's threads have ended, as the kernel counts them, and they are started again after it.
+
+They are not started in the hook that runs after the fork: CPython 3.12 and 3.13 count the threads behind it
+(Modules/posixmodule.c, `warn_about_fork_with_threads`). They are started as soon as `os.fork` has returned.
+"""
+
+from __future__ import annotations
+
+import functools
+import posix
+from typing import TYPE_CHECKING
+
+from hookd.agent import spawn
+from hookd.agent.faults import is_from_signal_handler
+from hookd.agent.fork import AtFork
+from hookd.originals import clock, thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.agent.aside import Aside
+    from hookd.agent.cold import Cold
+    from hookd.agent.control import Control
+
+_LOOK_S = 0.0002
+
+
+class Forks:
+    """Ends the threads of an agent before a fork, and starts them again.
+
+    It takes no lock: a signal handler may fork while another fork of the same thread is under way.
+
+    Args:
+        control, aside, cold: what has threads.
+        silence: called in the child.
+    """
+
+    def __init__(self, control: Control, aside: Aside, cold: Cold, silence: Callable[[], None]) -> None:
+        self._control, self._aside, self._cold = control, aside, cold
+        self._silence = silence
+        self._pid = posix.getpid()
+        self._under_way: list[None] = []
+        self._is_halted = False
+        self._errors: list[BaseException] = []
+
+    def calls(self) -> AtFork:
+        """Return what is to be called at a fork."""
+        return AtFork(self._before, self._in_parent, self._returned, self._in_child)
+
+    def _before(self) -> None:
+        self._under_way.append(None)
+        if spawn.is_own():  # an expression that somebody evaluates here forks: it cannot wait for itself
+            return
+        self._is_halted = True
+        self._guarded(functools.partial(self._end_all, clock.monotonic()))
+
+    def _end_all(self, since: float) -> None:
+        """Wait until no thread is left, or for as long as what they do may hold a fork up."""
+        self._aside.halt()
+        self._control.halt()
+        while spawn.remain(clock.monotonic() - since):
+            self._cold.halt()  # one that was busy for the control thread is idle now
+            clock.sleep(_LOOK_S)
+
+    def _in_parent(self) -> None:
+        if self._under_way:
+            self._under_way.pop()
+        # Beside the main thread there was another one anyhow, and the main thread may not come back for long.
+        if not thread.is_main():
+            self._guarded(self.resume)
+
+    def _returned(self) -> None:
+        self.resume()
+        if self._errors and posix.getpid() == self._pid:
+            raise self._errors.pop()
+
+    def resume(self) -> None:
+        """Start the threads again that a fork has ended; may be called at any time, in any thread."""
+        if not self._is_halted or self._under_way or posix.getpid() != self._pid:
+            return
+        if self._control.resume() and self._aside.resume():
+            self._is_halted = False
+
+    def _in_child(self) -> None:
+        spawn.forget_all()
+        self._silence()
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Call what must not raise here: the interpreter would only print it. What a signal handler raises is the program's."""
+        while True:
+            try:
+                act()
+            except BaseException as error:  # noqa: BLE001
+                if is_from_signal_handler(error):
+                    self._errors.append(error)
+                    continue
+            return

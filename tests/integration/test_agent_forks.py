@@ -1,0 +1,35 @@
+"""A watched process has no thread of hookd's while it forks, and one again after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.support.environment import REPOSITORY, TARGETS
+
+
+def outcome(program: str, *arguments: str) -> dict[str, str]:
+    """Return what a program prints, by its lines' first words."""
+    done = subprocess.run(
+        [sys.executable, str(TARGETS / program), *arguments],
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+def test_a_training_of_one_thread_has_one_at_each_fork_and_the_same_weights():
+    """Every warning is an error there: of several threads CPython 3.12 and newer warns."""
+    plain, watched = outcome("one_thread.py"), outcome("one_thread.py", "--watched")
+    assert watched.pop("steps") == "30"
+    assert watched == plain
+    assert plain["threads"].startswith("[1")
+
+
+def test_a_signal_handler_that_raises_while_a_fork_waits_is_the_programs():
+    assert outcome("fork_interrupted.py") == {"parent": "interrupted", "child": "0"}
