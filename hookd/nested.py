@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import sys
 from collections import UserDict, deque
@@ -18,6 +19,8 @@ LIMIT = 64
 DEPTH = 8
 PLAIN = (int, float, complex, str, bytes)
 """What has no tensor in it."""
+FROZEN = getattr(builtins, "frozendict", dict)
+"""A dict that cannot be changed, new in CPython 3.15; no subclass of `dict`."""
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -116,6 +119,7 @@ _READERS: dict[int, Callable[[Any], Any]] = {
     id(tuple): lambda value: tuple.__getitem__(value, slice(None)),
     id(list): lambda value: list.__getitem__(value, slice(None)),
     id(dict): lambda value: list(dict.values(value)),
+    id(FROZEN): lambda value: list(FROZEN.values(value)),
     id(UserDict): lambda value: items(peek(value, "data")),
     id(deque): lambda value: list(deque.__iter__(value)),
     id(SimpleNamespace): lambda value: list(attributes_of(value).values()),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from hookd.agent.faults import Failure
+from hookd.nested import FROZEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +31,8 @@ LIMIT_BYTES, LIMIT_ITEMS = 256 << 20, 1_000_000
 MOST = 5000
 """Objects that one look visits in one plugin."""
 _PLAIN = (bool, int, float, str, bytes, type(None))
-_CONTAINERS = (list, tuple, set, frozenset, deque)
+_DICTS = (dict, FROZEN)
+_CONTAINERS = (list, tuple, set, frozenset, deque, *_DICTS)
 
 
 class Held(NamedTuple):
@@ -55,9 +57,9 @@ def held(plugin: Plugin) -> Held:
         kind = type(one)  # a proxy whose object has ended raises when it is asked with isinstance()
         if issubclass(kind, Tensor):
             memory.update([_memory(one)])
-        elif issubclass(kind, (dict, *_CONTAINERS)):
+        elif issubclass(kind, _CONTAINERS):
             items += len(one)
-            todo += _first(one.values() if issubclass(kind, dict) else one)
+            todo += _first(one.values() if issubclass(kind, _DICTS) else one)
         elif kind.__module__.partition(".")[0] == own and hasattr(one, "__dict__"):
             todo += list(vars(one).values())
     return Held(sum(memory.values()), items)

@@ -182,9 +182,8 @@ class Loader:
         Raises:
             HookdError: the agent's own, when it refuses.
         """
-        _withdraw(
-            self._loaded
-        )  # its private names are those of the other one; its code, under way in this fork, needs none
+        # The other one has the same private names; our code, under way in this fork, needs none.
+        _withdraw(self._loaded)
         start(config, self._files, self._codes)
 
     def purge(self) -> None:
@@ -192,6 +191,8 @@ class Loader:
         _withdraw(self._loaded)
         for name, module in self._loaded.items():
             self._let_go(name, module)
+        if getattr(globals().get("__spec__"), "loader", None) is self:
+            del globals()["__spec__"]
         # As CPython's own leak tests do (Lib/test/libregrtest/utils.py `clear_caches`): a generic class is kept by them.
         for clear in getattr(sys.modules.get("typing"), "_cleanups", ()):
             clear()
@@ -382,6 +383,8 @@ def start(config: dict[str, Any], files: Mapping[str, bytes], codes: Codes) -> M
     loader = None
     try:
         loader = Loader(files, codes, gentle=config.get("method") == "attach")
+        if "__file__" not in globals():  # this module came without a loader, and tracebacks ask for it
+            globals()["__spec__"] = loader.find_spec(__name__)
         bootstrap = loader.module("hookd.agent.bootstrap")
         bootstrap.start(config, loader)
     except BaseException:

@@ -26,6 +26,7 @@ import itertools
 import math
 import re
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 NAME = "hookd-page"
@@ -146,7 +147,7 @@ def plain(value: object, limit: int = MAX_MESSAGE, depth: int = 6) -> Any:
         return float(value) if math.isfinite(value) else f"{value:f}"
     if isinstance(value, str):
         return clean(value, limit)
-    if depth and isinstance(value, dict):
+    if depth and isinstance(value, Mapping):
         items = itertools.islice(value.items(), 64)
         return {clean(str(k), 64): plain(v, limit, depth - 1) for k, v in items if isinstance(k, (str, int))}
     if depth and isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
-import inspect
 import pytest
 
 from hookd import config

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hookd import is_whole, tensors
+from hookd.nested import FROZEN
 
 X = torch.ones(2)
 
@@ -32,7 +33,7 @@ def nested(depth):
 
 WHOLE = [
     X, None, 3, "text", (X, [X]), {"a": X, "b": None}, Record(X), SimpleNamespace(a=[X]), UserDict(a=X), deque([X]),
-    [torch.float16, torch.device("cpu"), X], list(range(1000)), nested(7), [X] * 63,
+    [torch.float16, torch.device("cpu"), X], list(range(1000)), nested(7), [X] * 63, FROZEN({"a": X}),
 ]  # fmt: skip
 
 
@@ -46,6 +47,8 @@ def test_what_is_left_out_is_known(value):
     assert not is_whole(value)
 
 
-@pytest.mark.parametrize("value", [SimpleNamespace(a=[X]), UserDict(a=X), deque([X]), Record({"a": (X,)}), nested(7)])
+@pytest.mark.parametrize(
+    "value", [SimpleNamespace(a=[X]), UserDict(a=X), deque([X]), Record({"a": (X,)}), FROZEN(a=[X]), nested(7)]
+)
 def test_tensor_is_found_in(value):
     assert [one is X for one in tensors(value)] == [True]

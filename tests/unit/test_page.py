@@ -334,6 +334,7 @@ def test_an_incident_may_hold_anything(written, reader):
             "path": "\udcff",
             "endless": endless,
             "time": "yesterday",
+            "frozen": types.MappingProxyType({"a": 1}),
             ("no", "key"): 1,
             3: {"deep": [1, 2.5, None, True, ("a",)]},
         }
@@ -343,6 +344,7 @@ def test_an_incident_may_hold_anything(written, reader):
     assert first["tensor"] == "(Opaque)"
     assert (first["norm"], first["peak"], first["huge"]) == ("nan", "-inf", "(huge integer)")
     assert first["path"] == "?"
+    assert first["frozen"] == {"a": 1}
     assert first["3"] == {"deep": [1, 2.5, None, True, ["a"]]}
     assert isinstance(first["time"], float)
     assert second["kind"] == "long"

@@ -42,6 +42,7 @@ OPENS = {
     "attach/permission.py": {"_yama": KERNEL},
     "attach/proc.py": {"read": KERNEL, "size": KERNEL},
     "attach/remote_debug.py": {"create": NEW, "_is_usable": NEW},
+    "attach/requirements.py": {"_files": OURS, "_recorded": OURS},
     "attach/sources.py": {"_module_files": OURS},
     "attach/waiter.py": {"_begin": KERNEL, "_is_runnable": KERNEL},
     "attach/waiter_child.py": {"open_name": KERNEL, "capabilities": KERNEL},
