@@ -23,14 +23,14 @@ class AtFork(NamedTuple):
 
     Attributes:
         before: in the thread that forks.
-        in_parent: in the same thread, while the call that forks is still under way.
+        in_parent: in the same thread, while the call that forks is still under way; returns whether `returned` is to be called.
         returned: in the parent's main thread, at its next safe point after that call. What this raises is raised in the
             code of the program that runs there, as what a signal handler raises.
         in_child: in the child.
     """
 
     before: Callable[[], None]
-    in_parent: Callable[[], None]
+    in_parent: Callable[[], bool]
     returned: Callable[[], None]
     in_child: Callable[[], None]
 
@@ -56,14 +56,15 @@ def _register(slot: list[AtFork]) -> None:
             return False
 
     returned = Returned()
+    pointer = ctypes.c_void_p(id(returned))
+    waiting: list[ctypes.c_void_p] = []
 
     def before(_kept: Returned = returned) -> None:  # its address is what the interpreter is given below
         for one in [*slot]:
             one.before()
 
     def in_parent() -> None:
-        for one in [*slot]:
-            one.in_parent()
+        waiting[:] = [pointer for one in [*slot] if one.in_parent()]
 
     def in_child() -> None:
         while slot:
@@ -72,4 +73,4 @@ def _register(slot: list[AtFork]) -> None:
     posix.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
     # Not in a function of Python: the interpreter would make the call at once, before that function has returned.
     call, queue = ctypes.pythonapi["PyObject_IsTrue"], ctypes.pythonapi["Py_AddPendingCall"]
-    posix.register_at_fork(after_in_parent=functools.partial(queue, call, ctypes.c_void_p(id(returned))))
+    posix.register_at_fork(after_in_parent=functools.partial(functools.reduce, queue, waiting, call))

@@ -66,12 +66,14 @@ class Forks:
             self._cold.halt()  # one that was busy for the control thread is idle now
             clock.sleep(_LOOK_S)
 
-    def _in_parent(self) -> None:
+    def _in_parent(self) -> bool:
         if self._under_way:
             self._under_way.pop()
         # Beside the main thread there was another one anyhow, and the main thread may not come back for long.
-        if not thread.is_main():
+        is_main = thread.is_main()
+        if not is_main:
             self._guarded(self.resume)
+        return bool(is_main)
 
     def _returned(self) -> None:
         self.resume()
