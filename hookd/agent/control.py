@@ -131,7 +131,7 @@ class Control:
         self._thread = Thread(self._serve)
         self._wake = Wake()
         self._resuming = Lock()
-        self._is_halted = False
+        self._is_halted = self._is_leaving = False
         self._ticked = self._started
 
     @property
@@ -157,10 +157,10 @@ class Control:
         """Have the thread end, after the answer under way, and do this `then`; wait for it, unless it is the caller."""
         self._then = then or self._then
         self._is_ending = True
-        if self._thread.ident is None or self._thread.is_over:  # it has never begun, or not again after a fork
-            self._close()
-        elif not self.is_own_thread():
+        if not self.is_own_thread():
             self._thread.join(TICK_S * 5)
+            if self._thread.ident is None or self._thread.is_over:  # it has never begun, or not again after a fork
+                self._close()
 
     def is_own_thread(self) -> bool:
         """Whether the caller runs in the thread that answers requests."""
@@ -173,20 +173,26 @@ class Control:
 
     def resume(self) -> bool:
         """Serve again after a `halt`, unless the agent ends; return whether that is settled."""
+        # Who holds it may be below us, where a signal handler has interrupted it.
         if not self._resuming.acquire(False):  # noqa: FBT003  `_thread` knows no other way
             return False
         try:
             self._is_halted = False
             self._wake.clear()
-            if self._thread.is_over and not self._is_ending:
-                before, self._thread = self._thread, Thread(self._serve)
-                try:
-                    self._thread.start()
-                except ControlError:
-                    self._thread = before
-                    return False
+            return self._is_ending or not self._is_leaving or self._serve_again()
         finally:
             self._resuming.release()
+
+    def _serve_again(self) -> bool:
+        if not self._thread.is_over:  # it is about to be
+            return False
+        before, self._thread = self._thread, Thread(self._serve)
+        self._is_leaving = False
+        try:
+            self._thread.start()
+        except ControlError:
+            self._thread, self._is_leaving = before, True
+            return False
         return True
 
     def keep(self) -> None:
@@ -244,7 +250,9 @@ class Control:
                     self._then()
 
     def _must_halt(self) -> bool:
-        return self._is_halted
+        with self._resuming:
+            self._is_leaving = self._is_halted
+        return self._is_leaving
 
     def _close(self) -> None:
         for connection in list(self._connections.values()):

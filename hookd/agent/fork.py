@@ -22,15 +22,15 @@ class AtFork(NamedTuple):
     """What to call at a fork.
 
     Attributes:
-        before: in the thread that forks.
-        in_parent: in the same thread, while the call that forks is still under way; returns whether `returned` is to be called.
+        before: in the thread that forks; returns whether `returned` is to be called.
+        in_parent: in the same thread, while the call that forks is still under way.
         returned: in the parent's main thread, at its next safe point after that call. What this raises is raised in the
             code of the program that runs there, as what a signal handler raises.
         in_child: in the child.
     """
 
-    before: Callable[[], None]
-    in_parent: Callable[[], bool]
+    before: Callable[[], bool]
+    in_parent: Callable[[], None]
     returned: Callable[[], None]
     in_child: Callable[[], None]
 
@@ -53,6 +53,7 @@ def _register(slot: list[AtFork]) -> None:
         def __bool__(self) -> bool:
             for one in [*slot]:
                 one.returned()
+            waiting.clear()
             return False
 
     returned = Returned()
@@ -61,10 +62,12 @@ def _register(slot: list[AtFork]) -> None:
 
     def before(_kept: Returned = returned) -> None:  # its address is what the interpreter is given below
         for one in [*slot]:
-            one.before()
+            if one.before() and not waiting:
+                waiting.append(pointer)
 
     def in_parent() -> None:
-        waiting[:] = [pointer for one in [*slot] if one.in_parent()]
+        for one in [*slot]:
+            one.in_parent()
 
     def in_child() -> None:
         while slot:

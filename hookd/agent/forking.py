@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from hookd.agent.control import Control
 
 _LOOK_S = 0.0002
+_LEAST_S, _SHARE = 0.005, 0.01
+"""How long each fork may wait, and the part of the time that all of them may wait beyond that."""
 
 
 class Forks:
@@ -43,37 +45,40 @@ class Forks:
         self._control, self._aside, self._cold = control, aside, cold
         self._silence = silence
         self._pid = posix.getpid()
-        self._under_way: list[None] = []
         self._is_halted = False
         self._errors: list[BaseException] = []
+        self._began, self._waited_s = clock.monotonic(), 0.0
 
     def calls(self) -> AtFork:
         """Return what is to be called at a fork."""
         return AtFork(self._before, self._in_parent, self._returned, self._in_child)
 
-    def _before(self) -> None:
-        self._under_way.append(None)
-        if spawn.is_own():  # an expression that somebody evaluates here forks: it cannot wait for itself
-            return
-        self._is_halted = True
-        self._guarded(functools.partial(self._end_all, clock.monotonic()))
+    def _before(self) -> bool:
+        if not spawn.is_own():  # an expression that somebody evaluates here forks: it cannot wait for itself
+            self._guarded(functools.partial(self._end_all, clock.monotonic()))
+        return bool(thread.is_main())
 
     def _end_all(self, since: float) -> None:
         """Wait until no thread is left, or for as long as what they do may hold a fork up."""
-        self._aside.halt()
-        self._control.halt()
-        while spawn.remain(clock.monotonic() - since):
+        most_s = min(spawn.PATIENCE_S, spawn.PATIENCE_S + _SHARE * (since - self._began) - self._waited_s)
+        while True:
+            # Each time: a fork inside of this one (in a signal handler) and a step's end in another thread resume.
+            self._aside.halt()
+            self._control.halt()
             self._cold.halt()  # one that was busy for the control thread is idle now
+            left, waited_s = spawn.remaining(), clock.monotonic() - since
+            self._is_halted = True
+            if not left or waited_s >= max(_LEAST_S, most_s):
+                break
             clock.sleep(_LOOK_S)
+        for one in left:
+            one.awaited_s += waited_s
+        self._waited_s += max(0.0, waited_s - _LEAST_S)
 
-    def _in_parent(self) -> bool:
-        if self._under_way:
-            self._under_way.pop()
+    def _in_parent(self) -> None:
         # Beside the main thread there was another one anyhow, and the main thread may not come back for long.
-        is_main = thread.is_main()
-        if not is_main:
+        if not thread.is_main():
             self._guarded(self.resume)
-        return bool(is_main)
 
     def _returned(self) -> None:
         self.resume()
@@ -82,10 +87,12 @@ class Forks:
 
     def resume(self) -> None:
         """Start the threads again that a fork has ended; may be called at any time, in any thread."""
-        if not self._is_halted or self._under_way or posix.getpid() != self._pid:
+        if not self._is_halted or posix.getpid() != self._pid:
             return
-        if self._control.resume() and self._aside.resume():
-            self._is_halted = False
+        self._is_halted = False
+        settled = [self._control.resume(), self._aside.resume()]
+        if not all(settled):
+            self._is_halted = True
 
     def _in_child(self) -> None:
         spawn.forget_all()

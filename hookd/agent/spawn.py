@@ -26,8 +26,8 @@ OWN: set[int] = set()
 """The idents of all of them."""
 _LIVING: set[Thread | _Visitor] = set()
 """All that the kernel may still know: a thread is counted until a moment after it has done its work."""
-PATIENCE_S, AGAIN_S = 1.0, 0.05
-"""How long a fork waits for a thread that goes on, and how long a later one waits for the same thread."""
+PATIENCE_S = 1.0
+"""For how long forks wait in all for a thread that does not end."""
 
 
 class Thread:
@@ -43,8 +43,7 @@ class Thread:
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
         self.ident: int | None = None
-        self.native = 0
-        self.patience_s = PATIENCE_S
+        self.native, self.awaited_s = 0, 0.0
         self._begun, self._over = Event(), Event()
 
     def start(self) -> None:
@@ -103,8 +102,7 @@ class _Visitor:
     is_over = True
 
     def __init__(self) -> None:
-        self.native = thread.get_native_id()
-        self.patience_s = PATIENCE_S
+        self.native, self.awaited_s = thread.get_native_id(), 0.0
 
 
 def note_visitor() -> None:
@@ -112,20 +110,12 @@ def note_visitor() -> None:
     _LIVING.add(_Visitor())
 
 
-def remain(waited_s: float) -> bool:
-    """Whether there are threads for which a fork that has waited for so long goes on waiting."""
-    _prune()
-    late = [one for one in [*_LIVING] if one.patience_s <= waited_s]
-    for one in late:
-        one.patience_s = AGAIN_S
-    return len(late) < len(_LIVING)
-
-
-def _prune() -> None:
-    """Forget the threads that the kernel does not know any more."""
+def remaining() -> list[Thread | _Visitor]:
+    """Return the threads that the kernel still knows and for which a fork waits."""
     for one in [*_LIVING]:
         if one.is_over and not _is_known(one.native):
             _LIVING.discard(one)
+    return [one for one in [*_LIVING] if one.awaited_s < PATIENCE_S]
 
 
 def _is_known(native: int) -> bool:
