@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import sys
 from collections import UserDict, deque
@@ -19,7 +18,7 @@ LIMIT = 64
 DEPTH = 8
 PLAIN = (int, float, complex, str, bytes)
 """What has no tensor in it."""
-FROZEN = getattr(builtins, "frozendict", dict)
+FROZEN = getattr(sys.modules["builtins"], "frozendict", dict)
 """A dict that cannot be changed, new in CPython 3.15; no subclass of `dict`."""
 
 
