@@ -12,6 +12,7 @@ connection and then the page are closed; `{"op": "status"}` is answered by an ob
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import posix
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from hookd.agent.faults import Failure
 from hookd.agent.spawn import Thread
 from hookd.descriptors import Descriptor, moved_up
 from hookd.errors import ControlError, HookdError, worded
-from hookd.originals import HAS_LEFT, Lock, clock, ready
+from hookd.originals import HAS_LEFT, clock, ready, thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +63,14 @@ class Wake:
 
     def __init__(self) -> None:
         self._event: Descriptor | None = None
-        with contextlib.suppress(OSError):  # no descriptors, or a seccomp filter
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # no descriptors, a seccomp filter, a Python built without it
             self._event = Descriptor(moved_up(posix.eventfd(0, posix.EFD_CLOEXEC | posix.EFD_NONBLOCK)))
+
+    def is_ours(self) -> bool:
+        """Whether it is there, and the program has not closed it."""
+        return self._event is not None and self._event.is_ours()
 
     def numbers(self) -> list[int]:
         """Return the descriptor to wait for; none once the program has closed it."""
@@ -84,6 +91,19 @@ class Wake:
         """Close it; may be called twice."""
         if self._event is not None:
             self._event.close()
+
+
+class _Turn:
+    """What one thread serves until it is halted, for good; another thread has the next turn.
+
+    Attributes:
+        is_halted: whether it is to end.
+        heir: holds one item until somebody begins the next turn, who takes it: a fork may interrupt another one there.
+    """
+
+    def __init__(self) -> None:
+        self.is_halted = False
+        self.heir: list[None] = [None]
 
 
 class Control:
@@ -128,10 +148,10 @@ class Control:
         self._then: Callable[[], None] = lambda: None
         self._door = open_door()
         self.path = self._door.path
-        self._thread = Thread(self._serve)
+        self._server = 0  # the ident of the thread that serves
+        self._turn = _Turn()
+        self._thread = Thread(functools.partial(self._serve, self._turn))
         self._wake = Wake()
-        self._resuming = Lock()
-        self._is_halted = self._is_leaving = False
         self._ticked = self._started
 
     @property
@@ -164,36 +184,42 @@ class Control:
 
     def is_own_thread(self) -> bool:
         """Whether the caller runs in the thread that answers requests."""
-        return self._thread.is_current()
+        return bool(thread.get_ident() == self._server)
 
     def halt(self) -> None:
         """Have the thread end soon; nothing else changes, and `resume` starts another one."""
-        self._is_halted = True
+        self._turn.is_halted = True
         self._wake.up()
 
     def resume(self) -> bool:
-        """Serve again after a `halt`, unless the agent ends; return whether that is settled."""
-        # Who holds it may be below us, where a signal handler has interrupted it.
-        if not self._resuming.acquire(False):  # noqa: FBT003  `_thread` knows no other way
-            return False
+        """Serve again after a `halt`, unless the agent ends; return whether that is settled. Takes no lock."""
+        turn, before = self._turn, self._thread
+        if not turn.is_halted or self._is_ending:
+            return True
         try:
-            self._is_halted = False
-            self._wake.clear()
-            return self._is_ending or not self._is_leaving or self._serve_again()
-        finally:
-            self._resuming.release()
-
-    def _serve_again(self) -> bool:
-        if not self._thread.is_over:  # it is about to be
-            return False
-        before, self._thread = self._thread, Thread(self._serve)
-        self._is_leaving = False
+            turn.heir.pop()
+        except IndexError:  # the signal handler that calls this has interrupted who does it
+            return True
+        self._turn = _Turn()
+        self._thread = Thread(functools.partial(self._serve_after, before, self._turn))
         try:
             self._thread.start()
         except ControlError:
-            self._thread, self._is_leaving = before, True
+            self._turn, self._thread = turn, before
+            turn.heir.append(None)
             return False
         return True
+
+    def _serve_after(self, before: Thread, turn: _Turn) -> None:
+        while not before.is_over:  # it was in the middle of something for longer than a fork waits
+            if self._is_over(turn):
+                return
+            before.join(TICK_S / 4)
+        if not self._wake.is_ours():
+            self._wake.close()
+            self._wake = Wake()
+        self._wake.clear()
+        self._serve(turn)
 
     def keep(self) -> None:
         """Do without a lease from now on."""
@@ -216,15 +242,14 @@ class Control:
 
     # -- the thread
 
-    def _serve(self) -> None:
+    def _serve(self, turn: _Turn) -> None:
+        self._server = thread.get_ident()
         try:
-            while not self._is_ending:
-                if self._must_halt():
-                    return
+            while not self._is_over(turn):
                 door = self._door.socket.fileno()
                 # Whom we let in may get the number of one that leaves.
                 asking = ready([*self._connections, door, *self._wake.numbers()], TICK_S / 4)
-                if self._must_halt():
+                if self._is_over(turn):
                     return
                 with self._work.piece():
                     if not self._door.is_ours():
@@ -248,11 +273,10 @@ class Control:
                 self._close()
                 with self._work.piece():
                     self._then()
+            self._server = 0
 
-    def _must_halt(self) -> bool:
-        with self._resuming:
-            self._is_leaving = self._is_halted
-        return self._is_leaving
+    def _is_over(self, turn: _Turn) -> bool:
+        return self._is_ending or turn.is_halted
 
     def _close(self) -> None:
         for connection in list(self._connections.values()):

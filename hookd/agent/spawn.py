@@ -72,10 +72,6 @@ class Thread:
         """Whether it has done its work."""
         return self._over.is_set()
 
-    def is_current(self) -> bool:
-        """Whether the caller runs in it; once it is over, another thread may have its number."""
-        return bool(thread.get_ident() == self.ident and not self.is_over)
-
     def join(self, timeout_s: float) -> None:
         """Wait until it is over, or for so long."""
         if self.ident is not None:

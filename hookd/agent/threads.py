@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 OTHER = PHASES.index("other")
 _HERE = __file__.rpartition("agent/")[0]
 _DAEMON = f"{_HERE}daemon/"
+_FORK = f"{_HERE}agent/fork.py"
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
@@ -113,20 +114,25 @@ def _name() -> str:
 def frames_inside() -> list[str]:
     """Name the threads that have a frame of ours on their stack, other than this one and hookd's own.
 
-    Those of a daemon in this process (`hookd.testing`) are in nobody's call, and stay as long as it does.
+    Those of a daemon in this process (`hookd.testing`) are in nobody's call, and stay as long as it does. What a fork has
+    called waits for us, and stores nothing.
     """
     inside = []
     with held() as frames:
         for ident, frame in frames.items():
             if ident == thread.get_ident() or ident in OWN:
                 continue
+            is_inside = False
             top: Any = frame
             while top is not None:
                 file = top.f_code.co_filename
-                if is_ours(file) and not file.startswith(_DAEMON):
-                    inside.append(str(ident))
-                    break
+                if file == _FORK:
+                    is_inside = False
+                elif is_ours(file) and not file.startswith(_DAEMON):
+                    is_inside = True
                 top = top.f_back
+            if is_inside:
+                inside.append(str(ident))
     return inside
 
 
