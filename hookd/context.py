@@ -430,9 +430,9 @@ class Context:
         self._host.resample()
 
     def has_seen_all(self) -> bool:
-        """Return whether hookd itself has looked at all that observed modules have returned since this was asked last.
+        """Return whether hookd itself has looked at all that observed modules have returned so far in this thread's outermost call.
 
-        For a plugin that listens to `suspect`, when an outermost call is over: what it was not told of was finite, or -inf. Not of what
+        For a plugin that listens to `suspect`, in its hooks on calls: what it was not told of was finite, or -inf. Not of what
         calls have returned that are made again by activation checkpointing.
         """
         return self._host.has_seen_all()

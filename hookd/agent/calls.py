@@ -80,6 +80,7 @@ class Calls:
         thread.returned, thread.passing, thread.kept, thread.held, thread.held_size = [], [], 0, [], 0
         if self._session.models.is_alert:
             self._session.models.calm()
+        thread.passed = self._session.models.passed() if self._session.models.looks else -1
         if self._session.registry.alone:
             self._session.changes.require_alone()
         if self._session.models.learning:

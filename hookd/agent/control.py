@@ -248,8 +248,10 @@ class Control:
             while not self._is_over(turn):
                 door = self._door.socket.fileno()
                 # Whom we let in may get the number of one that leaves.
-                asking = ready([*self._connections, door, *self._wake.numbers()], TICK_S / 4)
-                if self._is_over(turn):
+                rest_s = self._ticked + TICK_S - self._clock()
+                asking = ready([*self._connections, door, *self._wake.numbers()], max(0.0, min(rest_s, TICK_S / 4)))
+                # A training that forks all the time has its ticks, too, and its leases end.
+                if self._is_ending or (turn.is_halted and self._clock() - self._ticked < TICK_S):
                     return
                 with self._work.piece():
                     if not self._door.is_ours():

@@ -82,8 +82,9 @@ class Forks:
 
     def _returned(self) -> None:
         self.resume()
-        if self._errors and posix.getpid() == self._pid:
-            raise self._errors.pop()
+        errors, self._errors = self._errors, []
+        if errors and posix.getpid() == self._pid:
+            raise errors[0]
 
     def resume(self) -> None:
         """Start the threads again that a fork has ended; may be called at any time, in any thread."""

@@ -421,7 +421,7 @@ class Models:
             switches = self._session.namespace
             heard = self._session.registry.ordered("suspect")
             self._looks = self._session.numeric.gate()[0] is not None and any(switches.get(one.switch) for one in heard)
-            self._passed += self._counting.check(checks=self._looks, alert=self._is_alert)
+            self.passed()
 
     def alert(self) -> None:
         """Have every call that returns told of, and every plan hold its call, until `calm`: something was not finite."""
@@ -448,11 +448,15 @@ class Models:
         """Note that nobody could look at what a call has returned."""
         self._passed += 1
 
-    def has_seen_all(self) -> bool:
+    def passed(self) -> int:
+        """Return how many calls have returned what nobody could look at, in all threads up to now."""
+        if self._counting is not None:
+            self._passed += self._counting.check(checks=self._looks, alert=self._is_alert)
+        return self._passed
+
+    def has_seen_all(self, thread: ThreadState) -> bool:
         """Do what `Context.has_seen_all` says."""
-        self._check()
-        passed, self._passed = self._passed, 0
-        return self._looks and not passed
+        return self._looks and thread.passed == self.passed()
 
     def meter(self, *, is_metered: bool) -> None:
         """Meter the calls that come, or do not; the plans meter themselves."""

@@ -401,8 +401,8 @@ class Session:
             self.core.show_interval(entry)
 
     def has_seen_all(self) -> bool:
-        """Say whether hookd has looked at all that observed modules have returned since this was asked last."""
-        return self.models.has_seen_all()
+        """Say whether hookd has looked at all that observed modules have returned in the calling thread's outermost call."""
+        return self.models.has_seen_all(self.local.thread)
 
     def pause(self, plugin: str) -> None:
         """Keep the calling thread until the plugin is changed or taken out, or the agent leaves."""

@@ -49,10 +49,11 @@ class ThreadState:
         kept: elements in those.
         held: those calls that have not been handed over yet (`hookd.agent.portions`).
         held_size: elements in their outputs.
+        passed: how many calls of all threads had returned what nobody could look at when the outermost one began; -1: nobody looked.
     """
 
     __slots__ = (
-        "again", "backwards", "beat", "busy", "held", "held_size", "inner", "is_engine", "kept", "lost", "native", "outside", "passing", "returned", "switching", "top",
+        "again", "backwards", "beat", "busy", "held", "held_size", "inner", "is_engine", "kept", "lost", "native", "outside", "passed", "passing", "returned", "switching", "top",
     )  # fmt: skip
 
     def __init__(self, native: int, beat: int, *, is_engine: bool) -> None:
@@ -70,6 +71,7 @@ class ThreadState:
         self.kept = 0
         self.held: list[Call] = []
         self.held_size = 0
+        self.passed = -1
 
     def stack(self) -> tuple[Module, ...]:
         """Give the observed modules that it is inside of, the outermost first."""

@@ -56,10 +56,26 @@ class Forward(Looking):
     @hookimpl
     def suspect(self, call: hookd.Call) -> None:
         """Look at a call that hookd has found to be bad as it returned, and at those after it, which may have to judge it."""
+        one, stack = Call(call.module, call.inputs, call.kwargs, call.output, call.before, None), call.stack()
+        if not self._is_traced(one, stack):
+            self._look(one, stack, [])
         if not call.module.depth:
             self.outputs.note(self.context.step)
             self.is_inside = True
-        self._look(Call(call.module, call.inputs, call.kwargs, call.output, call.before, None), call.stack(), [])
+
+    def _is_traced(self, call: Call, stack: tuple[Module, ...]) -> bool:
+        """Trace a bad output back, where something that nobody could look at has returned before it; say whether that was done."""
+        if self.reporter.is_over or get_ident() in self.judge.pending or self.context.has_seen_all():
+            return False
+        found, (in_inputs, unknown) = self.scan(self._outputs(call), masks=True), self._look_at_inputs(call)
+        if not found or not isinstance(found, str) or (call.module.leaf and not in_inputs and not unknown):
+            return False
+        event = self._event("output", call.module.name, self.outputs, stack)
+        event.is_certain = False
+        self._trace(event, stack[0], call, found, unknown="")
+        self._count(event)
+        self.reporter.report(event)
+        return True
 
     def _are_finite(self, calls: Sequence[hookd.Call]) -> bool:
         """Say whether all outputs are known to be; a container mostly returns the very tensor that the last module in it did."""
@@ -219,18 +235,23 @@ class Forward(Looking):
         event.is_certain = call.module.leaf
         in_inputs, unknown = self._look_at_inputs(call)
         if isinstance(found, str) and isinstance(in_inputs, str) and not in_inputs:
-            event.details = self._details(dict(enumerate(tensors_in(call.output))), found)
-            event.kind = found
-            if not self.gradients.blame_parameter(event, call.module):
-                trace.back(event, self.context.returned(), self.scan, unknown=unknown)
-                self.gradients.blame_buffer(event, call.module)
-                if event.where == "output":
-                    self.gradients.blame_below(event)
-                self._add_unseen(event)
+            self._trace(event, call.module, call, found, unknown=unknown)
             found = event.kind
         if self.captures and self.queue.is_known(found, in_inputs):
             event.call = call
         self.queue.submit(self._judge_gate, event, found, in_inputs, masks=self.masks)
+
+    def _trace(self, event: Event, root: Module, call: Call, found: str, *, unknown: str) -> None:
+        """Put into an event of a bad output what it comes from: a parameter, or the first call with a bad output."""
+        event.details = self._details(dict(enumerate(tensors_in(call.output))), found)
+        event.kind = found
+        if self.gradients.blame_parameter(event, root):
+            return
+        trace.back(event, self.context.returned(), self.scan, unknown=unknown)
+        self.gradients.blame_buffer(event, root)
+        if event.where == "output":
+            self.gradients.blame_below(event)
+        self._add_unseen(event)
 
     def _judge_gate(self, event: Event) -> None:
         self._count(event)

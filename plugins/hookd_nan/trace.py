@@ -29,9 +29,10 @@ def back(event: Event, calls: Iterable[Returned], scan: Scan, *, unknown: str) -
     gone: list[str] = []
     for at, returned in enumerate(calls):
         tensor = returned.tensor()
-        if tensor is None:
+        found = scan([tensor], masks=True) if tensor is not None else ""
+        if tensor is None or not isinstance(found, str):  # of a device nobody knows it yet
             gone.append(returned.module.name)
-        elif scan([tensor], masks=True):
+        elif found:
             event.at = at
             gone += _blame(event, returned, tensor, scan)
             break

@@ -294,8 +294,9 @@ def test_it_answers_to_names_that_are_allowed_and_to_no_other(serve):
     daemon = serve("--allow-host", "node1.example", "--allow-host", "*.train.example")
     for name in ("node1.example", "gpu7.train.example:9465", "localhost"):
         assert "healthy" in daemon.get("/-/healthy", Host=name)
-    with pytest.raises(urllib.error.HTTPError, match="421"):
+    with pytest.raises(urllib.error.HTTPError, match="421") as caught:
         daemon.get("/-/healthy", Host="evil.example")
+    caught.value.close()
 
 
 def test_nothing_on_tcp_changes_anything(serve):
@@ -333,7 +334,8 @@ def test_the_page_of_a_process_that_has_left_a_run_does_not_show_another_in_its_
     assert f"process {holder.pid}" in daemon.get(f"/run/{run}?pid={holder.pid}")
     with pytest.raises(urllib.error.HTTPError, match="404") as caught:
         daemon.get(f"/run/{run}?pid=1")
-    assert "is not in run" in caught.value.read().decode()
+    with caught.value as answer:
+        assert "is not in run" in answer.read().decode()
 
 
 def test_the_status_page_escapes_what_targets_say(serve, hold, run):
@@ -356,8 +358,9 @@ def test_health_discovery_and_the_read_only_api(serve, hold, run):
     assert json.loads(daemon.get("/sd"))[0]["targets"] == [host]
     wait_until(lambda: daemon.rows(run), what="discovery")
     assert run in daemon.get("/api/v1/targets")
-    with pytest.raises(urllib.error.HTTPError):
+    with pytest.raises(urllib.error.HTTPError, match="400") as caught:
         daemon.get("/api/v1/incidents?nope=1")
+    caught.value.close()
 
 
 def test_openmetrics_is_served_to_who_asks(serve):

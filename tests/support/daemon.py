@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import urllib.error
 import urllib.request
@@ -35,9 +34,11 @@ class Daemon:
             return None
 
     def is_ready(self):
-        with contextlib.suppress(urllib.error.HTTPError):
+        try:
             return "is ready" in self.get("/-/ready")
-        return False
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
 
     def get(self, path, timeout_s=PATIENCE_S, **headers):
         with urllib.request.urlopen(

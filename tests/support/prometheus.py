@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import socket
@@ -41,8 +40,12 @@ class Prometheus:
 
     def is_ready(self):
         assert self.process.popen.poll() is None, self.process.describe()
-        with contextlib.suppress(urllib.error.URLError):
+        try:
             return self._get("/-/ready")
+        except urllib.error.HTTPError as error:
+            error.close()
+        except urllib.error.URLError:
+            pass
         return ""
 
     def _get(self, path, **parameters):
