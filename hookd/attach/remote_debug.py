@@ -1,7 +1,7 @@
 """CPython's own remote debugging (PEP 768, 3.14 and newer): have a script run in another process without stopping it. Tool side.
 
 The fields are written by us and not by `sys.remote_exec`, so that the tool may run any version of Python. Of
-`eval_breaker` only the low byte is written: CPython's client rewrites all eight and can lose a bit set meanwhile.
+`eval_breaker` only the low byte is written: CPython's client rewrites all eight, and loses a bit that is set meanwhile.
 
 Where they lie is told by a table, see `debug_table.py`.
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"hookd-[0-9a-f]{16}\.(?:box|py|try)")
 _YOUNG_S = 60.0
 _PLEASE_STOP = 1 << 5
+_LOOK_AGAIN = 1 << 1 | 1 << 2 | 1 << 3
+"""Of `eval_breaker`: a signal, a pending call, an exception of another thread's. Each looks whether there is one."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ class RemoteDebug:
         self.memory.write(self._path, data)
         self.memory.write(self._pending, struct.pack("<i", 1))
         low = self.memory.read(self._breaker, 1)[0]
-        self.memory.write(self._breaker, bytes([low | _PLEASE_STOP]))
+        # One of these that is set between the read and the write would be lost: a signal was, until the next one came. The
+        # others are set again by who needs them.
+        self.memory.write(self._breaker, bytes([low | _PLEASE_STOP | _LOOK_AGAIN]))
 
     def cancel(self) -> None:
         """Take back a script that has not been run."""

@@ -48,7 +48,7 @@ import pytest
 from hookd.agent import native
 image_of = native.image_of
 native.image_of = lambda name: Path(sys.argv[1]).read_bytes() if name == "entry" else image_of(name)
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported", *sys.argv[2:]]))
 """
 
 
