@@ -6,6 +6,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from hookd.agent import spawn
+from hookd.attach.control import Control
+from tests.support.agent import running
 from tests.support.environment import REPOSITORY, TARGETS
 
 
@@ -29,6 +34,33 @@ def test_a_training_of_one_thread_has_one_at_each_fork_and_the_same_weights():
     assert watched.pop("steps") == "30"
     assert watched == plain
     assert plain["threads"].startswith("[1")
+
+
+@pytest.mark.parametrize("interrupted", ["a fork in a signal handler", "a handler that raises"])
+def test_what_interrupts_a_fork_leaves_the_thread_that_serves(monkeypatch, interrupted):
+    with running() as agent:
+        forks, control, start = agent.session.resume.__self__, agent.agent._control, spawn.Thread.start
+        before = control._thread
+
+        def forked():
+            forks._before()
+            forks._in_parent()
+            forks._returned()
+
+        def interrupted_start(thread):
+            monkeypatch.undo()
+            start(thread)
+            forked()
+
+        if interrupted == "a handler that raises":
+            forks._before()  # and nothing after it is called
+        else:
+            monkeypatch.setattr(spawn.Thread, "start", interrupted_start)
+        forked()
+        assert control._thread is not before
+        with Control.connect(os.getpid()) as client:
+            assert client.request("status")["ok"]
+        assert len([one for one in spawn.remaining() if not one.is_over]) == 1
 
 
 def test_a_signal_handler_that_raises_while_a_fork_waits_is_the_programs():

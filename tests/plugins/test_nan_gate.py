@@ -41,6 +41,28 @@ class TestWhatIsSaid:
         assert (hook.incident["is_exact"], hook.incident["since_step"]) == (True, 3)
         assert hook.incident["stack"] == ["(root)", "1", "1.0"]
 
+    def test_what_is_too_large_to_be_looked_at_as_it_returns_is_traced_back_from_what_is_not(self, hook):
+        model = nn.Sequential(
+            nn.Linear(4, 16384), nn.Tanh(), nn.Sequential(nn.Linear(16384, 1), nn.Tanh()), nn.Linear(1, 1)
+        )
+        hook.start("nan", every=50)
+        train(model, steps=8, strike=lambda: model[1].register_forward_hook(poison(NAN)))
+        assert found(hook.incident) == ("1", "output", "nan", 3)
+        assert (hook.incident["is_exact"], hook.incident["since_step"]) == (True, 3)
+        assert "or_in" not in hook.incident
+
+    def test_what_is_too_large_for_once_is_traced_back_too(self, hook):
+        model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        hook.start("nan", every=1)
+        for size in [5, 5, 1200, 5]:
+            if size > 5:
+                model[1].register_forward_hook(poison(NAN))
+            model(torch.randn(size, 4)).mean().backward()
+            optimizer.step()
+        assert found(hook.incident) == ("1", "output", "nan", 3)
+        assert hook.incident["is_exact"] is True
+
     def test_where_outputs_are_gone_it_says_in_which_modules_it_may_have_been_born(self, hook):
         hook.pretend(large=True)
         model = net()

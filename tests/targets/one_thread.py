@@ -46,6 +46,7 @@ class Busy(hookd.Plugin):
     """Has work in all kinds of threads that there are: each second, and beside the training."""
 
     name = "busy"
+    ticks = 0
 
     @hookd.hookimpl
     def configure(self, context):
@@ -54,7 +55,7 @@ class Busy(hookd.Plugin):
 
     @hookd.hookimpl
     def tick(self, now_s):
-        pass
+        Busy.ticks += 1
 
     @hookd.hookimpl
     def step_done(self, step):
@@ -127,6 +128,14 @@ def wait_for_threads() -> None:
         time.sleep(0.001)
 
 
+def fork_until_ticked() -> None:
+    """Fork all the time, until a second has passed for hookd as well."""
+    before, until = Busy.ticks, time.monotonic() + 60
+    while Busy.ticks == before:
+        assert time.monotonic() < until, "no tick comes while it forks"
+        fork()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--watched", action="store_true")
@@ -138,12 +147,13 @@ def main() -> None:
         bootstrap.start({"method": "start", "plugins": plugins, "lease_s": None})
         assert threads() > 1, "hookd is there"
     print("weights", train())
+    print("threads", sorted(set(counted)), len(counted))
     if options.watched:
+        fork_until_ticked()
         wait_for_threads()
         assert threads() > 1, "hookd is there again"
         print("steps", hookd.read()["step"]["counted"])
         hookd.stop()
-    print("threads", sorted(set(counted)), len(counted))
     assert threading.active_count() == 1
 
 
