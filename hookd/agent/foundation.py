@@ -15,23 +15,21 @@ from hookd.proven import NEWEST_TORCH, minor, version_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FUNCTIONS = (
-    "nn.Module.__call__",
+_FUNCTION = "nn.Module.__call__"
+"""Below torch: what is entered, or replaced."""
+_CALLABLE = (
     "nn.Module._call_impl",
     "nn.Module.train",
     "optim.Optimizer.__init__",
     "optim.Optimizer.zero_grad",
     "autograd.backward",
-)
-"""Functions of Python, below torch: the first is entered or replaced, others are replaced or called."""
-_CALLABLE = (
     "Tensor.register_hook",
     "_C._DisableTorchDispatch",
     "_C._current_graph_task_id",
     "_C._get_tracing_state",
     "_C._set_grad_enabled",
 )
-"""What is called, whatever it is made of."""
+"""What is replaced or called, whatever it is made of: other tools have wrapped some of it."""
 
 
 class Check(NamedTuple):
@@ -44,11 +42,9 @@ class Check(NamedTuple):
 
 def checks(torch: Any) -> Iterator[Check]:
     """Look at all parts of a torch."""
-    for name in _FUNCTIONS:
-        yield _checked(name, _found(torch, name), FunctionType)
+    yield _checked(_FUNCTION, one := _found(torch, _FUNCTION), holds=isinstance(one, FunctionType))
     for name in _CALLABLE:
-        one = _found(torch, name)
-        yield _checked(name, one, type(one) if callable(one) else FunctionType)
+        yield _checked(name, one := _found(torch, name), holds=callable(one))
 
 
 def require(torch: Any) -> None:
@@ -76,6 +72,5 @@ def _found(torch: Any, name: str) -> Any:
     return one
 
 
-def _checked(name: str, one: Any, kind: type) -> Check:
-    holds = isinstance(one, kind) and one is not None
+def _checked(name: str, one: Any, *, holds: bool) -> Check:
     return Check(name, holds, "found" if holds else "there is none" if one is None else f"is a {type(one).__name__}")
