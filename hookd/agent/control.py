@@ -97,11 +97,13 @@ class _Turn:
     """What one thread serves until it is halted, for good; another thread has the next turn.
 
     Attributes:
+        thread: that one.
         is_halted: whether it is to end.
         heir: holds one item until somebody begins the next turn, who takes it: a fork may interrupt another one there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, serve: Callable[[_Turn], None]) -> None:
+        self.thread = Thread(functools.partial(serve, self))
         self.is_halted = False
         self.heir: list[None] = [None]
 
@@ -149,8 +151,7 @@ class Control:
         self._door = open_door()
         self.path = self._door.path
         self._server = 0  # the ident of the thread that serves
-        self._turn = _Turn()
-        self._thread = Thread(functools.partial(self._serve, self._turn))
+        self._turn = _Turn(self._serve)
         self._wake = Wake()
         self._ticked = self._started
 
@@ -171,15 +172,16 @@ class Control:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._turn.thread.start()
 
     def end(self, then: Callable[[], None] | None = None) -> None:
         """Have the thread end, after the answer under way, and do this `then`; wait for it, unless it is the caller."""
         self._then = then or self._then
         self._is_ending = True
         if not self.is_own_thread():
-            self._thread.join(TICK_S * 5)
-            if self._thread.ident is None or self._thread.is_over:  # it has never begun, or not again after a fork
+            server = self._turn.thread
+            server.join(TICK_S * 5)
+            if server.ident is None or server.is_over:  # it has never begun, or not again after a fork
                 self._close()
 
     def is_own_thread(self) -> bool:
@@ -193,20 +195,21 @@ class Control:
 
     def resume(self) -> bool:
         """Serve again after a `halt`, unless the agent ends; return whether that is settled. Takes no lock."""
-        turn, before = self._turn, self._thread
+        turn = self._turn
         if not turn.is_halted or self._is_ending:
             return True
         try:
             turn.heir.pop()
         except IndexError:  # the signal handler that calls this has interrupted who does it
             return True
-        self._turn = _Turn()
-        self._thread = Thread(functools.partial(self._serve_after, before, self._turn))
+        # From the assignment on a fork that interrupts halts the new one, and begins the one after that.
+        new = self._turn = _Turn(functools.partial(self._serve_after, turn.thread))
         try:
-            self._thread.start()
+            new.thread.start()
         except ControlError:
-            self._turn, self._thread = turn, before
-            turn.heir.append(None)
+            if self._turn is new:
+                self._turn = turn
+                turn.heir.append(None)
             return False
         return True
 

@@ -58,14 +58,18 @@ class Thread:
         try:
             thread.start(beginning)
         except RuntimeError as exc:
-            _LIVING.discard(self)
+            self._forget()
             raise _no_thread() from exc
         del beginning
         # Without memory for its first frame it ends before that, and lets go of what it was to call.
         while not self._begun.wait(_LOOK_S):
             if held() is None:
-                _LIVING.discard(self)
+                self._forget()
                 raise _no_thread()
+
+    def _forget(self) -> None:
+        _LIVING.discard(self)
+        self._over.set()
 
     @property
     def is_over(self) -> bool:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch  # noqa: F401  an agent wants it in its process
 
 from hookd.agent import spawn
 from hookd.attach.control import Control
@@ -40,7 +41,7 @@ def test_a_training_of_one_thread_has_one_at_each_fork_and_the_same_weights():
 def test_what_interrupts_a_fork_leaves_the_thread_that_serves(monkeypatch, interrupted):
     with running() as agent:
         forks, control, start = agent.session.resume.__self__, agent.agent._control, spawn.Thread.start
-        before = control._thread
+        before = control._turn.thread
 
         def forked():
             forks._before()
@@ -57,7 +58,7 @@ def test_what_interrupts_a_fork_leaves_the_thread_that_serves(monkeypatch, inter
         else:
             monkeypatch.setattr(spawn.Thread, "start", interrupted_start)
         forked()
-        assert control._thread is not before
+        assert control._turn.thread is not before
         with Control.connect(os.getpid()) as client:
             assert client.request("status")["ok"]
         assert len([one for one in spawn.remaining() if not one.is_over]) == 1
