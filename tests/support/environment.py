@@ -53,7 +53,7 @@ def bare_python() -> Path:
     home = Path(_keep(tempfile.TemporaryDirectory(prefix=BARE)).name)
     venv.EnvBuilder(symlinks=True).create(home)
     site = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    for source in _files_of({"torch", "numpy", "expecttest"}):
+    for source in {*_files_of({"torch", "numpy", "expecttest"})}:  # several of torch have a folder in common
         (site / source.name).symlink_to(source)
     python = home / "bin" / "python"
     absent = "import importlib.util as u, torch, numpy; assert not [m for m in ('hookd', 'pluggy') if u.find_spec(m)]"
