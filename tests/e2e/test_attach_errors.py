@@ -188,6 +188,7 @@ WITHOUT_CAPABILITIES = "assert libc.syscall(126, (ctypes.c_uint32 * 2)(0x2008052
 
 
 @pytest.mark.parametrize(("number", "name"), [(1, "EPERM"), (38, "ENOSYS")])
+@stub.queued
 def test_ptrace_forbidden_by_seccomp(tmp_path, number, name):
     """The filter is inherited by the injector: ptrace fails there with `number`, all else is allowed."""
     wanted = {"EPERM": "PermissionDenied ptrace-refused 5 True", "ENOSYS": "PermissionDenied seccomp 5 True"}[name]
@@ -263,6 +264,7 @@ class Module:
 """
 
 
+@stub.queued
 def test_died_in_the_middle(tmp_path):
     body = """
 pause = ctypes.CDLL(None).pause

@@ -439,6 +439,7 @@ assert entry_of(torch.nn.Module.__call__) == entry_of(lambda: None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root to read a filter")
+@stub.queued
 def test_a_filter_that_would_kill_is_seen_before_it_does(tmp_path):
     """The process proves at its end that the filter is a deadly one."""
     deadly = SECCOMP.replace("0x00050001", "0x80000000")

@@ -105,6 +105,7 @@ except HookdError as error:
 )
 
 
+@stub.queued
 def test_a_tool_that_is_stopped_half_way_writes_nothing_when_it_goes_on(tmp_path):
     """The mailbox has been given back then, and other things of the target may lie in its place."""
     environment = tool_environment(PYTHONPATH=f"{REPOSITORY}:{REPOSITORY / 'plugins'}")

@@ -122,9 +122,9 @@ def test_a_process_is_attached_before_its_first_step(serve, stack, run, tmp_path
     daemon = serve(f'[attach]\ntimeout_s = 120\n[[rule]]\nmatch = "{run}"\n')
     script = tmp_path / f"{run}.py"
     script.write_text(
-        "import sys, torch\n"
+        "import select, sys, torch\n"
         "model = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
+        "print('ready', flush=True)\nwhile not select.select([sys.stdin], [], [], 0.05)[0]: pass\nsys.stdin.readline()\n"
         "for _ in range(5):\n    opt.zero_grad(); model(torch.ones(2)).sum().backward(); opt.step()\n"
         "print('done', flush=True); sys.stdin.readline()\n"
     )

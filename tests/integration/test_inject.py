@@ -17,9 +17,6 @@ from tests.support import stub
 from tests.support.environment import REPOSITORY, tool_environment
 from tests.support.processes import Process, wait_until
 
-queued = pytest.mark.skipif(
-    sys.version_info >= (3, 14), reason="a script is run there, nothing is queued: see tests/compat"
-)
 FORKS = """
 import warnings
 warnings.filterwarnings('ignore', 'This process')  # it has a thread of its own, and forks
@@ -104,7 +101,7 @@ def test_nothing_is_left_in_the_target(tmp_path):
         stub.finish(target)
 
 
-@queued
+@stub.queued
 def test_a_mailbox_whose_code_may_still_be_queued_stays(tmp_path):
     with stub.start(tmp_path, BLOCKED) as target:
         with pytest.raises(AttachError):
@@ -301,7 +298,7 @@ assert seen == 1
 """
 
 
-@queued
+@stub.queued
 def test_an_exception_of_the_programs_own_signal_handler_reaches_the_program(tmp_path):
     with stub.start(tmp_path, INTERRUPTED) as target:
         stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=12))  # the second queueing is answered
@@ -343,7 +340,7 @@ def test_an_agent_that_refuses_is_quoted(tmp_path):
         stub.finish(target)
 
 
-@queued
+@stub.queued
 def test_a_target_that_dies_meanwhile_is_said_to_have_died(tmp_path):
     with stub.start(tmp_path, BLOCKED) as target:
         kills = Process([sys.executable, "-c", KILL_WHEN_QUEUED, str(target.pid)], env=tool_environment())
