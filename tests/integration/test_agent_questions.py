@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import logging
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+from hookd.agent import spawn
 from hookd.agent.control import Connection
 from hookd.agent.questions import Questions
 from hookd.attach import Control
@@ -210,15 +212,16 @@ def test_results_are_bounded():
 
 
 def test_a_loop_is_interrupted_and_what_cannot_be_is_given_up_and_told_of():
-    gate = threading.Lock()
+    ours, theirs = os.pipe()
     with running("timing") as agent:
         answer = evaluate(os.getpid(), {"expression": "all(True for _ in iter(int, 1))", "timeout_s": 0.2}, BY)
         assert answer["state"] == "interrupted"
 
-        gates = types.SimpleNamespace(gate=gate)
-        agent.session.steps.optimizers = lambda: [gates]  # what only an expression of this test reaches
-        with gate:
-            stuck = {"expression": "optimizers[0].gate.acquire() and optimizers[0].gate.release()", "timeout_s": 0.1}
+        before = spawn.OWN.copy()
+        gate = types.SimpleNamespace(wait=functools.partial(os.read, ours, 1))
+        agent.session.steps.optimizers = lambda: [gate]  # what only an expression of this test reaches
+        try:
+            stuck = {"expression": "optimizers[0].wait()", "timeout_s": 0.1}
             with Control.connect(os.getpid()) as control:
                 for _ in range(3):
                     control.request("eval", expression=stuck["expression"], limit_s=0.1, by=BY)
@@ -231,7 +234,12 @@ def test_a_loop_is_interrupted_and_what_cannot_be_is_given_up_and_told_of():
             assert any("eval" in one for one in agent.agent._questions.residue())
             with Control.connect(os.getpid()) as control:
                 assert control.request("status")["ok"], "its own thread is free all the while"
+        finally:
+            os.write(theirs, b"....")
         wait_until(lambda: evaluate_or_none("1"), what="room again")
+        wait_until(lambda: not spawn.OWN - before, what="the end of all that were stuck")
+    os.close(ours)
+    os.close(theirs)
 
 
 AFTER = """
