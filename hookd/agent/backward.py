@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hookd.agent.dynamo import is_dynamo_compiling
 from hookd.agent.faults import Failure
 from hookd.agent.quiet import is_unreal, unseen
 from hookd.hookspecs import TIMES
@@ -350,15 +349,15 @@ def _harmless(flow: Flow, hook: Any) -> Any:
     """Keep an error of our own from the backward: autograd would raise it in the training code."""
 
     def guarded(*grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if is_dynamo_compiling():  # a graph that was made before backward passes were compiled
-            return None
         try:
             return hook(*grads)  # type: ignore[no-any-return]
         except Failure as failure:
             flow.dispatch.own_failure("the backward of a module", failure)
             return None
 
-    return guarded
+    return flow.dispatch.entrance(
+        guarded
+    )  # which does nothing in a graph that was made before backward passes were compiled
 
 
 def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import quiet
+from hookd.agent.entrance import entrance
 from hookd.agent.faults import Failure, for_program, is_from_signal_handler
 from hookd.agent.rules import where
 from hookd.agent.trouble import trouble
@@ -51,6 +52,10 @@ class Dispatch:
     def names(self) -> dict[str, Any]:
         """Give what plans call by name."""
         return {"fault": self.fault, "stray": self._stray, "charge": self.charge, "settle": self.settle, "ledger": self}
+
+    def entrance(self, act: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Return what the training calls in order to run `act` (`hookd.agent.entrance`)."""
+        return entrance(self._session, act, plain)
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
         """Give who listens to a hook, at a module where it is a module's hook, and is to be called now."""

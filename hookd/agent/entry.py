@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from hookd.agent import native, portions, quiet
+from hookd.agent import hidden, native, portions, quiet
 from hookd.agent.kernel import DTYPES
 from hookd.agent.patch import HAS_COMPILED_IMPL, SKIP, is_pristine
 from hookd.agent.threads import ThreadState
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hookd.agent.session import Session
     from hookd.totals import Totals
 
-VERSION = 5
+VERSION = 6
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -43,7 +43,7 @@ _SIZE = FunctionType.__basicsize__
 _LOOKED_AT = 32
 """So many numbers at the beginning of a thread's state in the interpreter, among which its depth is; it has more than 200 bytes.
 Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14."""
-_OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "kept", "returned")
+_OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "kept", "returned", "hidden")
 """What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
 
 
@@ -57,7 +57,7 @@ class _Host(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "record", "suspect")),
-        *((name, ctypes.py_object) for name in ("tensor", "modes", "tracing")),
+        *((name, ctypes.py_object) for name in ("tensor", "modes", "tracing", "profile", "tool")),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
         ("gate", ctypes.c_void_p),
         ("level", ctypes.c_size_t),
@@ -252,7 +252,7 @@ class Entry:
         cells = ctypes.addressof(ctypes.c_char.from_buffer(session.cells))  # no reference stays: a page is to be closed
         host = _Host(
             session.local, names["unwind"], session.portions.remember_call, session.page.record, session.portions.suspect,
-            torch.Tensor, quiet.function_modes, quiet.tracing, dtypes,
+            torch.Tensor, quiet.function_modes, quiet.tracing, hidden.profile, hidden.tool, dtypes,
             *session.numeric.gate(), cells, STEP - MODULE, CALL_RECORD, portions.KEPT, portions.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hookd.agent.hidden import aloud
 from hookd.agent.patch import Replaced
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Mode:
             thread = session.local.thread
             thread.switching += 1
             try:
-                result = original(self, mode)
+                result = aloud(thread, original, self, mode)
             finally:
                 thread.switching -= 1
             if not thread.switching:
@@ -48,7 +49,7 @@ class Mode:
             return result
 
         session, switched = self._session, self._switched
-        return train
+        return session.dispatch.entrance(train, original)
 
     def _switched(self, module: nn.Module, training: bool) -> None:  # noqa: FBT001
         known = self._names.known.get(id(module))

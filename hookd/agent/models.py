@@ -14,6 +14,7 @@ from hookd.agent.audience import Audience
 from hookd.agent.dynamo import skip_frames
 from hookd.agent.entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
 from hookd.agent.faults import Failure
+from hookd.agent.hidden import call_aloud
 from hookd.agent.mode import Mode
 from hookd.agent.names import Model, Names, Ref, has_more
 from hookd.agent.parameters import Parameters
@@ -93,7 +94,7 @@ class Models:
         self._parameters = Parameters(session, self.names)
         self._mode = Mode(session, self.names)
         self.lock = RLock()
-        self.seen = Seen(self, session.core.modules)
+        self.seen = Seen(self, session.core.modules, session.dispatch.entrance)
 
     # -- install and restore
 
@@ -140,13 +141,15 @@ class Models:
         holder = weakref.ref(self)
 
         def missing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            models = holder()
-            plan = None
-            if models is not None and models._session.is_live:
-                top = models._session.local.thread.top
-                if top is None or top[0].root not in models.closed:
-                    plan = models._plan_for(module)
-            return plain(module, args, kwargs) if plan is None or plan is SKIP else plan(module, args, kwargs)
+            models, plan = holder(), None
+            if models is None or not models._session.is_live:
+                return plain(module, args, kwargs)
+            thread = models._session.local.thread
+            if thread.top is None or thread.top[0].root not in models.closed:
+                plan = models._plan_for(module)
+            if plan is not None and plan is not SKIP:
+                return plan(module, args, kwargs)
+            return call_aloud(thread, module, args, kwargs) if thread.hidden else plain(module, args, kwargs)
 
         return missing
 
@@ -471,12 +474,21 @@ class Models:
         """Return what calls without a plan have taken in the metered step that is over, in ns."""
         return 0 if self._counting is None else self._counting.metered_ns()
 
+    def _plain_call(self) -> str:
+        """Write how a plan runs a module; what is called from the entry may be hidden from a profiler."""
+        plain = plain_call(self.patch.original)
+        return (
+            plain
+            if self._counting is None
+            else f"(call_aloud(thread, self, args, kwargs) if thread.hidden else {plain})"
+        )
+
     def _maker(self, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool, metered: bool) -> Any:
         """Compile the plans of one shape."""
         shape = (*((one.plugin, one.hook) for one in heard), wrapped, recompute, metered)
         make = self._makers.get(shape)
         if make is None:
-            text = source(heard, plain_call(self.patch.original), recompute=recompute, wrapped=wrapped, metered=metered)
+            text = source(heard, self._plain_call(), recompute=recompute, wrapped=wrapped, metered=metered)
             exec(compile_plan(text), self._session.namespace)
             make = self._makers[shape] = self._session.namespace.pop("make")
             skip_frames(_inner_code(make))

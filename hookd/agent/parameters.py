@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd.agent.dynamo import is_dynamo_compiling
 from hookd.passive import hook_gradient, of_tensor, parameters_in, parameters_of, requires_grad
 
 if TYPE_CHECKING:
@@ -45,14 +44,14 @@ class Parameters:
 
         def accumulated(param: Any) -> None:
             session = self._session
-            if is_dynamo_compiling() or not session.is_live:
+            if not session.is_live:
                 return
             grad = of_tensor(param, "grad")
             if grad is not None:
                 values = {"module": module, "name": prefix + name, "param": param, "grad": grad}
                 session.dispatch.emit("param_grad", values, module)
 
-        self._hooked[id(parameter)] = hook_gradient(parameter, accumulated)
+        self._hooked[id(parameter)] = hook_gradient(parameter, self._session.dispatch.entrance(accumulated))
 
     def forget(self, model: Model) -> None:
         """Take back the hooks of a model whose parameters get others, under other names."""

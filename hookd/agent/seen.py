@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hookd.agent.dynamo import is_dynamo_compiling
 from hookd.agent.patch import SKIP
 from hookd.originals import clock
 from hookd.passive import class_attribute, hook_gradient, parameters_of, requires_grad
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hookd.agent.models import Models
     from hookd.agent.names import Model
@@ -52,10 +51,12 @@ class Seen:
     Args:
         models: what is known of the models.
         gauge: `hookd_modules`.
+        entrance: makes what the training calls.
     """
 
-    def __init__(self, models: Models, gauge: Gauge) -> None:
+    def __init__(self, models: Models, gauge: Gauge, entrance: Callable[..., Any]) -> None:
         self._models = models
+        self._entrance = entrance
         self._gauge = gauge
         self._called: set[int] = set()  # by the numbers of the page, which a replica shares with its original
         self._bypassed: set[int] = set()
@@ -160,11 +161,11 @@ class Seen:
 
     def _got_gradient(self, number: int) -> Any:
         def hook(_parameter: torch.Tensor) -> None:
-            if not is_dynamo_compiling() and number not in self._bypassed:
+            if number not in self._bypassed:
                 self._bypassed.add(number)
                 self._is_changed = True
 
-        return hook
+        return self._entrance(hook)
 
     def _release(self, number: int) -> None:
         for handle in self._watched.pop(number, ()):  # hookd's own thread may have forgotten it meanwhile

@@ -21,8 +21,8 @@ import torch
 
 from hookd import nested
 from hookd.agent.byhand import ByHand
-from hookd.agent.dynamo import is_dynamo_compiling
 from hookd.agent.faults import Failure
+from hookd.agent.hidden import aloud
 from hookd.agent.memory import is_readable
 from hookd.agent.patch import Replaced
 from hookd.agent.quiet import unseen
@@ -83,7 +83,7 @@ class Steps:
                 (register_optimizer_step_pre_hook, self._before()),
                 (register_optimizer_step_post_hook, self._after()),
             ):
-                self._handles.append(register(hook))
+                self._handles.append(register(self._session.dispatch.entrance(hook)))
         self._backward = Replaced(torch.autograd, "backward", self._wrap_backward)
 
     def restore(self) -> list[str]:
@@ -111,7 +111,7 @@ class Steps:
     def _before(self) -> Callable[..., None]:
         def step_pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             session = self._session
-            if is_dynamo_compiling() or not session.is_live or _is_nested(sys._getframe(1)):
+            if not session.is_live or _is_nested(sys._getframe(2)):
                 return None
             self._by_hand = None  # its closure may do all that is done by hand
             if self._together.is_in_row(optimizer):
@@ -135,23 +135,25 @@ class Steps:
 
     def _observed_closure(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
         def observed(*args: Any, **kwargs: Any) -> Any:
-            result = closure(*args, **kwargs)
-            if self._session.is_live:
-                self._session.dispatch.emit(
-                    "closure_done", {"optimizer": optimizer, "step": self._session.step_number()}
-                )
+            if not session.is_live:
+                return closure(*args, **kwargs)
+            result = aloud(session.local.thread, closure, *args, **kwargs)
+            if session.is_live:
+                session.dispatch.emit("closure_done", {"optimizer": optimizer, "step": session.step_number()})
             return result
 
+        session = self._session
+        ours = session.dispatch.entrance(observed, closure)
         # An optimizer may ask for what the training has put on its closure.
         if type(closure) is FunctionType:
-            return functools.wraps(closure)(observed)
-        vars(observed).update(attributes_of(closure))
-        return observed
+            return functools.wraps(closure)(ours)
+        vars(ours).update(attributes_of(closure))
+        return ours
 
     def _after(self) -> Callable[..., None]:
         def step_post(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             session = self._session
-            if is_dynamo_compiling() or not session.is_live or _is_nested(sys._getframe(1)):
+            if not session.is_live or _is_nested(sys._getframe(2)):
                 return
             elapsed_ns = session.clock() - self._started_ns if self._started_ns else 0
             session.calls.turn(session.local.thread, self._outside)
@@ -236,10 +238,10 @@ class Steps:
                 return original(*args, **kwargs)
             thread = session.local.thread
             if thread.busy or thread.backwards:
-                return original(*args, **kwargs)
+                return aloud(thread, original, *args, **kwargs)
             return self._observed_backward(thread, original, args, kwargs)
 
-        return backward
+        return self._session.dispatch.entrance(backward, original)
 
     def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
         session = self._session
@@ -251,7 +253,7 @@ class Steps:
             self._announce(args, kwargs)
             session.calls.turn(thread, BACKWARD)
             started = session.clock()
-            return original(*args, **kwargs)
+            return aloud(thread, original, *args, **kwargs)
         finally:
             thread.backwards = 0
             if session.is_live:

@@ -43,6 +43,8 @@ extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyOb
 extern PyObject *PyObject_VectorcallMethod(PyObject *, PyObject *const *, size_t, PyObject *);
 extern void *PyThreadState_Get(void);
 extern uint64_t PyThreadState_GetID(void *);
+extern void PyThreadState_EnterTracing(void *) __attribute__((weak)); /* 3.11 and newer */
+extern void PyThreadState_LeaveTracing(void *) __attribute__((weak));
 extern PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
 extern PyObject *PyTuple_New(Py_ssize_t);
 extern int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
@@ -58,7 +60,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 5, LEAST = 1024, SHAPES = 256 };
+enum { VERSION = 6, LEAST = 1024, SHAPES = 256 };
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
     double *seconds, *own, *calls;
@@ -95,6 +97,7 @@ typedef struct { /* as hookd/agent/entry.py `_Host` has it */
     PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `checked` */
     PyObject *tensor;                /* torch.Tensor */
     PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
+    PyObject *profile, *tool;        /* return None where no profiler listens to the thread; NULL: nobody can say */
     PyObject *dtypes[10];            /* those of kernel.c, in its order, and then whole numbers, which are all finite */
     int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: nothing is looked at */
     size_t level;                    /* its instructions */
@@ -102,7 +105,7 @@ typedef struct { /* as hookd/agent/entry.py `_Host` has it */
     size_t phase;                    /* from a heartbeat's module to its step, in cells */
     size_t kind;                     /* of the record of a call */
     size_t most, each;               /* elements that are kept alive, and what a call counts beside its own */
-    size_t top, busy, backwards, beat, inner, kept, returned; /* where the thread's state has them, in bytes */
+    size_t top, busy, backwards, beat, inner, kept, returned, hidden; /* where the thread's state has them, in bytes */
     size_t waits;                    /* where a hookd Module has it */
 } Host;
 
@@ -186,29 +189,6 @@ static PyObject *named(PyObject *const *values, PyObject *names) {
     return dict;
 }
 
-/* Call `function` with the `size` values of `given`, behind a place that is free; the arguments of a module's call are put
- * into the two from `given[place]` on, packed. */
-static PyObject *with_packed(PyObject *function, PyObject **given, size_t size, size_t place, PyObject *const *args,
-                             Py_ssize_t count, PyObject *names) {
-    PyObject *result = NULL, *tuple = packed(args + 1, count - 1), *dict = tuple ? named(args + count, names) : NULL;
-    if (dict) {
-        given[place] = tuple, given[place + 1] = dict;
-        Py_IncRef(function); /* it may be replaced meanwhile */
-        result = PyObject_Vectorcall(function, given + 1, size | OFFSET, NULL);
-        Py_DecRef(function);
-    }
-    if (tuple)
-        Py_DecRef(tuple);
-    if (dict)
-        Py_DecRef(dict);
-    return result;
-}
-
-static PyObject *planned(PyObject *plan, PyObject *const *args, Py_ssize_t count, PyObject *names) {
-    PyObject *given[4] = {NULL, args[0]};
-    return with_packed(plan, given, 3, 2, args, count, names);
-}
-
 static PyObject **at(PyObject *object, size_t offset) { return (PyObject **)((char *)object + offset); }
 
 static void set_to(PyObject **place, PyObject *value) { /* steals the value, which may be NULL: no memory */
@@ -245,6 +225,71 @@ static PyObject *here(void) {
     return entry.state;
 }
 
+/* Whether calling `function` gives this very object: a question that costs no Python frame. */
+static int gives(PyObject *function, PyObject *expected) {
+    PyObject *answer = PyObject_Vectorcall(function, NULL, 0, NULL);
+    if (!answer)
+        PyErr_Clear();
+    else
+        Py_DecRef(answer); /* small numbers and None live for ever */
+    return answer == expected;
+}
+
+/* Keep what hookd does from now on out of a profile of the training, as the interpreter does with what a profiler itself calls:
+ * hookd/agent/hidden.py. Return whether it was seen before, which is what `show` needs. */
+static int hide(PyObject *state) {
+    const Host *host = &entry.host;
+    if (!state || !host->profile || !PyThreadState_EnterTracing || *at(state, host->hidden) != &_Py_FalseStruct)
+        return 0;
+    if (gives(host->profile, &_Py_NoneStruct) && (!host->tool || gives(host->tool, &_Py_NoneStruct)))
+        return 0;
+    Py_IncRef(state); /* a detach may end it meanwhile */
+    Py_IncRef(&_Py_TrueStruct);
+    set_to(at(state, host->hidden), &_Py_TrueStruct);
+    PyThreadState_EnterTracing(PyThreadState_Get());
+    return 1;
+}
+
+static void show(PyObject *state, int was_seen) {
+    if (!was_seen)
+        return;
+    PyThreadState_LeaveTracing(PyThreadState_Get());
+    Py_IncRef(&_Py_FalseStruct);
+    set_to(at(state, entry.host.hidden), &_Py_FalseStruct);
+    Py_DecRef(state);
+}
+
+/* Call a Python function of hookd's. */
+static PyObject *asking(PyObject *state, PyObject *function, PyObject *const *given, size_t count) {
+    Py_IncRef(function); /* it may be replaced meanwhile */
+    int was_seen = hide(state);
+    PyObject *result = PyObject_Vectorcall(function, given, count | OFFSET, NULL);
+    show(state, was_seen);
+    Py_DecRef(function);
+    return result;
+}
+
+/* Call `function` with the `size` values of `given`, behind a place that is free; the arguments of a module's call are put
+ * into the two from `given[place]` on, packed. */
+static PyObject *with_packed(PyObject *state, PyObject *function, PyObject **given, size_t size, size_t place,
+                             PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    PyObject *result = NULL, *tuple = packed(args + 1, count - 1), *dict = tuple ? named(args + count, names) : NULL;
+    if (dict) {
+        given[place] = tuple, given[place + 1] = dict;
+        result = asking(state, function, given + 1, size);
+    }
+    if (tuple)
+        Py_DecRef(tuple);
+    if (dict)
+        Py_DecRef(dict);
+    return result;
+}
+
+static PyObject *planned(PyObject *state, PyObject *plan, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    PyObject *given[4] = {NULL, args[0]};
+    return with_packed(state, plan, given, 3, 2, args, count, names);
+}
+
 /* What was counted when a call began may be gone when it ends: by a detach, or another plugin. */
 static Count *still(uintptr_t key, uint64_t number) {
     Slot *slot = entry.slots && entry.counts ? find(key) : NULL;
@@ -258,10 +303,8 @@ static void left(PyObject *state, PyObject *outer, PyObject *module) {
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace)
         PyException_SetTraceback(error, trace);
-    PyObject *unwind = entry.host.unwind, *given[5] = {NULL, state, outer, module, error};
-    Py_IncRef(unwind);
-    PyObject *done = PyObject_Vectorcall(unwind, given + 1, 4 | OFFSET, NULL);
-    Py_DecRef(unwind);
+    PyObject *given[5] = {NULL, state, outer, module, error};
+    PyObject *done = asking(state, entry.host.unwind, given + 1, 4);
     if (done) {
         Py_DecRef(done);
         PyErr_Restore(type, error, trace);
@@ -278,16 +321,6 @@ static void left(PyObject *state, PyObject *outer, PyObject *module) {
     if (trace)
         Py_DecRef(trace);
     PyErr_Restore(kind, other, where);
-}
-
-/* Whether calling `function` gives this very object: a question that costs no Python frame. */
-static int gives(PyObject *function, PyObject *expected) {
-    PyObject *answer = PyObject_Vectorcall(function, NULL, 0, NULL);
-    if (!answer)
-        PyErr_Clear();
-    else
-        Py_DecRef(answer); /* small numbers and None live for ever */
-    return answer == expected;
 }
 
 /* Whether a tensor may be asked for anything: no mode sees it, and no trace notes it. */
@@ -350,7 +383,7 @@ static int remembered(PyObject *state, PyObject *module, PyObject *const *args, 
     if (kept(state, module, args, count, output))
         return 0;
     PyObject *given[6] = {NULL, state, module, NULL, NULL, output};
-    PyObject *done = with_packed(entry.host.remember, given, 5, 3, args, count, names);
+    PyObject *done = with_packed(state, entry.host.remember, given, 5, 3, args, count, names);
     if (done)
         Py_DecRef(done);
     return done ? 0 : -1;
@@ -470,21 +503,21 @@ static int checked(Count *counted, PyObject *state, PyObject *const *args, Py_ss
     if (found != BAD)
         return 0;
     PyObject *given[7] = {NULL, state, counted->module, NULL, NULL, output, before ? before : &_Py_NoneStruct};
-    PyObject *done = with_packed(entry.host.suspect, given, 6, 3, args, count, names);
+    PyObject *done = with_packed(state, entry.host.suspect, given, 6, 3, args, count, names);
     if (done)
         Py_DecRef(done);
     return done ? 0 : -1;
 }
 
 /* In a metered step the recorder has all calls. -1: an exception is set, a signal handler's. */
-static int recorded(PyObject *cell, size_t beat) {
+static int recorded(PyObject *state, PyObject *cell, size_t beat) {
     PyObject *step = PyFloat_FromDouble(entry.host.cells[beat + entry.host.phase]);
     if (!step) {
         PyErr_Clear();
         return 0;
     }
     PyObject *given[4] = {NULL, entry.kind, cell, step};
-    PyObject *done = PyObject_Vectorcall(entry.host.record, given + 1, 3 | OFFSET, NULL);
+    PyObject *done = asking(state, entry.host.record, given + 1, 3);
     Py_DecRef(step);
     if (done)
         Py_DecRef(done);
@@ -527,7 +560,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     int is_left = 0;
     if (is_metered) {
         entry.spent += now() - begun;
-        is_left = recorded(cell, beat); /* which `mine` keeps */
+        is_left = recorded(state, cell, beat); /* which `mine` keeps */
     }
     int64_t started = now();
     PyObject *result = is_left ? NULL : through(args, nargsf, names);
@@ -592,9 +625,9 @@ static PyObject *enter(PyObject *function, PyObject *const *args, size_t nargsf,
     else if (slot && may_count(slot->counted, state))
         result = counting(slot->counted, state, args, nargsf, names);
     else if (slot && entry.metered && slot->metered)
-        result = planned(slot->metered, args, count, names);
+        result = planned(state, slot->metered, args, count, names);
     else
-        result = planned(slot ? slot->plan : entry.missing, args, count, names);
+        result = planned(state, slot ? slot->plan : entry.missing, args, count, names);
     entry.inside--;
     return result;
 }
@@ -800,9 +833,10 @@ EXPORTED int hookd_entry_spent(int64_t *spent) {
 EXPORTED int hookd_entry_host(const Host *host) {
     entry.host = *host;
     PyObject *given[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->modes,
-                         host->tracing};
+                         host->tracing, host->profile, host->tool};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
-        Py_IncRef(given[i]);
+        if (given[i])
+            Py_IncRef(given[i]);
     entry.kind = PyLong_FromLongLong((long long)host->kind);
     entry.zero = PyLong_FromLongLong(0);
     entry.thread_name = PyUnicode_InternFromString("thread");
@@ -873,7 +907,7 @@ EXPORTED int hookd_entry_stop(void) {
     if (!entry.inside) { /* else they are used until the last call is over, and stay */
         const Host *host = &entry.host;
         PyObject *made[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->modes,
-                            host->tracing, entry.state, entry.kind, entry.zero, entry.thread_name, entry.version_name,
+                            host->tracing, host->profile, host->tool, entry.state, entry.kind, entry.zero, entry.thread_name, entry.version_name,
                             entry.numel_name, entry.leaf_name, entry.storage_name, entry.offset_name, entry.address_name,
                             entry.nbytes_name, entry.resizable_name, entry.dtype_name, entry.contiguous_name, entry.host_name,
                             entry.shape_name, entry.stride_name};
