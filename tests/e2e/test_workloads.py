@@ -26,24 +26,24 @@ MOST_STEPS = 40
 """Within so many steps after an attach every module is known."""
 
 OWN = [
-    Job("mlp.py", "--steps 60"),
-    Job("amp.py", "--steps 60"),
+    Job("mlp.py", "--steps 160"),
+    Job("amp.py", "--steps 160"),
 ]
 MORE = [
-    Job("checkpointed.py", "--steps 60 --kind reentrant"),
-    Job("threads.py", "--steps 60"),
-    Job("compiled.py", "--steps 60"),
-    Job("convnet.py", "--steps 60"),
-    Job("checkpointed.py", "--steps 60 --kind selective"),
-    Job("workers.py", "--steps 60"),
-    Job("mlp.py", "--steps 60 --accumulate 3"),
-    Job("transformer.py", "--steps 60"),
-    Job("checkpointed.py", "--steps 60 --kind nonreentrant"),
+    Job("checkpointed.py", "--steps 160 --kind reentrant"),
+    Job("threads.py", "--steps 160"),
+    Job("compiled.py", "--steps 160"),
+    Job("convnet.py", "--steps 160"),
+    Job("checkpointed.py", "--steps 160 --kind selective"),
+    Job("workers.py", "--steps 160"),
+    Job("mlp.py", "--steps 160 --accumulate 3"),
+    Job("transformer.py", "--steps 160"),
+    Job("checkpointed.py", "--steps 160 --kind nonreentrant"),
 ]
 """What they do, another of ours or a workload does as well."""
 ALIKE_UNDER_RUN = [
     *MORE,
-    Job("mlp.py", "--steps 60"),
+    Job("mlp.py", "--steps 160"),
 ]
 """Attached to in mid-training they show what the agent does with them; a start under `hookd run` is that of the others."""
 SHARED = [Job("workloads/charlm.py", f"--steps 60 {SMALL} --scaler --clip 0.5")]
@@ -68,8 +68,8 @@ DDP = Job("workloads/ddp.py", f"--steps 60 {SMALL}", ranks=2)
 @pytest.mark.parametrize(
     "job", [pytest.param(job, marks=[pytest.mark.load] * (job.script == "amp.py")) for job in OWN], ids=str
 )
-def test_attach_and_detach_leave_a_job_of_ours_bit_identical(job):
-    attach_in_mid_training(job)
+def test_attach_and_detach_leave_a_job_of_ours_bit_identical(job, tmp_path):
+    attach_in_mid_training(job, tmp_path)
 
 
 @pytest.mark.load  # tests/e2e/test_faults.py has one with a scaler
@@ -92,26 +92,26 @@ def started_under_run(job: Job) -> None:
 
 @pytest.mark.load
 @pytest.mark.parametrize("job", SHARED, ids=str)
-def test_attach_and_detach_leave_a_workload_bit_identical(job, workloads):
-    attach_in_mid_training(job)
+def test_attach_and_detach_leave_a_workload_bit_identical(job, workloads, tmp_path):
+    attach_in_mid_training(job, tmp_path)
 
 
 @pytest.mark.load
 @pytest.mark.parametrize("job", LOADER, ids=str)
-def test_attach_and_detach_leave_a_workload_with_workers_bit_identical(job, workloads):
-    attach_in_mid_training(job)
+def test_attach_and_detach_leave_a_workload_with_workers_bit_identical(job, workloads, tmp_path):
+    attach_in_mid_training(job, tmp_path)
 
 
 @pytest.mark.load
 @pytest.mark.parametrize("job", MORE, ids=str)
-def test_attach_and_detach_leave_more_jobs_of_ours_bit_identical(job):
-    attach_in_mid_training(job)
+def test_attach_and_detach_leave_more_jobs_of_ours_bit_identical(job, tmp_path):
+    attach_in_mid_training(job, tmp_path)
 
 
 @pytest.mark.load
 @pytest.mark.parametrize("job", LIKE_OWN, ids=str)
-def test_attach_and_detach_leave_more_workloads_bit_identical(job, workloads):
-    attach_in_mid_training(job)
+def test_attach_and_detach_leave_more_workloads_bit_identical(job, workloads, tmp_path):
+    attach_in_mid_training(job, tmp_path)
 
 
 def test_attach_and_detach_leave_both_ranks_of_a_distributed_job_bit_identical(workloads):
@@ -136,15 +136,21 @@ def is_worker(pid: int) -> bool:
     return not any(b"torch.distributed.run" in word for word in command) and any(b"ddp.py" in word for word in command)
 
 
-def attach_in_mid_training(job: Job) -> None:
+def attach_in_mid_training(job: Job, folder: Path) -> None:
     is_compiled = "compile" in str(job)
     plain = training.plain_run(job)
     if is_compiled:
         plain.result()  # what it compiles is cached for the other
     names = ROOT if is_compiled else training.called_modules(job.script, SMALL * ("charlm" in job.script))
-    # The attach is over well before a new epoch, whose workers keep the loader's training waiting for seconds.
-    # Beside busy processes it takes ten seconds.
-    with training.start_warm(job, "--pause", "0.2" if "loader" in job.script else "0.25") as process:
+    # Ours take their time until the detach is done. A workload's attach is over well before a new epoch, whose workers keep the
+    # loader's training waiting for seconds.
+    hurry, is_ours = folder / "hurry", not job.script.startswith("workloads/")
+    pace = (
+        ["--pause", "0.25", "--hurry", str(hurry)]
+        if is_ours
+        else ["--pause", "0.2" if "loader" in job.script else "0.25"]
+    )
+    with training.start_warm(job, *pace) as process:
         process.expect("^step 5 ")
         with Attachment([process.pid], *PLUGINS) as attachment:
             metrics = everything_within_a_few_steps(attachment, names)
@@ -155,6 +161,7 @@ def attach_in_mid_training(job: Job) -> None:
                 observe_a_new_epoch(process, attachment)
             attachment.detach()
         observed_until = len(process.out)
+        hurry.touch()
         lines = process.finish()
         assert training.result(lines) == plain.result()
         assert len(lines) > observed_until, "the job had ended before the detach: the test proves too little"

@@ -1,9 +1,7 @@
 """float16 autocast under a GradScaler whose first steps overflow, so that optimizer steps are skipped."""
 
-import time
-
 import torch
-from _steps import checksum, parse
+from _steps import checksum, parse, pause
 from torch import nn
 
 arguments = parse()
@@ -19,5 +17,5 @@ for step in range(1, arguments.steps + 1):
     scaler.step(optimizer)
     scaler.update()
     print(f"step {step} loss {loss.item():.9g} scale {scaler.get_scale():.0f}", flush=True)
-    time.sleep(arguments.pause)
+    pause(arguments)
 print("done", checksum(model), flush=True)
