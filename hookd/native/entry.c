@@ -372,12 +372,12 @@ static long long elements_of(PyObject *tensor) {
 
 /* Keep a small output alive for who looks only where something is bad: the plan's REMEMBER (hookd/agent/plan.py).
  * 0: this is none of those, or something failed; nothing was kept, and no exception is set. */
-static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
+static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output, int is_askable) {
     const Host *host = &entry.host;
     long long size = PyLong_AsLongLong(*at(state, host->kept));
     if (*at(module, host->waits) == entry.zero || size >= (long long)host->most || ((PyObject **)output)[1] != host->tensor)
         return 0;
-    if (!may_ask())
+    if (!is_askable)
         return 0;
     long long elements = elements_of(output);
     PyObject *version = elements >= 0 ? PyObject_GetAttr(output, entry.version_name) : NULL;
@@ -421,10 +421,10 @@ static PyObject *weakly(PyObject *one) {
     return weak;
 }
 
-/* Remember what a call has returned. -1: an exception is set, a signal handler's. */
+/* Remember what a call has returned. `is_askable`: see `may_ask`. -1: an exception is set, a signal handler's. */
 static int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names,
-                      PyObject *output) {
-    if (kept(state, module, args, count, output))
+                      PyObject *output, int is_askable) {
+    if (kept(state, module, args, count, output, is_askable))
         return 0;
     PyObject *given[6] = {NULL, state, module, NULL, NULL, output};
     PyObject *done = with_packed(state, entry.host.remember, given, 5, 3, args, count, names);
@@ -564,8 +564,8 @@ static PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *n
 /* Have Python look at a call that has returned something bad, or anything after something bad. `before`: see `version_of`.
  * -1: an exception is set, a signal handler's or one that a plugin has for the training. */
 static int checked(Count *counted, PyObject *state, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
-                   PyObject *before) {
-    int found = entry.alert ? BAD : may_ask() ? output_is(output) : UNSEEN;
+                   PyObject *before, int is_askable) {
+    int found = entry.alert ? BAD : is_askable ? output_is(output) : UNSEEN;
     if (found == UNSEEN)
         entry.unseen[counted->shape] = 1, entry.passed++;
     if (found != BAD)
@@ -653,10 +653,11 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         if (counted->count)
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
         Py_ssize_t given = (Py_ssize_t)(nargsf & ~OFFSET);
-        int is_ended = counted->remembers && remembered(state, module, args, given, names, result);
+        int is_askable = (counted->remembers || counted->checks) && may_ask();
+        int is_ended = counted->remembers && remembered(state, module, args, given, names, result, is_askable);
         counted = is_ended ? NULL : still(key, number); /* what is remembered may run any code */
         if (counted && counted->checks && entry.checks)
-            is_ended = checked(counted, state, args, given, names, result, before);
+            is_ended = checked(counted, state, args, given, names, result, before, is_askable);
         if (is_ended) {
             Py_DecRef(result);
             result = NULL;
