@@ -32,7 +32,7 @@ OWN = [
 MORE = [
     Job("checkpointed.py", "--steps 160 --kind reentrant"),
     Job("threads.py", "--steps 160"),
-    Job("compiled.py", "--steps 160"),
+    Job("compiled.py", "--steps 60"),
     Job("convnet.py", "--steps 160"),
     Job("checkpointed.py", "--steps 160 --kind selective"),
     Job("workers.py", "--steps 160"),
