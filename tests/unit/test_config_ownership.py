@@ -34,7 +34,10 @@ def refused(path, *words):
     assert all(word in f"{caught.value} {caught.value.hint}" for word in words), caught.value
 
 
-def test_a_file_that_everybody_can_write_is_refused(file):
+@pytest.mark.parametrize("is_root", [True, False])
+def test_a_file_that_everybody_can_write_is_refused(file, is_root, monkeypatch):
+    if not is_root:  # who is told nothing of what leads to it
+        monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     file.chmod(0o666)
     refused(file, "other users can write", f"chmod go-w {file}")
 
