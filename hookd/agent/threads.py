@@ -34,6 +34,7 @@ class ThreadState:
         top: the observed module it is inside of, what it was inside of before that, and the module's id as a cell has
             it: `(module, top, number)`; None outside.
         native: its id in the kernel.
+        base: where its stack was at the outermost call, as an address: `hookd/native/entry.c` looks how far down it has come.
         beat: index of its heartbeat's module cell in the page.
         busy: a plugin is running in it; modules that the plugin calls are none of the training's.
         backwards: not 0 while it is inside a backward: how many `torch.autograd.backward` (reentrant checkpointing
@@ -54,7 +55,7 @@ class ThreadState:
     """
 
     __slots__ = (
-        "again", "backwards", "beat", "busy", "held", "held_size", "hidden", "inner", "is_engine", "kept", "lost", "native", "outside", "passed", "passing", "returned", "switching", "top",
+        "again", "backwards", "base", "beat", "busy", "held", "held_size", "hidden", "inner", "is_engine", "kept", "lost", "native", "outside", "passed", "passing", "returned", "switching", "top",
     )  # fmt: skip
 
     def __init__(self, native: int, beat: int, *, is_engine: bool) -> None:
@@ -66,7 +67,7 @@ class ThreadState:
         self.switching = 0
         self.is_engine = is_engine
         self.outside = OTHER
-        self.inner = self.lost = self.again = 0
+        self.inner = self.lost = self.again = self.base = 0
         self.returned: list[Call | Returned] = []
         self.passing: list[Passing] = []  # of what is in `returned`, the references that end in time
         self.kept = 0

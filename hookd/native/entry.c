@@ -60,7 +60,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 6, LEAST = 1024, SHAPES = 256 };
+enum { VERSION = 6, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
     double *seconds, *own, *calls;
@@ -115,7 +115,7 @@ typedef struct { /* as hookd/agent/entry.py `_Host` has it */
     size_t phase;                    /* from a heartbeat's module to its step, in cells */
     size_t kind;                     /* of the record of a call */
     size_t most, each;               /* elements that are kept alive, and what a call counts beside its own */
-    size_t top, busy, backwards, beat, inner, kept, returned, hidden; /* where the thread's state has them, in bytes */
+    size_t top, busy, backwards, beat, inner, kept, returned, hidden, base; /* where the thread's state has them, in bytes */
     size_t waits;                    /* where a hookd Module has it */
 } Host;
 
@@ -168,15 +168,6 @@ static PyObject *through(PyObject *const *args, size_t nargsf, PyObject *names) 
         result = PyObject_Vectorcall(compiled, args + 1, (nargsf & ~OFFSET) - 1, names);
     Py_DecRef(compiled);
     return result;
-}
-
-/* Whether so few levels are left that a call of hookd's could end in a RecursionError, which would be the training's. */
-static int is_deep(void) {
-    const Depth *depth = &entry.depth;
-    if (!depth->offset)
-        return 0;
-    int found = *(const int *)((const char *)PyThreadState_Get() + depth->offset);
-    return (depth->is_counted_up ? depth->limit - found : found) < depth->room;
 }
 
 static PyObject *packed(PyObject *const *args, Py_ssize_t count) {
@@ -680,17 +671,37 @@ static int may_count(const Count *counted, PyObject *state) {
            *at(state, host->busy) == &_Py_FalseStruct && *at(state, host->backwards) == entry.zero;
 }
 
+/* Whether a call is so deep in others that hookd's own part of each could be too much: a RecursionError, or the end of the thread's
+ * stack, of which each observed call takes half a kilobyte more. The outermost one notes where the stack is. */
+static int is_deep(PyObject *state) {
+    const Depth *depth = &entry.depth;
+    if (depth->offset) {
+        int found = *(const int *)((const char *)PyThreadState_Get() + depth->offset);
+        if ((depth->is_counted_up ? depth->limit - found : found) < depth->room)
+            return 1;
+    }
+    if (!state)
+        return 0;
+    long long now = (long long)(uintptr_t)__builtin_frame_address(0);
+    if (*at(state, entry.host.top) != &_Py_NoneStruct)
+        return PyLong_AsLongLong(*at(state, entry.host.base)) - now > STACK;
+    set_to(at(state, entry.host.base), PyLong_FromLongLong(now));
+    return 0;
+}
+
 static PyObject *enter(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *names) {
     Py_ssize_t count = (Py_ssize_t)(nargsf & ~OFFSET);
     PyObject *state = here(), *result; /* before a slot is found: what that runs may move it */
     if (!entry.slots || count < 1) /* taken out while a caller had fetched the field; or called without a module */
         return entry.standard(function, args, nargsf, names);
     Slot *slot = find((uintptr_t)args[0]);
+    if ((!slot || slot->plan) && is_deep(state)) {
+        entry.deep++;
+        return entry.standard(function, args, nargsf, names); /* a jump: it takes nothing of the stack */
+    }
     entry.inside++;
     if (slot && !slot->plan)
         result = through(args, nargsf, names);
-    else if (is_deep())
-        entry.deep++, result = through(args, nargsf, names);
     else if (slot && may_count(slot->counted, state))
         result = counting(slot->counted, state, args, nargsf, names);
     else if (slot && entry.metered && slot->metered)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd import groups_of, modules_in, parameters_in, peek
+from hookd import buffers_of, groups_of, modules_in, parameters_in, parameters_of, peek
 from hookd_nan.scan import is_bad, own_tensors
 
 if TYPE_CHECKING:
@@ -139,9 +139,9 @@ class Gradients:
 
     def blame_parameter(self, event: Event, root: Module) -> bool:
         """Put a bad parameter of a model into an event, if there is one."""
+        called = self._called()
         for name, module in _modules(root):
-            parameters, _ = own_tensors(module)
-            if self._blame_own(event, name, parameters):
+            if self._blame_own(event, name, parameters_of(module), is_called=name in called):
                 event.is_certain = True
                 return True
         return False
@@ -165,33 +165,103 @@ class Gradients:
         """Put a bad tensor of a module inside the event's into it: code may use the tensors of a module without calling it.
 
         Where the training has gone on since (numbers of a device), one that is bad now may have become so later: that is
-        told of, and not blamed.
+        told of, and not blamed. So is one that is somewhere else in the model, and an infinity in a buffer, which may be
+        its proper value.
         """
-        module = self._module(event.module)
-        for name, inner in modules_in(module) if module is not None else ():
-            parameters, buffers = own_tensors(inner)
-            own = (
-                parameters if peek(inner, "training") is True else {**parameters, **buffers}
-            )  # it may have written its buffers
+        module, called, below = self._module(event.module), self._called(), set[int]()
+        for path, inner in modules_in(module) if module is not None else ():
+            below.add(id(inner))
+            name = _within(event.module, path)
+            is_called = not path or name in called
+            parameters, buffers = _own(inner, is_called=is_called)
             if event.is_late:
-                if is_bad(self._scan(own.values(), masks=True)):
+                if is_bad(self._scan([*parameters.values(), *buffers.values()], masks=True)):
                     event.details = {**event.details, "parameters": "unknown"}
                     return
-            elif self._blame_own(event, _within(event.module, name), own):
+            elif self._blame_own(event, name, parameters, is_called=is_called) or self._blame_own(
+                event, name, buffers, is_called=False, within=event.module
+            ):
                 return
+        if not event.is_late:
+            self._tell_of_others(event, below, called)
+
+    def _tell_of_others(self, event: Event, below: set[int], called: set[str]) -> None:
+        """Say which tensor of the model is bad as well: what is called may use it by a reference that nobody sees."""
+        roots = (root for root in self._context.roots() if any(name == event.module for name, _ in _modules(root)))
+        for name, module in (one for root in roots for one in _modules(root)):
+            if id(module) in below:
+                continue
+            for kind, own in zip(("parameter", "buffer"), _own(module, is_called=name in called)):
+                bad = [own_name for own_name, tensor in own.items() if self._is_nan(tensor)]
+                if bad:
+                    event.details = {**event.details, "elsewhere": f"{name} {kind} {bad[0]}"}
+                    return
+
+    def _is_nan(self, tensor: Tensor) -> bool:
+        return self._scan([tensor], masks=True) == "nan" and self._is_used(tensor) is not False
+
+    def _called(self) -> set[str]:
+        """Give the names of the modules that have returned in this outermost call."""
+        return {one.module.name for one in self._context.returned()}
+
+    def _is_used(self, tensor: Tensor) -> bool | None:
+        """Say whether the training uses a parameter: it has a gradient, or its optimizer keeps something for it.
+
+        Returns:
+            None where that is not known: of none there is a gradient just now, and the optimizer keeps nothing; or no
+            optimizer has it.
+        """
+        if _grad(tensor) is not None:
+            return True
+        for ref, _, _ in self._optimizers.values():
+            optimizer = ref()
+            held = [] if optimizer is None else [one for group in groups_of(optimizer) for one in group["params"]]
+            if any(one is tensor for one in held):
+                kept = {id(one) for one in peek(optimizer, "state") or ()}
+                if id(tensor) in kept:
+                    return True
+                return False if kept or any(_grad(one) is not None for one in held) else None
+        return None
 
     def _module(self, name: str) -> torch.nn.Module | None:
         found = (one for root in self._context.roots() for known, one in _modules(root) if known == name)
         return next(found, None)
 
-    def _blame_own(self, event: Event, name: str, own: Mapping[str, Tensor]) -> bool:
+    def _blame_own(
+        self, event: Event, name: str, own: Mapping[str, Tensor], *, is_called: bool = True, within: str = ""
+    ) -> bool:
+        """Put the first bad one of a module's tensors into an event, if there is one.
+
+        Args:
+            event: of a bad output.
+            name: of the module.
+            own: its parameters, or its buffers.
+            is_called: if not, a tensor of which nobody knows whether it is used is blamed for the case that it is.
+            within: these are buffers of a module inside of this one; "": an infinity in them is blamed as well.
+        """
         for own_name, tensor in own.items():
             found = self._scan([tensor], masks=True)
-            if found and isinstance(found, str):
-                event.where, event.module, event.kind, event.since = "param", name, found, event.own_since
-                event.details = {"parameter": own_name, **self._scan.counts(tensor)}
-                return True
+            if not found or not isinstance(found, str):
+                continue
+            is_used = True if is_called else self._is_used(tensor)
+            if is_used is False:
+                continue
+            if within and found == "inf":
+                event.details = {"buffer": f"{name} {own_name}", **event.details}
+                continue
+            details = {"parameter": own_name, **self._scan.counts(tensor)}
+            if is_used is None:
+                details["if_used_in"] = event.module
+            event.where, event.module, event.kind, event.since = "param", name, found, event.own_since
+            event.details = details
+            return True
         return False
+
+
+def _own(module: torch.nn.Module, *, is_called: bool) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """Give the parameters of a module, and those of its buffers that its call has not written itself."""
+    is_written = is_called and peek(module, "training") is True
+    return parameters_of(module), {} if is_written else buffers_of(module)
 
 
 def _modules(root: Module) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -154,6 +154,7 @@ class Reporter:
         places = [event.module, *event.details.get("or_in", ())]
         # One that is certain of its place may still have several: where not all can be looked at.
         share = 1 / len(places) if event.is_certain or len(places) > 1 else 0.0
+        share = share / 2 if {"if_used_in", "elsewhere"} & event.details.keys() else share
         case.shown = places[:SHOWN]
         for module in case.shown:
             self._origin.labels(module, event.where, event.kind).set(share)
@@ -169,7 +170,14 @@ def place(event: Event) -> str:
 def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, Any]]:
     """Say what happened, for a person and for a machine."""
     masked = event.details.get("neginf_in", "")
-    is_known = not {"inputs", "buffer", "or_in", "parameters"} & event.details.keys() and not isinstance(masked, list)
+    is_known = not {
+        "inputs",
+        "buffer",
+        "or_in",
+        "parameters",
+        "if_used_in",
+        "elsewhere",
+    } & event.details.keys() and not isinstance(masked, list)
     is_exact = is_known and event.is_certain and (event.since == event.step or (is_step_absolute and event.step == 1))
     message = f"{what} {NAMES[event.kind]}: {place(event)} at step {event.step}"
     if not is_step_absolute:
@@ -182,6 +190,11 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         message += f", born since step {event.since}"
     else:
         message += "; it may be older than that"
+    if "if_used_in" in event.details:
+        user = event.details["if_used_in"]
+        message += (
+            f"; if {user} uses it without a call of its module, which nobody sees: if not, in the output of {user}"
+        )
     if "or_in" in event.details:
         message += f"; born there, or in {', '.join(event.details['or_in'])}, whose outputs are gone, were changed in place, or are not all looked into"
     elif not event.is_certain:
@@ -198,6 +211,8 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         message += f"; {where} -inf, which is taken for a mask unless neginf=true"
     if "parameters" in event.details:
         message += "; a parameter or buffer inside of it is bad now, and may have been before, used without a call of its module"
+    if "elsewhere" in event.details:
+        message += f"; {event.details['elsewhere']} is bad as well, and may be used there"
     if "buffer" in event.details:
         message += f"; its buffer {event.details['buffer']} is bad as well, before the call or by it"
     fields = {

@@ -38,9 +38,11 @@ class BatchNormAfterOwnCode(nn.Module):
         return self.head(self.norm(x * NAN if self.is_on else x))
 
 
-def train(model, *, strike=None, batch=lambda: torch.randn(5, 4), wrap=lambda x: x, loss=torch.mean):
+def train(
+    model, *, strike=None, batch=lambda: torch.randn(5, 4), wrap=lambda x: x, loss=torch.mean, make=torch.optim.SGD
+):
     """Train; `strike` is called, and `batch` gives the input, in step 6 of 8."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = make(model.parameters(), lr=0.01)
     for step in range(1, STEPS + 1):
         if step == AT and strike is not None:
             strike()
@@ -236,6 +238,82 @@ def test_a_bad_tensor_that_nothing_uses_is_not_blamed_for_what_a_batch_brings(ho
     hook.start("nan", every=1)
     train(model, batch=bad_batch)
     assert place(hook.incident) == ("(root)", "input", "nan", AT)
+
+
+class Beside(nn.Module):
+    """Makes a NaN when it is switched on; what is bad in it has nothing to do with that."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.spare, self.ranges, self.is_on = nn.Linear(4, 4), nn.Linear(4, 4), nn.Identity(), False
+        self.ranges.register_buffer("least", torch.tensor(INF))
+
+    def forward(self, x):
+        return self.first(x) * (NAN if self.is_on else 1)
+
+
+class Normalizes(nn.Module):
+    """Uses the buffers of a batch normalization in training that it never calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return nn.functional.batch_norm(x, self.norm.running_mean, self.norm.running_var)
+
+
+class Transposed(nn.Module):
+    """Uses the weight of a module that is somewhere else, by a reference that torch does not know."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = (other,)
+
+    def forward(self, x):
+        return x @ self.other[0].weight.T
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize(("adam", "expected"), [(False, ("1.spare", "param")), (True, ("1", "output"))])
+def test_a_bad_parameter_is_blamed_as_far_as_it_is_known_to_be_used(hook, every, adam, expected):
+    model = nn.Sequential(nn.Linear(4, 4), Beside(), nn.Linear(4, 1))
+    model[1].spare.weight.data.fill_(NAN)
+    model[1].ranges.least.zero_()
+    hook.start("nan", every=every)
+    train(model, strike=lambda: setattr(model[1], "is_on", True), make=torch.optim.Adam if adam else torch.optim.SGD)
+    assert place(hook.incident) == (*expected, "nan", AT)
+    assert hook.incident["is_exact"] is adam
+    assert hook.incident.get("if_used_in") == (None if adam else "1")
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_an_infinity_in_a_buffer_inside_is_told_and_not_blamed(hook, every):
+    model = nn.Sequential(nn.Linear(4, 4), Beside(), nn.Linear(4, 1))
+    hook.start("nan", every=every)
+    train(model, strike=lambda: setattr(model[1], "is_on", True))
+    assert place(hook.incident) == ("1", "output", "nan", AT)
+    assert (hook.incident["is_exact"], hook.incident["buffer"]) == (False, "1.ranges least")
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_buffer_of_a_module_in_training_that_nobody_calls_is_not_overlooked(hook, every):
+    model = nn.Sequential(nn.Linear(4, 4), Normalizes(), nn.Linear(4, 1))
+    hook.start("nan", every=every)
+    train(model, strike=lambda: model[1].norm.running_var.fill_(NAN))
+    assert place(hook.incident) == ("1.norm", "param", "nan", AT)
+    assert (hook.incident["parameter"], hook.incident["if_used_in"]) == ("running_var", "1")
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_bad_parameter_somewhere_else_makes_nothing_exact(hook, every):
+    table = nn.Embedding(5, 4)
+    model = nn.Sequential(table, nn.Linear(4, 4), Transposed(table))
+    hook.start("nan", every=every)
+    tokens = torch.tensor([0, 1, 2])
+    train(model, strike=lambda: table.weight.data[4].fill_(NAN), batch=lambda: tokens, wrap=lambda x: tokens)
+    assert hook.incident["is_exact"] is False
+    assert (hook.incident["module"], hook.incident.get("elsewhere")) in {("2", "0 parameter weight"), ("0", None)}
 
 
 class Bag:
