@@ -13,6 +13,7 @@ from hookd import page as pages
 from hookd.agent import backward
 from hookd.agent.dynamo import is_autograd_compiled
 from hookd.agent.faults import Failure, is_from_signal_handler
+from hookd.agent.plan import is_inside
 
 if TYPE_CHECKING:
     from hookd.agent.session import Session
@@ -63,6 +64,9 @@ class Calls:
         before, after = (self._session.dispatch.switched_on(hook, module) for hook in ("backward_pre", "backward"))
         if not before and not after:
             return output
+        top = entered.thread.top
+        if top is not None and is_inside(top[1], module) and not any(one.mutates for one in before + after):
+            return output  # its time is part of that of the outermost; and each would walk through all that are inside of it
         flow = backward.Flow(module, self._session.dispatch, self._session.local, before + after)
         try:
             return backward.end(flow, args, output, entered, heard_backward=bool(after))

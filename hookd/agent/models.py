@@ -538,7 +538,7 @@ class Models:
             self._session.write_log(
                 "warning",
                 f"some calls are not observed: fewer than {ROOM} levels were left to Python's recursion limit "
-                f"({sys.getrecursionlimit()}), and hookd could have ended the training with a RecursionError",
+                f"({sys.getrecursionlimit()}), or they were more than 1 MiB of stack deep; hookd could have ended the training",
             )
 
     def _drop(self, model: Model) -> None:

@@ -23,7 +23,7 @@ def backward_pre(module: Module, grad_output: tuple[Any, ...]) -> Any:
     They are called once for each autograd node that made outputs, as its gradients come: the others are None then.
     Observers are called once for each part of the output that shares no node with another part.
 
-    Called: once for each call of a selected module, in its backward.
+    Called: once for each call of a selected module, in its backward; for observers not of one inside of another call of that module.
     Thread: the one that runs the backward: the caller's on a CPU, autograd's device thread on a GPU.
     May: as a mutator: replace `grad_output`.
     Cost: class 3 for each call.
@@ -52,7 +52,7 @@ def backward(
     gradients are complete at the same time: the others are None then. Of a tensor that was passed in twice they see
     the sum, at its first place.
 
-    Called: once for each call of a selected module, in its backward.
+    Called: once for each call of a selected module, in its backward; for observers not of one inside of another call of that module.
     Thread: as `backward_pre`.
     May: as a mutator: replace `grad_input`.
     Cost: class 3 for each call, dearer the more the module contains.

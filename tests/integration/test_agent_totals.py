@@ -6,12 +6,14 @@ import gc
 import os
 import sys
 import threading
+from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given, settings
 from torch import nn
 
+import hookd
 from hookd import Plugin, hookimpl
 from hookd.agent import bootstrap
 from hookd.agent.entry import SHAPES
@@ -165,6 +167,29 @@ def test_the_time_of_a_module_that_calls_itself_is_that_of_its_outermost_calls(e
         assert (calls["again",], calls["again.bottom",], calls["(root)",]) == (50 * 31, 50, 50)
         assert seconds["again.bottom",] < seconds["again",] < seconds["(root)",], "and not thirty times as much"
         assert own["again",] == pytest.approx(seconds["again",] - seconds["again.bottom",], rel=1e-6)
+
+
+class Backwards(Plugin):
+    """Notes each backward that it is told of."""
+
+    name = "backwards"
+
+    @hookimpl
+    def configure(self, context: hookd.Context) -> None:
+        self.seen: list[str] = []
+
+    @hookimpl
+    def backward(self, module: hookd.Module) -> None:
+        self.seen.append(module.name)
+
+
+def test_of_a_module_that_calls_itself_the_backward_of_the_outermost_call_is_told(either_way) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Again(), nn.Linear(2, 2))
+    model[1].forward = lambda x, levels=5: model[1](model[1].bottom(x), levels - 1) if levels else x
+    with running(Backwards) as agent:
+        for _ in range(2):
+            model(X).sum().backward()
+        assert Counter(agent.plugin("backwards").seen) == {"(root)": 2, "0": 2, "1": 2, "1.bottom": 10, "2": 2}
 
 
 def test_calls_of_a_model_by_itself_are_counted_and_those_that_a_wrapper_passes_on_are_not(either_way) -> None:
