@@ -671,15 +671,18 @@ static int may_count(const Count *counted, PyObject *state) {
            *at(state, host->busy) == &_Py_FalseStruct && *at(state, host->backwards) == entry.zero;
 }
 
-/* Whether a call is so deep in others that hookd's own part of each could be too much: a RecursionError, or the end of the thread's
- * stack, of which each observed call takes half a kilobyte more. The outermost one notes where the stack is. */
-static int is_deep(PyObject *state) {
+/* Whether so few levels are left that a call of hookd's could end in a RecursionError, which would be the training's. */
+static int is_near_limit(void) {
     const Depth *depth = &entry.depth;
-    if (depth->offset) {
-        int found = *(const int *)((const char *)PyThreadState_Get() + depth->offset);
-        if ((depth->is_counted_up ? depth->limit - found : found) < depth->room)
-            return 1;
-    }
+    if (!depth->offset)
+        return 0;
+    int found = *(const int *)((const char *)PyThreadState_Get() + depth->offset);
+    return (depth->is_counted_up ? depth->limit - found : found) < depth->room;
+}
+
+/* Whether a call is so deep in the stack that what hookd takes of it could be missing in the end: half a kilobyte for each observed call.
+ * The outermost one notes where the stack is. */
+static int is_deep(PyObject *state) {
     if (!state)
         return 0;
     long long now = (long long)(uintptr_t)__builtin_frame_address(0);
@@ -695,12 +698,15 @@ static PyObject *enter(PyObject *function, PyObject *const *args, size_t nargsf,
     if (!entry.slots || count < 1) /* taken out while a caller had fetched the field; or called without a module */
         return entry.standard(function, args, nargsf, names);
     Slot *slot = find((uintptr_t)args[0]);
-    if ((!slot || slot->plan) && is_deep(state)) {
+    int is_observed = !slot || slot->plan, is_last = is_observed && is_near_limit();
+    if (is_observed && !is_last && is_deep(state)) {
         entry.deep++;
         return entry.standard(function, args, nargsf, names); /* a jump: it takes nothing of the stack */
     }
     entry.inside++;
-    if (slot && !slot->plan)
+    if (is_last) /* one level less than without hookd: that makes up for what the outermost call takes */
+        entry.deep++, result = through(args, nargsf, names);
+    else if (!is_observed)
         result = through(args, nargsf, names);
     else if (slot && may_count(slot->counted, state))
         result = counting(slot->counted, state, args, nargsf, names);

@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -463,3 +464,32 @@ def test_calls_of_a_recursion_that_is_not_near_the_limit_are_all_counted():
         assert calls[("(root)",)] == 4 * (levels + 1)
         assert calls[("inner",)] == 4 * levels
         assert not any("recursion" in line["message"] for line in agent.read().logs)
+
+
+@pytest.fixture
+def high_limit():
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("high_limit")
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="there a call of Python's takes so much of the stack that it ends before"
+)
+def test_of_the_stack_of_a_recursion_hookd_takes_little():
+    """Where the limit was raised, the stack is the limit, and its end that of the process."""
+
+    def stack_kb() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("VmStk")))
+
+    model, levels = Deep(), 2500
+    with torch.no_grad():
+        model(X, levels)
+        plain = stack_kb()
+        with running(*OBSERVERS, options={"every": "1"}, budget=100.0):
+            for _ in range(4):
+                model(X, levels)
+    assert stack_kb() - plain < 500, "half a kilobyte a call would be 1,250"
