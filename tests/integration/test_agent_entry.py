@@ -425,14 +425,18 @@ OBSERVERS = ("nan", "timing", "activations", "optimizer", "coverage")
 
 
 @pytest.fixture
-def low_limit():
+def recursion_limit(request):
     before = sys.getrecursionlimit()
-    sys.setrecursionlimit(400)
+    sys.setrecursionlimit(request.param)
     yield
     sys.setrecursionlimit(before)
 
 
-@pytest.mark.usefixtures("low_limit")
+low_limit, high_limit = (pytest.mark.parametrize("recursion_limit", [limit], indirect=True) for limit in (400, 20_000))
+
+
+@low_limit
+@pytest.mark.usefixtures("recursion_limit")
 def test_a_recursion_to_the_limit_is_none_of_hookds():
     """Also in metered steps, whose plans are others; near the limit calls are not observed, which is said once."""
     model = Deep()
@@ -452,7 +456,8 @@ def test_a_recursion_to_the_limit_is_none_of_hookds():
         assert deepest(model) >= levels
 
 
-@pytest.mark.usefixtures("low_limit")
+@low_limit
+@pytest.mark.usefixtures("recursion_limit")
 def test_calls_of_a_recursion_that_is_not_near_the_limit_are_all_counted():
     model = Deep()
     levels = deepest(model) // 2
@@ -466,15 +471,8 @@ def test_calls_of_a_recursion_that_is_not_near_the_limit_are_all_counted():
         assert not any("recursion" in line["message"] for line in agent.read().logs)
 
 
-@pytest.fixture
-def high_limit():
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(20_000)
-    yield
-    sys.setrecursionlimit(before)
-
-
-@pytest.mark.usefixtures("high_limit")
+@high_limit
+@pytest.mark.usefixtures("recursion_limit")
 @pytest.mark.skipif(
     sys.version_info < (3, 11), reason="there a call of Python's takes so much of the stack that it ends before"
 )
