@@ -59,7 +59,6 @@ class _Host(ctypes.Structure):
         *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "record", "suspect")),
         *((name, ctypes.py_object) for name in ("tensor", "modes", "tracing", "profile", "tool")),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
-        ("view", ctypes.c_void_p),
         ("gate", ctypes.c_void_p),
         ("level", ctypes.c_size_t),
         ("cells", ctypes.c_void_p),
@@ -254,7 +253,7 @@ class Entry:
         host = _Host(
             session.local, names["unwind"], session.portions.remember_call, session.page.record, session.portions.suspect,
             torch.Tensor, quiet.function_modes, quiet.tracing, hidden.profile, hidden.tool, dtypes,
-            _view(), *session.numeric.gate(), cells, STEP - MODULE, CALL_RECORD, portions.KEPT, portions.LIGHT, *offsets,
+            *session.numeric.gate(), cells, STEP - MODULE, CALL_RECORD, portions.KEPT, portions.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
 
@@ -322,21 +321,6 @@ def _offset(instance: Any, name: str) -> int | None:
     found = [8 * at for at, word in enumerate(words) if word == id(mark)]
     setattr(instance, name, before)
     return found[0] if len(found) == 1 else None
-
-
-def _view() -> int:
-    """Return the address of torch's function that tells what a tensor is, as DLPack 1 has it; 0 where there is none (before torch 2.10).
-
-    Source: dlpack.h `DLPackExchangeAPI`, 1.3: two numbers of its version, then an older one's address and five functions.
-    """
-    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if capsule is None:
-        return 0
-    pointer = ctypes.pythonapi["PyCapsule_GetPointer"]  # by index: an attribute is common to all users of ctypes
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    at = pointer(capsule, b"dlpack_exchange_api")
-    major, words = ctypes.c_uint32.from_address(at).value, (ctypes.c_void_p * 7).from_address(at)
-    return (words[5] or 0) if major == 1 else 0
 
 
 def _plain() -> None:

@@ -89,15 +89,6 @@ typedef struct { /* where a thread's state in the interpreter has its depth of c
     int room;                 /* so many levels hookd may need for itself */
 } Depth;
 
-typedef struct { /* `DLTensor` of DLPack 1: what a tensor is, all at once */
-    void *data;
-    int32_t device, index, dims;
-    uint8_t code, bits;
-    uint16_t lanes;
-    const int64_t *sizes, *strides; /* the latter NULL: one element after the other */
-    uint64_t offset;
-} View;
-
 typedef struct { /* as hookd/agent/entry.py `_Host` has it */
     PyObject *local;                 /* `local.thread` is the calling thread's state */
     PyObject *unwind;                /* called as unwind(state, outer, module, error) where a call is left by an exception */
@@ -108,7 +99,6 @@ typedef struct { /* as hookd/agent/entry.py `_Host` has it */
     PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
     PyObject *profile, *tool;        /* return None where no profiler listens to the thread; NULL: nobody can say */
     PyObject *dtypes[10];            /* those of kernel.c, in its order, and then whole numbers, which are all finite */
-    int (*view)(void *, View *);     /* of torch: 0, or an exception is set; NULL: it has no such function */
     int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: nothing is looked at */
     size_t level;                    /* its instructions */
     double *cells;                   /* of the page */
@@ -327,40 +317,6 @@ static void left(PyObject *state, PyObject *outer, PyObject *module) {
 /* Whether a tensor may be asked for anything: no mode sees it, and no trace notes it. */
 static int may_ask(void) { return gives(entry.host.modes, entry.zero) && gives(entry.host.tracing, &_Py_NoneStruct); }
 
-/* Ask an object for a whole number by one of its methods. -1: it has raised; no exception is set. */
-static long long asked(PyObject *object, PyObject *name) {
-    PyObject *answer = PyObject_VectorcallMethod(name, &object, 1, NULL);
-    long long number = answer ? PyLong_AsLongLong(answer) : -1;
-    if (answer)
-        Py_DecRef(answer);
-    if (number < 0)
-        PyErr_Clear();
-    return number;
-}
-
-/* Have a tensor tell all at once what it is. 0: it cannot. */
-static int viewed(PyObject *tensor, View *view) {
-    if (!entry.host.view)
-        return 0;
-    int is_viewed = !entry.host.view(tensor, view);
-    if (!is_viewed)
-        PyErr_Clear();
-    return is_viewed;
-}
-
-static long long viewed_elements(const View *view) {
-    long long elements = 1;
-    for (int32_t i = 0; i < view->dims; i++)
-        if (__builtin_mul_overflow(elements, view->sizes[i], &elements))
-            return -1;
-    return elements;
-}
-
-static long long elements_of(PyObject *tensor) {
-    View view;
-    return viewed(tensor, &view) ? viewed_elements(&view) : asked(tensor, entry.numel_name);
-}
-
 /* Keep a small output alive for who looks only where something is bad: the plan's REMEMBER (hookd/agent/plan.py).
  * 0: this is none of those, or something failed; nothing was kept, and no exception is set. */
 static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output, int is_askable) {
@@ -370,8 +326,8 @@ static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssi
         return 0;
     if (!is_askable)
         return 0;
-    long long elements = elements_of(output);
-    PyObject *version = elements >= 0 ? PyObject_GetAttr(output, entry.version_name) : NULL;
+    PyObject *number = PyObject_VectorcallMethod(entry.numel_name, &output, 1, NULL);
+    PyObject *version = number ? PyObject_GetAttr(output, entry.version_name) : NULL;
     PyObject *inputs = version ? packed(args + 1, count - 1) : NULL, *one = inputs ? PyTuple_New(4) : NULL;
     int is_kept = 0;
     if (one) {
@@ -380,11 +336,11 @@ static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssi
         PyTuple_SetItem(one, 2, output), PyTuple_SetItem(one, 3, version);
         is_kept = !PyList_Append(*at(state, host->returned), one);
         if (is_kept)
-            set_to(at(state, host->kept), PyLong_FromLongLong(size + elements + (long long)host->each));
+            set_to(at(state, host->kept), PyLong_FromLongLong(size + PyLong_AsLongLong(number) + (long long)host->each));
     }
     if (!is_kept)
         PyErr_Clear();
-    PyObject *made[] = {version, inputs, one};
+    PyObject *made[] = {number, version, inputs, one};
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
         if (made[i])
             Py_DecRef(made[i]);
@@ -428,6 +384,17 @@ enum { SEEN, BAD, UNSEEN }; /* of an output: no infinity and no NaN in it but -i
 enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/agent/kernel.py has the same */
 static const int WIDTHS[4] = {4, 8, 2, 2};
 
+/* Ask an object for a whole number by one of its methods. -1: it has raised; no exception is set. */
+static long long asked(PyObject *object, PyObject *name) {
+    PyObject *answer = PyObject_VectorcallMethod(name, &object, 1, NULL);
+    long long number = answer ? PyLong_AsLongLong(answer) : -1;
+    if (answer)
+        Py_DecRef(answer);
+    if (number < 0)
+        PyErr_Clear();
+    return number;
+}
+
 static int is_true(PyObject *answer) { /* steals it; NULL: no */
     if (!answer)
         PyErr_Clear();
@@ -457,72 +424,37 @@ static long long span_of(PyObject *tensor, long long elements) {
     return span;
 }
 
-/* What hookd/agent/memory.py `locate` asks. The type of a tensor's numbers: an index of WIDTHS; -1: they are whole, and finite; -2: another. */
-static int asked_type(PyObject *tensor) {
+/* Look at the numbers of a tensor where all of them are in the host's memory: what hookd/agent/memory.py `locate` asks. */
+static int tensor_is(PyObject *tensor) {
+    const Host *host = &entry.host;
     PyObject *dtype = PyObject_GetAttr(tensor, entry.dtype_name);
-    int type = 0;
-    while (type < 10 && dtype != entry.host.dtypes[type])
+    int type = 0, found = UNSEEN;
+    while (type < 10 && dtype != host->dtypes[type])
         type++;
     if (dtype)
         Py_DecRef(dtype); /* they live for ever */
     PyErr_Clear();
-    return type < 4 ? type : type < 10 ? -1 : -2;
-}
-
-static int viewed_type(const View *view) {
-    enum { WHOLE = 0, NATURAL = 1, FLOAT = 2, BFLOAT = 4, BOOL = 6 };
-    if (view->lanes != 1)
-        return -2;
-    if (view->code == WHOLE || view->code == NATURAL || view->code == BOOL)
-        return -1;
-    if (view->code == BFLOAT)
-        return 3;
-    return view->code != FLOAT ? -2 : view->bits == 32 ? 0 : view->bits == 64 ? 1 : view->bits == 16 ? 2 : -2;
-}
-
-/* As `span_of`. */
-static long long viewed_span(const View *view, long long elements) {
-    long long span = 1;
-    if (!view->strides)
-        return elements;
-    for (int32_t i = 0; i < view->dims && span > 0 && span <= BRIEF; i++)
-        span = view->strides[i] >= 0 && view->strides[i] <= BRIEF ? span + (view->sizes[i] - 1) * view->strides[i] : -1;
-    return span;
-}
-
-/* Whether all of a tensor's numbers, `bytes` from its first one on, are in memory that is its storage's, and look at them. What is not
- * resizable is a file's memory, which may be cut off. `data`: its first number; NULL: it is to be asked. */
-static int numbers_are(PyObject *tensor, int type, long long span, const char *data) {
-    const Host *host = &entry.host;
+    if (type >= 4)
+        return type < 10 ? SEEN : UNSEEN;
+    long long elements = asked(tensor, entry.numel_name);
+    if (elements == 0)
+        return SEEN;
+    if (elements < 0 || elements > BRIEF || !is_true(PyObject_GetAttr(tensor, entry.host_name)))
+        return UNSEEN;
+    long long span = span_of(tensor, elements);
+    if (span < 0 || span > BRIEF)
+        return UNSEEN;
     PyObject *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
-    int found = UNSEEN;
-    if (storage) {
-        long long bytes = span * WIDTHS[type], room = asked(storage, entry.nbytes_name);
+    if (storage) { /* what is not resizable is a file's memory, which may be cut off */
+        long long base = asked(storage, entry.address_name), room = asked(storage, entry.nbytes_name);
         long long start = asked(tensor, entry.offset_name) * WIDTHS[type];
-        long long base = data ? (long long)(uintptr_t)data - start : asked(storage, entry.address_name);
-        if (base > 0 && start >= 0 && start + bytes <= room && (base + start) % WIDTHS[type] == 0 &&
+        if (base > 0 && start >= 0 && start + span * WIDTHS[type] <= room && (base + start) % WIDTHS[type] == 0 &&
             is_true(PyObject_VectorcallMethod(entry.resizable_name, &storage, 1, NULL)))
             found = host->gate((const void *)(uintptr_t)(base + start), span, type, (int)host->level) == 2 ? BAD : SEEN;
         Py_DecRef(storage);
     }
     PyErr_Clear();
     return found;
-}
-
-/* Look at the numbers of a tensor where all of them are in the host's memory. */
-static int tensor_is(PyObject *tensor) {
-    View view = {.data = NULL};
-    int is_viewed = viewed(tensor, &view), type = is_viewed ? viewed_type(&view) : asked_type(tensor);
-    if (type < 0)
-        return type == -1 ? SEEN : UNSEEN;
-    long long elements = is_viewed ? viewed_elements(&view) : asked(tensor, entry.numel_name);
-    if (elements == 0)
-        return SEEN;
-    int is_here = is_viewed ? view.device == 1 && view.data && !view.offset : is_true(PyObject_GetAttr(tensor, entry.host_name));
-    if (elements < 0 || elements > BRIEF || !is_here)
-        return UNSEEN;
-    long long span = is_viewed ? viewed_span(&view, elements) : span_of(tensor, elements);
-    return span < 0 || span > BRIEF ? UNSEEN : numbers_are(tensor, type, span, view.data);
 }
 
 /* Look at what a call has returned: a tensor, nothing, or a tuple of those. */
