@@ -6,7 +6,6 @@ import functools
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hookd.agent.hidden import own_aloud
 from hookd.agent.spawn import Thread
 from hookd.authors import line_of
 from hookd.errors import ControlError
@@ -132,7 +131,7 @@ class Aside:
                 return False
             work, queue.begun = queue.due.popleft(), clock.monotonic()
         try:
-            with self._work.piece(), own_aloud():
+            with self._work.piece():
                 work()
         except BaseException as failure:  # noqa: BLE001  it is nobody's thread but ours: what comes next must be done
             self._failed(plugin, failure)

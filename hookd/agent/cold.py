@@ -11,7 +11,6 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent.faults import Failure, is_from_signal_handler
-from hookd.agent.hidden import own_aloud
 from hookd.agent.spawn import Thread, is_own
 from hookd.authors import line_of
 from hookd.errors import ControlError, PluginError, worded
@@ -54,8 +53,7 @@ class Job:
     def do(self) -> None:
         """Call it, in the thread that is there for it."""
         try:
-            with own_aloud():
-                self.result = self._act(*self._arguments)
+            self.result = self._act(*self._arguments)
         except BaseException as error:  # noqa: BLE001  it is nobody's thread but ours, and no signal is handled in it
             self.error = error
         finally:

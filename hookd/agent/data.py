@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hookd.agent.hidden import aloud
 from hookd.agent.patch import Replaced
 from hookd.page import MODULE, PHASES
 from hookd.page import PHASE as PHASE_CELL
@@ -52,11 +51,11 @@ class Data:
             thread = session.local.thread
             phase = int(session.cells[thread.beat + PHASE])
             if phase == DATA or thread.busy:
-                return aloud(thread, original, self)
+                return session.models.aloud(thread, original, self)
             try:
                 session.steps.begins()
                 session.calls.turn(thread, DATA)
-                return aloud(thread, original, self)
+                return session.models.aloud(thread, original, self)
             finally:
                 if session.is_live:
                     session.calls.turn(thread, phase)

@@ -10,8 +10,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hookd.agent import quiet
-from hookd.agent.entrance import entrance
 from hookd.agent.faults import Failure, for_program, is_from_signal_handler
+from hookd.agent.hidden import entrance
 from hookd.agent.rules import where
 from hookd.agent.trouble import trouble
 from hookd.errors import TrainingError, worded
@@ -54,7 +54,7 @@ class Dispatch:
         return {"fault": self.fault, "stray": self._stray, "charge": self.charge, "settle": self.settle, "ledger": self}
 
     def entrance(self, act: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Return what the training calls in order to run `act` (`hookd.agent.entrance`)."""
+        """Return what the training calls in order to run `act` (`hookd.agent.hidden`)."""
         return entrance(self._session, act, plain)
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:

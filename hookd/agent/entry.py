@@ -149,6 +149,7 @@ class Entry:
         original: the function, which stays what it is.
         plans: by id(module).
         why_patched: "": `nn.Module.__call__` is not replaced.
+        hidden: calls a function of hookd's, with args and kwargs, hidden from a profiler (`hookd.agent.hidden`).
     """
 
     why_patched = ""
@@ -169,6 +170,8 @@ class Entry:
         self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
         self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
         self._deep = native.function(library, "hookd_entry_deep")
+        self.hidden = native.caller(library, "hookd_entry_hidden")
+        self._aloud = native.caller(library, "hookd_entry_aloud")
         self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
         start = native.function(library, "hookd_entry_start", there, there, there, there)
         if start(call, _plain, missing, nn.Module._call_impl):
@@ -287,6 +290,15 @@ class Entry:
         spent = ctypes.c_int64()
         self._spent(ctypes.byref(spent))
         return spent.value
+
+    def aloud(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of the training's inside of that, which is hidden from nobody."""
+        return self._aloud(function, args, kwargs)
+
+    def call_aloud(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a module as if hookd were not there (torch/nn/modules/module.py `_wrapped_call_impl`, 2.1 to 2.14)."""
+        compiled = module._compiled_call_impl
+        return self._aloud(module._call_impl if compiled is None else compiled, args, kwargs)
 
     def register(self) -> None:
         """Do nothing: torch.compile reads a function's code, and never its entry."""

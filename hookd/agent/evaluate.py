@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd.agent.faults import Failure
-from hookd.agent.hidden import own_aloud
 from hookd.agent.spawn import Thread
 from hookd.agent.stacks import MOST_FRAMES, thread_frames
 from hookd.agent.threads import is_ours
@@ -224,8 +223,7 @@ class Evaluations:
             self._note(one, "still running")
 
     def _run(self, one: Evaluation) -> None:
-        with own_aloud():
-            one.run(self._session)
+        one.run(self._session)
         self._note(one, one.state if one.state == "interrupted" else f"{one.state}: {one.answer.get('type')}")
 
     def _note(self, one: Evaluation, outcome: str) -> None:

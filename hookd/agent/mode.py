@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hookd.agent.hidden import aloud
 from hookd.agent.patch import Replaced
 
 if TYPE_CHECKING:
@@ -41,15 +40,16 @@ class Mode:
             thread = session.local.thread
             thread.switching += 1
             try:
-                result = aloud(thread, original, self, mode)
+                result = original(self, mode)
             finally:
                 thread.switching -= 1
             if not thread.switching:
                 switched(self, mode)
             return result
 
-        session, switched = self._session, self._switched
-        return session.dispatch.entrance(train, original)
+        session = self._session
+        switched = session.dispatch.entrance(self._switched)
+        return train
 
     def _switched(self, module: nn.Module, training: bool) -> None:  # noqa: FBT001
         known = self._names.known.get(id(module))

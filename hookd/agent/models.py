@@ -14,7 +14,6 @@ from hookd.agent.audience import Audience
 from hookd.agent.dynamo import skip_frames
 from hookd.agent.entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
 from hookd.agent.faults import Failure
-from hookd.agent.hidden import call_aloud
 from hookd.agent.mode import Mode
 from hookd.agent.names import Model, Names, Ref, has_more
 from hookd.agent.parameters import Parameters
@@ -66,6 +65,7 @@ class Models:
         can_meter: whether a metered step takes no compiling.
         learning: the models of which a portion is still to be learnt, or left out.
         closed: their ordinals.
+        hidden: calls a function of hookd's hidden from a profiler; None where calls are not entered in C.
         lock: held while plans are made or taken away.
         seen: what is seen of each module.
     """
@@ -81,6 +81,7 @@ class Models:
         self.plans = self.patch.plans
         self._makers: dict[tuple[Any, ...], Any] = {}
         self._counting = self.patch if isinstance(self.patch, Entry) else None
+        self.hidden = None if self._counting is None else self._counting.hidden
         self._shapes: dict[tuple[Listener, ...], int] = {}
         self._numbers = itertools.cycle(range(SHAPES))
         self._is_deep_told = False
@@ -149,7 +150,9 @@ class Models:
                 plan = models._plan_for(module)
             if plan is not None and plan is not SKIP:
                 return plan(module, args, kwargs)
-            return call_aloud(thread, module, args, kwargs) if thread.hidden else plain(module, args, kwargs)
+            if thread.hidden:
+                return models.call_aloud(module, args, kwargs)
+            return plain(module, args, kwargs)
 
         return missing
 
@@ -466,6 +469,16 @@ class Models:
         if self._counting is not None:
             self._counting.meter(is_metered=is_metered)
 
+    def call_aloud(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a module as if hookd were not there, hidden from nobody; for plans that are called from C."""
+        return self._counting.call_aloud(module, args, kwargs)  # type: ignore[union-attr]
+
+    def aloud(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of the training's inside of that, which is hidden from nobody."""
+        if thread.hidden and self._counting is not None:
+            return self._counting.aloud(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
     def let_go(self, returned: list[Any], last: int) -> int:
         """Have the entry keep alive no more what calls have returned; return how many it has left as they are."""
         return len(returned) if self._counting is None else self._counting.let_go(returned, last)
@@ -477,11 +490,7 @@ class Models:
     def _plain_call(self) -> str:
         """Write how a plan runs a module; what is called from the entry may be hidden from a profiler."""
         plain = plain_call(self.patch.original)
-        return (
-            plain
-            if self._counting is None
-            else f"(call_aloud(thread, self, args, kwargs) if thread.hidden else {plain})"
-        )
+        return plain if self._counting is None else f"(call_aloud(self, args, kwargs) if thread.hidden else {plain})"
 
     def _maker(self, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool, metered: bool) -> Any:
         """Compile the plans of one shape."""

@@ -56,6 +56,17 @@ def function(library: Any, name: str, *arguments: Any) -> Any:
     return found
 
 
+def caller(library: Any, name: str) -> Any:
+    """Return a function of a library that takes a callable, a tuple and a dict, and returns what the callable does.
+
+    Raises:
+        AttributeError: there is none of this name.
+    """
+    found = library[name]
+    found.argtypes, found.restype = (ctypes.py_object,) * 3, ctypes.py_object
+    return found
+
+
 def unload(library: Any) -> None:
     """Return a library's memory (musl's dlclose keeps it mapped). No thread may be inside it, or call it later."""
     import _ctypes  # noqa: PLC0415  # where there is ctypes there is this

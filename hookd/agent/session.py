@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hookd import page as pages
-from hookd.agent import dynamo, hidden, isolation, quiet, rules
+from hookd.agent import dynamo, isolation, quiet, rules
 from hookd.agent.aside import Aside
 from hookd.agent.calls import Calls
 from hookd.agent.changes import Changes
@@ -102,6 +102,7 @@ class Session:
         self.namespace = self._namespace()
         self.models = Models(self, gentle=identity["method"] == "attach")
         self.namespace["original"] = self.models.patch.original
+        self.namespace["call_aloud"] = self.models.call_aloud
         self.residue: list[str] = []
         self.resume: Callable[[], None] = lambda: None
         self.tracing = Tracing(self)
@@ -111,7 +112,7 @@ class Session:
             "cells": self.cells, "record": self.page.record, "local": self.local, "clock": self.clock, "Failure": Failure,
             "no_frame": dynamo.no_frame(), "enter": quiet.enter, "leave": quiet.leave,
             "is_grad_enabled": quiet.is_grad_enabled, "set_grad_enabled": quiet.set_grad_enabled,
-            "versions_of": quiet.versions_of, "call_aloud": hidden.call_aloud, "pair": pair, "is_inside": is_inside, "is_unreal": quiet.is_unreal, "accounting": False, "backward_on": False,
+            "versions_of": quiet.versions_of, "pair": pair, "is_inside": is_inside, "is_unreal": quiet.is_unreal, "accounting": False, "backward_on": False,
             **self.portions.names(), **self.calls.names(), **self.dispatch.names(),
         }  # fmt: skip
 

@@ -13,7 +13,6 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from hookd.agent.hidden import hide_own
 from hookd.descriptors import write
 from hookd.errors import ControlError
 from hookd.originals import Event, thread
@@ -84,7 +83,6 @@ class Thread:
 
     def _run(self) -> None:
         thread.block_signals()
-        hide_own()
         self.ident, self.native = thread.get_ident(), thread.get_native_id()
         OWN.add(self.ident)
         with contextlib.suppress(OSError):  # for `top -H`; in a container without /proc it has none

@@ -22,7 +22,6 @@ import torch
 from hookd import nested
 from hookd.agent.byhand import ByHand
 from hookd.agent.faults import Failure
-from hookd.agent.hidden import aloud
 from hookd.agent.memory import is_readable
 from hookd.agent.patch import Replaced
 from hookd.agent.quiet import unseen
@@ -137,7 +136,7 @@ class Steps:
         def observed(*args: Any, **kwargs: Any) -> Any:
             if not session.is_live:
                 return closure(*args, **kwargs)
-            result = aloud(session.local.thread, closure, *args, **kwargs)
+            result = session.models.aloud(session.local.thread, closure, *args, **kwargs)
             if session.is_live:
                 session.dispatch.emit("closure_done", {"optimizer": optimizer, "step": session.step_number()})
             return result
@@ -238,7 +237,7 @@ class Steps:
                 return original(*args, **kwargs)
             thread = session.local.thread
             if thread.busy or thread.backwards:
-                return aloud(thread, original, *args, **kwargs)
+                return session.models.aloud(thread, original, *args, **kwargs)
             return self._observed_backward(thread, original, args, kwargs)
 
         return self._session.dispatch.entrance(backward, original)
@@ -253,7 +252,7 @@ class Steps:
             self._announce(args, kwargs)
             session.calls.turn(thread, BACKWARD)
             started = session.clock()
-            return aloud(thread, original, *args, **kwargs)
+            return session.models.aloud(thread, original, *args, **kwargs)
         finally:
             thread.backwards = 0
             if session.is_live:

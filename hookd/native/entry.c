@@ -38,6 +38,7 @@ extern int PyList_SetSlice(PyObject *, Py_ssize_t, Py_ssize_t, PyObject *);
 extern Py_ssize_t PyList_Size(PyObject *);
 extern long long PyLong_AsLongLong(PyObject *);
 extern PyObject *PyLong_FromLongLong(long long);
+extern PyObject *PyObject_Call(PyObject *, PyObject *, PyObject *);
 extern PyObject *PyObject_GetAttr(PyObject *, PyObject *);
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
 extern PyObject *PyObject_VectorcallMethod(PyObject *, PyObject *const *, size_t, PyObject *);
@@ -226,6 +227,12 @@ static int gives(PyObject *function, PyObject *expected) {
     return answer == expected;
 }
 
+static void suspend(PyObject *state) {
+    Py_IncRef(&_Py_TrueStruct);
+    set_to(at(state, entry.host.hidden), &_Py_TrueStruct);
+    PyThreadState_EnterTracing(PyThreadState_Get());
+}
+
 /* Keep what hookd does from now on out of a profile of the training, as the interpreter does with what a profiler itself calls:
  * hookd/agent/hidden.py. Return whether it was seen before, which is what `show` needs. */
 static int hide(PyObject *state) {
@@ -235,9 +242,7 @@ static int hide(PyObject *state) {
     if (gives(host->profile, &_Py_NoneStruct) && (!host->tool || gives(host->tool, &_Py_NoneStruct)))
         return 0;
     Py_IncRef(state); /* a detach may end it meanwhile */
-    Py_IncRef(&_Py_TrueStruct);
-    set_to(at(state, host->hidden), &_Py_TrueStruct);
-    PyThreadState_EnterTracing(PyThreadState_Get());
+    suspend(state);
     return 1;
 }
 
@@ -893,6 +898,33 @@ EXPORTED int hookd_entry_let_go(PyObject *returned, Py_ssize_t last) {
             PyList_SetItem(returned, i, weak);
     }
     return left;
+}
+
+/* Call a function of hookd's hidden from a profiler: see hookd/agent/hidden.py. */
+EXPORTED PyObject *hookd_entry_hidden(PyObject *function, PyObject *args, PyObject *kwargs) {
+    PyObject *state = here();
+    entry.inside++;
+    int was_seen = hide(state);
+    PyObject *result = PyObject_Call(function, args, kwargs);
+    show(state, was_seen);
+    entry.inside--;
+    return result;
+}
+
+/* Call a function of the training's inside of that, which is hidden from nobody. */
+EXPORTED PyObject *hookd_entry_aloud(PyObject *function, PyObject *args, PyObject *kwargs) {
+    PyObject *state = here();
+    int is_hidden = state && *at(state, entry.host.hidden) == &_Py_TrueStruct;
+    entry.inside++;
+    if (is_hidden) {
+        Py_IncRef(state);
+        show(state, 1);
+    }
+    PyObject *result = PyObject_Call(function, args, kwargs);
+    if (is_hidden)
+        suspend(state);
+    entry.inside--;
+    return result;
 }
 
 /* Forget a module. */

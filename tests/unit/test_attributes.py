@@ -24,7 +24,7 @@ TREES = {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in FI
 KNOWN_BY_TYPE = {
     "plugins/hookd_nan/bundle/describe.py": ["module.extra_repr"],  # of torch's own classes alone
 }
-TAKE_ANYTHING = {"id", "type", "ref", "Ref", "aloud", "append", "call_aloud", "original", "plain", "plan"}
+TAKE_ANYTHING = {"id", "type", "ref", "Ref", "_aloud", "aloud", "append", "call_aloud", "original", "plain", "plan"}
 """What asks nothing: identities, references, containers, and the module's own call."""
 
 
