@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import secrets
 import socketserver
 import threading
 
@@ -37,12 +38,14 @@ def answering(tmp_path, monkeypatch):
         def log_message(self, *_):
             pass
 
-    with socketserver.ThreadingUnixStreamServer(str(folder / EMBEDDED_SOCKET.format("x")), Answer) as server:
+    path = folder / EMBEDDED_SOCKET.format(secrets.token_hex(4))  # root's folder is that of the whole machine
+    with socketserver.ThreadingUnixStreamServer(str(path), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield lambda pid: words.update(pid=pid)
         server.shutdown()
         thread.join()
+    path.unlink(missing_ok=True)  # a daemon that begins beside this removes what does not answer
 
 
 def test_one_of_another_pid_namespace_is_passed_over(answering):
