@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hookd.agent.session import Session
     from hookd.totals import Totals
 
-VERSION = 6
+VERSION = 7
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -43,7 +43,7 @@ _SIZE = FunctionType.__basicsize__
 _LOOKED_AT = 32
 """So many numbers at the beginning of a thread's state in the interpreter, among which its depth is; it has more than 200 bytes.
 Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14."""
-_OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "kept", "returned", "hidden", "base")
+_OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "kept", "returned", "hidden", "base", "profiled")
 """What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
 
 
@@ -57,7 +57,7 @@ class _Host(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "record", "suspect")),
-        *((name, ctypes.py_object) for name in ("tensor", "modes", "tracing", "profile", "tool")),
+        *((name, ctypes.py_object) for name in ("tensor", "whole", "modes", "tracing", "profile", "tool")),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
         ("gate", ctypes.c_void_p),
         ("level", ctypes.c_size_t),
@@ -156,6 +156,7 @@ class Entry:
 
     def __init__(self, library: Any, call: FunctionType, missing: Callable[..., Any]) -> None:
         self.original: Any = call
+        self._whole: Any = FunctionType(call.__code__, call.__globals__, call.__name__, call.__defaults__, call.__closure__)
         self.plans = Plans(library)
         self._library = library
         there, size = ctypes.py_object, ctypes.c_size_t
@@ -255,7 +256,7 @@ class Entry:
         cells = ctypes.addressof(ctypes.c_char.from_buffer(session.cells))  # no reference stays: a page is to be closed
         host = _Host(
             session.local, names["unwind"], session.portions.remember_call, session.page.record, session.portions.suspect,
-            torch.Tensor, quiet.function_modes, quiet.tracing, hidden.profile, hidden.tool, dtypes,
+            torch.Tensor, self._whole, quiet.function_modes, quiet.tracing, hidden.profile, hidden.tool, dtypes,
             *session.numeric.gate(), cells, STEP - MODULE, CALL_RECORD, portions.KEPT, portions.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
@@ -296,9 +297,8 @@ class Entry:
         return self._aloud(function, args, kwargs)
 
     def call_aloud(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a module as if hookd were not there (torch/nn/modules/module.py `_wrapped_call_impl`, 2.1 to 2.14)."""
-        compiled = module._compiled_call_impl
-        return self._aloud(module._call_impl if compiled is None else compiled, args, kwargs)
+        """Run a module as if hookd were not there, for a profiler to see: by its code `torch.profiler` knows a module's call."""
+        return self._aloud(self._whole, (module, *args), kwargs)
 
     def register(self) -> None:
         """Do nothing: torch.compile reads a function's code, and never its entry."""

@@ -88,12 +88,12 @@ class Names:
         """Make a model of a root; `proceed` names the root and everything below it, or the `most` nearest to it.
 
         A root of the same shape as one that has died takes over its names: a loss module that is made anew for every
-        step is one series, not one per step.
+        step is one series, not one per step, and so is a container that is made anew around models that live on.
         """
         if attributes_of(root).get("_is_replica"):
             return self._learn_replica(root)
         signature = _signature(root)
-        model = self._model_inside(root) or self._reborn(signature) or self._new(signature)
+        model = self._model_inside(root) or self._reborn(root, signature) or self._new(signature)
         model.ref = self._ref(root)
         model.most = most
         model.walk = Walk(root, most)
@@ -181,9 +181,12 @@ class Names:
         model.names[path] = named
         return named
 
-    def _reborn(self, signature: tuple[Any, ...]) -> Model | None:
+    def _reborn(self, root: nn.Module, signature: tuple[Any, ...]) -> Model | None:
+        """Find the model of a root of the same shape that has died, alone or with all below it."""
         for model in self.models:
-            if not model.alive and model.signature == signature:
+            if model.signature != signature:
+                continue
+            if not model.alive or (_has_lost_root(model) and _has_children_of(model, root)):
                 return model
         return None
 
@@ -248,6 +251,16 @@ class Names:
 
 def _signature(root: nn.Module) -> tuple[Any, ...]:
     return (type(root), tuple((name, type(child)) for name, child in children_of(root).items()))
+
+
+def _has_lost_root(model: Model) -> bool:
+    return model.ref is not None and model.ref() is None
+
+
+def _has_children_of(model: Model, root: nn.Module) -> bool:
+    """Whether a model was named after a root that had this one's children, as far as they were not another model's."""
+    named = {name: model.names[name] for name in children_of(root) if name in model.names}
+    return bool(named) and all(module._ref() is children_of(root)[name] for name, module in named.items())
 
 
 def _nearest(names: dict[str, Module], path: str) -> Module | None:

@@ -41,6 +41,7 @@ class ThreadState:
             nests them), and 1 for ever in a thread of autograd's own, which does nothing else.
         switching: how many `Module.train` it is inside of.
         hidden: what runs in it is hidden from a profiler (`hookd.agent.hidden`).
+        profiled: a profiler listened to its calls when the outermost one began.
         is_engine: it is one of autograd's own.
         outside: the phase in which the outermost call was made, to go back to.
         inner: ns spent so far in calls, and backwards of calls, that are timed; what was inside one is counted once.
@@ -55,14 +56,14 @@ class ThreadState:
     """
 
     __slots__ = (
-        "again", "backwards", "base", "beat", "busy", "held", "held_size", "hidden", "inner", "is_engine", "kept", "lost", "native", "outside", "passed", "passing", "returned", "switching", "top",
+        "again", "backwards", "base", "beat", "busy", "held", "held_size", "hidden", "inner", "is_engine", "kept", "lost", "native", "outside", "passed", "passing", "profiled", "returned", "switching", "top",
     )  # fmt: skip
 
     def __init__(self, native: int, beat: int, *, is_engine: bool) -> None:
         self.top: Top | None = None
         self.native = native
         self.beat = beat
-        self.busy = self.hidden = False
+        self.busy = self.hidden = self.profiled = False
         self.backwards = int(is_engine)
         self.switching = 0
         self.is_engine = is_engine

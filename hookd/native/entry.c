@@ -61,7 +61,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 6, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
+enum { VERSION = 7, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
     double *seconds, *own, *calls;
@@ -97,6 +97,7 @@ typedef struct { /* as hookd/agent/entry.py `_Host` has it */
     PyObject *record;                /* as record(kind, module, step) at each call of a metered step */
     PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `checked` */
     PyObject *tensor;                /* torch.Tensor */
+    PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
     PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
     PyObject *profile, *tool;        /* return None where no profiler listens to the thread; NULL: nobody can say */
     PyObject *dtypes[10];            /* those of kernel.c, in its order, and then whole numbers, which are all finite */
@@ -106,7 +107,7 @@ typedef struct { /* as hookd/agent/entry.py `_Host` has it */
     size_t phase;                    /* from a heartbeat's module to its step, in cells */
     size_t kind;                     /* of the record of a call */
     size_t most, each;               /* elements that are kept alive, and what a call counts beside its own */
-    size_t top, busy, backwards, beat, inner, kept, returned, hidden, base; /* where the thread's state has them, in bytes */
+    size_t top, busy, backwards, beat, inner, kept, returned, hidden, base, profiled; /* where the thread's state has them, in bytes */
     size_t waits;                    /* where a hookd Module has it */
 } Host;
 
@@ -146,9 +147,14 @@ static Slot *find(uintptr_t key) {
     }
 }
 
+static PyObject **at(PyObject *object, size_t offset) { return (PyObject **)((char *)object + offset); }
+
 /* Run the module as if hookd were not there. Torch's `_wrapped_call_impl` only chooses between two functions
- * (torch/nn/modules/module.py, 2.1 to 2.14); to choose here saves packing the arguments once more. */
-static PyObject *through(PyObject *const *args, size_t nargsf, PyObject *names) {
+ * (torch/nn/modules/module.py, 2.1 to 2.14); to choose here saves packing the arguments once more. Where a profiler listens it is called
+ * all the same: by its code `torch.profiler` knows a module's call. */
+static PyObject *through(PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names) {
+    if (state && *at(state, entry.host.profiled) == &_Py_TrueStruct)
+        return PyObject_Vectorcall(entry.host.whole, args, nargsf, names);
     PyObject *compiled = PyObject_GetAttr(args[0], entry.compiled);
     if (!compiled)
         return NULL;
@@ -180,8 +186,6 @@ static PyObject *named(PyObject *const *values, PyObject *names) {
         }
     return dict;
 }
-
-static PyObject **at(PyObject *object, size_t offset) { return (PyObject **)((char *)object + offset); }
 
 static void set_to(PyObject **place, PyObject *value) { /* steals the value, which may be NULL: no memory */
     PyObject *old = *place;
@@ -227,6 +231,11 @@ static int gives(PyObject *function, PyObject *expected) {
     return answer == expected;
 }
 
+static int is_profiled(void) {
+    const Host *host = &entry.host;
+    return host->profile && !(gives(host->profile, &_Py_NoneStruct) && (!host->tool || gives(host->tool, &_Py_NoneStruct)));
+}
+
 static void suspend(PyObject *state) {
     Py_IncRef(&_Py_TrueStruct);
     set_to(at(state, entry.host.hidden), &_Py_TrueStruct);
@@ -236,10 +245,7 @@ static void suspend(PyObject *state) {
 /* Keep what hookd does from now on out of a profile of the training, as the interpreter does with what a profiler itself calls:
  * hookd/agent/hidden.py. Return whether it was seen before, which is what `show` needs. */
 static int hide(PyObject *state) {
-    const Host *host = &entry.host;
-    if (!state || !host->profile || !PyThreadState_EnterTracing || *at(state, host->hidden) != &_Py_FalseStruct)
-        return 0;
-    if (gives(host->profile, &_Py_NoneStruct) && (!host->tool || gives(host->tool, &_Py_NoneStruct)))
+    if (!state || !PyThreadState_EnterTracing || *at(state, entry.host.hidden) != &_Py_FalseStruct || !is_profiled())
         return 0;
     Py_IncRef(state); /* a detach may end it meanwhile */
     suspend(state);
@@ -544,7 +550,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         Py_DecRef(state), Py_DecRef(module), Py_DecRef(module), Py_DecRef(cell);
         if (mine)
             Py_DecRef(mine);
-        return mine ? through(args, nargsf, names) : NULL;
+        return mine ? through(state, args, nargsf, names) : NULL;
     }
     Py_IncRef(outer);
     PyTuple_SetItem(mine, 0, module), PyTuple_SetItem(mine, 1, outer), PyTuple_SetItem(mine, 2, cell);
@@ -559,7 +565,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         is_left = recorded(state, cell, beat); /* which `mine` keeps */
     }
     int64_t started = now();
-    PyObject *result = is_left ? NULL : through(args, nargsf, names);
+    PyObject *result = is_left ? NULL : through(state, args, nargsf, names);
     int64_t ended = now();
     counted = still(key, number);
     if (!result && counted)
@@ -618,14 +624,18 @@ static int is_near_limit(void) {
 }
 
 /* Whether a call is so deep in the stack that what hookd takes of it could be missing in the end: half a kilobyte for each observed call.
- * The outermost one notes where the stack is. */
+ * The outermost one notes where the stack is, and whether a profiler listens: to ask at each call would be dear. */
 static int is_deep(PyObject *state) {
+    const Host *host = &entry.host;
     if (!state)
         return 0;
     long long now = (long long)(uintptr_t)__builtin_frame_address(0);
-    if (*at(state, entry.host.top) != &_Py_NoneStruct)
-        return PyLong_AsLongLong(*at(state, entry.host.base)) - now > STACK;
-    set_to(at(state, entry.host.base), PyLong_FromLongLong(now));
+    if (*at(state, host->top) != &_Py_NoneStruct)
+        return PyLong_AsLongLong(*at(state, host->base)) - now > STACK;
+    set_to(at(state, host->base), PyLong_FromLongLong(now));
+    PyObject *profiled = is_profiled() ? &_Py_TrueStruct : &_Py_FalseStruct;
+    Py_IncRef(profiled);
+    set_to(at(state, host->profiled), profiled);
     return 0;
 }
 
@@ -642,9 +652,9 @@ static PyObject *enter(PyObject *function, PyObject *const *args, size_t nargsf,
     }
     entry.inside++;
     if (is_last) /* one level less than without hookd: that makes up for what the outermost call takes */
-        entry.deep++, result = through(args, nargsf, names);
+        entry.deep++, result = through(state, args, nargsf, names);
     else if (!is_observed)
-        result = through(args, nargsf, names);
+        result = through(state, args, nargsf, names);
     else if (slot && may_count(slot->counted, state))
         result = counting(slot->counted, state, args, nargsf, names);
     else if (slot && entry.metered && slot->metered)
@@ -855,7 +865,7 @@ EXPORTED int hookd_entry_spent(int64_t *spent) {
 /* Count calls from now on with what `host` has. */
 EXPORTED int hookd_entry_host(const Host *host) {
     entry.host = *host;
-    PyObject *given[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->modes,
+    PyObject *given[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->whole, host->modes,
                          host->tracing, host->profile, host->tool};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (given[i])
@@ -956,7 +966,7 @@ EXPORTED int hookd_entry_stop(void) {
     entry.counts = 0;
     if (!entry.inside) { /* else they are used until the last call is over, and stay */
         const Host *host = &entry.host;
-        PyObject *made[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->modes,
+        PyObject *made[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->whole, host->modes,
                             host->tracing, host->profile, host->tool, entry.state, entry.kind, entry.zero, entry.thread_name, entry.version_name,
                             entry.numel_name, entry.leaf_name, entry.storage_name, entry.offset_name, entry.address_name,
                             entry.nbytes_name, entry.resizable_name, entry.dtype_name, entry.contiguous_name, entry.host_name,

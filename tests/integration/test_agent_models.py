@@ -240,6 +240,24 @@ def test_a_root_made_anew_for_every_step_is_one_series() -> None:
         assert len(agent.session.models.names.models) <= 2
 
 
+@pytest.mark.parametrize("is_called_alone_first", [True, False])
+def test_a_container_made_anew_around_models_that_live_on_is_one_series(is_called_alone_first: bool) -> None:
+    generator, discriminator = net(), nn.Sequential(nn.Linear(4, 4))
+    with running("timing") as agent:
+        if is_called_alone_first:
+            discriminator(generator(X))
+        for _ in range(10):
+            nn.Sequential(generator, discriminator)(X)
+            discriminator(X)
+        calls = agent.values("hookd_timing_forward_calls")
+        assert {values[0] for values in calls} == {"(root)", "0", "0.0", "0.1", "0.1.0", "1", "1.0"}
+        assert calls["(root)",] == 10
+        assert calls["1",] == calls["1.0",] == 20
+        other = nn.Sequential(net(), nn.Sequential(nn.Linear(4, 4)))
+        other(X)
+        assert ("#2.(root)",) in agent.values("hookd_timing_forward_calls"), "one of the same shape is another model"
+
+
 def test_observing_keeps_no_model_alive_and_stores_nothing_on_it() -> None:
     model = net()
     before = {name: sorted(vars(module)) for name, module in model.named_modules()}

@@ -263,8 +263,8 @@ class Doubling(nn.Module):
         return Doubled.apply(x)
 
 
-BESIDE = {"_wrapped_call_impl", "is_dynamo_compiling"}
-"""The entry stands in the place of the first of these functions of torch's; what hookd asks by the other, torch.compile must see."""
+BESIDE = {"is_dynamo_compiling"}
+"""What hookd asks by this function of torch's, torch.compile must see."""
 
 
 def called() -> tuple[Counter[str], set[str]]:
@@ -313,3 +313,31 @@ def test_a_profile_of_the_training_has_one_function_of_hookds_and_all_of_its_own
         seen, ours = called()
     assert ours == {"hookd", "train"}, "and what stands in the place of nn.Module.train"
     assert seen == plain
+
+
+def modules_of_profile() -> Counter[str]:
+    """Train under torch's profiler: how often it has seen each module called."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Dropout()), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.profiler.profile(with_stack=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    todo, seen = list(profile.profiler.kineto_results.experimental_event_tree()), Counter[str]()
+    while todo:
+        event = todo.pop()
+        seen[event.name] += 1
+        todo += event.children
+    return Counter({name: count for name, count in seen.items() if name.startswith("nn.Module:")})
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="CPython 3.11 is the first to hide functions from a profiler")
+def test_torchs_profiler_sees_the_modules_that_are_called() -> None:
+    plain = modules_of_profile()
+    with running("nan", "timing", "activations", options={"every": 1}, budget=100.0):
+        assert modules_of_profile() == plain
+    with running("timing"):
+        assert modules_of_profile() == plain
+    assert plain.total() == 18
