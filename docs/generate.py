@@ -20,16 +20,16 @@ import click
 import torch  # noqa: F401  (hookd starts where it is loaded)
 
 import hookd
-from hookd import hookspecs
-from hookd.agent import bootstrap
-from hookd.cli import cli
-from hookd.daemon.collector import FleetCollector, Tally
-from hookd.daemon.drift import Drift
-from hookd.daemon.hangs import Hangs
-from hookd.daemon.selection import Limits
-from hookd.daemon.stragglers import Stragglers
-from hookd.daemon.targets import Target
-from hookd.page import PageReader
+from hookd.api import hookspecs
+from hookd.target.boot import bootstrap
+from hookd.tool.cli import cli
+from hookd.tool.daemon.fleet.targets import Target
+from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.selection import Limits
+from hookd.tool.daemon.watch.drift import Drift
+from hookd.tool.daemon.watch.hangs import Hangs
+from hookd.tool.daemon.watch.stragglers import Stragglers
+from hookd.wire.page import PageReader
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator

@@ -7,16 +7,15 @@ nor anything of the daemon.
 from __future__ import annotations
 
 from hookd._pluggy import HookimplMarker
-from hookd.api import API_VERSION
-from hookd.context import Context
-from hookd.errors import HookdError, PluginError, TrainingError
-from hookd.events import Call, Module, Returned
-from hookd.globs import Globs
-from hookd.held import hooks_on
-from hookd.inprocess import Observation, load_ipython_extension, observe, read, start, stop
-from hookd.metrics import Counter, Gauge, Histogram
-from hookd.nested import is_whole, tensors, versions
-from hookd.passive import (
+from hookd.api.compatibility import API_VERSION
+from hookd.api.context import Context
+from hookd.api.events import Call, Module, Returned
+from hookd.api.globs import Globs
+from hookd.api.inprocess import Observation, load_ipython_extension, observe, read, start, stop
+from hookd.api.metrics import Counter, Gauge, Histogram
+from hookd.api.module_hooks import hooks_on
+from hookd.api.nested import is_whole, tensors, versions
+from hookd.api.passive import (
     attributes_of,
     buffers_of,
     children_of,
@@ -28,9 +27,10 @@ from hookd.passive import (
     parameters_of,
     peek,
 )
-from hookd.plugin import Plugin
-from hookd.refs import tensor_ref
-from hookd.summary import Largest, Summary
+from hookd.api.plugin import Plugin
+from hookd.api.refs import tensor_ref
+from hookd.api.summary import Largest, Summary
+from hookd.errors import HookdError, PluginError, TrainingError
 from hookd.version import __version__
 
 hookimpl = HookimplMarker("hookd")

@@ -7,7 +7,7 @@ PYTHON=${HOOKD_PYTHON:-/opt/hookd/bin/python}
 DIRECTORIES=${HOOKD_SOCKET_DIRECTORIES:-/dev/shm /run /run/user/$SLURM_JOB_UID /tmp /var/tmp}
 REMOVE='
 import sys
-from hookd.attach.control import remove_dead
+from hookd.tool.attach.control import remove_dead
 for path in sys.argv[2:]:
     remove_dead(path, int(sys.argv[1]))
 '

@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from hookd.reading import finding, module_seconds, step_seconds, whole_seconds
-from hookd.wording import percent, plain, seconds, shorten
+from hookd.tool.reports.reading import finding, module_seconds, step_seconds, whole_seconds
+from hookd.tool.reports.wording import percent, plain, seconds, shorten
 
 SHOWN = 10
 """Modules that are shown: the costliest, and any with a finding."""

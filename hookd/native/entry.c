@@ -90,7 +90,7 @@ typedef struct { /* where a thread's state in the interpreter has its depth of c
     int room;                 /* so many levels hookd may need for itself */
 } Depth;
 
-typedef struct { /* as hookd/agent/entry.py `_Host` has it */
+typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *local;                 /* `local.thread` is the calling thread's state */
     PyObject *unwind;                /* called as unwind(state, outer, module, error) where a call is left by an exception */
     PyObject *remember;              /* as remember(state, module, args, kwargs, output) where this file cannot */
@@ -243,7 +243,7 @@ static void suspend(PyObject *state) {
 }
 
 /* Keep what hookd does from now on out of a profile of the training, as the interpreter does with what a profiler itself calls:
- * hookd/agent/hidden.py. Return whether it was seen before, which is what `show` needs. */
+ * hookd/target/entry/hidden.py. Return whether it was seen before, which is what `show` needs. */
 static int hide(PyObject *state) {
     if (!state || !PyThreadState_EnterTracing || *at(state, entry.host.hidden) != &_Py_FalseStruct || !is_profiled())
         return 0;
@@ -328,7 +328,7 @@ static void left(PyObject *state, PyObject *outer, PyObject *module) {
 /* Whether a tensor may be asked for anything: no mode sees it, and no trace notes it. */
 static int may_ask(void) { return gives(entry.host.modes, entry.zero) && gives(entry.host.tracing, &_Py_NoneStruct); }
 
-/* Keep a small output alive for who looks only where something is bad: the plan's REMEMBER (hookd/agent/plan.py).
+/* Keep a small output alive for who looks only where something is bad: the plan's REMEMBER (hookd/target/entry/plan.py).
  * 0: this is none of those, or something failed; nothing was kept, and no exception is set. */
 static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output, int is_askable) {
     const Host *host = &entry.host;
@@ -392,7 +392,7 @@ static int remembered(PyObject *state, PyObject *module, PyObject *const *args, 
 }
 
 enum { SEEN, BAD, UNSEEN }; /* of an output: no infinity and no NaN in it but -inf; some; nobody can say */
-enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/agent/kernel.py has the same */
+enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/target/tensors/kernel.py has the same */
 static const int WIDTHS[4] = {4, 8, 2, 2};
 
 /* Ask an object for a whole number by one of its methods. -1: it has raised; no exception is set. */
@@ -435,7 +435,7 @@ static long long span_of(PyObject *tensor, long long elements) {
     return span;
 }
 
-/* Look at the numbers of a tensor where all of them are in the host's memory: what hookd/agent/memory.py `locate` asks. */
+/* Look at the numbers of a tensor where all of them are in the host's memory: what hookd/target/tensors/host_memory.py `locate` asks. */
 static int tensor_is(PyObject *tensor) {
     const Host *host = &entry.host;
     PyObject *dtype = PyObject_GetAttr(tensor, entry.dtype_name);
@@ -910,7 +910,7 @@ EXPORTED int hookd_entry_let_go(PyObject *returned, Py_ssize_t last) {
     return left;
 }
 
-/* Call a function of hookd's hidden from a profiler: see hookd/agent/hidden.py. */
+/* Call a function of hookd's hidden from a profiler: see hookd/target/entry/hidden.py. */
 EXPORTED PyObject *hookd_entry_hidden(PyObject *function, PyObject *args, PyObject *kwargs) {
     PyObject *state = here();
     entry.inside++;

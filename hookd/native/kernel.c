@@ -280,7 +280,7 @@ static void block(const Set *set, const void *x, int n, int dtype, double *out) 
     }
 }
 
-/* Who calls this file knows what it takes and gives by this number: hookd/agent/kernel.py. */
+/* Who calls this file knows what it takes and gives by this number: hookd/target/tensors/kernel.py. */
 EXPORTED int hookd_version(void) {
     return 2;
 }

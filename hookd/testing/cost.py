@@ -12,7 +12,7 @@ from hookd.testing.training import Training, many_modules
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from hookd.plugin import Plugin
+    from hookd.api.plugin import Plugin
     from hookd.testing.pairs import Pairs
 
 PAIRS = 24

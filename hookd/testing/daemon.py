@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from click.testing import Result
     from typing_extensions import Self
 
-    from hookd.daemon.halves import Half
-    from hookd.daemon.hosted import Hosted
-    from hookd.daemon.receivers import Caller
-    from hookd.daemon.targets import Target
     from hookd.serving import DaemonPlugin, Told
     from hookd.testing.target import FakeTarget
     from hookd.testing.values import Sample
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.incidents.receivers import Caller
+    from hookd.tool.daemon.plugins.discovery import Half
+    from hookd.tool.daemon.plugins.worker import Hosted
 
 RUN = "train.py"
 JOIN_S = 5.0
@@ -71,13 +71,13 @@ class FakeDaemon:
 
     def begin(self, halves: Sequence[Half], options: Mapping[str, object]) -> Self:
         """Start as `start` does, with halves that were found already."""
-        from hookd.config import ServeConfig
-        from hookd.daemon.collector import FleetCollector, Tally
-        from hookd.daemon.fleet import Fleet
-        from hookd.daemon.host import Host
-        from hookd.daemon.hosted import Hosted
-        from hookd.daemon.incidents import IncidentStore
-        from hookd.daemon.selection import Limits
+        from hookd.tool.config import ServeConfig
+        from hookd.tool.daemon.fleet.fleet import Fleet
+        from hookd.tool.daemon.incidents.store import IncidentStore
+        from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+        from hookd.tool.daemon.metrics.selection import Limits
+        from hookd.tool.daemon.plugins.host import Host
+        from hookd.tool.daemon.plugins.worker import Hosted
 
         assert not self._halves, "it was started already"
         config = ServeConfig()
@@ -115,7 +115,7 @@ class FakeDaemon:
             raise PluginError(f"{name}: {text}{where}", hint=trouble["traceback"])
 
     def _half(self, plugin: type[DaemonPlugin] | str | Path) -> Half:
-        from hookd.daemon import halves
+        from hookd.tool.daemon.plugins import discovery as halves
 
         if isinstance(plugin, type):
             return self._of_class(plugin)
@@ -131,8 +131,8 @@ class FakeDaemon:
 
     def _of_class(self, plugin: type[DaemonPlugin]) -> Half:
         """Put a class that the test has imported where the daemon's own import finds it."""
-        from hookd.attach.sources import Source
-        from hookd.daemon.halves import Half
+        from hookd.tool.attach.sources import Source
+        from hookd.tool.daemon.plugins.discovery import Half
 
         home = f"hookd_testing_{plugin.name}_{id(self):x}"
         module = sys.modules[home] = types.ModuleType(home)
@@ -200,7 +200,7 @@ class FakeDaemon:
         self._add(os.getpid(), target._agent._page.fd)
 
     def _add(self, pid: int, fd: int) -> None:
-        from hookd.attach import proc
+        from hookd.tool.linux import proc
 
         assert self._halves, "call start() first"
         target = self._fleet._take(pid, os.dup(fd), proc.start_ticks(pid))
@@ -212,7 +212,7 @@ class FakeDaemon:
 
     def look(self, times: int = 1) -> None:
         """Do what the daemon does about once a second, and wait until the plugins have done their part of it."""
-        from hookd.daemon.host import PANEL_EVERY_S
+        from hookd.tool.daemon.plugins.host import PANEL_EVERY_S
 
         for _ in range(times):
             self._ahead_s += PANEL_EVERY_S
@@ -251,7 +251,7 @@ class FakeDaemon:
         Raises:
             PluginError: as `invoke`.
         """
-        from hookd.cli import COMMANDS, extensions
+        from hookd.tool.cli import COMMANDS, extensions
 
         found: dict[str, Any] = {}
         for half in self._halves:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hookd.plugin import Plugin
+    from hookd.api.plugin import Plugin
 
 _NUMPY = "the state of numpy's random numbers"
 
@@ -136,7 +136,7 @@ def _state(training: Training) -> Iterator[tuple[str, object]]:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    from hookd.agent.memory import is_readable
+    from hookd.target.tensors.host_memory import is_readable
 
     if not is_readable(tensor):  # empty, freed, or of a class that has its numbers elsewhere
         return repr((tensor.shape, tensor.dtype)).encode()

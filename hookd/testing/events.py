@@ -6,12 +6,12 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hookd import hookspecs
+from hookd.api import hookspecs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hookd.plugin import Plugin
+    from hookd.api.plugin import Plugin
 
 
 class Event(NamedTuple):

@@ -19,7 +19,7 @@ import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hookd import hookspecs
+from hookd.api import hookspecs
 from hookd.errors import PluginError, worded
 from hookd.testing.cost import overhead
 from hookd.testing.equality import first_difference
@@ -30,7 +30,7 @@ from hookd.testing.training import many_modules, small, transformer_block
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hookd.plugin import Plugin
+    from hookd.api.plugin import Plugin
     from hookd.testing.pairs import Estimate
     from hookd.testing.training import Training
 

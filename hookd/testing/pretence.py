@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 
 def pretending(*, device: bool, large: bool, ranks: tuple[int, int] | None) -> contextlib.ExitStack:
     """Put it in place; it is taken back when the stack that this gives is closed. See `FakeTarget.pretend`."""
-    from hookd.agent import identity, lifecycle, numeric, portions
+    from hookd.target.boot import identity, lifecycle
+    from hookd.target.events import batching
+    from hookd.target.tensors import statistics
 
     with contextlib.ExitStack() as stack:
         if device:
-            stack.enter_context(_replaced(numeric, "on_host", lambda _tensor: False))
+            stack.enter_context(_replaced(statistics, "on_host", lambda _tensor: False))
         if device or large:
-            stack.enter_context(_replaced(numeric, "LOOKS_IN_C", False))
+            stack.enter_context(_replaced(statistics, "LOOKS_IN_C", False))
         if large:
-            stack.enter_context(_replaced(portions, "KEPT", 0))
+            stack.enter_context(_replaced(batching, "KEPT", 0))
         if ranks is not None:
             for module in (identity, lifecycle):  # which imports it by name
                 stack.enter_context(_replaced(module, "ranks", lambda: ranks))

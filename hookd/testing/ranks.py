@@ -7,7 +7,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
-from hookd.page import PageWriter
+from hookd.wire.page import PageWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

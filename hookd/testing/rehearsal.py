@@ -19,8 +19,8 @@ from hookd.testing.daemon import FakeDaemon
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hookd.daemon.halves import Half
     from hookd.serving import Told
+    from hookd.tool.daemon.plugins.discovery import Half
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 _WHERE = re.compile(r"(.+?):(\d+), in ")
@@ -89,8 +89,8 @@ def _frozen(one: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 def main() -> None:
     """Do what the only argument says."""
-    from hookd.attach.sources import Source
-    from hookd.daemon.halves import Half, without_torch
+    from hookd.tool.attach.sources import Source
+    from hookd.tool.daemon.plugins.discovery import Half, without_torch
 
     request = json.loads(sys.argv[1])
     sys.path.insert(0, request["directory"])

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from hookd.context import Context
-    from hookd.page import PageReader, Snapshot
-    from hookd.plugin import Plugin
+    from hookd.api.context import Context
+    from hookd.api.plugin import Plugin
+    from hookd.wire.page import PageReader, Snapshot
 
 HOME = "hookd_testing_plugins"
 """The module under which the agent finds the plugin classes of a test."""
@@ -88,7 +88,7 @@ class FakeTarget:
         """Start as `start` does; `config` goes to the agent as it is: budget, method, run, rank..."""
         import torch.nn
 
-        from hookd.agent import bootstrap
+        from hookd.target.boot import bootstrap
 
         self._call = torch.nn.Module.__call__
         home = types.ModuleType(HOME)
@@ -116,7 +116,7 @@ class FakeTarget:
         return {"name": plugin.name, "entry": f"{HOME}:{plugin.__name__}", "options": {}, "by_name": True}
 
     def _open(self) -> None:
-        from hookd.page import PageReader
+        from hookd.wire.page import PageReader
 
         if self._reader is not None:
             self._reader.close()
@@ -130,7 +130,7 @@ class FakeTarget:
         """
         import torch.nn
 
-        from hookd.agent import bootstrap
+        from hookd.target.boot import bootstrap
 
         self._runs = False
         if bootstrap._agent is None:  # noqa: SLF001  (the test has ended it)
@@ -173,7 +173,7 @@ class FakeTarget:
 
     @property
     def _agent(self) -> Any:
-        from hookd.agent import bootstrap
+        from hookd.target.boot import bootstrap
 
         assert bootstrap._agent is not None, "no agent runs: call start() first"  # noqa: SLF001
         return bootstrap._agent  # noqa: SLF001

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hookd.page import Snapshot
-    from hookd.page.snapshot import Family
+    from hookd.wire.page import Snapshot
+    from hookd.wire.page.snapshot import Family
 
     Sample = tuple[str, dict[str, str], float]
 

@@ -9,7 +9,7 @@ Of what DistributedDataParallel keeps alike on all ranks, before one optimizer s
     hookd_drift_layout              what is compared: names, shapes, types and the ranks of the process group. Ranks in
                                     which it differs hold different things, and are not compared
 
-The daemon compares ranks at the same mark (`hookd/daemon/drift.py`): which differ, in which module, since when. This
+The daemon compares ranks at the same mark (`hookd/tool/daemon/watch/drift.py`): which differ, in which module, since when. This
 plugin only adds up. It calls no collective, and waits for no device: the sums are made there, and read a step later.
 
 A parameter's bits are added up as whole numbers of 64 bits, which wrap around. That does not depend on the order, so it

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hookd.attach import payload, trusted
-from hookd.config import PluginSpec
 from hookd.errors import HookdError
+from hookd.tool.attach import payload, trusted
+from hookd.tool.config import PluginSpec
 from tests.attacks.attack import ATTACKER, VICTIM, Result, attack
 from tests.attacks.hostile_code import CODE, TRAINING, in_hook
 from tests.attacks.people import folder_of, process_of
@@ -29,7 +29,7 @@ from tests.support.tool import HOOKD, Page
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hookd.daemon.client import DaemonClient
+    from hookd.tool.daemon.client import DaemonClient
 
 CONSOLE = Path(sys.executable).with_name("hookd")
 HOLDER = REPOSITORY / "tests" / "support" / "page_holder.py"
@@ -176,7 +176,7 @@ def code_that_is_checked(tries: int) -> Result:
 
 def _checked(path: Path, *more: str, marked: str = "") -> list[str]:
     """Check a plugin as a command does, and say what went wrong: time, memory, escapes, a traceback, processes left."""
-    main = f"import sys; from hookd.cli import plugin_check, main; plugin_check.TIMEOUT_S = {TRIAL_S}; sys.exit(main())"
+    main = f"import sys; from hookd.tool.cli import plugin_check, main; plugin_check.TIMEOUT_S = {TRIAL_S}; sys.exit(main())"
     command = [sys.executable, "-c", main, "plugin", "check", *more, path]
     begun, bad = time.monotonic(), []
     environment = tool_environment(ATTACK_MARK=marked)
@@ -187,7 +187,7 @@ def _checked(path: Path, *more: str, marked: str = "") -> list[str]:
             return ["it does not end"]
         told = "\n".join([*tool.out, *tool.err])
     bad += ["a terminal obeys it"] * any(mark in told for mark in ("\x1b", "\x9b", "\x07"))
-    bad += ["a traceback of hookd's own"] * ("hookd/cli" in told and "Traceback" in told)
+    bad += ["a traceback of hookd's own"] * ("hookd/tool/cli" in told and "Traceback" in told)
     bad += ["no error"] * (tool.popen.returncode == 0 and not marked)
     left = [one for one in psutil.process_iter(["environ"]) if marked and marked in str(one.info["environ"])]
     for one in left:

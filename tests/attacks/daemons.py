@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hookd.daemon.client import DaemonClient
-from hookd.daemon.room import PER_USER
 from hookd.errors import HookdError
+from hookd.tool.daemon.client import DaemonClient
+from hookd.tool.daemon.fleet.fd_budget import PER_USER
 from tests.attacks.attack import ATTACKER, VICTIM, Impossible, Result, attack
 from tests.attacks.fairness import page_of, serving, training
 from tests.attacks.people import of_users, process_of, python_of_users
@@ -347,7 +347,7 @@ def never_stops(count: int) -> Result:
 
 
 UNTOUCHED = ("no-memory", "zombie", "no-such-process")
-"""Reasons of `hookd.attach.target.look`, which is over before anything of a process is touched."""
+"""Reasons of `hookd.tool.attach.target.look`, which is over before anything of a process is touched."""
 
 
 @contextlib.contextmanager

@@ -16,9 +16,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookd.attach import Control, discover, proc
-from hookd.attach.remote_debug import ScriptFolder
 from hookd.errors import HookdError
+from hookd.tool.attach import Control, discover
+from hookd.tool.inject.remote_debug import ScriptFolder
+from hookd.tool.linux import proc
 from tests.attacks.attack import ATTACKER, VICTIM, Impossible, Result, attack
 from tests.attacks.people import APART, folder_of, process_of
 from tests.support.daemon import Daemon

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookd.daemon.actions import YOUNG_S
+from hookd.tool.daemon.actions import YOUNG_S
 from tests.attacks.attack import ATTACKER, VICTIM, Result, attack
 from tests.attacks.people import folder_of, of_users, process_of, python_of_users
 from tests.support.daemon import Daemon, tell

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from hookd.page import PageWriter
+from hookd.wire.page import PageWriter
 
 AT_ONCE = 300
 """Incidents between two pauses: a page holds about so many long ones, and what it has no room for nobody reads."""

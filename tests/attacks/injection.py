@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from hookd.attach import AttachRequest, attach
 from hookd.errors import HookdError
+from hookd.tool.attach import AttachRequest, attach
 from tests.attacks.attack import ATTACKER, VICTIM, Impossible, Result, attack
 from tests.attacks.people import start_as
 from tests.support.daemon import Daemon

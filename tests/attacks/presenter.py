@@ -27,7 +27,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from hookd.page import NAME, PageWriter
+from hookd.wire.page import NAME, PageWriter
 
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 

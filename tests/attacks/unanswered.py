@@ -227,7 +227,7 @@ def command_lines_without_end(count: int) -> Result:
 
 ASK = """
 import collections, sys
-from hookd.attach import Control
+from hookd.tool.attach import Control
 from hookd.errors import HookdError
 answers = collections.Counter()
 for _ in range(int(sys.argv[2])):

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import hookd
-from hookd.agent import bootstrap
+from hookd.target.boot import bootstrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -16,10 +16,10 @@ import os
 from dataclasses import asdict, dataclass
 from functools import partial
 
-import hookd.inprocess
-from hookd.agent import bootstrap
-from hookd.page import PageReader
+import hookd.api.inprocess
+from hookd.target.boot import bootstrap
 from hookd.testing.pairs import PAIRS, QUICK_PAIRS, Estimate, Pairs, alternate, enough
+from hookd.wire.page import PageReader
 from tests.bench import fresh, workloads
 from tests.bench.attached import Attached
 from tests.bench.tables import Bound, Report, Table
@@ -72,7 +72,7 @@ def measure(workload: str, pairs: int) -> Claim:
     workloads.steady()
     job = workloads.Job(workload)
     job.block(10)
-    with Attached(hookd.inprocess.DEFAULT, budget=BUDGET) as attached:
+    with Attached(hookd.api.inprocess.DEFAULT, budget=BUDGET) as attached:
         attached.settle(job.step, SETTLED_STEPS)
         attached.leave()
         claims = Claims(job)

@@ -6,7 +6,7 @@ Blocks of steps in turn with and without the plugin (`hookd.testing.overhead`), 
 200 small modules for what comes with each of them, five for what comes once a step;
 what a step with it takes more is divided by the calls of the hook in a step; what hookd itself takes
 there is taken off. Prints one JSON object per hook: ns per call,
-the median with its 95 % bounds. The cost classes in `hookd/hookspecs` are from here.
+the median with its 95 % bounds. The cost classes in `hookd/api/hookspecs` are from here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import functools
 import inspect
 import json
 
-from hookd import Plugin, hookimpl, hookspecs
+from hookd import Plugin, hookimpl
+from hookd.api import hookspecs
 from hookd.testing import FakeTarget, many_modules, overhead, small
 from hookd.testing.pairs import enough
 

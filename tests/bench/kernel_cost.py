@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from hookd.agent import kernel
 from hookd.native.build import build
+from hookd.target.tensors import kernel
 from tests.bench.tables import Bound, Report, Table
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pathlib import Path
 import bcrypt
 from aiohttp import web
 
-from hookd.config import Address
-from hookd.daemon import tcp
+from hookd.tool.config import Address
+from hookd.tool.daemon.web import tcp
 from tests.support import served
 
 TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"

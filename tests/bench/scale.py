@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookd.agent import bootstrap
+from hookd.target.boot import bootstrap
 from tests.bench import deep, fresh
 from tests.bench.tables import Bound, Report, Table
 from tests.support.environment import bare_python, target_environment

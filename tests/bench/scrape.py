@@ -15,13 +15,13 @@ from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 
-from hookd import labels
-from hookd.daemon.collector import FleetCollector, Tally
-from hookd.daemon.families import PageFamily
-from hookd.daemon.scrapes import render
-from hookd.daemon.selection import Limits
-from hookd.daemon.targets import Target
-from hookd.page import PageWriter
+from hookd.tool.daemon.fleet.targets import Target
+from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.families import PageFamily
+from hookd.tool.daemon.metrics.scrapes import render
+from hookd.tool.daemon.metrics.selection import Limits
+from hookd.wire import labels
+from hookd.wire.page import PageWriter
 from tests.bench.tables import Bound, Report, Table
 
 TITLE = "A scrape"

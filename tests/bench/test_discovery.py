@@ -14,8 +14,8 @@ import time
 import psutil
 import pytest
 
-from hookd.daemon.client import DaemonClient
 from hookd.errors import DaemonNotRunning
+from hookd.tool.daemon.client import DaemonClient
 from tests.support.environment import target_environment, tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD

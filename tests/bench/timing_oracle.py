@@ -33,8 +33,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import hookd
-from hookd.agent import bootstrap
-from hookd.page import PageReader
+from hookd.target.boot import bootstrap
+from hookd.wire.page import PageReader
 from tests.bench import workloads
 from tests.bench.tables import Bound, Report, Table
 

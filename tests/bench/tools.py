@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
-from hookd.agent import kernel
-from hookd.inprocess import DEFAULT
+from hookd.api.inprocess import DEFAULT
+from hookd.target.tensors import kernel
 from tests.bench.attached import Attached
 
 if TYPE_CHECKING:

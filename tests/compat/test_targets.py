@@ -15,8 +15,8 @@ from pathlib import Path
 import pluggy
 import pytest
 
-from hookd import proven
 from hookd.errors import TargetUnsupported
+from hookd.wire import proven
 from tests.compat.trainings import assert_nothing_is_left, training_on
 from tests.support import interpreters, made_up, stub
 from tests.support.environment import REPOSITORY, TARGETS, target_environment

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookd.attach import proc
+from hookd.tool.linux import proc
 from tests.support.environment import TARGETS, target_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
 

@@ -9,11 +9,11 @@ import signal
 
 import pytest
 
-from hookd.attach import native
-from hookd.attach.discover import find_page
-from hookd.attach.modules import snapshot
-from hookd.attach.owner import user_name
 from hookd.errors import HookdError
+from hookd.tool.attach import py_spy
+from hookd.tool.attach.discover import find_page
+from hookd.tool.attach.modules import snapshot
+from hookd.tool.linux.owner import user_name
 from tests.support import forked, training
 from tests.support.daemon import Daemon
 from tests.support.environment import tool_environment
@@ -72,7 +72,7 @@ def test_a_live_target_answers_and_a_stopped_one_is_told_of(target, daemon):
     main = found["threads"][0]
     assert (found["state"], main["beat"]["moves"], main["tid"]) == ("stopped", False, target.pid)
     assert "stopped" in found["ways"]["python"]["problem"]
-    if native.program():
+    if py_spy.program():
         assert found["ways"]["python"]["by"] == "py-spy, non-blocking"
         assert any(frame["file"].endswith("puppet.py") for frame in main["frames"])
     else:

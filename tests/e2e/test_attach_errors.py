@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from hookd import errors
-from hookd.attach import AttachRequest, attach, detach
-from hookd.attach.proc import link, maps, status
 from hookd.errors import HookdError, NoSuchTarget
+from hookd.tool.attach import AttachRequest, attach, detach
+from hookd.tool.linux.proc import link, maps, status
 from tests.support import interpreters, made_up, stub
 from tests.support.environment import REPOSITORY, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
@@ -42,7 +42,7 @@ def attach_as(pid: int, preparation: str) -> str:
 
 ATTACH = """
 import ctypes, os, sys
-from hookd.attach import AttachRequest, attach, live, helper, injector, selftest
+from hookd.tool.attach import AttachRequest, attach, live, helper, injector, selftest
 from hookd.errors import HookdError
 libc = ctypes.CDLL(None, use_errno=True)
 exec(sys.argv[2])
@@ -137,7 +137,7 @@ def test_python_without_torch(tmp_path):
 
 def test_a_version_that_is_not_served(tmp_path, monkeypatch):
     """Only the bounds are moved: the version is read from the real process."""
-    monkeypatch.setattr("hookd.attach.interpreter.OLDEST_PYTHON", (3, 99))
+    monkeypatch.setattr("hookd.tool.inject.interpreter.OLDEST_PYTHON", (3, 99))
     with stub.start(tmp_path, BUSY) as target:
         error = assert_fails(target.pid, errors.TargetUnsupported, "python-version", 6)
         assert f"Python {sys.version_info[0]}.{sys.version_info[1]}" in error.message
@@ -214,9 +214,9 @@ def test_yama(tmp_path, monkeypatch):
     """What the kernel would say with Yama's scope at 2; the words are ours, the refusal is made."""
     scope = tmp_path / "ptrace_scope"
     scope.write_text("2\n")
-    monkeypatch.setattr("hookd.attach.permission._YAMA", scope)
-    monkeypatch.setattr("hookd.attach.permission._has_capability", lambda: False)
-    monkeypatch.setattr("hookd.attach.environment.of", _refused)
+    monkeypatch.setattr("hookd.tool.linux.permission._YAMA", scope)
+    monkeypatch.setattr("hookd.tool.linux.permission._has_capability", lambda: False)
+    monkeypatch.setattr("hookd.tool.attach.environment.of", _refused)
     with stub.start(tmp_path, BUSY) as target:
         error = assert_fails(target.pid, errors.PermissionDenied, "yama", 5)
         assert "ptrace_scope" in error.hint
@@ -296,14 +296,16 @@ AGENT_OF_ANOTHER_VERSION = b"""
 def start(config, loader=None):
     import os
     global page
-    from hookd.page import PageWriter
+    from hookd.wire.page import PageWriter
     ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
     page = PageWriter.create({"agent_version": "0.0.1", "pid": os.getpid(), "start_ticks": ticks, "control": ""})
 """
 
 
 def test_an_agent_of_another_version_is_there(tmp_path, monkeypatch):
-    files = {"hookd/page/" + path.name: path.read_bytes() for path in (REPOSITORY / "hookd/page").glob("*.py")}
+    files = {
+        "hookd/wire/page/" + path.name: path.read_bytes() for path in (REPOSITORY / "hookd/wire/page").glob("*.py")
+    }
     files |= {
         f"hookd/{name}.py": (REPOSITORY / f"hookd/{name}.py").read_bytes()
         for name in ("descriptors", "errors", "originals")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hookd.attach.discover import find_page
-from hookd.attach.owner import user_name
+from hookd.tool.attach.discover import find_page
+from hookd.tool.linux.owner import user_name
 from tests.support import stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
@@ -142,7 +142,7 @@ def test_no_words_print_the_help_and_exit_2():
 
 
 def test_every_command_has_help():
-    from hookd.cli import COMMANDS
+    from hookd.tool.cli import COMMANDS
 
     listed = hookd("--help")
     assert "..." not in listed.stdout.partition("Commands:")[2]  # no summary is cut at 80 columns

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hookd.attach import control, discover
+from hookd.tool.attach import control, discover
 from tests.support import interpreters, stub
 from tests.support.container import ALL, Box, has_ended, init_of, interpreter_homes, own_targets, target_of
 from tests.support.environment import REPOSITORY, TARGETS, bare_python
@@ -161,7 +161,7 @@ def test_a_tool_in_a_container_attaches_to_its_neighbour_of_the_same_user(tmp_pa
 
 NEIGHBOURS = """
 import os, subprocess, sys
-from hookd.attach import AttachRequest, Control, attach, detach
+from hookd.tool.attach import AttachRequest, Control, attach, detach
 from hookd.errors import HookdError
 environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 target = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)

@@ -14,11 +14,12 @@ import urllib.request
 
 import pytest
 
-from hookd.attach import Control, proc
-from hookd.attach.discover import find_page
-from hookd.daemon.client import DaemonClient
-from hookd.daemon.incidents import IncidentStore
 from hookd.errors import DaemonNotRunning, HookdError
+from hookd.tool.attach import Control
+from hookd.tool.attach.discover import find_page
+from hookd.tool.daemon.client import DaemonClient
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.linux import proc
 from tests.support import forked, training
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hookd.attach import Control
-from hookd.cli.target_checks import of_target
+from hookd.tool.attach import Control
+from hookd.tool.cli.target_checks import of_target
 from tests.support import cgroup, tool
 from tests.support.environment import REPOSITORY
 from tests.support.processes import Process, wait_until
@@ -55,15 +55,15 @@ def files_of_ours(pid: int) -> set[str]:
 
 def attach_in_process(pid: int) -> None:
     """Attach through the Python interface, with no lease to hold."""
-    from hookd.attach import AttachRequest, attach
-    from hookd.config import PluginSpec
+    from hookd.tool.attach import AttachRequest, attach
+    from hookd.tool.config import PluginSpec
 
     specs = tuple(PluginSpec.parse(text) for text in OBSERVERS)
     attach(pid, AttachRequest(plugins=specs, lease_s=None, plugin_dirs=(PLUGIN_DIR,), timeout_s=60))
 
 
 def detach_in_process(pid: int) -> dict[str, Any]:
-    from hookd.attach import detach
+    from hookd.tool.attach import detach
 
     return detach(pid)
 
@@ -86,7 +86,7 @@ def test_after_ctrl_c_everything_in_the_target_is_as_it_was(puppet, tmp_path):
         assert during["sys.path"] == before["sys.path"]
         assert during["sys.meta_path"] == before["sys.meta_path"]
         assert during["environment"] == before["environment"]
-        assert "_hookd.agent" in during["modules"], "the names are others: what follows proves nothing"
+        assert "_hookd.target" in during["modules"], "the names are others: what follows proves nothing"
         assert not [name for name in during["modules"] if name.startswith(("hookd", "pluggy"))], "only private names"
         assert during["module state"] == before["module state"], "nothing is ever stored on a module"
         attachment.detach()
@@ -141,8 +141,8 @@ def test_a_second_attach_finds_the_first_agent_and_one_detach_is_enough(puppet):
 def test_a_killed_tool_leaves_no_agent_behind(puppet):
     """The agent of a foreground attach detaches itself when its lease has run out."""
     before = probe(puppet)
-    from hookd.attach import AttachRequest, attach
-    from hookd.config import PluginSpec
+    from hookd.tool.attach import AttachRequest, attach
+    from hookd.tool.config import PluginSpec
 
     specs = tuple(PluginSpec.parse(text) for text in OBSERVERS)
     attach(puppet.pid, AttachRequest(plugins=specs, lease_s=1, plugin_dirs=(PLUGIN_DIR,), timeout_s=60))

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hookd.attach import AttachRequest, attach, detach, discover, environment
-from hookd.config import PluginSpec
-from hookd.config.rules import ASKED_FOR, decide
-from hookd.daemon.wanted import traits
 from hookd.errors import TargetUnsupported
+from hookd.tool.attach import AttachRequest, attach, detach, discover, environment
+from hookd.tool.config import PluginSpec
+from hookd.tool.config.rules import ASKED_FOR, decide
+from hookd.tool.daemon.auto_attach import traits
 from tests.support import training
 from tests.support.environment import TARGETS, bare_python
 from tests.support.processes import Process, wait_until

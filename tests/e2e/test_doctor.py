@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from hookd.attach import AttachRequest, Control, attach, detach
-from hookd.cli import checks, target_checks
-from hookd.config import PluginSpec
+from hookd.tool.attach import AttachRequest, Control, attach, detach
+from hookd.tool.cli import checks, target_checks
+from hookd.tool.config import PluginSpec
 from tests.e2e.test_upgrade import Other, keep
 from tests.support import forked, stub, tool, training
 from tests.support.environment import tool_environment
@@ -173,9 +173,9 @@ def test_as_another_user_it_names_the_owner_and_what_helps(tmp_path):
 
 AS_NOBODY = """
 import os, sys
-from hookd.attach import discover, interpreter, owner, permission, proc, remote_debug, target, upgrade
-from hookd.cli import ps, target_checks, targets
-from hookd.daemon import client
+from hookd.tool.attach import discover, interpreter, owner, permission, proc, remote_debug, target, upgrade
+from hookd.tool.cli import ps, target_checks, targets
+from hookd.tool.daemon import client
 os.setgroups([]); os.setgid(65534); os.setuid(65534)  # after the imports: this Python may be out of its reach
 for check in target_checks.of_target(int(sys.argv[1])):
     print(check)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from hookd.attach.discover import find_page
-from hookd.cli import cli
 from hookd.errors import NoSuchTarget
+from hookd.tool.attach.discover import find_page
+from hookd.tool.cli import cli
 from tests.support.commands import blocks, commands, kind, spoken
 from tests.support.daemon import Daemon
 from tests.support.documented import COMMANDS, NO_COMMANDS, Run

@@ -18,8 +18,9 @@ from pathlib import Path
 import pluggy
 import pytest
 
-from hookd.attach import AttachRequest, attach, control, discover, proc
 from hookd.errors import AttachError, HookdError, TargetUnsupported
+from hookd.tool.attach import AttachRequest, attach, control, discover
+from hookd.tool.linux import proc
 from tests.support import stub, training
 from tests.support.environment import REPOSITORY, TARGETS, bare_python, target_environment
 from tests.support.processes import Process, wait_until
@@ -331,7 +332,7 @@ def test_a_free_threaded_build_is_refused(tmp_path):
         assert caught.value.reason == "free-threaded"
         stub.finish(target)
     start = (
-        "from hookd.agent import bootstrap\ntry: bootstrap.start({})\nexcept Exception as error: print(error.reason)"
+        "from hookd.target import bootstrap\ntry: bootstrap.start({})\nexcept Exception as error: print(error.reason)"
     )
     path = os.pathsep.join(map(str, (REPOSITORY, Path(pluggy.__file__).parents[1])))
     with Process([python, "-c", start], env=target_environment(PYTHONPATH=path)) as embedded:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hookd.attach import Control, detach, discover, proc, remote_debug
+from hookd.tool.attach import Control, detach, discover
+from hookd.tool.inject import remote_debug
+from hookd.tool.linux import proc
 from tests.support import stub, training
 from tests.support.environment import REPOSITORY, tool_environment
 from tests.support.processes import Process, wait_until
@@ -78,7 +80,7 @@ def patched(word: str, act: str) -> str:
     """Give a program that attaches, and does something to itself before it writes a word of the mailbox."""
     return f"""
 import os, signal, sys
-from hookd.attach import AttachRequest, mailbox
+from hookd.tool.attach import AttachRequest, mailbox
 from hookd.errors import HookdError
 write = mailbox.set_word
 def patched(box, offset, value):
@@ -91,7 +93,7 @@ mailbox.set_word = patched
 
 AT_SEEN = (
     patched("SEEN", "SIGKILL")
-    + "from hookd.attach import attach\nattach(int(sys.argv[1]), AttachRequest((), lease_s=None))"
+    + "from hookd.tool.attach import attach\nattach(int(sys.argv[1]), AttachRequest((), lease_s=None))"
 )
 AT_LENGTH = (
     patched("LENGTH", "SIGSTOP")

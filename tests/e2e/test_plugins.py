@@ -9,10 +9,10 @@ import textwrap
 
 import pytest
 
-from hookd.attach import AttachRequest, attach, detach
-from hookd.attach.change import change
-from hookd.attach.owner import user_name
-from hookd.config import PluginSpec
+from hookd.tool.attach import AttachRequest, attach, detach
+from hookd.tool.attach.change import change
+from hookd.tool.config import PluginSpec
+from hookd.tool.linux.owner import user_name
 from tests.support import puppet, training
 from tests.support.daemon import Daemon
 from tests.support.environment import REPOSITORY, TARGETS, bare_python, tool_environment

@@ -12,7 +12,7 @@ import urllib.request
 import psutil
 import pytest
 
-from hookd.attach import discover
+from hookd.tool.attach import discover
 from tests.support import training
 from tests.support.environment import TARGETS, bare_python, tool_environment
 from tests.support.processes import Process, wait_until

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hookd.attach import AttachRequest, attach, detach
-from hookd.config import PluginSpec
 from hookd.errors import HookdError
+from hookd.tool.attach import AttachRequest, attach, detach
+from hookd.tool.config import PluginSpec
 from tests.support import cgroup, puppet
 from tests.support.puppet import assert_as_before, probe
 from tests.support.refusals import Refusals
@@ -31,7 +31,7 @@ REQUEST = AttachRequest(plugins=PLUGINS, lease_s=None, timeout_s=30)
 FORCED = replace(REQUEST, force=True)
 MIB = 1 << 20
 CLEAR = {"no-threads", "no-memfd", "no-memory", "no-socket", "no-descriptors", "no-mappings"}
-FIRST_FRAME, KEPT = "mmap64", ("_hookd.agent.arrival.", "_hookd.agent.spawn.")
+FIRST_FRAME, KEPT = "mmap64", ("_hookd.target.boot.stub.", "_hookd.target.boot.spawn.")
 """A thread's first: without memory for it CPython 3.11 ends the thread, prints that, and keeps the function for ever."""
 
 

@@ -11,9 +11,9 @@ import urllib.request
 
 import pytest
 
-from hookd.attach.owner import user_name
-from hookd.daemon.client import DaemonClient
 from hookd.errors import DaemonNotRunning
+from hookd.tool.daemon.client import DaemonClient
+from hookd.tool.linux.owner import user_name
 from tests.support import training
 from tests.support.environment import bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hookd.attach import command, commandline, environment, launch
-from hookd.attach.request import AttachRequest
 from hookd.errors import UsageError
+from hookd.tool.attach import command, environment, launch
+from hookd.tool.attach.request import AttachRequest
+from hookd.tool.linux import commandline
 from tests.support import stub
 from tests.support.environment import REPOSITORY, target_environment, tool_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
@@ -304,7 +305,7 @@ def test_an_agent_that_fails_does_not_disturb_the_program_and_is_told_to_the_too
 
 RUN = """
 import sys
-from hookd.attach import AttachRequest, command
+from hookd.tool.attach import AttachRequest, command
 command.run(sys.argv[1:], AttachRequest(plugins=()))
 """
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hookd import page
-from hookd.attach import AttachRequest, Control, attach, discover, upgrade
-from hookd.config import PluginSpec
 from hookd.errors import AttachError
+from hookd.tool.attach import AttachRequest, Control, attach, discover, upgrade
+from hookd.tool.config import PluginSpec
 from hookd.version import __version__
+from hookd.wire import page
 from tests.support import forked, tool, training
 from tests.support.environment import REPOSITORY, tool_environment
 from tests.support.processes import Process, wait_until

@@ -35,7 +35,7 @@ def python_patch(monkeypatch):
 @pytest.fixture
 def entry(monkeypatch):
     """Enter `nn.Module.__call__` in C; skip the test where that cannot be."""
-    from hookd.agent.entry import CannotEnterError, Entry  # noqa: PLC0415  # most tests here do without torch
+    from hookd.target.entry.c_entry import CannotEnterError, Entry  # noqa: PLC0415  # most tests here do without torch
 
     monkeypatch.delenv("HOOKD_ENTRY", raising=False)
     try:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hookd import Plugin, hookimpl
-from hookd.agent import bootstrap, spawn
+from hookd.target.boot import bootstrap, spawn
 from tests.support.agent import running
 from tests.support.environment import tool_environment
 from tests.support.processes import wait_until
@@ -72,9 +72,9 @@ class Stuck(Works):
 
 
 def test_work_that_does_not_return_is_its_plugins_alone_and_only_so_much_waits(monkeypatch) -> None:
-    monkeypatch.setattr("hookd.agent.aside.STUCK_S", 0.0)
-    monkeypatch.setattr("hookd.agent.aside.MOST", 3)
-    monkeypatch.setattr("hookd.agent.lifecycle.DETACH_S", 0.1)
+    monkeypatch.setattr("hookd.target.plugins.background.STUCK_S", 0.0)
+    monkeypatch.setattr("hookd.target.plugins.background.MOST", 3)
+    monkeypatch.setattr("hookd.target.boot.lifecycle.DETACH_S", 0.1)
     with running(Stuck, Works) as agent:
         stuck, works = agent.plugin("stuck"), agent.plugin("works")
         works.gate.set()
@@ -111,7 +111,7 @@ def test_what_it_raises_is_the_plugins_error() -> None:
 def test_the_end_of_the_process_waits_for_it() -> None:
     code = """
 import time, torch, hookd, sys
-from hookd.agent import bootstrap, spawn
+from hookd.target import bootstrap, spawn
 hookd.start(["nan"])
 context = bootstrap._agent._session.registry.named("nan").context
 context.aside(lambda: (time.sleep(0.5), print("done", flush=True)))

@@ -14,12 +14,12 @@ from torch import distributed, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hookd import Plugin, hookimpl
-from hookd.attach import discover
-from hookd.attach.change import _others as ranks_beside
-from hookd.attach.change import change
-from hookd.attach.control import Control
-from hookd.config import PluginSpec
 from hookd.errors import ControlError, PluginError
+from hookd.tool.attach import discover
+from hookd.tool.attach.change import _others as ranks_beside
+from hookd.tool.attach.change import change
+from hookd.tool.attach.control import Control
+from hookd.tool.config import PluginSpec
 from tests.support.agent import running
 from tests.support.processes import wait_until
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hookd import Plugin, hookimpl
-from hookd.agent import bootstrap, patch
-from hookd.agent.entry import CannotEnterError, Entry
+from hookd.target.boot import bootstrap
+from hookd.target.entry import patch
+from hookd.target.entry.c_entry import CannotEnterError, Entry
 from tests.support import sanitizers
 from tests.support.agent import running
 from tests.support.processes import wait_until

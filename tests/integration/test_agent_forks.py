@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch  # noqa: F401  an agent wants it in its process
 
-from hookd.agent import spawn
-from hookd.attach.control import Control
+from hookd.target.boot import spawn
+from hookd.tool.attach.control import Control
 from tests.support.agent import running
 from tests.support.environment import REPOSITORY, TARGETS
 

@@ -1,4 +1,4 @@
-"""Every hook of hookd.hookspecs, called by a real model in this process."""
+"""Every hook of hookd.api.hookspecs, called by a real model in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import hookd
-from hookd import Plugin, hookimpl, hookspecs
+from hookd import Plugin, hookimpl
+from hookd.api import hookspecs
 from tests.support.agent import running
 
 
@@ -540,7 +541,7 @@ def test_an_error_of_ours_in_a_backward_is_not_the_trainings(monkeypatch) -> Non
     def broken(*_: object) -> None:
         raise ValueError("ours")
 
-    monkeypatch.setattr("hookd.agent.backward._lose", broken)
+    monkeypatch.setattr("hookd.target.events.backward._lose", broken)
     with running(Flowing) as agent:
         net = model()
         train(net)

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from hookd import Plugin, PluginError, TrainingError, hookimpl
-from hookd.agent import bootstrap, overdue
-from hookd.agent.global_state import FIRST_CALLS
-from hookd.agent.spawn import OWN, Thread, is_own
+from hookd.target.boot import bootstrap
+from hookd.target.boot.spawn import OWN, Thread, is_own
+from hookd.target.plugins import slow_hooks as overdue
+from hookd.target.plugins.global_state import FIRST_CALLS
 from tests.support.agent import running
 from tests.support.processes import PATIENCE_S, wait_until
 
@@ -33,8 +34,8 @@ def released():
 @pytest.fixture
 def impatient(monkeypatch):
     """Have hookd wait for less than half a second for what is stuck for ever; all else is quicker, also on a busy machine."""
-    monkeypatch.setattr("hookd.agent.cold.TIME_S", 0.4)
-    monkeypatch.setattr("hookd.agent.cold.SHORT_S", 0.2)
+    monkeypatch.setattr("hookd.target.plugins.lifecycle_hooks.TIME_S", 0.4)
+    monkeypatch.setattr("hookd.target.plugins.lifecycle_hooks.SHORT_S", 0.2)
 
 
 class Steady(Plugin):
@@ -479,7 +480,7 @@ def test_where_no_thread_can_be_started_hooks_are_called_in_place(monkeypatch) -
     with running(Letting, Raises) as agent:
         cold, entries = agent.session.cold, agent.session.registry
         cold.close()
-        monkeypatch.setattr("hookd.originals.thread.start", start)
+        monkeypatch.setattr("hookd.wire.originals.thread.start", start)
         cold.unconfigure(entries.named("letting"))
         cold.unconfigure(entries.named("raises"))
         monkeypatch.undo()
@@ -554,7 +555,9 @@ def test_what_a_plugin_changes_of_the_whole_process_is_put_back_and_is_its_error
         return torch.cat([number.flatten() for number in numbers])
 
     monkeypatch.setattr(Upsetting, "act", staticmethod(act))
-    monkeypatch.setattr("hookd.agent.global_state._is_alone", lambda: True)  # the test run has threads of its own
+    monkeypatch.setattr(
+        "hookd.target.plugins.global_state._is_alone", lambda: True
+    )  # the test run has threads of its own
     alone = drawn()
     with running(Upsetting, Steady) as agent:
         beside = drawn()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookd.agent.lastwords import last_words, printed
-from hookd.page import CALL_RECORD, PHASE_RECORD, PHASES, STEP_RECORD, PageReader
+from hookd.target.boot.exit_exception import last_words, printed
+from hookd.wire.page import CALL_RECORD, PHASE_RECORD, PHASES, STEP_RECORD, PageReader
 from tests.support.agent import running
 
 

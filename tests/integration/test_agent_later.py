@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from hookd.agent.later import Buffers, _Buffer
+from hookd.target.tensors.deferred import Buffers, _Buffer
 
 
 class Event:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hookd import Plugin, hookimpl
-from hookd.agent import models
+from hookd.target.modeltree import models
 from tests.support.agent import running
 
 X = torch.ones(2, 4)

@@ -46,7 +46,7 @@ def net() -> nn.Sequential:
 
 
 def test_a_module_that_nobody_wants_has_no_plan() -> None:
-    from hookd.agent.patch import SKIP
+    from hookd.target.entry.patch import SKIP
 
     model = net()
     with running(Only) as agent:

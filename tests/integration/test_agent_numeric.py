@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hookd import Plugin, Summary, hookimpl
-from hookd.agent import kernel, numeric
+from hookd.target.tensors import kernel, statistics
 from tests.support.agent import running
 from tests.support.native import build
 
@@ -68,8 +68,8 @@ TENSORS = {
     "relu": lambda: torch.randn(50, 40).relu(),
     "mean 1000, std 1": lambda: torch.randn(200_000) + 1000,
     "mean 1e4, std 0.01": lambda: torch.randn(200_000, dtype=torch.float64) * 0.01 + 1e4,
-    "several chunks": lambda: torch.randn(3 * numeric.CHUNK + 17),
-    "drifting": lambda: torch.arange(4 * numeric.CHUNK, dtype=torch.float32),
+    "several chunks": lambda: torch.randn(3 * statistics.CHUNK + 17),
+    "drifting": lambda: torch.arange(4 * statistics.CHUNK, dtype=torch.float32),
     "huge": lambda: torch.randn(1000) * 1e30,
     "tiny": lambda: torch.randn(1000) * 1e-30,
     "bfloat16": lambda: (torch.randn(100_000) + 3).to(torch.bfloat16),
@@ -92,9 +92,9 @@ def image(tmp_path_factory):
 def sums(request):
     """Give each way to the [9] sums: the kernel by each set of instructions, and torch's operations."""
     if request.param == "torch":
-        yield numeric.host_sums
+        yield statistics.host_sums
     elif request.param == "device":
-        yield lambda tensor: numeric.device_sums(tensor).tolist()
+        yield lambda tensor: statistics.device_sums(tensor).tolist()
     else:
         level = ["plain", "AVX2", "AVX-512"].index(request.param)
         with at_level(request.getfixturevalue("image"), level) as made:
@@ -227,7 +227,7 @@ KINDS_OF_TENSORS = {
 @pytest.mark.parametrize("name", KINDS_OF_TENSORS)
 def test_every_kind_of_tensor_is_decided_in_one_place(name, with_kernel, image):
     torch.manual_seed(0)
-    numbers = numeric.Numeric(lambda *_: None)
+    numbers = statistics.Numeric(lambda *_: None)
     numbers.close()
     numbers.kernel = kernel.load_image(image) if with_kernel else None
     with torch.no_grad():
@@ -244,7 +244,7 @@ def test_every_kind_of_tensor_is_decided_in_one_place(name, with_kernel, image):
 @pytest.mark.parametrize("with_kernel", [True, False], ids=["kernel", "torch"])
 @pytest.mark.parametrize("value", [1.0, NAN, INF, -INF])
 def test_both_gates_say_the_same(value, with_kernel, image):
-    numbers = numeric.Numeric(lambda *_: None)
+    numbers = statistics.Numeric(lambda *_: None)
     numbers.close()
     numbers.kernel = kernel.load_image(image) if with_kernel else None
     tensor = torch.tensor([0.0, value])
@@ -255,10 +255,10 @@ def test_both_gates_say_the_same(value, with_kernel, image):
 
 @pytest.mark.parametrize("kind", ["normal", "with NaN and infinities", "nothing finite", "drifting", "a jump"])
 def test_a_large_tensor_is_taken_in_parts_on_a_device(kind, monkeypatch):
-    monkeypatch.setattr(numeric, "DEVICE_CHUNK", 1000)
+    monkeypatch.setattr(statistics, "DEVICE_CHUNK", 1000)
     torch.manual_seed(0)
     tensor = KINDS[kind](torch.randn(7777, dtype=torch.float64), torch.float32).float()
-    assert_right(Summary.of_sums(numeric.device_sums(tensor).tolist()), tensor)
+    assert_right(Summary.of_sums(statistics.device_sums(tensor).tolist()), tensor)
 
 
 # -- as plugins see it
@@ -310,7 +310,7 @@ def test_a_plugin_gets_the_summary_of_a_host_tensor_at_once():
 
 
 def test_what_is_on_a_device_comes_after_the_step_and_nothing_was_read_before(monkeypatch):
-    monkeypatch.setattr(numeric, "on_host", lambda _tensor: False)
+    monkeypatch.setattr(statistics, "on_host", lambda _tensor: False)
     with running(Looks):
         out = one_step()
     returned, step, (_, summary), (_, (finite, total)) = SEEN
@@ -409,7 +409,7 @@ def test_where_memory_files_are_refused_torch_takes_over(monkeypatch):
         raise PermissionError(errno.EACCES, "memfd_noexec")
 
     monkeypatch.setattr("posix.memfd_create", refused)
-    numbers = numeric.Numeric(lambda *_: None)
+    numbers = statistics.Numeric(lambda *_: None)
     assert numbers.kernel is None
     tensor = torch.randn(100)
     assert_right(numbers.summary(None, tensor, None), tensor)
@@ -418,8 +418,8 @@ def test_where_memory_files_are_refused_torch_takes_over(monkeypatch):
 @pytest.mark.parametrize("kinds", ["one", "several"])
 def test_of_tensors_on_a_device_the_largest_of_each_is_given(monkeypatch, kinds):
     """Here the host's memory is in the part of the device's."""
-    monkeypatch.setattr(numeric, "on_host", lambda _tensor: False)
-    made = numeric.Numeric(lambda *_: None)
+    monkeypatch.setattr(statistics, "on_host", lambda _tensor: False)
+    made = statistics.Numeric(lambda *_: None)
     tensors = [torch.tensor([1.0, -3.0]), torch.tensor([math.nan, 1.0]), torch.tensor([[-math.inf]]), torch.zeros(5)]
     if kinds == "several":
         tensors += [torch.tensor([2.0], dtype=torch.float64), torch.tensor([1]), torch.empty(0)]
@@ -432,8 +432,8 @@ def test_of_tensors_on_a_device_the_largest_of_each_is_given(monkeypatch, kinds)
 
 
 def test_a_tensor_whose_memory_is_gone_is_not_asked_with_the_others(monkeypatch):
-    monkeypatch.setattr(numeric, "on_host", lambda _tensor: False)
-    made = numeric.Numeric(lambda *_: None)
+    monkeypatch.setattr(statistics, "on_host", lambda _tensor: False)
+    made = statistics.Numeric(lambda *_: None)
     tensors = [torch.ones(3), torch.ones(4)]
     tensors[0].untyped_storage().resize_(0)
     (found,) = made.largest_each(tensors)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hookd import Plugin, hookimpl
-from hookd.agent import numeric
-from hookd.summary import Summary
+from hookd.api.summary import Summary
+from hookd.target.tensors import statistics
 from tests.support.agent import running
 from tests.support.cuda import nothing_waits
 
@@ -64,8 +64,8 @@ def test_the_sums_are_those_of_the_host(dtype):
     tensor = (torch.randn(100_000) * 3 + 100).to(dtype)
     tensor[::1000] = float("nan")
     tensor[1::1000] = -float("inf")
-    there = Summary.of_sums(numeric.device_sums(tensor.cuda()).tolist())
-    assert list(there) == pytest.approx(list(Summary.of_sums(numeric.host_sums(tensor))), rel=1e-4)
+    there = Summary.of_sums(statistics.device_sums(tensor.cuda()).tolist())
+    assert list(there) == pytest.approx(list(Summary.of_sums(statistics.host_sums(tensor))), rel=1e-4)
 
 
 @pytest.mark.parametrize("plugins", [(Sums,), ("activations",)], ids=["sums", "activations"])

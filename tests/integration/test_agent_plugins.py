@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hookd import Plugin, PluginError, hookimpl
-from hookd.agent.holding import held
+from hookd.target.plugins.plugin_memory import held
 from tests.support.agent import running
 from tests.support.processes import wait_until
 
@@ -328,7 +328,7 @@ class Steady(Recovers):
 
 
 def test_what_was_put_aside_comes_back_on_probation_each_time_later(monkeypatch) -> None:
-    monkeypatch.setattr("hookd.agent.listeners.BACK_OFF_S", 0.05)
+    monkeypatch.setattr("hookd.target.plugins.listeners.BACK_OFF_S", 0.05)
     monkeypatch.setattr(Recovers, "fails", 3)
     module = nn.Identity()
     with running(Recovers, Steady) as agent:
@@ -353,7 +353,7 @@ def test_what_was_put_aside_comes_back_on_probation_each_time_later(monkeypatch)
 
 @pytest.mark.parametrize("how", ["class", "option", "mutates"])
 def test_some_stay_out(monkeypatch, how) -> None:
-    monkeypatch.setattr("hookd.agent.listeners.BACK_OFF_S", 0.001)
+    monkeypatch.setattr("hookd.target.plugins.listeners.BACK_OFF_S", 0.001)
     monkeypatch.setattr(Recovers, "fails", 9)
     monkeypatch.setattr(Recovers, "readmit", how != "class")
     monkeypatch.setattr(Recovers, "mutates", how == "mutates")
@@ -487,9 +487,9 @@ class HoardsAndChanges(Hoards):
 
 
 def test_what_keeps_more_and_more_is_put_aside(monkeypatch) -> None:
-    monkeypatch.setattr("hookd.agent.holding.EVERY_TICKS", 1)
-    monkeypatch.setattr("hookd.agent.holding.LOOKS", 2)
-    monkeypatch.setattr("hookd.agent.holding.LIMIT_BYTES", 9000)
+    monkeypatch.setattr("hookd.target.plugins.plugin_memory.EVERY_TICKS", 1)
+    monkeypatch.setattr("hookd.target.plugins.plugin_memory.LOOKS", 2)
+    monkeypatch.setattr("hookd.target.plugins.plugin_memory.LIMIT_BYTES", 9000)
     module = nn.Identity()
     with running(Hoards, HoardsAndChanges, Steady) as agent:
 
@@ -508,7 +508,7 @@ def test_what_keeps_more_and_more_is_put_aside(monkeypatch) -> None:
 
 
 def test_one_that_keeps_much_and_no_more_is_left_alone(monkeypatch) -> None:
-    monkeypatch.setattr("hookd.agent.holding.LIMIT_BYTES", 100)
+    monkeypatch.setattr("hookd.target.plugins.plugin_memory.LIMIT_BYTES", 100)
     with running(Hoards) as agent:
         nn.Identity()(torch.ones(1))
         watch = agent.session._holding

@@ -1,4 +1,4 @@
-"""Calls that are handed over some at a time (`hookd.agent.portions`): which wait, for how long, and what is told of them."""
+"""Calls that are handed over some at a time (`hookd.target.events.batching`): which wait, for how long, and what is told of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from hookd import Plugin, hookimpl
-from hookd.agent import kernel, portions
-from hookd.agent.portions import ENOUGH, LEAST, SMALL
+from hookd.target.events import batching
+from hookd.target.events.batching import ENOUGH, LEAST, SMALL
+from hookd.target.tensors import kernel
 from tests.support.agent import running
 
 
@@ -271,7 +272,7 @@ class TestKept:
             assert not agent.session.local.thread.kept
 
     def test_no_more_are_kept_than_allowed(self, monkeypatch) -> None:
-        monkeypatch.setattr(portions, "KEPT", 2 * (8 + portions.LIGHT))
+        monkeypatch.setattr(batching, "KEPT", 2 * (8 + batching.LIGHT))
         with running(self.Looking) as agent:
             self.calls(agent, chain(4))
             assert agent.plugin("looking").inside == [("0", True), ("1", True), ("2", False), ("3", True)]

@@ -18,15 +18,15 @@ import pytest
 import torch
 from torch import nn
 
-from hookd.agent import spawn
-from hookd.agent.control import Connection
-from hookd.agent.questions import Questions
-from hookd.attach import Control
-from hookd.attach.modules import snapshot
-from hookd.attach.owner import user_name
-from hookd.attach.stack import stack as look_at_stacks
-from hookd.daemon.evaluate import evaluate
 from hookd.errors import ControlError
+from hookd.target.boot import spawn
+from hookd.target.remote.control import Connection
+from hookd.target.remote.requests import Questions
+from hookd.tool.attach import Control
+from hookd.tool.attach.modules import snapshot
+from hookd.tool.attach.stack import stack as look_at_stacks
+from hookd.tool.daemon.evaluate import evaluate
+from hookd.tool.linux.owner import user_name
 from tests.support.agent import running
 from tests.support.processes import wait_until
 

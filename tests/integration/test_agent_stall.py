@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hookd.agent.stall import Stall
-from hookd.page import PageReader, PageWriter
+from hookd.target.events.liveness import Stall
+from hookd.wire.page import PageReader, PageWriter
 
 
 @pytest.fixture

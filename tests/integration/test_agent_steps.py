@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hookd import Plugin, hookimpl
-from hookd.agent import bootstrap
-from hookd.agent.byhand import BELIEVED
+from hookd.target.boot import bootstrap
+from hookd.target.events.manual_updates import BELIEVED
 from tests.support.agent import running
 from tests.support.processes import PATIENCE_S, wait_until
 

@@ -15,9 +15,9 @@ from torch import nn
 
 import hookd
 from hookd import Plugin, hookimpl
-from hookd.agent import bootstrap
-from hookd.agent.entry import SHAPES
-from hookd.page import PageWriter
+from hookd.target.boot import bootstrap
+from hookd.target.entry.c_entry import SHAPES
+from hookd.wire.page import PageWriter
 from tests.integration.test_agent_entry import NODES, Light, Looping, Node, X, made, outcome
 from tests.support import sanitizers
 from tests.support.agent import running

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.autograd import profiler
 
-from hookd.agent import profiler as ours
-from hookd.agent import tracing
-from hookd.attach.control import Control
-from hookd.attach.trace import take
 from hookd.errors import ControlError
+from hookd.target.remote import profiler as ours
+from hookd.target.remote import tracing
+from hookd.tool.attach.control import Control
+from hookd.tool.attach.trace import take
 from tests.support.agent import running
 from tests.support.processes import PATIENCE_S, wait_until
 
@@ -313,9 +313,9 @@ def test_a_span_that_outlives_its_recording_is_never_ended(monkeypatch):
 
 ENDING = """
 import os, sys, threading, torch, hookd, warnings
-from hookd.attach.control import Control
+from hookd.tool.attach.control import Control
 warnings.filterwarnings("ignore", "This process")  # an expression under way holds no fork up for long
-from hookd.agent import bootstrap
+from hookd.target import bootstrap
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 hookd.start(["timing"])

@@ -17,9 +17,9 @@ import urllib.request
 
 import pytest
 
-from hookd.attach.owner import user_name
-from hookd.daemon.client import DaemonClient
 from hookd.errors import DaemonNotRunning, HookdError, NoSuchTarget, UsageError
+from hookd.tool.daemon.client import DaemonClient
+from hookd.tool.linux.owner import user_name
 from tests.support.daemon import Daemon, tell
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until

@@ -11,9 +11,9 @@ import signal
 import psutil
 import pytest
 
-from hookd.attach import proc
-from hookd.attach.owner import user_name
-from hookd.daemon.incidents import IncidentStore
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.linux import proc
+from hookd.tool.linux.owner import user_name
 from tests.support.daemon import tell
 from tests.support.environment import tool_environment
 from tests.support.herd import Herd

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hookd_drift.replicas import replicas
 
-from hookd.agent.memory import is_readable
-from hookd.passive import plainly
+from hookd.api.passive import plainly
+from hookd.target.tensors.host_memory import is_readable
 from tests.support import evidence
 from tests.support.evidence import difference, ran, train
 from tests.support.harm import KINDS, harm

@@ -1,4 +1,4 @@
-"""hookd.hookspecs is the reference for authors: each hook says what it should, and its example runs."""
+"""hookd.api.hookspecs is the reference for authors: each hook says what it should, and its example runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookd import Plugin, hookimpl, hookspecs
+from hookd import Plugin, hookimpl
+from hookd.api import hookspecs
 from hookd.testing import FakeTarget, Training
 
 HOOKS = sorted(hookspecs.HOOKS)

@@ -14,8 +14,8 @@ import threading
 
 import pytest
 
-from hookd.attach.owner import user_name
-from hookd.daemon.incidents import NAME, IncidentStore
+from hookd.tool.daemon.incidents.store import NAME, IncidentStore
+from hookd.tool.linux.owner import user_name
 from tests.support.daemon import tell
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from hookd.attach import proc
-from hookd.attach.request import AttachRequest
 from hookd.errors import AttachError
+from hookd.tool.attach.request import AttachRequest
+from hookd.tool.linux import proc
 from tests.support import stub
 from tests.support.environment import REPOSITORY, tool_environment
 from tests.support.processes import Process, wait_until
@@ -161,7 +161,7 @@ def test_the_target_survives_the_tracer_whenever_it_dies(tmp_path):
 
 KILLER = """
 import os, sys, time
-from hookd.attach import injector, mailbox, proc, ptrace, selftest, target
+from hookd.tool.attach import injector, mailbox, proc, ptrace, selftest, target
 found = target.look(int(sys.argv[1]))
 selftest.check = lambda: None
 request = ptrace.request
@@ -307,7 +307,7 @@ def test_an_exception_of_the_programs_own_signal_handler_reaches_the_program(tmp
 
 FAILS = b"""
 def start(config, loader=None):
-    from hookd.agent import missing
+    from hookd.target import missing
 """
 REFUSES = b"""
 class Refusal(Exception):

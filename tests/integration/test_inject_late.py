@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hookd.attach import AttachRequest, attach, proc
 from hookd.errors import AttachError
+from hookd.tool.attach import AttachRequest, attach
+from hookd.tool.linux import proc
 from tests.support.environment import target_environment
 from tests.support.processes import Process, wait_until
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hookd
-from hookd.agent import bootstrap
+from hookd.target.boot import bootstrap
 
 missing = [name for name in ("IPython", "ipykernel", "jupyter_client") if importlib.util.find_spec(name) is None]
 pytestmark = [

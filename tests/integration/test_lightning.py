@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookd.agent import bootstrap
+from hookd.target.boot import bootstrap
 from tests.support.examples import examples
 
 pytestmark = [

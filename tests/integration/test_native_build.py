@@ -11,8 +11,8 @@ import zipfile
 
 import pytest
 
-from hookd.agent import arrival
-from hookd.attach import payload
+from hookd.target.boot import stub
+from hookd.tool.attach import payload
 from tests.support.environment import REPOSITORY
 from tests.support.native import SCRIPT, build
 
@@ -89,4 +89,4 @@ def test_the_payload_carries_the_kernel_that_is_there(monkeypatch, tree, tmp_pat
 
 
 def carried():
-    return arrival.unpack(payload.build(()).archive)
+    return stub.unpack(payload.build(()).archive)

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import hookd
-from hookd.agent import bootstrap, loader
-from hookd.page import PageWriter
+from hookd.target.boot import bootstrap, loader
+from hookd.wire.page import PageWriter
 from tests.support.agent import running
 from tests.support.examples import examples
 from tests.support.watched import is_watched

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from hookd.check import types
-from hookd.cli import main
 from hookd.testing import measure
+from hookd.tool.check import types
+from hookd.tool.cli import main
 
 
 def test_check_tries_all_plugins_of_a_folder_and_each_mistake_has_its_line(tmp_path, capsys, monkeypatch):

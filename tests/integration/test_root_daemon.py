@@ -12,17 +12,17 @@ from socket import create_server
 import pytest
 from click.testing import CliRunner
 
-from hookd.cli import checks, root_daemon, status
-from hookd.cli.eval import evaluate
-from hookd.cli.root_daemon import RootDaemon
 from hookd.errors import DaemonNotRunning
+from hookd.tool.cli import checks, root_daemon, status
+from hookd.tool.cli.eval import evaluate
+from hookd.tool.cli.root_daemon import RootDaemon
 from tests.support.daemon import Daemon
 from tests.support.environment import tool_environment
 
 AS_NOBODY = """
 import http.client, json, os
 import encodings.idna
-from hookd.cli import root_daemon
+from hookd.tool.cli import root_daemon
 os.setgroups([]); os.setgid(65534); os.setuid(65534)  # after the imports: this Python may be out of its reach
 print(json.dumps([one.as_json() for one in root_daemon.daemons()]))
 """
@@ -38,9 +38,9 @@ def free_port():
 def beside(monkeypatch):
     """An ordinary user without a daemon, beside root's."""
     for name in ("daemon", "reader"):
-        monkeypatch.setattr(f"hookd.cli.targets.{name}", lambda *_: None)
-    monkeypatch.setattr("hookd.cli.targets.foregrounds", list)
-    monkeypatch.setattr("hookd.cli.targets.attached", list)
+        monkeypatch.setattr(f"hookd.tool.cli.targets.{name}", lambda *_: None)
+    monkeypatch.setattr("hookd.tool.cli.targets.foregrounds", list)
+    monkeypatch.setattr("hookd.tool.cli.targets.attached", list)
     monkeypatch.setattr(root_daemon, "find", lambda: ROOTS)
 
 

@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import nn
 
-from hookd import Plugin, PluginError, api, hookimpl
-from hookd.agent import rules
-from hookd.agent.global_state import FIRST_CALLS
-from hookd.api import Renamed
-from hookd.cli import main
+from hookd import Plugin, PluginError, hookimpl
+from hookd.api import compatibility
+from hookd.api.compatibility import Renamed
 from hookd.serving import DaemonPlugin
 from hookd.serving import hookimpl as daemon_hookimpl
+from hookd.target.plugins import rules
+from hookd.target.plugins.global_state import FIRST_CALLS
 from hookd.testing import (
     FakeTarget,
     Training,
@@ -32,6 +32,7 @@ from hookd.testing import (
     measure,
     small,
 )
+from hookd.tool.cli import main
 from tests.support.watched import is_watched
 
 HERE = str(Path(__file__).parent)
@@ -272,9 +273,11 @@ class TestWhatIsRefused:
 class TestWhatWasRenamed:
     @pytest.fixture(autouse=True)
     def _renamed(self, monkeypatch):
-        monkeypatch.setattr(api, "API_VERSION", "1.1")
+        monkeypatch.setattr(compatibility, "API_VERSION", "1.1")
         monkeypatch.setattr(
-            api, "RENAMED", (Renamed("after_forward", "forward", "1.1"), Renamed("layer", "module", "1.1", "forward"))
+            compatibility,
+            "RENAMED",
+            (Renamed("after_forward", "forward", "1.1"), Renamed("layer", "module", "1.1", "forward")),
         )
 
     class Old(Widths):
@@ -309,7 +312,7 @@ class TestWhatWasRenamed:
 
     @pytest.mark.parametrize("plugin", [Old, Older])
     def test_it_is_refused_from_the_next_minor_version_on(self, plugin, monkeypatch):
-        monkeypatch.setattr(api, "API_VERSION", "1.2")
+        monkeypatch.setattr(compatibility, "API_VERSION", "1.2")
         with (
             FakeTarget(record=False) as target,
             pytest.raises(PluginError, match=r"is 'module' since|is 'forward' since"),

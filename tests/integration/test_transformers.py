@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import hookd
-from hookd.agent import bootstrap
+from hookd.target.boot import bootstrap
 from tests.support.examples import examples
 
 missing = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hookd import PluginError
-from hookd.check import blocking, names, packaging, signatures, source
 from hookd.testing import FakeTarget, Training, assert_bit_identical
+from hookd.tool.check import blocking, names, packaging, signatures, source
 from tests.support.environment import REPOSITORY
 
 EXAMPLES = sorted((REPOSITORY / "examples" / "plugins").glob("hookd_*.py"))

@@ -9,13 +9,13 @@ import time
 import types
 from typing import TYPE_CHECKING
 
-from hookd.agent import bootstrap
-from hookd.page import PageReader
+from hookd.target.boot import bootstrap
+from hookd.wire.page import PageReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hookd.page import Snapshot
+    from hookd.wire.page import Snapshot
 
 
 class Running:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookd.attach.proc import read
+from hookd.tool.linux.proc import read
 from tests.support import stub
 from tests.support.environment import TARGETS, bare_python, target_environment
 from tests.support.processes import Process, wait_until

@@ -6,8 +6,8 @@ import json
 import urllib.error
 import urllib.request
 
-from hookd.daemon.client import DaemonClient
 from hookd.errors import DaemonNotRunning
+from hookd.tool.daemon.client import DaemonClient
 from tests.support.environment import tool_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
 from tests.support.tool import HOOKD, Metrics

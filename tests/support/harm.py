@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import hookd
-from hookd.agent import bootstrap, control
+from hookd.target.boot import bootstrap
+from hookd.target.remote import control
 from tests.support.evidence import difference, train
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _nothing(_when: float = 0.0) -> None:
 
 def _plugins(kind: str, directory: str) -> list[Any]:
     if kind == "default":
-        return list(hookd.inprocess.DEFAULT)
+        return list(hookd.api.inprocess.DEFAULT)
     options: dict[str, dict[str, Any]] = {name: {"every": 1} for name in ALL}
     options["nan"].update(capture=True, capture_dir=directory)
     options["activations"].update(parameters=True, histogram=True)
@@ -97,7 +98,7 @@ def _plugins(kind: str, directory: str) -> list[Any]:
 def _errors() -> list[str]:
     """Give what hooks and hookd itself have raised: a mistake that was contained is one all the same."""
     session = bootstrap._agent._session
-    from hookd.page import PageReader
+    from hookd.wire.page import PageReader
 
     reader = PageReader(bootstrap.page())
     try:
@@ -110,7 +111,7 @@ def _errors() -> list[str]:
 
 def _toured(agent: Any) -> None:
     """Look at the models as `hookd snapshot` does."""
-    from hookd.agent.tree import Tour
+    from hookd.target.modeltree.snapshot import Tour
 
     tour = Tour(agent._session)
     while tour.row() is not None:

@@ -19,9 +19,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookd.attach import AttachRequest, Control, attach, detach, helper, proc
-from hookd.config import PluginSpec
 from hookd.errors import AttachError, HookdError
+from hookd.tool.attach import AttachRequest, Control, attach, detach
+from hookd.tool.config import PluginSpec
+from hookd.tool.inject import helper
+from hookd.tool.linux import proc
 from tests.support import stub
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ def follow(frame, event, _):
         seen.add(stage)
         if len(seen) == last:
             os.kill(os.getpid(), signal.SIGKILL)
-from hookd.attach import selftest
+from hookd.tool.attach import selftest
 selftest.check = lambda: None  # it goes through most stages, but with a child of its own
 sys.setprofile(follow)
 main()

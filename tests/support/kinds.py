@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookd.agent import kernel
-from hookd.agent.numeric import Numeric
+from hookd.target.tensors import kernel
+from hookd.target.tensors.statistics import Numeric
 from tests.support import sanitizers
 
 if TYPE_CHECKING:

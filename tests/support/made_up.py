@@ -9,7 +9,7 @@ import dataclasses
 import subprocess
 from typing import TYPE_CHECKING
 
-from hookd.attach.interpreter import DEBUG_COOKIE
+from hookd.tool.inject.interpreter import DEBUG_COOKIE
 from tests.support import stub
 from tests.support.environment import target_environment
 

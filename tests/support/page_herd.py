@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from hookd.page import EVENTS, PageWriter
+from hookd.wire.page import EVENTS, PageWriter
 
 BEAT_S = 0.5
 NUMBERS = {"kill": signal.SIGKILL, "exit": signal.SIGTERM, "leave": signal.SIGUSR1, "spoil": signal.SIGUSR2}

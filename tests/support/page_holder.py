@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from hookd.page import EVENTS, PHASE, PHASES, PageWriter
+from hookd.wire.page import EVENTS, PHASE, PHASES, PageWriter
 
 
 class Holder:

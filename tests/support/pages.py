@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hookd import labels
-from hookd.daemon.fleet import Fleet
-from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.targets import Target
-from hookd.page import PageWriter
+from hookd.tool.daemon.fleet.fleet import Fleet
+from hookd.tool.daemon.fleet.targets import Target
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.wire import labels
+from hookd.wire.page import PageWriter
 
 if TYPE_CHECKING:
     import contextlib

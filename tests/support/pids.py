@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookd.attach import proc
+from hookd.tool.linux import proc
 
 
 def reuse_pids(monkeypatch: Any, after: int) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PUPPET = Job("puppet.py")
 GUEST = ("hookd", "_hookd", "_pluggy", "pluggy")
-_RESIDUE = ("_hookd.agent.fork.",)  # the trampoline of os.register_at_fork, which cannot be undone
+_RESIDUE = ("_hookd.target.boot.fork.",)  # the trampoline of os.register_at_fork, which cannot be undone
 
 
 @contextlib.contextmanager
@@ -58,6 +58,6 @@ def assert_as_before(process: Process, before: dict[str, Any], kept: Collection[
     alive = [
         name
         for name in residue
-        if name.startswith("_hookd.agent") and not name.startswith(_RESIDUE) and name not in kept
+        if name.startswith("_hookd.target") and not name.startswith(_RESIDUE) and name not in kept
     ]
     assert not alive, f"more than the fork trampoline is still alive: {alive}"

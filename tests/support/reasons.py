@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _POSITIONAL = {"_refusal": 1, "RefusalError": 1}
-"""What makes a refusal before hookd.errors is there (hookd/agent/arrival.py, loader.py): the place of the reason."""
+"""What makes a refusal before hookd.errors is there (hookd/target/boot/stub.py, loader.py): the place of the reason."""
 _INNER = {"_TooLateError", "_RestlessError", "BundleError"}
 """Kinds of our errors that a module has for itself."""
 

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hookd.agent import loader
-from hookd.attach import live, payload, proc, target
-from hookd.attach.memory import Opened
-from hookd.attach.payload import Payload
-from hookd.attach.request import AttachRequest
 from hookd.errors import AttachError
+from hookd.target.boot import loader
+from hookd.tool.attach import live, payload, target
+from hookd.tool.attach.payload import Payload
+from hookd.tool.attach.request import AttachRequest
+from hookd.tool.linux import proc
+from hookd.tool.linux.memory import Opened
 from tests.support.environment import target_environment
 from tests.support.processes import Process, wait_until
 
 if TYPE_CHECKING:
-    from hookd.attach.delivery import Delivery
+    from hookd.tool.attach.delivery import Delivery
     from tests.support.interpreters import Interpreter
 
 TORCH = """
@@ -54,7 +55,7 @@ def start(config, loader=None):
 LEAVES_AT_ONCE = b"""
 def start(config, loader=None, begin=start):
     begin(config, loader)
-    from hookd.agent import loader as claims
+    from hookd.target import loader as claims
     claims.release()
 def stop():
     pass
@@ -120,10 +121,10 @@ def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
     """Give a payload whose agent is `bootstrap` alone, and makes room for the next when it has started."""
     files = {
         "hookd/__init__.py": b"",
-        "hookd/agent/__init__.py": b"",
-        "hookd/agent/loader.py": Path(loader.__file__).read_bytes(),
+        "hookd/target/__init__.py": b"",
+        "hookd/target/boot/loader.py": Path(loader.__file__).read_bytes(),
     }
-    files["hookd/agent/bootstrap.py"] = bootstrap + LEAVES_AT_ONCE
+    files["hookd/target/boot/bootstrap.py"] = bootstrap + LEAVES_AT_ONCE
     return Payload(payload._pack(files), "", (), ())
 
 

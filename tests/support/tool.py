@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from hookd.page import PageReader, Snapshot
+    from hookd.wire.page import PageReader, Snapshot
 
 HOOKD = (sys.executable, "-m", "hookd")
 
@@ -106,8 +106,8 @@ class Page:
 
     @classmethod
     def of(cls, pid: int) -> Page | None:
-        from hookd.attach.discover import find_page
-        from hookd.page import PageReader
+        from hookd.tool.attach.discover import find_page
+        from hookd.wire.page import PageReader
 
         fd = find_page(pid)
         return None if fd is None else cls(PageReader(fd))
@@ -147,7 +147,7 @@ class Page:
 
 def has_page(pid: int) -> bool:
     """Whether a process has an agent."""
-    from hookd.attach.discover import find_page
+    from hookd.tool.attach.discover import find_page
 
     fd = find_page(pid)
     if fd is not None:

@@ -6,11 +6,11 @@ import os
 
 from rich.cells import cell_len
 
-from hookd.attach import proc
-from hookd.cli.top.app import App
-from hookd.cli.top.node import Node
-from hookd.cli.top.target import Target
-from hookd.page import PageReader, PageWriter
+from hookd.tool.cli.top.app import App
+from hookd.tool.cli.top.node import Node
+from hookd.tool.cli.top.target import Target
+from hookd.tool.linux import proc
+from hookd.wire.page import PageReader, PageWriter
 
 NAMES = ["(root)", "blocks", "blocks.0", "blocks.0.attn", "blocks.1", "blocks.1.attn", "blocks.10", "head"]
 

@@ -9,7 +9,7 @@ import threading
 import torch
 
 import hookd
-from hookd.agent import bootstrap
+from hookd.target.boot import bootstrap
 
 begun, forking, handled = threading.Event(), threading.Event(), threading.Event()
 

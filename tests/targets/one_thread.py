@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import hookd
-from hookd.agent import bootstrap
+from hookd.target.boot import bootstrap
 
 counted: list[int] = []
 # Before hookd's own: what is registered first is called last.

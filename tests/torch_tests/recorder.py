@@ -34,7 +34,7 @@ torch.nn.modules.module._global_forward_pre_hooks torch.nn.modules.module._globa
 torch.optim.optimizer._global_optimizer_pre_hooks torch.optim.optimizer._global_optimizer_post_hooks
 """.split()
 
-OURS = re.compile(r"<hookd |/hookd-payload/|/hookd/agent/")
+OURS = re.compile(r"<hookd |/hookd-payload/|/hookd/target/")
 
 
 class Recorder:

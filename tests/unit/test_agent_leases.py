@@ -11,9 +11,9 @@ import socket
 
 import pytest
 
-from hookd.agent.control import Control
-from hookd.agent.work import Work
 from hookd.errors import PluginError
+from hookd.target.boot.work import Work
+from hookd.target.remote.control import Control
 from tests.support.processes import wait_until
 
 

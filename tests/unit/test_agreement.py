@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookd.agreement import Agreement, boundary_ahead, disagreement
+from hookd.wire.agreement import Agreement, boundary_ahead, disagreement
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_the_first_decision_stands(agreement, commits):
 
 
 def test_another_process_sees_the_decision(agreement):
-    script = "import sys; from hookd.agreement import Agreement; from hookd.descriptors import Descriptor; print(Agreement(Descriptor(int(sys.argv[1]))).decide(commit=False))"
+    script = "import sys; from hookd.wire.agreement import Agreement; from hookd.wire.descriptors import Descriptor; print(Agreement(Descriptor(int(sys.argv[1]))).decide(commit=False))"
     agreement.decide(commit=True)
     command = [sys.executable, "-c", script, str(agreement.fd)]
     done = subprocess.run(command, pass_fds=[agreement.fd], capture_output=True, text=True, timeout=60, check=True)

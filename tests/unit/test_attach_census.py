@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hookd.attach import census, discover
-from hookd.attach.census import Census
-from hookd.attach.discover import Candidate
+from hookd.tool.attach import census, discover
+from hookd.tool.attach.census import Census
+from hookd.tool.attach.discover import Candidate
 
 
 class Machine:

@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from hookd.attach import mailbox
-from hookd.attach.control import Control, _open
 from hookd.errors import ControlError
+from hookd.tool.attach.control import Control, _open
+from hookd.tool.inject import mailbox
 
 
 @pytest.fixture

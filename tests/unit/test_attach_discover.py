@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hookd.attach import discover
+from hookd.tool.attach import discover
 from tests.support.processes import Process
 
 

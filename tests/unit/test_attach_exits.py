@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hookd.attach import exits, proc
+from hookd.tool.linux import exits, proc
 from tests.support.processes import Process, wait_until
 
 NOBODY = 65534

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hookd import proven
-from hookd.agent import foundation as of_torch
-from hookd.attach import debug_table, foundation, remote_debug
-from hookd.attach.interpreter import DEBUG_COOKIE, RUNTIME, Interpreter
 from hookd.errors import TargetUnsupported
+from hookd.target.boot import foundation as of_torch
+from hookd.tool.inject import debug_table, foundation, remote_debug
+from hookd.tool.inject.interpreter import DEBUG_COOKIE, RUNTIME, Interpreter
+from hookd.wire import proven
 from tests.support.stub import own_memory
 
 SIZE = 4096

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from hookd.attach import cgroups, headroom, proc
 from hookd.errors import AttachError
+from hookd.tool.linux import cgroups, headroom, proc
 
 MIB = 1 << 20
 MOUNTS = "36 24 0:32 / {v1} rw - cgroup cgroup rw,memory\n37 24 0:33 / {v2} rw - cgroup2 cgroup2 rw\n"

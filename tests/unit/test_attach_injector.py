@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hookd.attach import helper, injector
 from hookd.errors import AttachError
+from hookd.tool.inject import helper, injector
 from tests.support.environment import REPOSITORY, tool_environment
 from tests.support.processes import Process
 
 KEEPS_BUSY = """
 import os, time
-from hookd.attach import injector
+from hookd.tool.attach import injector
 injector.harden()
 with injector.ahead_of_others():
     print(os.sched_getscheduler(0) == os.SCHED_FIFO, flush=True)
@@ -31,7 +31,7 @@ print(os.sched_getscheduler(0) == os.SCHED_OTHER, flush=True)
 ENDS = """
 import contextlib
 import os
-from hookd.attach import injector
+from hookd.tool.attach import injector
 injector.harden()
 with injector.ahead_of_others():
     pass

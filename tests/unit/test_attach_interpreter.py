@@ -11,9 +11,9 @@ import struct
 
 import pytest
 
-from hookd.attach import elf, interpreter
-from hookd.attach.interpreter import DEBUG_COOKIE, RUNTIME
-from hookd.attach.proc import Mapping
+from hookd.tool.inject import elf, interpreter
+from hookd.tool.inject.interpreter import DEBUG_COOKIE, RUNTIME
+from hookd.tool.linux.proc import Mapping
 from tests.support.stub import own_memory
 
 

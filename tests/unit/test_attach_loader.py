@@ -17,8 +17,8 @@ import weakref
 import pytest
 
 import hookd
-from hookd.agent.arrival import codes, sleep
-from hookd.agent.loader import Loader
+from hookd.target.boot.loader import Loader
+from hookd.target.boot.stub import codes, sleep
 
 FILES = {
     "carried/__init__.py": b"from carried.part import value\n",
@@ -264,8 +264,8 @@ def test_a_module_that_comes_in_pieces_is_as_if_it_came_whole(gentle):
 
 def test_a_gentle_loader_leaves_the_interpreter_alone_for_longer_than_it_holds_it(monkeypatch):
     busy_s, rests = [0.0], []
-    monkeypatch.setattr("hookd.agent.loader.time", types.SimpleNamespace(thread_time=lambda: busy_s[0]))
-    monkeypatch.setattr("hookd.agent.loader._sleep", rests.append)
+    monkeypatch.setattr("hookd.target.boot.loader.time", types.SimpleNamespace(thread_time=lambda: busy_s[0]))
+    monkeypatch.setattr("hookd.target.boot.loader._sleep", rests.append)
     monkeypatch.setitem(vars(builtins), "work", lambda seconds: busy_s.append(busy_s.pop() + seconds))
     pieces = b"\n\f\f\f".join([b"total = work(0.004)", b"total = work(0.002)", b"total = work(9)", b"total = 1"])
     loader = Loader({"single.py": pieces}, codes, gentle=True)

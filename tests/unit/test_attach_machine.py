@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookd.attach import elf, interpreter, mailbox, permission, proc
-from hookd.attach.memory import Opened
 from hookd.errors import AttachError, NoSuchTarget, PermissionDenied, TargetUnsupported
+from hookd.tool.inject import elf, interpreter, mailbox
+from hookd.tool.linux import permission, proc
+from hookd.tool.linux.memory import Opened
 from tests.support.stub import own_memory
 
 ME = os.getpid()
@@ -76,7 +77,7 @@ def test_a_process_that_is_not_there_is_said_not_to_be():
 )
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="registers of x86_64")
 def test_an_interrupted_system_call_is_started_again_as_the_kernel_would(rax, orig_rax, then):
-    from hookd.attach import x86_64
+    from hookd.tool.inject import x86_64
 
     saved = x86_64._Registers(rax=rax & (1 << 64) - 1, orig_rax=orig_rax & (1 << 64) - 1, rip=100)
     resumed = x86_64._restarted(saved)
@@ -99,7 +100,7 @@ def xstate(size: int, features: int, in_use: int) -> bytes:
 )
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="extended state of x86_64")
 def test_the_extended_state_of_a_signal_frame_says_what_it_holds(size, features, in_use, kept):
-    from hookd.attach import x86_64
+    from hookd.tool.inject import x86_64
 
     frame, is_extended = x86_64._frame_xstate(xstate(size, features, in_use))
     magic, extended, found_features, found_size = struct.unpack_from("<IIQI", frame, 464)

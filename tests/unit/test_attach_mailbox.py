@@ -9,7 +9,8 @@ import struct
 import sys
 import types
 
-from hookd.attach import mailbox, proc
+from hookd.tool.inject import mailbox
+from hookd.tool.linux import proc
 from tests.support.processes import wait_until
 from tests.support.stub import own_memory
 

@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hookd.attach import native, proc, remote_debug
-from hookd.attach.memory import Opened
 from hookd.errors import AttachError
+from hookd.tool.attach import py_spy as native
+from hookd.tool.inject import remote_debug
+from hookd.tool.linux import proc
+from hookd.tool.linux.memory import Opened
 from tests.support.environment import target_environment
 from tests.support.pids import reuse_pids
 from tests.support.processes import Process, wait_until

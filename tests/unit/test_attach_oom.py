@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from hookd.attach import cgroups, oom, proc
-from hookd.daemon.deaths import LATELY_S, Memories, Memory
+from hookd.tool.daemon.fleet.deaths import LATELY_S, Memories, Memory
+from hookd.tool.linux import cgroups, oom, proc
 
 V1 = "36 24 0:32 {root} {mount} rw,relatime - cgroup cgroup rw,memory"
 V2 = "29 23 0:26 {root} {mount} rw,nosuid - cgroup2 cgroup2 rw"

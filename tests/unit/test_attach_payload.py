@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from hookd.agent import arrival
-from hookd.attach import payload, sources
-from hookd.config import PluginSpec
 from hookd.errors import PluginError
+from hookd.target.boot import stub
+from hookd.tool.attach import payload, sources
+from hookd.tool.config import PluginSpec
 from tests.support.environment import REPOSITORY
 
 PLUGIN = """
@@ -26,20 +26,22 @@ class Widths(hookd.Plugin):
 
 
 def test_the_payload_holds_the_agents_half_and_a_private_pluggy_only():
-    names = set(arrival.unpack(payload.build(()).archive))
+    names = set(stub.unpack(payload.build(()).archive))
     assert {
         "hookd/__init__.py",
-        "hookd/agent/bootstrap.py",
-        "hookd/hookspecs/calls.py",
+        "hookd/target/boot/bootstrap.py",
+        "hookd/api/hookspecs/calls.py",
         "hookd/_pluggy/__init__.py",
     } <= names
     assert not {
         name
         for name in names
-        if name.startswith(("hookd/attach", "hookd/check", "hookd/cli", "hookd/daemon", "hookd/testing", "pluggy"))
+        if name.startswith(
+            ("hookd/tool/attach", "hookd/tool/check", "hookd/tool/cli", "hookd/tool/daemon", "hookd/testing", "pluggy")
+        )
     }
     assert "hookd/_pluggy.py" not in names
-    assert "hookd/config.py" not in names
+    assert "hookd/tool/config.py" not in names
 
 
 def test_the_same_sources_give_the_same_bytes():
@@ -86,18 +88,18 @@ def test_a_source_is_cut_between_statements_only_and_means_the_same():
 
 @pytest.mark.parametrize("source", [b"class :", b"# coding: latin-1\nx = '\xe4'\n", b"x = 1\0"])
 def test_a_source_that_cannot_be_read_here_travels_as_it_is(source):
-    assert arrival.unpack(payload._pack({"odd.py": source})) == {"odd.py": source}
+    assert stub.unpack(payload._pack({"odd.py": source})) == {"odd.py": source}
 
 
 @pytest.mark.parametrize("is_same_python", [True, False])
 def test_what_was_compiled_here_and_what_the_target_compiles_are_where_the_source_is(is_same_python):
-    files = arrival.unpack(payload.build(()).archive)
-    path = "hookd/page/writer.py"
+    files = stub.unpack(payload.build(()).archive)
+    path = "hookd/wire/page/writer.py"
     assert files[path + "c"].startswith(importlib.util.MAGIC_NUMBER)
     if not is_same_python:
         files[path + "c"] = b"old\r" + files[path + "c"][4:]
     ours = compile((REPOSITORY / path).read_bytes(), "/hookd-payload/" + path, "exec", dont_inherit=True)
-    assert _functions(arrival.codes(files, path)) == _functions([ours])
+    assert _functions(stub.codes(files, path)) == _functions([ours])
 
 
 def _functions(codes):

@@ -10,7 +10,7 @@ import tracemalloc
 
 import pytest
 
-from hookd.attach import seccomp
+from hookd.tool.inject import seccomp
 
 ALLOW, ERRNO, KILL, KILL_THREAD, TRAP = 0x7FFF0000, 0x00050001, 0x80000000, 0, 0x00030000
 NUMBER, ARCHITECTURE, FIRST = 0, 4, 16

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from hookd.attach import environment, proc, snapshot
 from hookd.errors import NoSuchTarget
+from hookd.tool.attach import environment, process_snapshot
+from hookd.tool.linux import proc
 from tests.support.processes import wait_until
 
 FORKS = """
@@ -51,22 +52,22 @@ def test_a_process_that_is_about_to_exec_is_looked_at_again(forked, monkeypatch)
             tell()
         return found
 
-    real = snapshot._read
-    monkeypatch.setattr(snapshot, "_read", read)
-    monkeypatch.setattr(snapshot, "TRIES", 60_000)
-    found = snapshot.take(pid)
+    real = process_snapshot._read
+    monkeypatch.setattr(process_snapshot, "_read", read)
+    monkeypatch.setattr(process_snapshot, "TRIES", 60_000)
+    found = process_snapshot.take(pid)
     assert (looks[0].environ["RANK"], found.environ, found.cmdline) == ("0", {"RANK": "1"}, ("sleep", "60"))
     assert (found.start_ticks, found.uid) == (proc.start_ticks(pid), os.getuid())
 
 
 def test_a_process_that_stays_as_it_was_forked_is_taken_as_it_is(forked):
     pid, _ = forked
-    assert snapshot.take(pid).environ["RANK"] == "0"
+    assert process_snapshot.take(pid).environ["RANK"] == "0"
 
 
 def test_a_look_that_is_of_two_programs_is_made_again(forked, monkeypatch):
     pid, tell = forked
-    real, looks = snapshot._read, []
+    real, looks = process_snapshot._read, []
 
     def read(pid):
         found = real(pid)
@@ -76,12 +77,12 @@ def test_a_look_that_is_of_two_programs_is_made_again(forked, monkeypatch):
             wait_until(lambda: environment.of(pid) == {"RANK": "1"}, what="the exec")
         return found
 
-    monkeypatch.setattr(snapshot, "_read", read)
-    found = snapshot.take(pid, settles=False)
+    monkeypatch.setattr(process_snapshot, "_read", read)
+    found = process_snapshot.take(pid, settles=False)
     assert len(looks) == 2
     assert found.environ == {"RANK": "1"}
 
 
 def test_a_process_that_is_not_there_is_said_to_be_so():
     with pytest.raises(NoSuchTarget):
-        snapshot.take(1 << 30)
+        process_snapshot.take(1 << 30)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hookd.attach.control import remove_dead
+from hookd.tool.attach.control import remove_dead
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,11 +9,12 @@ import time
 
 import pytest
 
-from hookd.attach import bounded, payload, proc, sources, trusted
-from hookd.attach.remote_debug import ScriptFolder, remove_stale
-from hookd.attach.untrusted import UnexpectedError
-from hookd.config import PluginSpec
 from hookd.errors import PluginError
+from hookd.tool.attach import payload, sources, trusted
+from hookd.tool.config import PluginSpec
+from hookd.tool.inject.remote_debug import ScriptFolder, remove_stale
+from hookd.tool.linux import bounded, proc
+from hookd.tool.linux.untrusted import UnexpectedError
 from tests.support import acl
 from tests.support.processes import Process, wait_until
 

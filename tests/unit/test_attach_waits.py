@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from hookd.attach import discover
+from hookd.tool.attach import discover
 
 # The number of a system call and its six arguments, as /proc/PID/syscall has them (Documentation/filesystems/proc.rst).
 FOREVER = {

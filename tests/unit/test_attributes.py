@@ -1,4 +1,4 @@
-"""Nothing of ours asks the training's modules and optimizers for anything but through `hookd.passive`, which runs no code."""
+"""Nothing of ours asks the training's modules and optimizers for anything but through `hookd.api.passive`, which runs no code."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import hookd
-from hookd.check.attributes import handed, is_theirs, touched
+from hookd.tool.check.attributes import handed, is_theirs, touched
 
 ROOT = Path(hookd.__file__).parent.parent
 TOOL_SIDE = ("bundle/replay.py", "bundle/read.py")
 """What makes a module of a bundle, in a process of its own."""
 FILES = [
     file
-    for folder, pattern in (("hookd", "*.py"), ("hookd/agent", "*.py"), ("plugins", "**/*.py"), ("examples/plugins", "*.py"))
+    for folder, pattern in (("hookd", "*.py"), ("hookd/target", "*.py"), ("plugins", "**/*.py"), ("examples/plugins", "*.py"))
     for file in sorted((ROOT / folder).glob(pattern))
     if not str(file).endswith(TOOL_SIDE) and "tests" not in file.parts
 ]  # fmt: skip
@@ -42,7 +42,7 @@ def functions():
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in TREES if name != "hookd/passive.py"])
+@pytest.mark.parametrize("name", [name for name in TREES if name != "hookd/api/passive.py"])
 def test_nothing_is_asked(name):
     assert [text for _, text in touched(TREES[name]) if text not in KNOWN_BY_TYPE.get(name, ())] == []
 

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from hookd.authors import author_line, author_place, line_at
+from hookd.api.globs import Globs
 from hookd.errors import PluginError
-from hookd.globs import Globs
+from hookd.wire.plugin_frames import author_line, author_place, line_at
 
 SOURCE = """
 import json

@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from hookd.cli import targets
-from hookd.config import default_control_path
-from hookd.daemon.client import EMBEDDED_SOCKET
+from hookd.tool.cli import targets
+from hookd.tool.config import default_control_path
+from hookd.tool.daemon.client import EMBEDDED_SOCKET
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from hookd.attach.owner import uid_named, user_name
-from hookd.cli import subject
-from hookd.cli.incidents import incidents
-from hookd.daemon.incidents import IncidentStore
 from hookd.errors import NoSuchTarget, PageError, UsageError
+from hookd.tool.cli import subject
+from hookd.tool.cli.incidents import incidents
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.linux.owner import uid_named, user_name
 
 ROOT, STRANGER = 0, 4_000_000_001
 
@@ -21,9 +21,9 @@ ROOT, STRANGER = 0, 4_000_000_001
 def kept(tmp_path, monkeypatch):
     """Store what runs have told: `kept({run: {pid: owner}})`. No daemon answers, and no process is a target."""
     monkeypatch.setenv("HOOKD_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr("hookd.cli.targets.daemon", lambda *_: None)
-    monkeypatch.setattr("hookd.cli.targets.foregrounds", list)
-    monkeypatch.setattr("hookd.cli.targets.attached", list)
+    monkeypatch.setattr("hookd.tool.cli.targets.daemon", lambda *_: None)
+    monkeypatch.setattr("hookd.tool.cli.targets.foregrounds", list)
+    monkeypatch.setattr("hookd.tool.cli.targets.attached", list)
 
     def keep(runs):
         store = IncidentStore.open(tmp_path)
@@ -86,12 +86,12 @@ def test_while_a_run_is_watched_it_means_that_of_its_user(kept, monkeypatch, has
     row = {"pid": 11, "start_ticks": 111, "run": "llama", "rank": "0", "uid": ROOT, "user": "root"}
     younger = {**row, "pid": 12, "start_ticks": 112, "uid": STRANGER, "user": str(STRANGER)}
     if has_daemon:
-        monkeypatch.setattr("hookd.cli.targets.servers", lambda _: [{"targets": [younger, row]}])
-        monkeypatch.setattr("hookd.cli.stored.rows", asked_of_file(monkeypatch))
-        monkeypatch.setattr("hookd.cli.targets.daemon", lambda *_: SimpleNamespace())
+        monkeypatch.setattr("hookd.tool.cli.targets.servers", lambda _: [{"targets": [younger, row]}])
+        monkeypatch.setattr("hookd.tool.cli.stored.rows", asked_of_file(monkeypatch))
+        monkeypatch.setattr("hookd.tool.cli.targets.daemon", lambda *_: SimpleNamespace())
     else:
         reports = [(one["pid"], {"pid": one["pid"], "identity": {}, "target": one}) for one in (younger, row)]
-        monkeypatch.setattr("hookd.cli.targets.reports", lambda *_, **__: iter(reports))
+        monkeypatch.setattr("hookd.tool.cli.targets.reports", lambda *_, **__: iter(reports))
     lines, said = listed("--run", "llama")
     assert targets_of(lines) == ["llama/0 (11 of root)"]
     assert f"run llama is one of user root; there are incidents under this name of user {STRANGER}" in said
@@ -102,7 +102,7 @@ def test_while_a_run_is_watched_it_means_that_of_its_user(kept, monkeypatch, has
 
 def asked_of_file(monkeypatch):
     """Give `stored.rows` as it is without a daemon."""
-    from hookd.cli import stored
+    from hookd.tool.cli import stored
 
     plain = stored.rows
     return lambda _, *more, **wanted: plain(None, *more, **wanted)
@@ -150,8 +150,8 @@ def test_a_report_takes_the_ranks_and_incidents_of_its_own_user_for_its_run(kept
     }  # fmt: skip
     for pid, one in reports.items():
         one["incidents"] = [{"seq": 1, "time": 1000.0 + pid, "kind": "nan", "message": f"first NaN of {pid}"}]
-    monkeypatch.setattr("hookd.cli.targets.reports", lambda *_, **__: iter(reports.items()))
-    monkeypatch.setattr("hookd.cli.targets.report", lambda pid, *_, **__: reports[pid])
+    monkeypatch.setattr("hookd.tool.cli.targets.reports", lambda *_, **__: iter(reports.items()))
+    monkeypatch.setattr("hookd.tool.cli.targets.report", lambda pid, *_, **__: reports[pid])
     found = subject.find("12", None)
     assert [one["pid"] for one in found.reports[0]["elsewhere"]] == [13]
     assert {one["pid"] for one in subject.find("llama", None).reports} == {11}
@@ -163,13 +163,13 @@ def test_a_report_takes_the_ranks_and_incidents_of_its_own_user_for_its_run(kept
 
 
 def test_status_shows_the_targets_of_one_user(monkeypatch):
-    from hookd.cli.status import status
+    from hookd.tool.cli.status import status
 
     found = [(pid, PageError("broken", reason="corrupt")) for pid in (11, 12)]
-    monkeypatch.setattr("hookd.cli.targets.reader", lambda *_: None)
-    monkeypatch.setattr("hookd.cli.targets.foregrounds", list)
-    monkeypatch.setattr("hookd.cli.targets.reports", lambda *_: iter(found))
-    monkeypatch.setattr("hookd.attach.accounts.uid_of", lambda pid: {11: ROOT, 12: STRANGER}[pid])
+    monkeypatch.setattr("hookd.tool.cli.targets.reader", lambda *_: None)
+    monkeypatch.setattr("hookd.tool.cli.targets.foregrounds", list)
+    monkeypatch.setattr("hookd.tool.cli.targets.reports", lambda *_: iter(found))
+    monkeypatch.setattr("hookd.tool.linux.accounts.uid_of", lambda pid: {11: ROOT, 12: STRANGER}[pid])
     done = CliRunner().invoke(status, ["--json", "--user", str(STRANGER)], catch_exceptions=False)
     assert [row["pid"] for row in json.loads(done.stdout)["targets"]] == [12]
     done = CliRunner().invoke(status, ["--user", "4000000009"], catch_exceptions=False)
@@ -177,7 +177,7 @@ def test_status_shows_the_targets_of_one_user(monkeypatch):
 
 
 def test_a_list_to_follow_says_whose_each_line_is(capsys):
-    from hookd.cli.incidents import show
+    from hookd.tool.cli.incidents import show
 
     rows = [
         {"id": n, "time": 5.0, "run": "llama", "rank": "0", "pid": n, "kind": "nan", "message": "m", "user": user}
@@ -191,8 +191,8 @@ def test_a_list_to_follow_says_whose_each_line_is(capsys):
 
 
 def test_one_incident_says_whose_it_is(kept):
-    from hookd.cli import run_report
-    from hookd.cli.html.document import document
+    from hookd.tool.cli import run_report
+    from hookd.tool.cli.html.document import document
 
     kept({"llama": {11: STRANGER}})
     found = subject.find("#1", None)

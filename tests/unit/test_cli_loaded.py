@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hookd.attach import change
-from hookd.cli import loaded
+from hookd.tool.attach import change
+from hookd.tool.cli import loaded
 
 THEIRS = [{"name": "broken", "entry": "hookd_broken:Broken", "version": "2"}, {"name": "widths", "entry": "hookd_widths:Widths", "version": "1"}]  # fmt: skip
 WIDTHS = 'from hookd import Plugin\n\nclass Widths(Plugin):\n    """Counts."""\n    name = "widths"\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 
-from hookd.cli import main
+from hookd.tool.cli import main
 
 
 def test_a_terminal_that_cannot_show_a_character_is_shown_the_rest(monkeypatch):

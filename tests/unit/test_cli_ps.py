@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from hookd.attach.discover import Candidate
-from hookd.cli.ps import command, ps
+from hookd.tool.attach.discover import Candidate
+from hookd.tool.cli.ps import command, ps
 
 LONG = "/home/somebody/with/a/long/name/projects/vision/experiments/train.py"
 
@@ -40,7 +40,7 @@ def listed(monkeypatch):
     """Run `hookd ps` where these processes have torch: `listed(candidates, *words)` gives what it prints, and says."""
 
     def run(candidates, *words):
-        monkeypatch.setattr("hookd.attach.discover.candidates", lambda: list(candidates))
+        monkeypatch.setattr("hookd.tool.attach.discover.candidates", lambda: list(candidates))
         done = CliRunner().invoke(ps, words, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.stdout, done.stderr

@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from hookd import config
-from hookd.attach import native
-from hookd.attach.modules import _checked, totals
-from hookd.attach.owner import user_name
-from hookd.attach.stack import _joined, _path
-from hookd.cli import eval as evaluating
-from hookd.cli import snapshot, stack
-from hookd.daemon.evaluate import _read, require_allowed
 from hookd.errors import ConfigError, ControlError, HookdError, PermissionDenied
+from hookd.tool import config
+from hookd.tool.attach import py_spy
+from hookd.tool.attach.modules import _checked, totals
+from hookd.tool.attach.stack import _joined, _path
+from hookd.tool.cli import eval as evaluating
+from hookd.tool.cli import snapshot, stack
+from hookd.tool.daemon.evaluate import _read, require_allowed
+from hookd.tool.linux.owner import user_name
 
 ESCAPE = "\x1b[31m"
 
@@ -156,22 +156,22 @@ def test_what_became_of_an_expression_is_read_with_care():
 
 
 def test_py_spy_tells_where_a_process_is_that_holds_its_interpreter():
-    if native.program() is None:
+    if py_spy.program() is None:
         pytest.skip("py-spy is not installed")
     code = "import ctypes\ndef holds():\n    print('x', flush=True)\n    ctypes.PyDLL(None).pause()\nholds()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout.readline()
-            (thread,) = native.dump(child.pid)["threads"]
+            (thread,) = py_spy.dump(child.pid)["threads"]
         finally:
             child.kill()
     assert [frame["function"] for frame in thread["frames"] if not frame["native"]] == ["holds", "<module>"]
 
 
 def test_without_py_spy_the_error_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(native, "program", lambda: None)
+    monkeypatch.setattr(py_spy, "program", lambda: None)
     with pytest.raises(HookdError) as caught:
-        native.dump(1)
+        py_spy.dump(1)
     assert (caught.value.reason, "hookd[stack]" in caught.value.hint) == ("no-py-spy", True)
 
 

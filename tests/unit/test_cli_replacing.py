@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from hookd.cli.trace import replacing
 from hookd.errors import HookdError
+from hookd.tool.cli.trace import replacing
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import re
 import pytest
 from rich.console import Console
 
-from hookd.cli import output
-from hookd.cli.report import heading, incidents, modules, plugins
-from hookd.cli.status import _cells, _notes, _row
+from hookd.tool.cli import output
+from hookd.tool.cli.report import heading, incidents, modules, plugins
+from hookd.tool.cli.status import _cells, _notes, _row
 
 
 @pytest.fixture(autouse=True)

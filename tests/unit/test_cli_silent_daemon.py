@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from hookd.cli import checks, targets
-from hookd.cli.top import node
-from hookd.cli.top.node import Node
-from hookd.daemon.client import DaemonClient
 from hookd.errors import DaemonSilent, UsageError
+from hookd.tool.cli import checks, targets
+from hookd.tool.cli.top import node
+from hookd.tool.cli.top.node import Node
+from hookd.tool.daemon.client import DaemonClient
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def path(stack, tmp_path, monkeypatch):
     """The default control socket, on which this process listens and never answers; one more may wait there."""
     for name in ("HOOKD_HOST", "HOOKD_CONTROL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("hookd.cli.targets.ANSWER_S", 0.1)
-    monkeypatch.setattr("hookd.daemon.client.default_control_path", lambda *_: tmp_path / "control.sock")
+    monkeypatch.setattr("hookd.tool.cli.targets.ANSWER_S", 0.1)
+    monkeypatch.setattr("hookd.tool.daemon.client.default_control_path", lambda *_: tmp_path / "control.sock")
     listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     listener.bind(str(tmp_path / "control.sock"))
     listener.listen(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hookd.collapse import collapse, same
+from hookd.tool.reports.collapse import collapse, same
 
 
 def told(message, kind="nan", module="fc1", **more):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hookd import config
-from hookd.config import Address, PluginSpec, ServeConfig
 from hookd.errors import ConfigError
+from hookd.tool import config
+from hookd.tool.config import Address, PluginSpec, ServeConfig
 
 
 def test_a_plugin_is_written_as_name_and_options():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hookd import cli, config
 from hookd.errors import ConfigError
+from hookd.tool import cli, config
 from tests.support import acl
 
 STRANGER = 54321

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from hookd.attach import container
-from hookd.attach.container import Container
+from hookd.tool.attach import container
+from hookd.tool.attach.container import Container
 
 ID = "0f3e9b7c51d24a86be6d7c1a95f0837264e1b2c3d4e5f60718293a4b5c6d7e8f"
 INNER = "a" * 64

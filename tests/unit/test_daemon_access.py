@@ -14,10 +14,10 @@ import bcrypt
 import pytest
 from aiohttp import web
 
-from hookd.config import Address
-from hookd.daemon import passwords, tcp
-from hookd.daemon.web import _add_headers
 from hookd.errors import ConfigError
+from hookd.tool.config import Address
+from hookd.tool.daemon.web import passwords, tcp
+from hookd.tool.daemon.web.site import _add_headers
 from tests.support import served
 from tests.support.processes import PATIENCE_S
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookd import labels
-from hookd.attach.owner import user_name
-from hookd.daemon import admission, kinds
-from hookd.daemon.admission import LIMITS, LOG_S, SUM_UP_S, Admission, Source
-from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.kinds import Kinds
+from hookd.tool.daemon.incidents import admission, kinds
+from hookd.tool.daemon.incidents.admission import LIMITS, LOG_S, SUM_UP_S, Admission, Source
+from hookd.tool.daemon.incidents.kinds import Kinds
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.linux.owner import user_name
+from hookd.wire import labels
 
 
 @pytest.fixture

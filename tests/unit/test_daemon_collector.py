@@ -16,18 +16,18 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from hookd import labels
-from hookd.attach.container import Container
-from hookd.daemon.collector import PAUSE_BUCKETS_S, FleetCollector, Tally
-from hookd.daemon.families import PageFamily, encode
-from hookd.daemon.identity import Identity
-from hookd.daemon.kinds import MOST_OF_TARGET
-from hookd.daemon.scrapes import render
-from hookd.daemon.selection import MAX_CORE, Limits
-from hookd.daemon.targets import Target
-from hookd.daemon.watch import Declared, Sample
-from hookd.daemon.watchers import Guarded
-from hookd.page import EVENTS, MIN_SIZE, PageWriter
+from hookd.tool.attach.container import Container
+from hookd.tool.daemon.fleet.identity import Identity
+from hookd.tool.daemon.fleet.targets import Target
+from hookd.tool.daemon.incidents.kinds import MOST_OF_TARGET
+from hookd.tool.daemon.metrics.collector import PAUSE_BUCKETS_S, FleetCollector, Tally
+from hookd.tool.daemon.metrics.families import PageFamily, encode
+from hookd.tool.daemon.metrics.scrapes import render
+from hookd.tool.daemon.metrics.selection import MAX_CORE, Limits
+from hookd.tool.daemon.watch.watcher import Declared, Sample
+from hookd.tool.daemon.watch.watchers import Guarded
+from hookd.wire import labels
+from hookd.wire.page import EVENTS, MIN_SIZE, PageWriter
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

@@ -8,18 +8,8 @@ import signal
 
 import pytest
 
-from hookd.daemon.deaths import LAST, Evidence, judge
-from hookd.page import (
-    CALL_RECORD,
-    MODULE,
-    PHASE,
-    PHASE_RECORD,
-    PHASES,
-    STEP,
-    STEP_RECORD,
-    PageReader,
-    PageWriter,
-)
+from hookd.tool.daemon.fleet.deaths import LAST, Evidence, judge
+from hookd.wire.page import CALL_RECORD, MODULE, PHASE, PHASE_RECORD, PHASES, STEP, STEP_RECORD, PageReader, PageWriter
 
 BROKEN = {"type": "RuntimeError", "message": "no \x1b[2Jroom\nmore", "where": "train.py:7 in main", "module": "fc1"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hookd.daemon.drift import Drift
+from hookd.tool.daemon.watch.drift import Drift
 from tests.support.pages import Ranks, new_fleet
 
 ALIKE = {"first": 3.8e15, "second": 17.0, "(root)": 2.0**52 - 48}

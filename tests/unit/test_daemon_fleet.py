@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookd import labels
-from hookd.attach import environment
-from hookd.daemon.fleet import LOOK_S
-from hookd.daemon.identity import Identity
-from hookd.daemon.room import Room
 from hookd.errors import HookdError
+from hookd.tool.attach import environment
+from hookd.tool.daemon.fleet.fd_budget import Room
+from hookd.tool.daemon.fleet.fleet import LOOK_S
+from hookd.tool.daemon.fleet.identity import Identity
+from hookd.wire import labels
 from tests.support.pages import Ranks, new_fleet
 from tests.support.pids import reuse_pids
 from tests.support.processes import Process, wait_until
@@ -58,7 +58,7 @@ def test_whose_a_target_is_stays_known_when_its_process_ends_in_the_middle_of_a_
     target = ranks.targets[0]
     ranks.pages[0].update_identity(step_offset=7)
     target.read()
-    monkeypatch.setattr("hookd.daemon.identity.uid_of", lambda _: -1)
+    monkeypatch.setattr("hookd.tool.daemon.fleet.identity.uid_of", lambda _: -1)
     assert target.reidentify().step_offset == 7
     assert target.identity.uid == os.getuid()
 
@@ -81,21 +81,21 @@ def test_a_process_that_ends_has_not_spoilt_its_page_where_its_memory_is_gone_be
     target = Ranks(stack, 1).targets[0]
     fleet._held[os.getpid()] = target
     assert fleet._spoilt(os.getpid(), None) is target
-    monkeypatch.setattr("hookd.attach.proc.size", lambda _: b"0")  # the kernel cannot be held there
+    monkeypatch.setattr("hookd.tool.linux.proc.size", lambda _: b"0")  # the kernel cannot be held there
     assert fleet._spoilt(os.getpid(), None) is None
 
 
 @pytest.mark.parametrize("calls", [1, 2])
 def test_a_page_is_not_taken_for_that_of_a_process_that_has_come_under_the_same_pid(fleet, stack, monkeypatch, calls):
     page = Ranks(stack, 1).pages[0]
-    monkeypatch.setattr("hookd.daemon.fleet.find_page", lambda _: os.dup(page.fd))
+    monkeypatch.setattr("hookd.tool.daemon.fleet.fleet.find_page", lambda _: os.dup(page.fd))
     before = os.listdir("/proc/self/fd")
     reuse_pids(monkeypatch, calls)
     assert fleet.adopt(os.getpid()) is None
     assert fleet.targets() == []
     assert os.listdir("/proc/self/fd") == before
     monkeypatch.undo()
-    monkeypatch.setattr("hookd.daemon.fleet.find_page", lambda _: os.dup(page.fd))
+    monkeypatch.setattr("hookd.tool.daemon.fleet.fleet.find_page", lambda _: os.dup(page.fd))
     adopted = fleet.adopt(os.getpid())
     assert adopted is not None
     adopted.close()
@@ -106,7 +106,7 @@ def test_a_target_is_not_given_to_the_user_whose_process_has_its_pid_by_now(stac
     target = ranks.targets[0]
     ranks.pages[0].update_identity(step_offset=7)
     target.read()
-    monkeypatch.setattr("hookd.daemon.identity.uid_of", lambda _: os.getuid() + 7)
+    monkeypatch.setattr("hookd.tool.daemon.fleet.identity.uid_of", lambda _: os.getuid() + 7)
     reuse_pids(monkeypatch, 0)
     assert target.reidentify().step_offset == 7
     assert (target.identity.uid, target.identity.process_uid) == (os.getuid(), os.getuid())
@@ -270,7 +270,7 @@ def test_a_user_with_enough_targets_gets_no_more_until_one_has_gone(caplog):
 
 def test_one_users_new_targets_do_not_keep_a_scan_from_anothers(fleet, monkeypatch):
     owners, now, taken, again = {5: 1, 6: 1, 7: 1, 8: 2}, [0.0], [], []
-    monkeypatch.setattr("hookd.daemon.fleet.account_of", owners.get)
+    monkeypatch.setattr("hookd.tool.daemon.fleet.fleet.account_of", owners.get)
     monkeypatch.setattr(fleet, "_clock", lambda: now[0])
     monkeypatch.setattr(fleet._census, "recheck", again.append)
 
@@ -284,13 +284,13 @@ def test_one_users_new_targets_do_not_keep_a_scan_from_anothers(fleet, monkeypat
 
 
 def test_the_uids_of_a_range_that_is_lent_to_a_user_share_that_users_part(fleet, pair, monkeypatch):
-    monkeypatch.setattr("hookd.daemon.fleet.account_of", {os.getpid(): 20001}.get)
+    monkeypatch.setattr("hookd.tool.daemon.fleet.fleet.account_of", {os.getpid(): 20001}.get)
     fleet._room.per_user = len(pair)
     for target in pair:
         of_user(target, 20001)
     with pytest.raises(HookdError, match="has 2 targets already"):
         fleet.require_room(os.getpid())
-    monkeypatch.setattr("hookd.daemon.identity.account", lambda uid: uid + 1)
+    monkeypatch.setattr("hookd.tool.daemon.fleet.identity.account", lambda uid: uid + 1)
     identity = Identity.of_process(os.getpid())
     assert (identity.uid, identity.process_uid) == (os.getuid() + 1, os.getuid())
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hookd.config import load
-from hookd.daemon.client import DaemonClient
-from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.service import Service
+from hookd.tool.config import load
+from hookd.tool.daemon.client import DaemonClient
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.daemon.service import Service
 from tests.support import served
 
 FAST = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])

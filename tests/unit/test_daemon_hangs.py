@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from hookd import labels
-from hookd.attach import proc
-from hookd.daemon.fleet import Fleet
-from hookd.daemon.hangs import Hangs
-from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.silence import Patience, step_s
-from hookd.daemon.targets import Target
-from hookd.daemon.verdict import Standing, judge, sentence
-from hookd.page import EVENTS, MODULE, PHASE, PHASES, STEP, PageReader, PageWriter
+from hookd.tool.daemon.fleet.fleet import Fleet
+from hookd.tool.daemon.fleet.targets import Target
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.daemon.watch.hangs import Hangs
+from hookd.tool.daemon.watch.silence import Patience, step_s
+from hookd.tool.daemon.watch.verdict import Standing, judge, sentence
+from hookd.tool.linux import proc
+from hookd.wire import labels
+from hookd.wire.page import EVENTS, MODULE, PHASE, PHASES, STEP, PageReader, PageWriter
 from tests.support.processes import Process, wait_until
 
 MODULES = ("(root)", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookd import labels
-from hookd.daemon.herald import KINDS, LINES, MAX_LENGTH, WINDOW_S, Herald
+from hookd.tool.daemon.incidents.incident_log import KINDS, LINES, MAX_LENGTH, WINDOW_S, Herald
+from hookd.wire import labels
 
 
 @pytest.fixture

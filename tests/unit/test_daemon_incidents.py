@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from hookd.daemon import drift, hangs, incidents, stragglers
-from hookd.daemon.database import SCHEMA, STEPS
-from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.receivers import Caller, load
 from hookd.errors import ConfigError
+from hookd.tool.daemon.incidents import store as incidents
+from hookd.tool.daemon.incidents.database import SCHEMA, STEPS
+from hookd.tool.daemon.incidents.receivers import Caller, load
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.daemon.watch import drift, hangs, stragglers
 from tests.support.environment import tool_environment
 from tests.support.processes import wait_until
 
@@ -187,7 +188,7 @@ def test_what_lasts_is_known_to_when_its_beginning_was_pruned(store):
 
 
 def test_half_a_character_and_a_time_to_come_are_made_storable(store, monkeypatch):
-    monkeypatch.setattr("hookd.daemon.rows.time", types.SimpleNamespace(time=lambda: 1000.0))
+    monkeypatch.setattr("hookd.tool.daemon.incidents.rows.time", types.SimpleNamespace(time=lambda: 1000.0))
     store.add(TARGET, "a", "0", [nan(1, message="x\ud800y", module="\udfff", time=1e18)])
     assert store.flush()
     (row,) = store.query()
@@ -401,7 +402,7 @@ def test_what_is_listed_by_way_of_the_index_is_what_is_listed_of_all(store):
 
 
 def test_of_incidents_that_wait_for_a_disk_those_of_who_has_most_are_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookd.daemon.ledger.MAX_WAITING", 100)
+    monkeypatch.setattr("hookd.tool.daemon.incidents.write_queue.MAX_WAITING", 100)
     store = IncidentStore(None)
     store.add((12, 1, 1), "victim", "0", [nan(1)], owner=2)
     for begin in range(1, 1000, 10):
@@ -409,7 +410,7 @@ def test_of_incidents_that_wait_for_a_disk_those_of_who_has_most_are_given_up(tm
     assert [row["seq"] for row in store.query(run="victim")] == [1]
     assert store.query(run="flood")[0]["seq"] == 1000
     assert len(store.query()) <= 100
-    monkeypatch.setattr("hookd.daemon.ledger.MAX_WAITING_BYTES", 100_000)
+    monkeypatch.setattr("hookd.tool.daemon.incidents.write_queue.MAX_WAITING_BYTES", 100_000)
     store.add((11, 1, 1), "flood", "0", [nan(seq, note="x" * 10_000) for seq in range(2000, 2050)], owner=1)
     assert store._ledger._bytes < 120_000 * 5
     assert [row["seq"] for row in store.query(run="victim")] == [1]
@@ -485,8 +486,8 @@ def test_a_file_of_the_second_schema_is_read_as_it_is_and_then_brought_up_to_dat
 def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "state" / incidents.NAME
     schema_1(path)
-    monkeypatch.setattr("hookd.daemon.database.STEPS", (*STEPS, ("CREATE TABLE more (x)", "nonsense")))
-    monkeypatch.setattr("hookd.daemon.database.SCHEMA", len(STEPS) + 1)
+    monkeypatch.setattr("hookd.tool.daemon.incidents.database.STEPS", (*STEPS, ("CREATE TABLE more (x)", "nonsense")))
+    monkeypatch.setattr("hookd.tool.daemon.incidents.database.SCHEMA", len(STEPS) + 1)
     store = IncidentStore(path)
     store.add(TARGET, "r", "0", [nan(1)])
     assert not store.flush()
@@ -598,7 +599,7 @@ def test_what_is_stored_is_listed_where_the_file_cannot_be_written(tmp_path, mon
     def refuse(_):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("hookd.daemon.database.open_to_write", refuse)
+    monkeypatch.setattr("hookd.tool.daemon.incidents.database.open_to_write", refuse)
     store = IncidentStore(path, retry_s=0.01)
     store.add(TARGET, "r", "0", [nan(4)])
     assert [row["id"] for row in store.query(order="id")] == [None, 3, 2, 1]
@@ -611,7 +612,7 @@ def test_what_is_stored_is_listed_where_the_file_cannot_be_written(tmp_path, mon
 
 
 def test_who_stores_does_not_wait_for_a_file_that_somebody_has_locked(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookd.daemon.database.BUSY_S", 3600)  # SQLite itself waits for so long
+    monkeypatch.setattr("hookd.tool.daemon.incidents.database.BUSY_S", 3600)  # SQLite itself waits for so long
     store = IncidentStore(tmp_path / incidents.NAME, retry_s=0.01)
     with contextlib.closing(sqlite3.connect(tmp_path / incidents.NAME, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -641,7 +642,7 @@ def test_the_file_keeps_to_its_size_and_the_oldest_go_first(tmp_path):
 
 
 def test_a_reader_that_never_ends_costs_no_disk_without_bound(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("hookd.daemon.database.MAX_LOG_BYTES", 1_000_000)
+    monkeypatch.setattr("hookd.tool.daemon.incidents.database.MAX_LOG_BYTES", 1_000_000)
     path = tmp_path / incidents.NAME
     store = IncidentStore(path, retry_s=0.01)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -663,7 +664,7 @@ def test_a_reader_that_never_ends_costs_no_disk_without_bound(tmp_path, monkeypa
 KILLS = """
 import itertools, os, random, signal, sys, time
 from pathlib import Path
-from hookd.daemon.incidents import IncidentStore
+from hookd.tool.daemon.incidents.store import IncidentStore
 
 def stores(first, out):
     store = IncidentStore(Path(sys.argv[1]), max_bytes=1e9)
@@ -794,7 +795,11 @@ def test_a_function_that_cannot_be_called_is_told_by_its_name(word):
 
 def test_every_kind_of_incident_stands_in_the_documentation():
     root = Path(__file__).parents[2]
-    sources = [*root.glob("plugins/hookd_*/*.py"), *root.glob("hookd/agent/*.py"), *root.glob("hookd/daemon/*.py")]
+    sources = [
+        *root.glob("plugins/hookd_*/*.py"),
+        *root.glob("hookd/target/*.py"),
+        *root.glob("hookd/tool/daemon/*.py"),
+    ]
     calls = re.compile(
         r'(?:\.incident|report_incident|\bsee|\.tell)\((?:\s*(?:entry\.name|change\.name|"hookd"|target|one),)?\s*"([a-z_]+)"'
     )

@@ -11,9 +11,9 @@ import threading
 import pytest
 from aiohttp import web
 
-from hookd.config import Address
-from hookd.daemon import tcp
-from hookd.daemon.access import Access
+from hookd.tool.config import Address
+from hookd.tool.daemon.web import tcp
+from hookd.tool.daemon.web.access import Access
 from tests.support import served
 from tests.support.processes import wait_until
 

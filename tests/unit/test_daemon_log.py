@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from hookd.daemon.log import MAX_WAITING, Plain, Waiting
+from hookd.tool.daemon.log import MAX_WAITING, Plain, Waiting
 from tests.support.processes import PATIENCE_S
 
 
@@ -29,7 +29,7 @@ def record(text):
 
 
 def test_lines_come_in_order_and_all_before_the_end(pipe, monkeypatch):
-    monkeypatch.setattr("hookd.daemon.log.END_S", PATIENCE_S)
+    monkeypatch.setattr("hookd.tool.daemon.log.END_S", PATIENCE_S)
     read, write = pipe
     handler = Waiting(write)
     for n in range(100):
@@ -54,7 +54,7 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody_and_what_was_lost_is_counted(p
 
 
 def test_the_end_does_not_wait_for_a_reader_that_never_comes(pipe, monkeypatch):
-    monkeypatch.setattr("hookd.daemon.log.END_S", 0.1)
+    monkeypatch.setattr("hookd.tool.daemon.log.END_S", 0.1)
     handler = Waiting(pipe[1])
     for _ in range(MAX_WAITING + 500):
         handler.handle(record("x" * 1000))

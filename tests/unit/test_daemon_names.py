@@ -9,10 +9,10 @@ import bcrypt
 import pytest
 from aiohttp import web
 
-from hookd.config import Address, check, load
-from hookd.daemon import names, tcp
-from hookd.daemon.names import Names
 from hookd.errors import ConfigError
+from hookd.tool.config import Address, check, load
+from hookd.tool.daemon.web import host_names, tcp
+from hookd.tool.daemon.web.host_names import Names
 from tests.support import served
 
 
@@ -88,7 +88,7 @@ def test_where_others_can_connect_a_refusal_leaves_the_address():
 def test_the_machines_own_name_is_known_where_others_can_connect(monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "gethostname", lambda: "Node1.corp.example")
     (tmp_path / "resolv.conf").write_text("nameserver 10.0.0.1\nsearch pods.example corp.example.\n")
-    monkeypatch.setattr(names, "_RESOLVER", tmp_path / "resolv.conf")
+    monkeypatch.setattr(host_names, "_RESOLVER", tmp_path / "resolv.conf")
     known = Names(is_local=False)
     for name in ("node1", "node1.corp.example:9465", "node1.pods.example"):
         assert known.refusal(name) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.exposition import choose_encoder
 
-from hookd.daemon.negotiation import preferred, takes_gzip
+from hookd.tool.daemon.web.negotiation import preferred, takes_gzip
 
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,"

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from hookd.daemon import notify
+from hookd.tool.daemon import notify
 
 
 @pytest.fixture(params=["file", "abstract"])

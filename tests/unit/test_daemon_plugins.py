@@ -14,12 +14,13 @@ import types
 
 import pytest
 
-from hookd import daemonspecs, serving
-from hookd.config import ServeConfig
-from hookd.daemon import halves, host, hosted
-from hookd.daemon.hosted import BACK_OFF_S, MAX_ERRORS, Hosted
+from hookd import serving
 from hookd.errors import PluginError
-from hookd.serving import DaemonPlugin, Metrics, Panel, Reading, hookimpl
+from hookd.serving import DaemonPlugin, Metrics, Panel, Reading, hookimpl, hookspecs
+from hookd.tool.config import ServeConfig
+from hookd.tool.daemon.plugins import discovery, host
+from hookd.tool.daemon.plugins import worker as hosted
+from hookd.tool.daemon.plugins.worker import BACK_OFF_S, MAX_ERRORS, Hosted
 from tests.support.pages import Ranks
 from tests.support.processes import wait_until
 
@@ -33,7 +34,7 @@ def made(tmp_path, monkeypatch):
         text = f"{head}\nfrom hookd.serving import DaemonPlugin, Panel, hookimpl\n\nclass Mine(DaemonPlugin):\n    name = '{name}'\n"
         path = tmp_path / (file or f"hookd_{name}_{len(list(tmp_path.iterdir()))}.py")
         path.write_text(text + textwrap.indent(textwrap.dedent(body), "    "))
-        found, problems = halves.found((tmp_path,), lambda _: True)
+        found, problems = discovery.found((tmp_path,), lambda _: True)
         assert not problems
         return next(half for half in found if half.name == name)
 
@@ -98,14 +99,14 @@ def test_where_others_may_plant_compiled_code_nothing_is_imported(tmp_path, file
     path.write_text("from hookd.serving import DaemonPlugin\n\nclass Mine(DaemonPlugin):\n    name = 'mine'\n")
     (path.parent / "__pycache__").mkdir()
     (path.parent / "__pycache__").chmod(0o777)
-    found, (problem,) = halves.found((tmp_path,), lambda _: True)
+    found, (problem,) = discovery.found((tmp_path,), lambda _: True)
     assert "mine" not in [half.name for half in found]
     assert "__pycache__" in problem.message
 
 
 def test_torch_is_refused_with_the_authors_line(made):
     half = made("pass\n", head="\nimport torch")
-    load = f"from pathlib import Path; from hookd.daemon import halves; halves.found((Path({str(half.path.parent)!r}),), bool)[0][0].load()"
+    load = f"from pathlib import Path; from hookd.tool.daemon import halves; halves.found((Path({str(half.path.parent)!r}),), bool)[0][0].load()"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60, check=False)
     said = done.stderr.splitlines()[-1]
     assert "the daemon never imports torch" in said
@@ -129,7 +130,7 @@ def test_an_import_that_the_extra_brings_is_told_with_it(tmp_path, monkeypatch, 
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hookd-two\nVersion: 1.0\nProvides-Extra: {extra}\n")
     (info / "entry_points.txt").write_text("[hookd.daemon_plugins]\ntwo = hookd_mine_two:Two\n")
-    (half,), _ = halves.found((), lambda name: name == "two")
+    (half,), _ = discovery.found((), lambda name: name == "two")
     with pytest.raises(PluginError, match=said):
         half.load()
 
@@ -151,16 +152,16 @@ def test_what_is_wrong_is_told_with_the_authors_line(made, body, said):
 
 
 def test_all_hooks_have_a_time_and_an_example_that_is_one():
-    documented = [name for name, value in vars(daemonspecs).items() if hasattr(value, "hookd_daemon_spec")]
-    assert set(daemonspecs.TIMES_S) == set(documented) - {"register_commands"}
+    documented = [name for name, value in vars(hookspecs).items() if hasattr(value, "hookd_daemon_spec")]
+    assert set(hookspecs.TIMES_S) == set(documented) - {"register_commands"}
     assert documented
     for name in documented:
-        lines = inspect.getdoc(getattr(daemonspecs, name)).splitlines()
+        lines = inspect.getdoc(getattr(hookspecs, name)).splitlines()
         start = next(number for number, line in enumerate(lines) if "@hookimpl" in line)
         example = textwrap.indent(textwrap.dedent("\n".join(lines[start:])), "    ")
         scope = {"hookimpl": hookimpl, "DaemonPlugin": DaemonPlugin, "Panel": Panel}
         exec(f"class Example(DaemonPlugin):\n    name = 'example'\n\n{example}", scope)
-        assert set(halves.hooks(scope["Example"]())) == {name}
+        assert set(discovery.hooks(scope["Example"]())) == {name}
 
 
 def test_an_error_is_counted_and_ten_put_it_aside_until_it_comes_back_on_probation(made, clock):
@@ -206,7 +207,7 @@ def test_a_hook_that_never_returns_keeps_nobody(made, clock):
     kept = []
     one.ask("collect", lambda: kept.append(1), rounds=[{"metrics": held}])
     wait_until(lambda: one._under_way, what="the call")
-    clock.now += daemonspecs.TIMES_S["collect"]
+    clock.now += hookspecs.TIMES_S["collect"]
     one.look()
     one.look()
     assert (one.state, one.errors["collect"]) == ("quarantined", 1)
@@ -228,7 +229,7 @@ def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
     sys.modules["hookd_mine_held"] = held
     slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(600)"), {}, clock)
     wait_until(lambda: slow._under_way, what="its import")
-    clock.now += daemonspecs.TIMES_S["configure"]
+    clock.now += hookspecs.TIMES_S["configure"]
     slow.look()
     held.set()
     settle(slow)
@@ -243,7 +244,7 @@ def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, cloc
     slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.hang()"), {}, clock)
     assert begun.wait(60)
     good = Hosted(made("@hookimpl\ndef collect(self):\n    pass\n"), {}, clock)
-    clock.now += daemonspecs.TIMES_S["configure"]
+    clock.now += hookspecs.TIMES_S["configure"]
     good.look()
     assert good.state == "starting", "its time has not begun"
     slow.look()
@@ -280,7 +281,7 @@ def test_a_directory_that_is_on_the_path_may_be_one_of_plugins(made, monkeypatch
     half = made("pass\n")
     monkeypatch.syspath_prepend(str(half.path.parent))
     monkeypatch.chdir(half.path.parent)
-    here = halves.Half(half.name, half.source, half.path.relative_to(half.path.parent))
+    here = discovery.Half(half.name, half.source, half.path.relative_to(half.path.parent))
     first, _ = here.load()
     second, _ = here.load()
     assert type(first) is type(second), "imported once"
@@ -288,23 +289,23 @@ def test_a_directory_that_is_on_the_path_may_be_one_of_plugins(made, monkeypatch
     other.parent.mkdir()
     other.write_bytes(half.path.read_bytes())
     with pytest.raises(PluginError, match="there is a module"):
-        halves.Half(half.name, half.source, other).load()
+        discovery.Half(half.name, half.source, other).load()
     del sys.modules[half.path.stem]
     with pytest.raises(PluginError, match="there is a module"):
-        halves.Half(half.name, half.source, other).load()
+        discovery.Half(half.name, half.source, other).load()
 
 
 def test_the_list_of_finders_is_replaced_and_put_back(monkeypatch):
     before = list(sys.meta_path)
     monkeypatch.setattr(sys, "meta_path", mine := list(before))
-    with halves.without_torch():
-        inner = halves.without_torch()
+    with discovery.without_torch():
+        inner = discovery.without_torch()
         with inner:
             assert mine == before, "another thread may be going through it"
         with pytest.raises(ImportError, match="never imports torch"):
             importlib.import_module("torch.hookd_that_there_is_not")
     assert sys.meta_path is mine
-    with halves.without_torch():
+    with discovery.without_torch():
         sys.meta_path.append(finder := object())
     assert sys.meta_path == [*before, finder], "what others add stays"
 

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from hookd.cli.report import heading, incidents
-from hookd.cli.status import _cells, _row
-from hookd.page import DEPTH, EVENTS, MODULE, PHASE, STEP, PageReader, PageWriter
-from hookd.reading import counted
-from hookd.report import build_report
+from hookd.tool.cli.report import heading, incidents
+from hookd.tool.cli.status import _cells, _row
+from hookd.tool.reports.reading import counted
+from hookd.tool.reports.report import build_report
+from hookd.wire.page import DEPTH, EVENTS, MODULE, PHASE, STEP, PageReader, PageWriter
 
 
 @pytest.fixture

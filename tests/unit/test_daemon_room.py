@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from hookd.daemon.room import MARGIN, RESERVE, Room
+from hookd.tool.daemon.fleet.fd_budget import MARGIN, RESERVE, Room
 
 
 @pytest.fixture

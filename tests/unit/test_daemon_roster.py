@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from hookd.attach import proc
-from hookd.daemon.fleet import Fleet
-from hookd.daemon.incidents import IncidentStore, boot_id
-from hookd.daemon.roster import NOTE_S, Roster
+from hookd.tool.daemon.fleet.fleet import Fleet
+from hookd.tool.daemon.fleet.last_session import NOTE_S, Roster
+from hookd.tool.daemon.incidents.store import IncidentStore, boot_id
+from hookd.tool.linux import proc
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_the_file_is_its_owners_alone_whatever_the_umask_and_whatever_lay_there(
 def test_incidents_are_forgotten_by_their_distance_from_the_newest_not_by_a_clock_that_was_set(fleet, monkeypatch):
     for age_s in (3000.0, 10.0):
         fleet.store.add((int(age_s), 1, 1), "job", "0", [{"seq": 1, "time": time.time() - age_s, "kind": "nan"}])
-    monkeypatch.setattr("hookd.daemon.fleet.time.time", lambda: 4e9)
+    monkeypatch.setattr("hookd.tool.daemon.fleet.fleet.time.time", lambda: 4e9)
     fleet.forget(3600)
     assert len(fleet.incidents()) == 2
     fleet.forget(60)

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from hookd.daemon import scrapes
-from hookd.daemon.collector import FleetCollector, Tally
-from hookd.daemon.fleet import Fleet
-from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.scrapes import BusyError, Form, Scrapes
-from hookd.daemon.selection import Limits
+from hookd.tool.daemon.fleet.fleet import Fleet
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.daemon.metrics import scrapes
+from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.scrapes import BusyError, Form, Scrapes
+from hookd.tool.daemon.metrics.selection import Limits
 from tests.support.processes import PATIENCE_S
 
 PROMETHEUS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.5"

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from hookd.daemon.selection import MAX_CORE, Limits, Selection
-from hookd.page import PageReader, PageWriter
-from hookd.reading import depth
+from hookd.tool.daemon.metrics.selection import MAX_CORE, Limits, Selection
+from hookd.tool.reports.reading import depth
+from hookd.wire.page import PageReader, PageWriter
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from hookd.config import load
-from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.service import Service
+from hookd.tool.config import load
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.daemon.service import Service
 from tests.support.processes import PATIENCE_S, Process
 
 
@@ -90,7 +90,7 @@ sys.stdin.read()
 """
 CLIENT = """
 import os, pathlib, sys
-from hookd.daemon.client import DaemonClient
+from hookd.tool.daemon.client import DaemonClient
 from hookd.errors import PermissionDenied
 os.setuid(65533)
 try:

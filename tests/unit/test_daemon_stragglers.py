@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from hookd.daemon.stragglers import PARTS, Stragglers, _late
+from hookd.tool.daemon.watch.stragglers import PARTS, Stragglers, _late
 from tests.support.pages import Ranks, new_fleet
 
 OWN = {"data": 5.0, "forward": 40.0, "optimizer": 5.0, "other": 2.0}  # milliseconds a step

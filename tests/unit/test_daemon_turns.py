@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from hookd.config.rules import ASKED_FOR
-from hookd.daemon.turns import MOST, WIDTH, Turns, Want
+from hookd.tool.config.rules import ASKED_FOR
+from hookd.tool.daemon.turns import MOST, WIDTH, Turns, Want
 
 PYTHON = ("08:01", 7)
 TIMEOUT_S, QUICK_S = 10.0, 0.5

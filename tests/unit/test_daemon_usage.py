@@ -8,7 +8,7 @@ import threading
 import psutil
 import pytest
 
-from hookd.daemon.usage import Usage, usage_of
+from hookd.tool.daemon.fleet.usage import Usage, usage_of
 
 
 def test_it_is_what_psutil_says():

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from hookd.config import Webhook, check
-from hookd.daemon import alertmanager
-from hookd.daemon.incidents import IncidentStore
-from hookd.daemon.webhook import Pace, Sender
 from hookd.errors import ConfigError
+from hookd.tool.config import Webhook, check
+from hookd.tool.daemon.incidents import alertmanager
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.daemon.incidents.webhook import Pace, Sender
 from tests.support.processes import PATIENCE_S, wait_until
 
 TARGET = (11, 12345, 99)
@@ -234,7 +234,7 @@ def test_a_storm_is_collapsed_by_run_rank_and_kind(tmp_path):
 
 
 def test_more_than_memory_holds_waits_in_the_store(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookd.daemon.webhook.MAX_WAITING", 5)
+    monkeypatch.setattr("hookd.tool.daemon.incidents.webhook.MAX_WAITING", 5)
 
     async def run():
         async with listening() as hook, sending(tmp_path, hook.url) as store:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from hookd.cli import demo, program
 from hookd.errors import HookdError
+from hookd.tool.cli import demo, program
 
 SLOW = "import time\nfor n in range(16):\n    print('step', n, flush=True)\n    time.sleep(0.25)\nprint('done')"
 

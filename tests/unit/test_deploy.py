@@ -18,9 +18,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from hookd import config
-from hookd.config import tomllib
-from hookd.daemon.names import Names
+from hookd.tool import config
+from hookd.tool.config import tomllib
+from hookd.tool.daemon.web.host_names import Names
 from hookd.version import __version__
 from tests.support.deployment import DEPLOY, RIGHTS, ROOT, run, tool
 from tests.support.environment import tool_environment
@@ -75,7 +75,7 @@ def test_the_unit_has_no_mistake():
 
 def test_the_unit_starts_what_there_is():
     service = dict(settings("Service"))
-    assert service["Type"] == "notify"  # hookd.daemon.notify
+    assert service["Type"] == "notify"  # hookd.tool.daemon.notify
     words = service["ExecStart"].split()[1:]
     assert words[0] == "serve"
     assert set(words) & {"--config"}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hookd import config
-from hookd.daemon.names import Names
+from hookd.tool import config
+from hookd.tool.daemon.web.host_names import Names
 from hookd.version import __version__
 from tests.support.deployment import DEPLOY, RIGHTS, ROOT, documents, run
 
@@ -210,7 +210,7 @@ def test_the_sidecar_comes_to_those_who_ask_for_it():
 
 
 def test_the_example_names_itself_as_the_labels_want_it():
-    from hookd.attach import container
+    from hookd.tool.attach import container
 
     (job,) = documents((KUBERNETES / "example" / "job.yaml").read_text())
     names = {one["name"] for one in job["spec"]["template"]["spec"]["containers"][0]["env"]}

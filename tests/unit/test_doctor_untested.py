@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hookd.cli import untested
+from hookd.tool.cli import untested
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ import threading
 import click
 import pytest
 
-from hookd import daemonspecs
-from hookd.daemon import halves
 from hookd.errors import PluginError
-from hookd.serving import DaemonPlugin, Panel, hookimpl
+from hookd.serving import DaemonPlugin, Panel, hookimpl, hookspecs
 from hookd.testing import FakeDaemon, rehearsal
+from hookd.tool.daemon.plugins import discovery
 from tests.support.environment import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -149,7 +148,7 @@ def test_a_hook_that_takes_too_long_fails_the_test_where_it_stands(monkeypatch):
         def collect(self):
             held.wait(600)
 
-    monkeypatch.setitem(daemonspecs.TIMES_S, "collect", 0.1)
+    monkeypatch.setitem(hookspecs.TIMES_S, "collect", 0.1)
     with FakeDaemon() as daemon:
         daemon.start(Waiting)
         daemon.ranks()
@@ -175,10 +174,10 @@ class Late(DaemonPlugin):
 
 def test_a_rehearsal_has_the_authors_line_of_what_takes_too_long(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "hookd_late_held", held := threading.Event())
-    monkeypatch.setitem(daemonspecs.TIMES_S, "collect", 0.05)
+    monkeypatch.setitem(hookspecs.TIMES_S, "collect", 0.05)
     monkeypatch.setattr("hookd.testing.daemon.JOIN_S", 0.0)
     (file := tmp_path / "hookd_late.py").write_text(LATE)
-    (half,), _ = halves.found((tmp_path,), lambda name: name == "late")
+    (half,), _ = discovery.found((tmp_path,), lambda name: name == "late")
     try:
         (raised,) = rehearsal.rehearse(half, {}, str(tmp_path))["raised"]
     finally:
@@ -228,7 +227,7 @@ def test_it_needs_no_torch_and_loads_a_file_as_from_a_plugin_directory(tmp_path)
     import sys
     from pathlib import Path
     from hookd.testing import FakeDaemon
-    assert "hookd.daemon" not in sys.modules
+    assert "hookd.tool.daemon" not in sys.modules
     with FakeDaemon() as daemon:
         daemon.start(Path({str(tmp_path)!r}, "hookd_ours.py"))
         daemon.ranks(2)

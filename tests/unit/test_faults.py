@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from hookd.agent.faults import is_from_signal_handler
+from hookd.target.plugins.faults import is_from_signal_handler
 from tests.support.processes import PATIENCE_S
 
 

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from hookd import frames
+from hookd.wire import frames
 from tests.support import interpreters
 from tests.support.environment import target_environment
 
 # A collection whose callbacks let other threads go on, at each object that is made: as weak references' callbacks do.
 PROGRAM = """
 import gc, sys, threading, time
-from hookd.frames import held
+from hookd.wire.frames import held
 
 def deep(n):
     return deep(n - 1) if n else sum([1, 2, 3])

@@ -13,7 +13,7 @@ import pluggy
 import pytest
 
 import hookd
-from hookd.attach import payload
+from hookd.tool.attach import payload
 
 PACKAGE = Path(hookd.__file__).parent
 HEAVY = ("torch", "aiohttp", "prometheus_client", "psutil", "rich", "yaml", "sqlite3")
@@ -22,18 +22,18 @@ REPLACED = """_thread asyncio builtins datetime fcntl io os pathlib posixpath qu
 tempfile threading time""".split()
 """What gevent, eventlet, freezegun, time-machine, pyfakefs and their like replace, as a whole or in parts."""
 MAY_IMPORT = {
-    "hookd/agent/arrival.py": {"threading"},  # to forget the thread that it runs in
-    "hookd/agent/evaluate.py": {"builtins"},  # the names that an expression may use
-    "hookd/agent/global_state.py": {"threading"},  # what the training may change there is put back
-    "hookd/agent/loader.py": {
+    "hookd/target/boot/stub.py": {"threading"},  # to forget the thread that it runs in
+    "hookd/target/remote/evaluate.py": {"builtins"},  # the names that an expression may use
+    "hookd/target/plugins/global_state.py": {"threading"},  # what the training may change there is put back
+    "hookd/target/boot/loader.py": {
         "builtins",
         "time",
     },  # comes before `originals`; `thread_time`, which is no clock to freeze
-    "hookd/agent/spawn.py": {"threading"},  # its list of threads
-    "hookd/agent/stacks.py": {"threading"},  # names of threads
-    "hookd/agent/threads.py": {"threading"},  # which there are
-    "hookd/originals.py": {"_thread", "time"},
-    "hookd/page/reader.py": {"threading", "time"},  # the daemon's end
+    "hookd/target/boot/spawn.py": {"threading"},  # its list of threads
+    "hookd/target/remote/stacks.py": {"threading"},  # names of threads
+    "hookd/target/entry/threads.py": {"threading"},  # which there are
+    "hookd/wire/originals.py": {"_thread", "time"},
+    "hookd/wire/page/reader.py": {"threading", "time"},  # the daemon's end
 }
 
 
@@ -46,7 +46,9 @@ def loaded_by(code: str, *flags: str, env: dict[str, str] | None = None) -> set[
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("module", ["hookd", "hookd.cli", "hookd.attach", "hookd.daemon.service", "hookd.config"])
+@pytest.mark.parametrize(
+    "module", ["hookd", "hookd.tool.cli", "hookd.tool.attach", "hookd.tool.daemon.service", "hookd.tool.config"]
+)
 def test_the_tool_side_does_not_load_torch(module):
     assert "torch" not in loaded_by(f"import {module}")
 
@@ -57,9 +59,7 @@ def test_importing_hookd_loads_nothing_of_the_daemon():
 
 @pytest.mark.parametrize("words", [["--help"], ["attach", "--help"], ["run", "--help"], ["nonsense"]])
 def test_the_help_pages_load_nothing_heavy(words):
-    code = (
-        f"import contextlib, io, hookd.cli\nwith contextlib.redirect_stdout(io.StringIO()): hookd.cli.main({words!r})"
-    )
+    code = f"import contextlib, io, hookd.tool.cli\nwith contextlib.redirect_stdout(io.StringIO()): hookd.tool.cli.main({words!r})"
     assert not loaded_by(code) & set(HEAVY)
 
 
@@ -77,7 +77,7 @@ def test_what_is_injected_imports_without_site_packages(module, tmp_path):
     assert not loaded & {"pluggy", "site", "torch", *HEAVY}
 
 
-@pytest.mark.parametrize("module", ["hookd", "hookd.cli", "hookd.daemon.service", "hookd.page"])
+@pytest.mark.parametrize("module", ["hookd", "hookd.tool.cli", "hookd.tool.daemon.service", "hookd.wire.page"])
 def test_importing_starts_no_thread_and_reads_no_environment(module):
     code = f"""
 import os, threading
@@ -117,13 +117,15 @@ def carried() -> dict[str, bytes]:
 
 def test_what_runs_in_a_target_uses_nothing_that_others_replace():
     used = {path: modules_used(source) & {*REPLACED, "open"} for path, source in carried().items()}
-    assert {path: found for path, found in used.items() if found} == MAY_IMPORT, "take it from hookd.originals or posix"
+    assert {path: found for path, found in used.items() if found} == MAY_IMPORT, (
+        "take it from hookd.wire.originals or posix"
+    )
 
 
 def test_one_module_closes_descriptors_in_a_target():
     closing = {path for path, source in carried().items() if b"posix.close(" in source or b"posix.dup2(" in source}
     assert closing == {
-        "hookd/agent/arrival.py",  # the mailbox's, before there is a payload: it looks, too
-        "hookd/descriptors.py",
-        "hookd/page/reader.py",  # the daemon's end
+        "hookd/target/boot/stub.py",  # the mailbox's, before there is a payload: it looks, too
+        "hookd/wire/descriptors.py",
+        "hookd/wire/page/reader.py",  # the daemon's end
     }

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hookd import labels
+from hookd.wire import labels
 
 RUN_ID = "4f0a5a5e-6f0b-4e0e-9d3c-2f1f0c9a7b11"
 

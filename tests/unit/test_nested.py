@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hookd import is_whole, tensors
-from hookd.nested import FROZEN
+from hookd.api.nested import FROZEN
 
 X = torch.ones(2)
 

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from hookd import page
-from hookd.page import MIN_SIZE, PageReader, PageWriter, layout, series
+from hookd.wire import page
+from hookd.wire.page import MIN_SIZE, PageReader, PageWriter, layout, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -261,7 +261,7 @@ def test_the_257th_thread_shares_the_last_heartbeat(written, reader):
 @pytest.fixture
 def now(monkeypatch):
     """Have a writer take this for the time."""
-    monkeypatch.setattr("hookd.page.writer.clock", types.SimpleNamespace(time=lambda: 1234.5))
+    monkeypatch.setattr("hookd.wire.page.writer.clock", types.SimpleNamespace(time=lambda: 1234.5))
     return 1234.5
 
 

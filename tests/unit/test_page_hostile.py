@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookd.errors import PageError
-from hookd.page import MIN_SIZE, PageReader, PageWriter, Snapshot, layout
-from hookd.page.log import frame
+from hookd.wire.page import MIN_SIZE, PageReader, PageWriter, Snapshot, layout
+from hookd.wire.page.log import frame
 from tests.support.calls import calls_counted
 
 if TYPE_CHECKING:

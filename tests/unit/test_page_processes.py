@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 import hookd
-from hookd.attach import discover
 from hookd.errors import PageError
-from hookd.page import MIN_SIZE, PageReader, PageWriter
+from hookd.tool.attach import discover
+from hookd.wire.page import MIN_SIZE, PageReader, PageWriter
 
 ROOT = str(Path(hookd.__file__).parents[1])
 START = """
 import os, sys
 from hookd.errors import PageError
-from hookd.page import *
+from hookd.wire.page import *
 """
 ALTERNATING = [struct.unpack("=d", struct.pack("=Q", bits))[0] for bits in (0x5555555555555555, 0xAAAAAAAAAAAAAAAA)]
 
@@ -397,7 +397,7 @@ def test_a_process_of_no_room_says_so_and_lives(start, limit, room, reason):
 
 
 def test_a_map_that_the_kernel_refuses_is_tried_smaller(monkeypatch):
-    from hookd.page import memory
+    from hookd.wire.page import memory
 
     monkeypatch.setattr(memory, "_mapped_bytes", lambda: -(1 << 40))  # as if nothing were scarce
     used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096

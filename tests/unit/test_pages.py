@@ -10,14 +10,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from hookd.daemon.history import EVERY_S, History, steps_per_second
-from hookd.daemon.pages import assets, curves, frame, home, incident, run
-from hookd.daemon.pages.heat import Warmth
-from hookd.daemon.pages.html import Markup, address, tag
-from hookd.daemon.pages.modules import MOST, PAGE
-from hookd.daemon.pages.routes import Pages
-from hookd.daemon.pages.run import Choice
-from hookd.daemon.pages.tree import Tree, parent
+from hookd.tool.daemon.fleet.history import EVERY_S, History, steps_per_second
+from hookd.tool.daemon.web.pages import assets, curves, frame, home, incident, run
+from hookd.tool.daemon.web.pages.heat import Warmth
+from hookd.tool.daemon.web.pages.html import Markup, address, tag
+from hookd.tool.daemon.web.pages.modules import MOST, PAGE
+from hookd.tool.daemon.web.pages.routes import Pages
+from hookd.tool.daemon.web.pages.run import Choice
+from hookd.tool.daemon.web.pages.tree import Tree, parent
 from tests.support.calls import calls_counted
 from tests.support.pages import Ranks, new_fleet
 

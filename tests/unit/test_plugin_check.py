@@ -9,11 +9,11 @@ import textwrap
 
 import pytest
 
-from hookd import api, hookspecs
-from hookd.api import Renamed
-from hookd.check import attributes, blocking, names, packaging, signatures, source, types
-from hookd.cli import main
+from hookd.api import compatibility, hookspecs
+from hookd.api.compatibility import Renamed
 from hookd.errors import HookdError, PluginError
+from hookd.tool.check import attributes, blocking, names, packaging, signatures, source, types
+from hookd.tool.cli import main
 
 HEAD = """
 from hookd import Plugin, hookimpl, Context, Module, TrainingError
@@ -248,7 +248,7 @@ class TestImports:
         [
             ("import psutil", "compiled code"),  # it has a .so, and is here because hookd needs it
             ("from nowhere.at_all import x", "declared dependency"),
-            ("import hookd.agent", "no public API"),
+            ("import hookd.target", "no public API"),
         ],
     )
     def test_what_does_not_come_along_is_told_on_its_line(self, tmp_path, line, words):
@@ -337,9 +337,11 @@ class TestRenamed:
 
     @pytest.fixture
     def now(self, monkeypatch):
-        monkeypatch.setattr(api, "API_VERSION", "1.1")
+        monkeypatch.setattr(compatibility, "API_VERSION", "1.1")
         monkeypatch.setattr(
-            api, "RENAMED", (Renamed("after_forward", "forward", "1.1"), Renamed("layer", "module", "1.1", "forward"))
+            compatibility,
+            "RENAMED",
+            (Renamed("after_forward", "forward", "1.1"), Renamed("layer", "module", "1.1", "forward")),
         )
 
     BODY = "\n@hookimpl\ndef after_forward(self, layer):\n    self.calls.labels(layer.name).inc()\n"
@@ -354,21 +356,21 @@ class TestRenamed:
         )  # fmt: skip
 
     def test_it_is_an_error_from_the_next_one_on(self, tmp_path, now, monkeypatch):
-        monkeypatch.setattr(api, "API_VERSION", "1.2")
+        monkeypatch.setattr(compatibility, "API_VERSION", "1.2")
         one, _ = subject(tmp_path, self.BODY)
         assert [problem.is_warning for problem in signatures.problems(one)] == [False, False]
 
     @pytest.mark.parametrize(("required", "is_served"), [("", True), ("1.0", True), ("1.1", True), ("1.2", False), ("2.0", False), ("0.9", False)])  # fmt: skip
     def test_the_same_major_and_no_greater_minor_version_is_served(self, now, required, is_served):
         if is_served:
-            api.check("widths", required)
+            compatibility.check("widths", required)
         else:
             with pytest.raises(PluginError, match="needs API"):
-                api.check("widths", required)
+                compatibility.check("widths", required)
 
     def test_what_is_no_version_is_refused(self):
         with pytest.raises(PluginError, match="must be like"):
-            api.check("widths", "one")
+            compatibility.check("widths", "one")
 
 
 class TestSources:
@@ -626,7 +628,7 @@ class TestBothHalves:
             ({"__init__": "import torch"}, {("daemon", "__init__.py", 1)}),
             ({"daemon": "from hookd_two.shared import x", "shared": "def x():\n    import torch.nn"}, {("daemon", "shared.py", 2)}),
             ({"daemon": "from hookd import hookimpl"}, {("daemon", "daemon.py", 1)}),
-            ({"daemon": "from hookd.daemon import host"}, {("daemon", "daemon.py", 1)}),
+            ({"daemon": "from hookd.tool.daemon import host"}, {("daemon", "daemon.py", 1)}),
             ({"daemon": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"}, set()),
             ({"target": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from hookd.serving import Reading\n"}, set()),
         ],

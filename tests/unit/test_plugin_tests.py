@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TESTS = sorted((REPOSITORY / "tests" / "plugins").glob("*.py"))
-PUBLIC = ("hookd", "hookd.testing", "hookd.check")
+PUBLIC = ("hookd", "hookd.testing", "hookd.tool.check")
 """What docs/plugins.md and docs/testing.md tell of, and what `hookd plugin check` does (for the examples)."""
 SUPPORT = tuple(
     f"tests.support.{name}"
@@ -51,7 +51,7 @@ def _modules(node: ast.AST) -> list[str]:
 
 
 def _is_public(module: str) -> bool:
-    return module in (*PUBLIC, *SUPPORT) or module.startswith("hookd.check.")
+    return module in (*PUBLIC, *SUPPORT) or module.startswith("hookd.tool.check.")
 
 
 def _names(node: ast.AST) -> list[str]:
@@ -77,14 +77,14 @@ def test_a_test_of_a_plugin_uses_what_is_public(path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("from hookd.agent import portions", "hookd.agent"),
-        ("from hookd import agent", "hookd.agent"),
-        ("import hookd.attach.change", "hookd.attach.change"),
-        ("import hookd\nhookd.agent.portions", "hookd.agent"),
+        ("from hookd.target import portions", "hookd.target"),
+        ("from hookd import agent", "hookd.target"),
+        ("import hookd.tool.attach.change", "hookd.tool.attach.change"),
+        ("import hookd\nhookd.target.events.batching", "hookd.target"),
         ("from tests.support.agent import running", "tests.support.agent"),
         ("from tests.support import agent", "tests.support.agent"),
         ("from . import conftest", "."),
-        ("monkeypatch.setattr('hookd.agent.portions.KEPT', 0)", "hookd.agent.portions.KEPT"),
+        ("monkeypatch.setattr('hookd.target.events.batching.KEPT', 0)", "hookd.target.events.batching.KEPT"),
         ("monkeypatch.setattr(hook, '_session', None)", "hook._session"),
         ("getattr(hook, '_session')", "hook._session"),
         ("hook._session", "hook._session"),

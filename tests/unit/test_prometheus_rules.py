@@ -10,14 +10,14 @@ import subprocess
 import pytest
 import yaml
 
-from hookd.agent.core import PLUGIN_STATES
-from hookd.daemon.collector import FleetCollector, Tally
-from hookd.daemon.drift import Drift
-from hookd.daemon.hangs import ROLES, Hangs
-from hookd.daemon.selection import Limits
-from hookd.daemon.stragglers import Stragglers
-from hookd.daemon.targets import STATES, Target
-from hookd.page import PageWriter
+from hookd.target.plugins.core_metrics import PLUGIN_STATES
+from hookd.tool.daemon.fleet.targets import STATES, Target
+from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.selection import Limits
+from hookd.tool.daemon.watch.drift import Drift
+from hookd.tool.daemon.watch.hangs import ROLES, Hangs
+from hookd.tool.daemon.watch.stragglers import Stragglers
+from hookd.wire.page import PageWriter
 from tests.support.environment import REPOSITORY
 
 RULES = REPOSITORY / "deploy" / "prometheus" / "rules"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hookd
-from hookd import hookspecs
+from hookd.api import hookspecs
 from hookd.version import __version__
 
 ROOT = Path(hookd.__file__).parent.parent

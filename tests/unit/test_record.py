@@ -9,12 +9,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from hookd.attach.sampler import Recording, Track, sample
-from hookd.cli import flame, main
 from hookd.errors import ControlError, NoSuchTarget
-from hookd.page import MODULE, PHASES, PageWriter
-from hookd.page.layout import MIN_SIZE, PHASE, STEP
-from hookd.page.snapshot import ModuleEntry
+from hookd.tool.attach.sampler import Recording, Track, sample
+from hookd.tool.cli import flame, main
+from hookd.wire.page import MODULE, PHASES, PageWriter
+from hookd.wire.page.layout import MIN_SIZE, PHASE, STEP
+from hookd.wire.page.snapshot import ModuleEntry
 
 SVG = "{http://www.w3.org/2000/svg}"
 FORWARD, BACKWARD, OTHER = (PHASES.index(name) for name in ("forward", "backward", "other"))

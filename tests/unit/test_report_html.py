@@ -7,12 +7,12 @@ import os
 
 import pytest
 
-from hookd.cli.html import document
-from hookd.cli.subject import Subject
-from hookd.daemon import curve
-from hookd.daemon.pages import plots
-from hookd.page import PageReader, PageWriter
-from hookd.report import build_report
+from hookd.tool.cli.html import document
+from hookd.tool.cli.subject import Subject
+from hookd.tool.daemon.fleet import curve
+from hookd.tool.daemon.web.pages import plots
+from hookd.tool.reports.report import build_report
+from hookd.wire.page import PageReader, PageWriter
 
 EVIL = '</title></style><script>alert(1)</script><img src=x onerror="a">\'\x1b[31m\u202e&amp;'
 VOID = {"meta"}

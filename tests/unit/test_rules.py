@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hookd import config
-from hookd.attach import environment, proc
-from hookd.attach.discover import Candidate
-from hookd.attach.launch import is_launched
-from hookd.config.rules import ASKED_FOR, Rule, Traits, decide
-from hookd.daemon.wanted import Wanted
 from hookd.errors import ConfigError
+from hookd.tool import config
+from hookd.tool.attach import environment
+from hookd.tool.attach.discover import Candidate
+from hookd.tool.attach.launch import is_launched
+from hookd.tool.config.rules import ASKED_FOR, Rule, Traits, decide
+from hookd.tool.daemon.auto_attach import Wanted
+from hookd.tool.linux import proc
 
 TRAITS = Traits(
     "python -u /data/alice/train.py --lr 0.1", frozenset(["alice", "1000"]), "/kubepods/pod7/abc", {"TEAM": "vision-2"}

@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console
 
-from hookd.cli import run_report
+from hookd.tool.cli import run_report
 
 MOMENT = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1)) + 0.25
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hookd.daemon import passwords, scrapes, tcp
-from hookd.daemon import web as routes
+from hookd.tool.daemon.metrics import scrapes
+from hookd.tool.daemon.web import passwords, tcp
+from hookd.tool.daemon.web import site as routes
 from tests.attacks.__main__ import load
 
 ROOT = Path(__file__).parents[2]

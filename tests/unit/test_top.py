@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from hookd.attach import proc
-from hookd.attach.owner import user_name
-from hookd.cli.top import node_table
-from hookd.cli.top.app import App
-from hookd.cli.top.growth import Growth
-from hookd.cli.top.module_table import ModuleTable
-from hookd.cli.top.node import Node
-from hookd.cli.top.target import Target
+from hookd.tool.cli.top import node_table
+from hookd.tool.cli.top.app import App
+from hookd.tool.cli.top.growth import Growth
+from hookd.tool.cli.top.module_table import ModuleTable
+from hookd.tool.cli.top.node import Node
+from hookd.tool.cli.top.target import Target
+from hookd.tool.linux import proc
+from hookd.tool.linux.owner import user_name
 from tests.support.top import NAMES, Job, Still, opened_app, press, shown
 
 
@@ -109,7 +109,7 @@ def test_a_process_that_is_another_one_now_has_ended(job):
 
 
 def test_those_that_have_ended_are_not_kept_for_ever(stack, monkeypatch):
-    monkeypatch.setattr("hookd.cli.top.node.KEPT", 2)
+    monkeypatch.setattr("hookd.tool.cli.top.node.KEPT", 2)
     jobs = [Job(stack, run) for run in "abcde"]
     node = Still(*jobs)
     for job in jobs[:4]:

@@ -10,8 +10,8 @@ import termios
 import pytest
 from rich.text import Text
 
-from hookd.cli.top.keys import Keys
-from hookd.cli.top.screen import Screen, is_dumb
+from hookd.tool.cli.top.keys import Keys
+from hookd.tool.cli.top.screen import Screen, is_dumb
 
 
 @pytest.mark.parametrize(

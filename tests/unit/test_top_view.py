@@ -7,11 +7,11 @@ import math
 import pytest
 from rich.cells import cell_len
 
-from hookd.cli.top import cells, node_table
-from hookd.cli.top.app import App
-from hookd.cli.top.module_table import COLUMNS
-from hookd.cli.top.plain import lines as plain_lines
-from hookd.cli.top.table import fitting
+from hookd.tool.cli.top import cells, node_table
+from hookd.tool.cli.top.app import App
+from hookd.tool.cli.top.module_table import COLUMNS
+from hookd.tool.cli.top.plain import lines as plain_lines
+from hookd.tool.cli.top.table import fitting
 from tests.support.top import NAMES, Job, Still, named, opened_app, press, shown
 
 HOSTILE = [

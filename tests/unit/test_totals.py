@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookd.totals import NOWHERE, Totals
+from hookd.api.totals import NOWHERE, Totals
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a target controls is opened by `hookd.attach.untrusted` alone, which looks before it opens."""
+"""What a target controls is opened by `hookd.tool.linux.untrusted` alone, which looks before it opens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import hookd
-from hookd.attach import untrusted
-from hookd.page import PageWriter
+from hookd.tool.linux import untrusted
+from hookd.wire.page import PageWriter
 
 ROOT = Path(hookd.__file__).parent
 TOOL_SIDE = ("attach", "check", "cli", "config", "daemon", "page")
@@ -24,70 +24,82 @@ KERNEL, OURS, OPERATOR, NEW = (
     "a name that did not exist: O_EXCL, in a directory of open_directory",
 )
 OPENS = {
-    "attach/_site/sitecustomize.py": {"_read": OURS, "_note": OURS},  # runs in the command of `hookd run`
-    "attach/accounts.py": {"_ranges": OPERATOR, "uid_of": KERNEL},
-    "attach/command.py": {
+    "tool/attach/_site/sitecustomize.py": {"_read": OURS, "_note": OURS},  # runs in the command of `hookd run`
+    "tool/linux/accounts.py": {"_ranges": OPERATOR, "uid_of": KERNEL},
+    "tool/attach/command.py": {
         "_environment": KERNEL,
         "_is_text": OPERATOR,
         "_null": KERNEL,
         "_occupy_standard_streams": KERNEL,
     },
-    "attach/cgroups.py": {"folders": KERNEL},
-    "attach/headroom.py": {"_committed": KERNEL, "_reclaimable": KERNEL, "_threads_left": KERNEL, "_number": KERNEL},
-    "attach/injector.py": {"harden": KERNEL},
-    "attach/launch.py": {"failures": OURS, "prepare": OURS, "_locked": OURS},
-    "attach/oom.py": {"kills": KERNEL, "killed": KERNEL},
-    "attach/payload.py": {"_write": OURS, "unpack_testing": OURS, "arrival": OURS, "_agent_files": OURS},
-    "attach/bounded.py": {"connect": "held by a child, on a file system that the kernel keeps"},
-    "attach/permission.py": {"_yama": KERNEL},
-    "attach/proc.py": {"read": KERNEL, "size": KERNEL},
-    "attach/remote_debug.py": {"create": NEW, "_is_usable": NEW},
-    "attach/requirements.py": {"_files": OURS, "_recorded": OURS},
-    "attach/sources.py": {"_module_files": OURS},
-    "attach/waiter.py": {"_begin": KERNEL, "_is_runnable": KERNEL},
-    "attach/waiter_child.py": {"open_name": KERNEL, "capabilities": KERNEL},
-    "attach/untrusted.py": {"held": "O_PATH", "open_file": "held", "open_directory": "O_PATH", "connect": "held"},
-    "check/blocking.py": {"problems": OPERATOR},
-    "check/types.py": {"problems": OURS},
-    "cli/checks.py": {"of_machine": KERNEL, "has_capability": KERNEL},
-    "cli/html/document.py": {"write": OPERATOR},
-    "cli/plugin_check.py": {"_script": OURS},
-    "cli/plugin_new.py": {"write": OPERATOR},
-    "cli/program.py": {"__init__": OURS, "lines": OURS, "answer": OURS, "parse": OURS, "watched": OURS, "_until": OURS},
-    "cli/replay.py": {"answer": OURS},
-    "cli/root_daemon.py": {"_cmdline": KERNEL, "_listeners": KERNEL},
-    "cli/target_checks.py": {"_frozen": KERNEL, "_hides_processes": KERNEL},
-    "cli/trace.py": {"replacing": OPERATOR},
-    "config/ownership.py": {"_is_unmapped": KERNEL, "open_checked": OPERATOR},
-    "config/projected.py": {"_is_mounted_so": KERNEL},
-    "config/webhooks.py": {"_read_secret_file": OPERATOR},
-    "daemon/api.py": {"_remove_if_refused": OURS},
-    "daemon/client.py": {"connect": "the control socket: its peer has to be the same user or root"},
-    "daemon/database.py": {"open_to_write": OURS, "_make_private": OURS, "_reader": OURS},
-    "daemon/incidents.py": {"boot_id": KERNEL},
-    "daemon/names.py": {"_own_names": "resolv.conf, which is root's"},
-    "daemon/pages/assets.py": {"content": OURS},
-    "daemon/room.py": {"_has_opened": KERNEL},
-    "daemon/roster.py": {"_read": OURS, "_write": OURS},
+    "tool/linux/cgroups.py": {"folders": KERNEL},
+    "tool/linux/headroom.py": {
+        "_committed": KERNEL,
+        "_reclaimable": KERNEL,
+        "_threads_left": KERNEL,
+        "_number": KERNEL,
+    },
+    "tool/inject/injector.py": {"harden": KERNEL},
+    "tool/attach/launch.py": {"failures": OURS, "prepare": OURS, "_locked": OURS},
+    "tool/linux/oom.py": {"kills": KERNEL, "killed": KERNEL},
+    "tool/attach/payload.py": {"_write": OURS, "unpack_testing": OURS, "stub": OURS, "_agent_files": OURS},
+    "tool/linux/bounded.py": {"connect": "held by a child, on a file system that the kernel keeps"},
+    "tool/linux/permission.py": {"_yama": KERNEL},
+    "tool/linux/proc.py": {"read": KERNEL, "size": KERNEL},
+    "tool/inject/remote_debug.py": {"create": NEW, "_is_usable": NEW},
+    "tool/attach/requirements.py": {"_files": OURS, "_recorded": OURS},
+    "tool/attach/sources.py": {"_module_files": OURS},
+    "tool/linux/waiter.py": {"_begin": KERNEL, "_is_runnable": KERNEL},
+    "tool/linux/waiter_child.py": {"open_name": KERNEL, "capabilities": KERNEL},
+    "tool/linux/untrusted.py": {"held": "O_PATH", "open_file": "held", "open_directory": "O_PATH", "connect": "held"},
+    "tool/check/blocking.py": {"problems": OPERATOR},
+    "tool/check/types.py": {"problems": OURS},
+    "tool/cli/checks.py": {"of_machine": KERNEL, "has_capability": KERNEL},
+    "tool/cli/html/document.py": {"write": OPERATOR},
+    "tool/cli/plugin_check.py": {"_script": OURS},
+    "tool/cli/plugin_new.py": {"write": OPERATOR},
+    "tool/cli/program.py": {
+        "__init__": OURS,
+        "lines": OURS,
+        "answer": OURS,
+        "parse": OURS,
+        "watched": OURS,
+        "_until": OURS,
+    },
+    "tool/cli/replay.py": {"answer": OURS},
+    "tool/cli/root_daemon.py": {"_cmdline": KERNEL, "_listeners": KERNEL},
+    "tool/cli/target_checks.py": {"_frozen": KERNEL, "_hides_processes": KERNEL},
+    "tool/cli/trace.py": {"replacing": OPERATOR},
+    "tool/config/ownership.py": {"_is_unmapped": KERNEL, "open_checked": OPERATOR},
+    "tool/config/projected.py": {"_is_mounted_so": KERNEL},
+    "tool/config/webhooks.py": {"_read_secret_file": OPERATOR},
+    "tool/daemon/api.py": {"_remove_if_refused": OURS},
+    "tool/daemon/client.py": {"connect": "the control socket: its peer has to be the same user or root"},
+    "tool/daemon/incidents/database.py": {"open_to_write": OURS, "_make_private": OURS, "_reader": OURS},
+    "tool/daemon/incidents/store.py": {"boot_id": KERNEL},
+    "tool/daemon/web/host_names.py": {"_own_names": "resolv.conf, which is root's"},
+    "tool/daemon/web/pages/assets.py": {"content": OURS},
+    "tool/daemon/fleet/fd_budget.py": {"_has_opened": KERNEL},
+    "tool/daemon/fleet/last_session.py": {"_read": OURS, "_write": OURS},
 }
 """The functions of the tool side that open by a name, and whose name that is: never a target's."""
 _OPENING = re.compile(r"(^|\.)(open|read_bytes|read_text|write_bytes|write_text|copy|copy2|copyfile|copytree|connect)$")
 _NO_PATH = re.compile(
     r"^((untrusted|bounded)\.connect|Control\.connect|control\.Control\.connect|IncidentStore\.open|port\.open|build_opener\(.*"
-    r"|read_text|copy)$"  # of hookd.config.tables; a parameter of the page's reader
+    r"|read_text|copy)$"  # of hookd.tool.config.tables; a parameter of the page's reader
 )
 _NAMES_MORE = re.compile(r"/proc/.*/(root|fd|cwd|exe|map_files)\b")
 NAMES = {
-    "attach/bounded.py": {"connect": "held by a child"},
-    "attach/control.py": {"path": "for a person to read"},
-    "attach/discover.py": {"numbers_of_pages": "lists the numbers, and their links are read"},
-    "attach/headroom.py": {"_descriptors": "counts the numbers"},
-    "attach/remote_debug.py": {"remove_stale": "lists a directory of open_directory"},
-    "attach/untrusted.py": {"open_file": "held", "open_memory_file": "opened by open_file", "open_directory": "O_PATH",
+    "tool/linux/bounded.py": {"connect": "held by a child"},
+    "tool/attach/control.py": {"path": "for a person to read"},
+    "tool/attach/discover.py": {"numbers_of_pages": "lists the numbers, and their links are read"},
+    "tool/linux/headroom.py": {"_descriptors": "counts the numbers"},
+    "tool/inject/remote_debug.py": {"remove_stale": "lists a directory of open_directory"},
+    "tool/linux/untrusted.py": {"open_file": "held", "open_memory_file": "opened by open_file", "open_directory": "O_PATH",
                             "connect": "held"},
-    "attach/waiter_child.py": {"read_part": "opened by open_file"},
-    "config/ownership.py": {"open_checked": "opens what it holds", "_require_held": "the list of what is held"},
-    "daemon/usage.py": {"_fds": "counts the numbers"},
+    "tool/linux/waiter_child.py": {"read_part": "opened by open_file"},
+    "tool/config/ownership.py": {"open_checked": "opens what it holds", "_require_held": "the list of what is held"},
+    "tool/daemon/fleet/usage.py": {"_fds": "counts the numbers"},
 }  # fmt: skip
 """The functions that make a path of a process's descriptors, root or program, and to what end."""
 

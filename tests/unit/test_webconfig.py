@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from hookd import cli
-from hookd.config import webconfig
-from hookd.daemon.access import check
 from hookd.errors import ConfigError
+from hookd.tool import cli
+from hookd.tool.config import webconfig
+from hookd.tool.daemon.web.access import check
 from tests.support import served
 
 HASH = "$2b$04$Ovq8t8Fd3nI6b6xjgZqVFuJ1HCiPKwBsFfKsuAWJ5q0oLrO1dS.1K"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hookd.wording import seconds, span
+from hookd.tool.reports.wording import seconds, span
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from hookd.page import PageWriter
+from hookd.wire.page import PageWriter
 
 LARGE = 500
 

@@ -23,7 +23,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookd.attach import AttachRequest, attach, detach, proc
+from hookd.tool.attach import AttachRequest, attach, detach
+from hookd.tool.linux import proc
 from tests.bench.attach.steps import PLUGINS, largest, median, spread
 from tests.bench.attach.training import Training
 from tests.support import interpreters

@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookd.attach import AttachRequest, attach, detach, proc
-from hookd.config import PluginSpec
 from hookd.errors import HookdError
+from hookd.tool.attach import AttachRequest, attach, detach
+from hookd.tool.config import PluginSpec
+from hookd.tool.linux import proc
 from tests.bench.attach.kinds import KINDS, LEFT
 from tests.bench.attach.trainer import BESIDE
 from tests.bench.attach.training import Training

@@ -17,8 +17,8 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from hookd.attach import AttachRequest, attach, detach
-from hookd.config import PluginSpec
+from hookd.tool.attach import AttachRequest, attach, detach
+from hookd.tool.config import PluginSpec
 from tests.bench.attach.training import Training
 from tests.support import interpreters
 

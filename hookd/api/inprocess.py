@@ -1,0 +1,187 @@
+"""hookd in code, for a process that wants to be observed: `start` and `stop`, `observe`, `read`. Runs in the target."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import posix
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import AttachError, HookdError, PageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import TracebackType
+
+    from hookd.wire.page import PageReader
+
+_log = logging.getLogger("hookd")
+DEFAULT = ("nan", "timing", "activations")
+
+
+def start(
+    plugins: Iterable[str | tuple[str, Mapping[str, object]]] = DEFAULT,
+    *,
+    run: str | None = None,
+    rank: int | None = None,
+    budget: float = 0.01,
+) -> None:
+    """Start observing this process; any number of daemons may then read it, and `stop` ends it.
+
+    Args:
+        plugins: names, or pairs of a name and its options; naming a plugin that changes training enables it.
+        run: the label `run`; found from the environment if None.
+        rank: the label `rank`; found from the environment if None.
+        budget: the share of step time that all plugins together may take.
+
+    Raises:
+        HookdError: an agent runs already, torch is not imported, or a plugin is unknown or refuses its options.
+    """
+    from hookd.target.boot import bootstrap
+
+    specs: list[dict[str, Any]] = []
+    for plugin in plugins:
+        name, options = (plugin, {}) if isinstance(plugin, str) else plugin
+        texts = {k: str(v) for k, v in dict(options).items()}
+        specs.append({"name": name, "options": texts, "by_name": plugins is not DEFAULT})
+    config = {"method": "start", "plugins": specs, "lease_s": None, "run": run, "rank": rank, "budget": budget}
+    bootstrap.start(config)
+
+
+def stop(timeout_s: float = 10.0) -> dict[str, Any]:
+    """Detach: restore everything and forget.
+
+    Returns:
+        `restored` (identity, pass-through or pending) and `residue`, what could not be undone.
+
+    Raises:
+        HookdError: nothing was started.
+    """
+    from hookd.target.boot import bootstrap
+
+    return bootstrap.stop(timeout_s)
+
+
+def read() -> dict[str, Any]:
+    """Give what hookd has seen of this process so far, as `hookd report PID --json` prints it.
+
+    Among it: `step`, `overhead`, `modules` with the metrics of each, `plugins`, `incidents`. Any thread may call it; it
+    copies the page, as a daemon does, and takes nothing from the training but that time.
+
+    Raises:
+        HookdError: nothing observes this process, or what does was brought in from outside.
+    """
+    with _page() as reader:
+        return _report(reader)
+
+
+@contextlib.contextmanager
+def _page() -> Iterator[PageReader]:
+    """Open the page of this process; it can be read to the end of the block, also when the agent has gone."""
+    from hookd.target.boot import bootstrap
+    from hookd.wire.page import PageReader
+
+    reader = PageReader(bootstrap.page())
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _report(reader: PageReader) -> dict[str, Any]:
+    from hookd.tool.reports.report import build_report
+
+    return {"pid": posix.getpid(), **build_report(reader.read())}
+
+
+class Observation:
+    """The time for which this process is observed; `observe` makes one.
+
+    Where an agent is there already (of `hookd attach`, of `hookd run`), or the machine gives no memory for a page, it says
+    so on the logger `hookd` and leaves things as they are: the training does not fail for it. It can be pickled.
+
+    Attributes:
+        report: what was seen, as `read` gives it, from the end on; None before, and where nothing was there to be read.
+    """
+
+    def __init__(
+        self,
+        plugins: Iterable[str | tuple[str, Mapping[str, object]]] = DEFAULT,
+        *,
+        run: str | None = None,
+        rank: int | None = None,
+        budget: float = 0.01,
+    ) -> None:
+        self.report: dict[str, Any] | None = None
+        self._plugins = plugins if plugins is DEFAULT else tuple(plugins)
+        self._run, self._rank, self._budget = run, rank, budget
+        self._came: float | None = None
+
+    def begin(self) -> None:
+        """Start observing, unless this one does already.
+
+        Raises:
+            HookdError: torch is not imported, or a plugin is unknown or refuses its options.
+        """
+        from hookd.target.boot import bootstrap
+
+        if self.is_on:
+            return
+        self.report = None
+        try:
+            start(self._plugins, run=self._run, rank=self._rank, budget=self._budget)
+        except (AttachError, PageError) as exc:
+            _log.warning("hookd starts no agent here: %s", exc.message)
+        else:
+            self._came = bootstrap.came()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the agent is there that this one has started."""
+        from hookd.target.boot import bootstrap
+
+        return self._came is not None and self._came == bootstrap.came()
+
+    def end(self) -> None:
+        """Keep the report, and stop what this one has started. May be called twice, and never raises an error of hookd's."""
+        from hookd.tool.reports.collapse import collapse
+
+        is_mine, self._came = self.is_on, None
+        try:
+            with _page() as reader:
+                report = _report(reader)
+                if is_mine:
+                    stop()
+                    last = reader.read()  # what was not yet looked at is at a detach
+                    report.update(state=last.state, incidents=collapse(last.incidents))
+                self.report = report
+        except HookdError as exc:
+            if is_mine:
+                _log.warning("hookd has nothing to report: %s", exc.message)
+
+    def __enter__(self) -> Observation:  # noqa: PYI034 - Self is of 3.11
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+def observe(
+    plugins: Iterable[str | tuple[str, Mapping[str, object]]] = DEFAULT,
+    *,
+    run: str | None = None,
+    rank: int | None = None,
+    budget: float = 0.01,
+) -> Observation:
+    """Observe this process for the length of a `with`: `with hookd.observe(): train()`. Arguments as of `start`."""
+    return Observation(plugins, run=run, rank=rank, budget=budget)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Register `%hookd` and `%%hookd` in a notebook: IPython calls it at `%load_ext hookd`."""
+    from hookd.integrations.jupyter import HookdMagics
+
+    shell.register_magics(HookdMagics)

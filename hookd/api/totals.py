@@ -1,0 +1,80 @@
+"""What a plugin has added up at each call of a module, without a function of its own. Runs in the target.
+
+Where calls of modules are entered in C (`hookd/native/entry.c`), so are its totals: three additions, and no Python function is
+called. Elsewhere `Totals.add` is called as any `forward` hook.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from hookd.api.events import Module
+    from hookd.api.metrics import Counter
+
+    Places = list[tuple[int, int, int]]
+    """The indices of a module's cells in the page, for each of the families: NOWHERE where a number is not wanted."""
+
+NOWHERE = -1
+
+
+class Families(NamedTuple):
+    """Counters with the one label `module`, each or None: of seconds, of those without the modules called inside, of calls."""
+
+    seconds: Counter | None
+    self_seconds: Counter | None
+    calls: Counter | None
+
+
+class Totals:
+    """Adds calls up in the cells of the page.
+
+    Args:
+        cells: of the page.
+        known: where to keep the places of the modules, by `Module.id`; whoever owns the two takes out those that are gone.
+            The first is of the calls of a training, the second of those that activation checkpointing makes again.
+
+    Attributes:
+        families: that have been asked for, likewise.
+    """
+
+    def __init__(self, cells: memoryview[float], known: tuple[dict[int, Places], dict[int, Places]]) -> None:
+        self.families: tuple[list[Families], list[Families]] = ([], [])
+        self._cells, self._known = cells, known
+
+    def places_of(self, module: Module, *, recompute: bool = False) -> Places:
+        """Return the places of a module; a series that is not there yet is made."""
+        known = self._known[recompute]
+        if module.id not in known:
+            known[module.id] = [_places(families, module.name) for families in self.families[recompute]]
+        return known[module.id]
+
+    def add(self, module: Module, elapsed_ns: int, self_ns: int, recompute: bool, is_again: bool) -> None:  # noqa: PLR0913, PLR0917 - one call
+        """Add one call; `is_again` says whether it is inside of another one of the module, whose time it is part of."""
+        if is_again:
+            elapsed_ns = 0
+        try:
+            # One plugin's, with no loop: where calls are not entered in C, these are the hottest lines of all.
+            ((seconds, own, calls),) = self._known[recompute][module.id]
+        except (KeyError, ValueError):
+            self._add_each(self.places_of(module, recompute=recompute), elapsed_ns, self_ns)
+            return
+        cells = self._cells
+        if seconds >= 0:
+            cells[seconds] += elapsed_ns * 1e-9
+        if own >= 0:
+            cells[own] += self_ns * 1e-9
+        if calls >= 0:
+            cells[calls] += 1.0
+
+    def _add_each(self, places: Places, elapsed_ns: int, self_ns: int) -> None:
+        cells = self._cells
+        for each in places:
+            for index, number in zip(each, (elapsed_ns * 1e-9, self_ns * 1e-9, 1.0), strict=True):
+                if index >= 0:
+                    cells[index] += number
+
+
+def _places(families: Families, module: str) -> tuple[int, int, int]:
+    seconds, own, calls = (NOWHERE if family is None else family.labels(module).at for family in families)
+    return seconds, own, calls

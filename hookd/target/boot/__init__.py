@@ -1,0 +1,1 @@
+"""How the agent comes into a process, and how it leaves."""

@@ -1,0 +1,124 @@
+"""Start and stop the one agent of this process. Runs in the target."""
+
+from __future__ import annotations
+
+import posix
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import AttachError, ControlError, TargetUnsupported
+from hookd.target.boot import foundation
+from hookd.target.boot import loader as claims
+from hookd.wire.originals import Lock, clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_lock = Lock()
+_agent: Any = None
+
+
+def start(config: dict[str, Any], loader: Any = None, clock: Callable[[], int] = clock.perf_counter_ns) -> None:
+    """Create the page, load the plugins, patch torch, listen.
+
+    Args:
+        config: method, plugins, lease_s, budget, run, rank (see the working contract of the attach side).
+        loader: what imported this code, where that was a payload: it lends its importer and cleans up at the end.
+        clock: ns; steps and what plugins take of them are measured by it.
+
+    Raises:
+        HookdError: an agent runs already, torch is not there, the page or a plugin is refused. Nothing is left behind.
+    """
+    global _agent
+    with _lock:
+        if loader is not None:  # it has claimed this process before it imported us
+            _agent = _begin(config, loader, clock)
+            return
+        try:
+            claims.claim()
+        except claims.RefusalError as exc:
+            raise AttachError(str(exc), reason=exc.reason, hint="" if _agent is not None else _hint()) from None
+        try:
+            _agent = _begin(config, None, clock)
+        except BaseException:
+            claims.release()
+            raise
+
+
+def _begin(config: dict[str, Any], loader: Any, clock: Callable[[], int]) -> Any:
+    if "t" in getattr(sys, "abiflags", ""):
+        hint = "hookd counts under the interpreter's lock; use the ordinary build of the same version."
+        raise TargetUnsupported("this is a free-threaded build of Python", reason="free-threaded", hint=hint)
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(getattr(torch, "nn", None), "Module"):
+        raise TargetUnsupported("torch is not imported in this process", reason="no-torch")
+    foundation.require(torch)
+    # Not before: it imports torch, and everything else that will ever be needed, for the payload may be gone later.
+    from hookd.target.boot.lifecycle import Agent  # noqa: PLC0415
+
+    agent = Agent(config, loader, _left, clock)
+    try:
+        agent.begin()
+    except BaseException:
+        agent.leave()
+        raise
+    return agent
+
+
+def _left() -> None:
+    global _agent
+    _agent = None
+
+
+def came() -> float | None:
+    """Tell when the agent of this process came, in unix seconds: no two come at one time. None without one."""
+    agent = _agent
+    return None if agent is None else float(agent.came)
+
+
+def page() -> int:
+    """Open the page of this process once more, for its own code; who asks closes the descriptor.
+
+    Raises:
+        ControlError: reason "not-attached"; "already-attached" where the agent is of another hookd.
+    """
+    agent = _agent
+    try:
+        return int(agent.page())
+    except (AttributeError, OSError):  # none, or it has let go of its page just now
+        raise _not_ours() from None
+
+
+def _not_ours() -> ControlError:
+    if claims.is_claimed():
+        return ControlError("hookd was brought into this process from outside", reason="already-attached", hint=_hint())
+    return ControlError("no agent runs in this process", reason="not-attached")
+
+
+def _hint() -> str:
+    pid = posix.getpid()
+    return f"`hookd report {pid}` in a terminal shows what the agent from outside sees; `hookd detach {pid}` ends it."
+
+
+def orphan() -> None:
+    """Who attached has died before it saw the agent: do not keep it for ever, even where that was asked for."""
+    agent = _agent
+    if agent is not None:
+        agent.orphan()
+
+
+def stop(timeout_s: float = 10.0) -> dict[str, Any]:
+    """Detach the agent of this process.
+
+    Returns:
+        `restored` and `residue`, as the control socket's `detach` answers.
+
+    Raises:
+        ControlError: as of `page`.
+    """
+    agent = _agent
+    if agent is None:
+        raise _not_ours()
+    result: dict[str, Any] = agent.detach(timeout_s)
+    agent.leave()
+    return result

@@ -1,0 +1,99 @@
+"""Plugins that are installed where the training is: found as metadata, their source read. Runs in the target.
+
+They go the way of what is carried: imported from their source by hookd's own loader, so that they leave with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import posix
+import stat
+import sys
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import PluginError
+from hookd.wire.descriptors import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GROUP = "hookd.plugins"
+
+
+def installed() -> list[dict[str, str]]:
+    """Give every plugin of this process's environment: `name`, `entry`, `version` and `origin`; nothing is imported."""
+    found = {one.name: one for one in reversed(list(entry_points(group=GROUP)))}
+    return [_described(found[name]) for name in sorted(found)]
+
+
+def find(name: str) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Find a plugin of this process's environment, with the sources of its top-level module.
+
+    Returns:
+        What `installed` says of it with the `sha256` of its sources, and these by path.
+
+    Raises:
+        PluginError: reason "no-such-plugin", or its source cannot be read.
+    """
+    entry = _named(name)
+    files = dict(_sources(name, entry.value.partition(":")[0].partition(".")[0]))
+    digest = hashlib.sha256(entry.value.encode())
+    for path, content in sorted(files.items()):
+        digest.update(f"\n{len(path)} {path} {len(content)}\n".encode())
+        digest.update(content)
+    return {**_described(entry), "sha256": digest.hexdigest()}, files
+
+
+def entry_point(name: str) -> str:
+    """Give `module:Class` of a plugin of this process's environment.
+
+    Raises:
+        PluginError: reason "no-such-plugin".
+    """
+    return str(_named(name).value)
+
+
+def _named(name: str) -> Any:
+    for one in entry_points(group=GROUP):
+        if one.name == name:
+            return one
+    raise PluginError(f"no plugin {name!r} is installed here", reason="no-such-plugin")
+
+
+def _described(entry: Any) -> dict[str, str]:
+    version = entry.dist.version if entry.dist is not None else ""
+    origin = entry.dist.metadata["Name"] if entry.dist is not None else ""
+    return {"name": entry.name, "entry": entry.value, "version": version, "origin": f"{origin} in the target"}
+
+
+def _sources(plugin: str, module: str) -> Iterator[tuple[str, bytes]]:
+    """Read a top-level module without importing it.
+
+    Raises:
+        PluginError: it is not there, or is not Python alone.
+    """
+    spec = importlib.machinery.PathFinder.find_spec(module, sys.path)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise PluginError(f"{plugin}: the source of its module {module} cannot be found here")
+    if not spec.submodule_search_locations:
+        yield spec.origin.rpartition("/")[2], read(spec.origin)
+        return
+    root = spec.origin.rpartition("/")[0]
+    above = root.rpartition("/")[0] + "/"
+    for path in _files(root):
+        if path.endswith((".so", ".pyd")):
+            raise PluginError(f"{plugin}: {path} is no Python, and only Python can leave without a trace")
+        if path.endswith(".py"):
+            yield path.removeprefix(above), read(path)
+
+
+def _files(folder: str) -> Iterator[str]:
+    """Yield the paths of all files below a folder; links to folders are not followed."""
+    for name in sorted(posix.listdir(folder)):
+        path = f"{folder}/{name}"
+        if stat.S_ISDIR(posix.lstat(path).st_mode):
+            yield from _files(path)
+        else:
+            yield path

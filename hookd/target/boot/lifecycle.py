@@ -1,0 +1,430 @@
+"""One agent from its first page to its last: page, session, control socket, detach, fork, exit. Runs in the target."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import posix
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hookd.api.plugin import Plugin
+from hookd.errors import ControlError, PluginError, several_ranks, worded
+from hookd.target.boot import foundation, installed
+from hookd.target.boot.exit_exception import last_words, printed
+from hookd.target.boot.fork import set_at_fork
+from hookd.target.boot.forking import Forks
+from hookd.target.boot.identity import identity, ranks
+from hookd.target.boot.loader import ROOM, release
+from hookd.target.boot.spawn import note_visitor
+from hookd.target.boot.standby import Standby
+from hookd.target.boot.work import Work
+from hookd.target.entry import dynamo
+from hookd.target.entry.threads import frames_inside
+from hookd.target.plugins.background import DETACH_S, EXIT_S
+from hookd.target.plugins.faults import Failure
+from hookd.target.remote.control import Control
+from hookd.target.remote.requests import Questions
+from hookd.target.session import Session
+from hookd.version import __version__
+from hookd.wire.agreement import Agreement
+from hookd.wire.originals import clock
+from hookd.wire.page import PageWriter
+from hookd.wire.proven import unproven
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.target.plugins.listeners import Entry
+
+AGREED_END_S = 5.0
+"""How long a detach waits for the step at which all ranks do without what changed their training."""
+TICK_END_S = 2.0
+"""How long the end of the process waits for what hookd's own threads are doing at that moment."""
+ORPHAN_S = 60.0
+"""How long an agent stays that was to be kept, when who attached it has died before it could tell of it."""
+
+
+class Agent:
+    """A session with its page, its control socket and its end."""
+
+    def __init__(
+        self, config: dict[str, Any], loader: Any, on_left: Callable[[], None], clock: Callable[[], int]
+    ) -> None:
+        self._config, self._loader, self._on_left = config, loader, on_left
+        self._pid = posix.getpid()
+        who = self._who = identity(config)
+        self.came = who["attached"]
+        self._page = PageWriter.create(who)
+        self._work = Work()
+        self._session = Session(self._page, who, self._work, budget=float(config.get("budget", 0.01)), clock=clock)
+        self._control: Any = None
+        self._questions = Questions(self._session, lambda: self._control.asking)
+        self._changing: Any = None
+        self._is_kept = False
+        self._detached: dict[str, Any] | None = None
+        self._told: dict[str, Any] = {}
+        self._printed = printed()
+
+    def begin(self) -> None:
+        """Load the plugins, listen, arm."""
+        rest = self._loader.rest if self._loader is not None else lambda: None
+        for spec in self._config.get("plugins", ()):
+            self._load(spec)
+            rest()
+        dynamo.skip_package(__name__.partition(".")[0], rest)
+        lease_s = self._config.get("lease_s")
+        self._control = Control(self._handle, self._tick, lease_s, self._expired, self._work, robbed=self._robbed)
+        self._control.left, self._control.look = self._left, self._session.overdue.look
+        self._page.update_identity(control=self._control.path)
+        self._tell_options()
+        forks = Forks(self._control, self._session.aside, self._session.cold, self._silence)
+        self._session.resume = forks.resume
+        if self._config.get("method") == "attach":
+            note_visitor()
+        set_at_fork(forks.calls())
+        atexit.register(self._exiting)
+        self._session.arm()
+        self._control.start()
+        self._page.set_state("running")
+        if line := unproven(self._who["python"], self._who["torch"]):
+            self._session.write_log("info", line)
+
+    def page(self) -> int:
+        """Open the page again, for a reader in this process.
+
+        Raises:
+            OSError: it is closed.
+        """
+        return self._page.duplicate()
+
+    def _tick(self, now_s: float) -> None:
+        tick, settle = functools.partial(self._session.tick, now_s), self._session.changes.settle
+        for part in (self._find_rank, settle, self._tell_options, tick, self._questions.tick):
+            try:  # this thread is the one that detaches: it must go on
+                part()
+            except Failure as failure:
+                self._session.dispatch.own_failure("tick", failure)
+
+    def _tell_options(self) -> None:
+        """Tell the page what each plugin was given, and with what it works: also what is the default."""
+        entries = [entry for entry in self._session.registry.entries.values() if entry.state != "waiting"]
+        told = {
+            entry.name: {
+                "options": dict(entry.context.options),
+                "settings": {k: _text(v) for k, v in list(entry.context.settings.items()) if v is not None},
+                "source": entry.source,
+                "error": entry.last_trouble,
+            }
+            for entry in entries
+        }
+        if told != self._told:
+            self._told = told
+            self._page.update_identity(plugins=told)
+
+    def _find_rank(self) -> None:
+        """Tell the page which rank this is, once torch.distributed knows: often later than the agent comes."""
+        found, session = ranks(), self._session
+        if found is None or self._config.get("rank") is not None or found == (session.rank, session.world_size):
+            return
+        session.rank, session.world_size = found
+        self._page.update_identity(rank=session.rank, world_size=session.world_size)
+
+    # -- requests
+
+    def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        op = request.get("op")
+        operations: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
+            "reload": self._reload, "environment": self._environment, "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
+            "detach": self._detach_on_request, **self._questions.operations,
+            **self._session.tracing.operations(lambda: self._control.asking),
+        }  # fmt: skip
+        if op not in operations:
+            raise ControlError(f"no such op: {op!r}", reason="bad-request")
+        return operations[op](request)
+
+    def _status(self, _request: dict[str, Any]) -> dict[str, Any]:
+        session = self._session
+        session.changes.settle()
+        self._tell_options()
+        plugins = [
+            {
+                "name": e.name, "state": e.state, "mutates": e.plugin.mutates, "errors": e.errors,
+                "last_error": e.last_error, "interval": e.interval, "options": e.context.options, "by_name": e.by_name,
+                "spent_s": e.spent_ns / 1e9, **e.source,
+            }
+            for e in session.registry.entries.values()
+        ]  # fmt: skip
+        return {
+            "version": __version__, "state": "running" if session.is_live else "detaching", "pid": self._pid,
+            "step": session.steps.done, "step_offset": session.steps.offset, "plugins": plugins,
+            "modules": len(session.models.names.known), "why_patched": session.models.patch.why_patched, "leases": self._control.leases,
+            "holders": self._control.holders, "age_s": self._control.age_s,
+            "torch": [list(check) for check in foundation.checks(sys.modules["torch"])],
+            **session.changes.describe(),
+        }  # fmt: skip
+
+    def _keep(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self._is_kept = True
+        self._control.keep()
+        self._page.update_identity(keep=True)
+        return {}
+
+    # Each of these three is done when it is answered, unless it changes what changes the training: then it is prepared,
+    # and `arm` lets it take place at a step's boundary.
+
+    def _load_live(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._session.changes.require_idle()
+        spec = request["plugin"] = self._found_here(request)
+        with self._renewing(request):
+            plugin, options = self._made(spec), dict(spec.get("options") or {})
+            self._session.forget_stopped(plugin.name)
+            entry = self._session.ready(plugin, options, by_name=bool(spec.get("by_name")))
+        entry.source = source_of(spec)
+        return {**self._change("load", None, entry), **entry.source}
+
+    def _reload(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make a plugin anew from new source, with its options; if that is refused, the old one goes on."""
+        self._session.changes.require_idle()
+        spec = request["plugin"] = self._found_here(request)
+        old = self._session.registry.named(str(spec["name"]))
+        if self._loader is None:
+            raise PluginError(f"{old.name} is imported by the program itself, not carried", reason="in-process",
+                              hint="Start the program anew.")  # fmt: skip
+        with self._renewing(request):
+            plugin = self._made(spec)
+            if plugin.name != old.name:
+                raise PluginError(f"the new source of {old.name} calls itself {plugin.name!r}")
+            entry = self._session.ready(plugin, dict(old.context.options), by_name=old.by_name, old=old)
+        entry.source = source_of(spec)
+        return {**self._change("reload", old, entry), **entry.source}
+
+    def _found_here(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Give the plugin that is asked for, and the request its sources: of one without, those in this environment."""
+        spec: dict[str, Any] = request["plugin"]
+        if "entry" in spec or self._loader is None:
+            return spec
+        found, request["sources"] = installed.find(str(spec["name"]))
+        return {**spec, **found}
+
+    @staticmethod
+    def _environment(_request: dict[str, Any]) -> dict[str, Any]:
+        return {"plugins": installed.installed()}
+
+    def _renewing(self, request: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+        sources: dict[str, str] = request.get("sources") or {}
+        renewing: contextlib.AbstractContextManager[None]
+        renewing = self._loader.renewing(sources) if self._loader is not None else contextlib.nullcontext()
+        return renewing
+
+    def _unload(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._session.changes.require_idle()
+        return self._change("unload", self._session.registry.named(str(request.get("name"))), None)
+
+    def _configure(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make the plugin anew with other options; if it refuses them, the old one goes on."""
+        self._session.changes.require_idle()
+        entry = self._session.registry.named(str(request.get("name")))
+        given = {k: str(v) for k, v in request.get("options", {}).items()}
+        cold, old = self._session.cold, entry.plugin
+        after = cold.call(old, "changed", old.changed, entry.context.options, given)
+        if after == entry.context.options:
+            return {"options": after, "state": "done"}
+        new = self._session.ready(type(entry.plugin)(), after, by_name=entry.by_name, old=entry)
+        new.source = entry.source
+        return {"options": after, **self._change("configure", entry, new)}
+
+    def _change(self, kind: str, old: Entry | None, new: Entry | None) -> dict[str, Any]:
+        session, connection = self._session, self._control.asking
+        if (old is not None and old.changes_training) or (new is not None and new.plugin.mutates):
+            session.changes.prepare(kind, old, new, {"uid": connection.uid, "pid": connection.pid})
+            self._changing = connection
+            return {"state": "prepared", "ranks": session.world_size, "rank": session.rank}
+        session.switch(old, new)
+        if old is not None:
+            session.discard(old, new)
+        self._tell_options()
+        return {"state": "done"}
+
+    def _arm(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Let the prepared change take place: at the boundary `mark` if all ranks agree, whose agreement comes with it."""
+        mark, files = request.get("mark"), self._control.asking.files
+        agreement = Agreement(files.pop()) if files else None
+        if (mark is None or agreement is None) and self._session.world_size > 1:
+            raise several_ranks("arm", self._session.world_size)
+        self._session.changes.arm(mark, agreement)
+        return {}
+
+    def _abandon(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self._session.changes.abandon()
+        return {}
+
+    def _left(self, connection: Any) -> None:
+        """Who has prepared a change, or asked for a trace, has gone."""
+        self._session.tracing.left(connection)
+        if connection is self._changing:
+            self._changing = None
+            self._session.changes.abandon()
+
+    def _detach_on_request(self, request: dict[str, Any]) -> dict[str, Any]:
+        if (
+            self._control.asking.is_gone()
+        ):  # after the process was stopped: who asked has been told that nothing came back
+            raise ControlError("who asks has gone", reason="bad-request")
+        self._page.update_identity(sent_away=True)  # a daemon must tell it from an agent that leaves by itself
+        result = self.detach(float(request.get("timeout", 10.0)))
+        self._leave_soon()
+        return result
+
+    def _expired(self) -> None:
+        self._session.write_log("info", "the last lease has been gone for its time: detaching")
+        self.detach(10.0)
+        self._leave_soon()
+
+    def _robbed(self) -> None:
+        """Leave: nobody can reach the agent any more, and the next one finds the process free."""
+        self._session.write_log("warning", "the program has closed hookd's descriptors: detaching; attach again")
+        self.detach(10.0)
+        self._leave_soon()
+
+    def _leave_soon(self) -> None:
+        """Clean up at the end of the control thread, which calls this and has an answer to send."""
+        self._control.end(then=self.leave)
+
+    def orphan(self) -> None:
+        """Stay only while somebody holds the agent, unless somebody who is there has asked to keep it."""
+        if self._config.get("lease_s") is None and not self._is_kept:
+            self._page.update_identity(keep=False)
+            self._control.stay(ORPHAN_S)
+
+    # -- plugins
+
+    def _load(self, spec: dict[str, Any]) -> None:
+        entry = self._session.load(self._made(spec), dict(spec.get("options") or {}), by_name=bool(spec.get("by_name")))
+        entry.source = source_of(spec)
+        by = self._config.get("by") or {"uid": posix.getuid(), "pid": self._pid}
+        self._session.changes.loaded(entry, by)
+
+    def _made(self, spec: dict[str, Any]) -> Plugin:
+        module, _, name = str(spec["entry"] if "entry" in spec else installed.entry_point(spec["name"])).partition(":")
+        plain = module.partition(ROOM)[0]
+        try:
+            kind = getattr(
+                importlib.import_module(plain) if self._loader is None else self._loader.module(module), name
+            )
+        except (Exception, SystemExit) as exc:
+            text = f"{spec['name']}: cannot be imported in the target: {worded(exc)}"
+            raise PluginError(text) from exc
+        if not (isinstance(kind, type) and issubclass(kind, Plugin)):
+            raise PluginError(f"{spec['name']}: {plain}:{name} is no subclass of hookd.Plugin")
+        return kind()
+
+    # -- the end
+
+    def detach(self, timeout_s: float) -> dict[str, Any]:
+        """Restore torch and wait until no thread is inside a frame of ours.
+
+        Returns:
+            `restored`: identity; pass-through (somebody patched on top); pending (a call that began under us is
+            still running, and the page stays until it returns).
+        """
+        if self._detached is not None:
+            return self._detached
+        self._work.go_on()  # where a function for the end of the process, called after ours, detaches
+        self._session.tracing.abandon()
+        # A training thread that calls `hookd.stop()` takes no step while it waits.
+        self._session.changes.leave(min(timeout_s, AGREED_END_S) if self._is_own_thread() else 0.0)
+        self._page.set_state("detaching")
+        restored = self._session.disarm()
+        deadline = clock.monotonic() + timeout_s
+        while frames_inside() and clock.monotonic() < deadline:
+            clock.sleep(0.002)
+        restored = "pending" if frames_inside() else restored
+        for entry in self._session.registry.entries.values():
+            self._session.cold.unconfigure(entry)
+        ours = self._session
+        residue = [*ours.residue, *ours.cold.residue(), *ours.aside.residue(ours.registry), *self._questions.residue()]
+        self._detached = {"restored": restored, "residue": residue}
+        return self._detached
+
+    def _is_own_thread(self) -> bool:
+        return self._control is not None and self._control.is_own_thread()
+
+    def leave(self) -> None:
+        """Let go of the socket, the page, the payload; the last thing that an agent does."""
+        if self._detached is None:
+            self.detach(10.0)
+        set_at_fork(None)
+        if self._control is not None:
+            self._control.end()
+        while frames_inside():  # a call that began under us still stores to the page
+            clock.sleep(0.05)
+        self._session.models.patch.close()
+        self._session.numeric.close()
+        self._session.aside.close(DETACH_S)
+        self._session.cold.close()
+        with contextlib.suppress(ValueError):
+            self._page.set_state("detached")
+        self._session.namespace.clear()
+        self._session.changes.close()
+        self._on_left()
+        if self._loader is not None:
+            self._loader.purge()
+        release()
+        atexit.unregister(self._exiting)
+        self._page.close()  # the last: to a tool that waits, we are gone when the page is
+
+    def _exiting(self) -> None:
+        """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
+        if self._detached is not None:  # and is leaving now
+            self._work.end(TICK_END_S)
+            return
+        with contextlib.suppress(*Failure):
+            self._session.steps.finish()
+            self._session.tracing.exiting()
+            self._questions.exiting()
+        self._session.aside.finish(EXIT_S)
+        self._work.end(TICK_END_S)
+        with contextlib.suppress(Exception):
+            last = last_words(self._printed, self._session.models.names.name_of)
+            if last is not None:
+                self._page.update_identity(exception=last)
+        with contextlib.suppress(ValueError):
+            self._page.set_state("exited")
+        if self._control is not None:
+            self._control.unlink()
+
+    def _silence(self) -> None:
+        """In a forked child: unpatched, no page, no socket, no thread; it takes no lock."""
+        self._session.is_live = False
+        self._session.tracing.forget()
+        self._session.steps.restore()
+        self._session.data.restore()
+        self._session.models.restore_in_child()
+        self._session.changes.close()
+        # Forked inside a module's forward: frames of ours go on in this child, and store to the page when they end.
+        if self._session.is_inside():
+            self._page.sever()
+        else:
+            self._page.abandon()
+        if self._control is not None:
+            self._control.abandon()
+        atexit.unregister(self._exiting)
+        self._on_left()
+        if self._config.get("method") == "run" and self._loader is not None:
+            Standby(functools.partial(self._loader.again, self._config), self._config["directory"])
+
+
+def source_of(spec: dict[str, Any]) -> dict[str, str]:
+    """Give what the tool says of a plugin's source."""
+    return {key: str(spec[key]) for key in ("version", "sha256", "origin") if spec.get(key)}
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    except Failure:  # the plugin's own class: its other options are told, and those of other plugins
+        return type(value).__name__

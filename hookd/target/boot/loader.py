@@ -1,0 +1,395 @@
+"""Import the agent out of memory and start it. Runs in the target.
+
+`stub.py` executes this file before anything else of hookd is there, so it uses the standard library alone and imports
+at the top only what every interpreter has loaded. `Loader` is then kept by the agent, which imports plugins through it
+and purges it at detach.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import importlib.machinery
+import importlib.util
+import sys
+import time
+from importlib import _bootstrap
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import CodeType, ModuleType
+
+    Codes = Callable[[Mapping[str, bytes], str], Iterable[CodeType]]
+
+CLAIM = "_hookd_claim"
+"""The attribute of `sys` that the one agent of a process has from before its first import until it has left."""
+_SOURCE_ROOT = "/hookd-payload/"
+_PIECE = b"\n\f\f\f"
+"""What `hookd/tool/attach/payload.py` has marked pieces with; the same as in `stub.py`."""
+_REST = 3.0
+"""How much longer we leave the interpreter alone than we have just held it."""
+_PRIVATE = "_hookd"
+ROOM = "@"
+"""Stands in the name of a module that comes out of a directory, before what tells the directory."""
+
+
+class Loader:
+    """Imports modules from sources held in memory, and can take all of them back.
+
+    The names in `sys.modules` are common to all code of a process, and `hookd`, `hookd_nan` or `widths` may be installed
+    in the training's environment, too. So each module is known there by a private name: `hookd.wire.page` is `_hookd.wire.page`,
+    `widths` is `_hookd_widths`. The carried code need not know: its modules have builtins of their own, whose `__import__`
+    finds carried modules by their public names. No import of the training is affected by it.
+
+    What comes out of a directory has that one's room behind its name, `widths@1f2e3d`, and imports itself without.
+
+    Args:
+        files: source by path: `hookd/__init__.py`.
+        codes: returns the code of one of them, piece by piece (`codes` in `stub.py`).
+        gentle: whether the training runs meanwhile, so that the interpreter must not be held for long.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], codes: Codes, *, gentle: bool = False) -> None:
+        self._files: dict[str, bytes] = {}
+        self._codes = codes
+        self._tops: frozenset[str] = frozenset()
+        self.add(files)
+        self._gentle = gentle
+        self._rested_at = time.thread_time()
+        self._loaded: dict[str, ModuleType] = {}
+        self._loading: dict[str, ModuleType] = {}
+        # CPython 3.15 asks the second one where a program makes all imports lazy; ours are complete when they are made.
+        self._builtins = {**vars(builtins), "__import__": self._import, "__lazy_import__": self._import}
+
+    def module(self, name: str) -> ModuleType:
+        """Import a carried module by its public name.
+
+        Raises:
+            ModuleNotFoundError: it is not carried.
+        """
+        return self._module(_private(name))
+
+    def _import(
+        self,
+        name: str,
+        globals: Any = None,  # noqa: A002
+        locals: Any = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """Import for carried code, as `__import__` does."""
+        own = public(globals["__name__"]).partition(".")[0] if globals else ""
+        if level:
+            full = importlib.util.resolve_name("." * level + name, globals["__package__"])
+        elif ROOM in own and own.startswith(name.partition(".")[0] + ROOM):
+            full = _private(own + name[own.index(ROOM) :])
+        elif name.partition(".")[0] in self._tops:
+            full = _private(name)
+        else:
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        module = self._module(full)
+        if not fromlist:
+            return self._module(full.partition(".")[0])
+        for one in getattr(module, "__all__", ()) if "*" in fromlist else fromlist:
+            if not hasattr(module, one) and self._find(f"{full}.{one}"):
+                self._module(f"{full}.{one}")
+        return module
+
+    def _module(self, name: str) -> ModuleType:
+        """Return a module by its private name; import it, and the packages that it is in, if that was not done yet."""
+        module = self._loaded.get(name)
+        if module is not None:
+            return module
+        above, _, child = name.rpartition(".")
+        package = self._module(above) if above else None
+        # The import system's own lock: it notices where two threads wait for each other, one for a module of the program.
+        with _bootstrap._ModuleLockManager(name):  # type: ignore[attr-defined]  # noqa: SLF001
+            if name in self._loading:  # a circular import
+                return self._loading[name]
+            if name not in self._loaded:  # by another thread meanwhile
+                module = self._load(name)
+                if package is not None:
+                    setattr(package, child, module)
+            return self._loaded[name]
+
+    def _load(self, name: str) -> ModuleType:
+        spec = self.find_spec(name)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {public(name)!r} in hookd's payload", name=public(name))
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            self.exec_module(module)
+        except BaseException:
+            _withdraw({name: module})
+            raise
+        return self._loaded[name]
+
+    def add(self, files: Mapping[str, str | bytes]) -> None:
+        """Add or replace sources; modules already imported stay as they are."""
+        for path, source in files.items():
+            self._files[path] = source.encode() if isinstance(source, str) else bytes(source)
+            if path.endswith(".py") and path + "c" not in files:
+                self._files.pop(path + "c", None)  # of the old source
+        self._tops = frozenset(map(_top, self._files))
+
+    @contextlib.contextmanager
+    def renewing(self, files: Mapping[str, str | bytes]) -> Iterator[None]:
+        """Add sources; of a top-level module with another source than before, import all anew inside of this.
+
+        What was made of the old source goes on with it. Whatever leaves this puts everything back as it was.
+        """
+        before, tops = dict(self._files), self._renewed(files)
+        old = self._taken_out(tops)
+        for path in [path for path in before if _top(path) in tops]:
+            del self._files[path]
+        self.add(files)
+        try:
+            yield
+        except BaseException:
+            old, back = self._taken_out(tops), old
+            self._files, self._tops = before, frozenset(map(_top, before))
+            self._loaded.update(back)
+            sys.modules.update(back)
+            raise
+        finally:
+            for name, module in old.items():
+                self._let_go(name, module)
+
+    def _renewed(self, files: Mapping[str, str | bytes]) -> set[str]:
+        """Return the top-level modules that are held with another source, or with files that they no longer have."""
+        new: dict[str, dict[str, bytes]] = {}
+        held: dict[str, dict[str, bytes]] = {}
+        for sources, by_top in ((files, new), (self._files, held)):
+            for path, source in sources.items():
+                if path.endswith(".py"):  # the marks where it may be cut say nothing
+                    text = source.encode() if isinstance(source, str) else bytes(source)
+                    by_top.setdefault(_top(path), {})[path] = text.replace(b"\f", b"")
+        return {top for top in new if top in held and held[top] != new[top]} - {"hookd"}
+
+    def _taken_out(self, tops: set[str]) -> dict[str, ModuleType]:
+        """Forget the modules below some top-level ones, and return them by their private names."""
+        names = [name for name in self._loaded if public(name).partition(".")[0] in tops]
+        out = {name: self._loaded.pop(name) for name in names}
+        _withdraw(out)
+        _forget_lines(tops)
+        return out
+
+    def again(self, config: dict[str, Any]) -> None:
+        """Start another agent from the same sources, imported anew: in a child that has been forked.
+
+        Raises:
+            HookdError: the agent's own, when it refuses.
+        """
+        # The other one has the same private names; our code, under way in this fork, needs none.
+        _withdraw(self._loaded)
+        start(config, self._files, self._codes)
+
+    def purge(self) -> None:
+        """Remove exactly what was loaded, and everything that ties it to us."""
+        _withdraw(self._loaded)
+        for name, module in self._loaded.items():
+            self._let_go(name, module)
+        if getattr(globals().get("__spec__"), "loader", None) is self:
+            del globals()["__spec__"]
+        # As CPython's own leak tests do (Lib/test/libregrtest/utils.py `clear_caches`): a generic class is kept by them.
+        for clear in getattr(sys.modules.get("typing"), "_cleanups", ()):
+            clear()
+        for location in [path for path, finder in list(sys.path_importer_cache.items()) if finder is self]:
+            del sys.path_importer_cache[location]
+        for name in ("__import__", "__lazy_import__"):
+            self._builtins[name] = importlib.__import__  # a function that somebody keeps has these builtins
+        self._loaded.clear()
+        self._files.clear()
+        _forget_lines()
+
+    @staticmethod
+    def _let_go(name: str, module: ModuleType) -> None:
+        """Take away what ties a module to us: typing's caches keep some functions, which must not reach the payload."""
+        getattr(sys.modules.get("typing"), "_overload_registry", {}).pop(name, None)
+        for attribute in ("__loader__", "__spec__"):
+            getattr(module, "__dict__", {}).pop(attribute, None)
+
+    def find_spec(self, name: str, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+        """Serve as a finder for the directory of a carried package, to `importlib.import_module(".part", __package__)`."""
+        found = self._find(name)
+        if found is None:
+            return None
+        me: Any = self
+        spec = importlib.machinery.ModuleSpec(name, me, origin=_SOURCE_ROOT + found, is_package=_is_package(found))
+        spec.has_location = True
+        if _is_package(found):
+            location = _SOURCE_ROOT + found.rpartition("/")[0]
+            spec.submodule_search_locations = [location]
+            sys.path_importer_cache[location] = me
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:  # noqa: ARG002
+        """Serve as a loader: an ordinary module object will do."""
+        return
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Serve as a loader: run the module piece by piece, because others wait for the interpreter meanwhile."""
+        name, space = module.__name__, vars(module)
+        space["__builtins__"] = self._builtins
+        self._loading[name] = module
+        try:
+            for code in self._codes(self._files, self._path(name)):
+                exec(code, space)  # noqa: S102  this is what a loader does
+                self.rest()
+            self._loaded[name] = sys.modules.get(name, module)  # it may have put an object in its place
+        finally:
+            del self._loading[name]
+
+    def rest(self) -> None:
+        """Let the training thread have the interpreter, for longer than we have had it since the last rest."""
+        if self._gentle:
+            _collect_young()
+            busy_s = time.thread_time() - self._rested_at
+            _sleep(min(max(_REST * busy_s, 0.001), 0.1))  # another thread's clock may show anything
+            self._rested_at = time.thread_time()
+
+    def get_source(self, name: str) -> str:
+        """Return the source of a module: `linecache` asks, so that tracebacks show it."""
+        text = self._files[self._path(name)]
+        return text.replace(_PIECE, b"\n").decode()  # `str.splitlines` takes a form feed for a line's end
+
+    def is_package(self, name: str) -> bool:
+        """Whether a module is a package."""
+        return _is_package(self._find(name) or "")
+
+    def get_data(self, path: str) -> bytes:
+        """Return a file of the payload by the path that `__file__` is relative to."""
+        try:
+            return self._files[path[len(_SOURCE_ROOT) :]]
+        except KeyError:
+            raise OSError(f"{path} is not in hookd's payload") from None
+
+    def _find(self, name: str) -> str | None:
+        path = public(name).replace(".", "/")
+        for candidate in (path + "/__init__.py", path + ".py"):
+            if candidate in self._files:
+                return candidate
+        return None
+
+    def _path(self, name: str) -> str:
+        path = self._find(name)
+        if path is None:
+            raise ImportError(f"no module {name!r} in hookd's payload", name=name)
+        return path
+
+
+def _private(name: str) -> str:
+    """Return the name in `sys.modules` of a carried module."""
+    top, dot, rest = name.partition(".")
+    return (_PRIVATE if top == "hookd" else f"{_PRIVATE}_{top}") + dot + rest
+
+
+def public(name: str) -> str:
+    """Return the name by which carried code imports a module; of one that is not carried, its own."""
+    top, dot, rest = name.partition(".")
+    return ("hookd" if top == _PRIVATE else top.removeprefix(_PRIVATE + "_")) + dot + rest
+
+
+def _withdraw(modules: Mapping[str, ModuleType]) -> None:
+    """Take modules out of `sys.modules`, unless somebody has put others in their places."""
+    for name, module in modules.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+
+
+def _collect_young() -> None:
+    """Look at what we have just allocated, before there is so much that the interpreter looks at all there is.
+
+    A full collection among the 286,000 objects of a small training stops it for 160 to 210 ms, and in a young process
+    one is nearly due: the import of an agent was the last straw. Where nothing collects by itself, we do not either.
+    """
+    threshold = gc.get_threshold()[0]
+    if gc.isenabled() and 0 < threshold < 2 * gc.get_count()[0]:
+        gc.collect(0)
+
+
+def _top(path: str) -> str:
+    """Give the top-level module that a path of the payload belongs to."""
+    return path.partition("/")[0].partition(".")[0]
+
+
+def _forget_lines(tops: Iterable[str] | None = None) -> None:
+    """Take our sources, or those of some top-level modules, out of what tracebacks have read."""
+    linecache = sys.modules.get("linecache")
+    for path in list(getattr(linecache, "cache", ())):
+        if path.startswith(_SOURCE_ROOT) and (tops is None or _top(path[len(_SOURCE_ROOT) :]) in tops):
+            linecache.cache.pop(path, None)  # type: ignore[union-attr]
+
+
+def _is_package(path: str) -> bool:
+    return path.endswith("/__init__.py")
+
+
+class RefusalError(Exception):
+    """A refusal that is told as the tool's error `kind`: hookd.errors is not there yet."""
+
+    def __init__(self, kind: str, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.reason = kind, reason
+
+
+def _sleep(seconds: float) -> None:
+    """Wait for nothing, for so long: what `time` has may have been replaced (see `hookd/wire/originals.py`, which comes later)."""
+    import _signal  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    _signal.sigtimedwait((), seconds)
+
+
+def is_claimed() -> bool:
+    """Whether this process has an agent, of this hookd or of another."""
+    import posix  # noqa: PLC0415
+
+    claimed: tuple[int, object] = sys.__dict__.get(CLAIM, (0, None))
+    return claimed[0] == posix.getpid()
+
+
+def claim() -> None:
+    """Keep every other agent out of this process. Each brings modules of its own: only the interpreter is in common.
+
+    Raises:
+        RefusalError: reason "already-attached".
+    """
+    import posix  # noqa: PLC0415
+
+    mine = (posix.getpid(), object())
+    there = sys.__dict__.setdefault(CLAIM, mine)
+    if there is not mine and there[0] == mine[0]:  # one that a fork has inherited is nobody's
+        raise RefusalError("AttachError", "already-attached", "an agent runs in this process already")
+    sys.__dict__[CLAIM] = mine
+
+
+def release() -> None:
+    """Let the next agent in."""
+    sys.__dict__.pop(CLAIM, None)
+
+
+def start(config: dict[str, Any], files: Mapping[str, bytes], codes: Codes) -> ModuleType:
+    """Import the agent and start it; leave nothing behind if it cannot.
+
+    Returns:
+        `hookd.target.boot.bootstrap`, by which it is stopped.
+
+    Raises:
+        HookdError: the agent's own, when it refuses; RefusalError when another is there.
+    """
+    claim()
+    loader = None
+    try:
+        loader = Loader(files, codes, gentle=config.get("method") == "attach")
+        if "__file__" not in globals():  # this module came without a loader, and tracebacks ask for it
+            globals()["__spec__"] = loader.find_spec(__name__)
+        bootstrap = loader.module("hookd.target.boot.bootstrap")
+        bootstrap.start(config, loader)
+    except BaseException:
+        if loader is not None:
+            loader.purge()
+        release()
+        raise
+    return bootstrap

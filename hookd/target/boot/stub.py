@@ -1,0 +1,286 @@
+"""The first of hookd in a target: wait for torch, bring in the loader, tell the tool how it went. Runs in the target.
+
+The *text* of this file is what is injected: it is executed on a thread of its own before anything of hookd is there, so
+it uses the standard library alone and imports at the top only what every interpreter has loaded. Under `hookd run` it
+is `sitecustomize` that executes it, and `start` is all it needs.
+"""
+
+from __future__ import annotations
+import __future__
+
+import contextlib
+import importlib.util
+import json
+import marshal
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import CodeType
+
+_SOURCE_ROOT = "/hookd-payload/"
+_LOADER = "hookd/target/boot/loader.py"
+_PIECE = b"\n\f\f\f"
+"""Where `hookd/tool/attach/payload.py` has marked that a source may be cut."""
+_POLL_S = 0.002
+_BREATH_S = 0.01
+
+
+def start(config: dict[str, Any], archive: bytes, breath_s: float = 0.0) -> Any:
+    """Start the agent that a payload holds.
+
+    Args:
+        config: the agent's.
+        archive: the payload's bytes.
+        breath_s: for how long to leave the interpreter to the training between two pieces of the loader.
+
+    Returns:
+        The module that stops it, as `start` of the loader does.
+
+    Raises:
+        HookdError: the agent's own, when it refuses; `RefusalError` of the loader, when another is there.
+    """
+    files = unpack(archive)
+    loader: dict[str, Any] = {"__name__": "_hookd.target.boot.loader"}
+    for code in codes(files, _LOADER):
+        exec(code, loader)  # noqa: S102  this is how it comes in
+        sleep(breath_s)
+    return loader["start"](config, files, codes)
+
+
+def sleep(seconds: float) -> None:
+    """Wait for no signal, for so long: what `time` has may have been replaced (see `hookd/wire/originals.py`).
+
+    Not `SimpleQueue.get`: its lock is free at first, and a thread that has lost its processor for longer than the time-out
+    when it has taken that waits for ever (CPython 3.11 Modules/_queuemodule.c: a time-out below 0).
+    """
+    import _signal  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    _signal.sigtimedwait((), seconds)
+
+
+def unpack(archive: bytes) -> dict[str, bytes]:
+    """Read a payload: contents by path."""
+    files: dict[str, bytes] = marshal.loads(archive)  # noqa: S302  from our own tool
+    return files
+
+
+def codes(files: Mapping[str, bytes], path: str) -> Iterator[CodeType]:
+    """Give the code of a module's pieces: as the tool has compiled it if its Python was like ours."""
+    compiled = files.get(path + "c", b"")
+    if compiled.startswith(importlib.util.MAGIC_NUMBER):
+        yield from marshal.loads(compiled[len(importlib.util.MAGIC_NUMBER) :])  # noqa: S302  from our own tool
+        return
+    flags = line = 0
+    for piece in files[path].split(_PIECE):
+        code = compile(b"\n" * line + piece, _SOURCE_ROOT + path, "exec", flags, dont_inherit=True)
+        yield code
+        flags |= code.co_flags & __future__.annotations.compiler_flag
+        line += piece.count(b"\n") + 1
+
+
+class _Mailbox:
+    """The target's side of `hookd/tool/inject/mailbox.py`, where the offsets are explained."""
+
+    def __init__(self, fd: int | None, base: int) -> None:
+        self._fd, self._base = fd, base
+        self._what = None if fd is None else self._look(fd)
+
+    @staticmethod
+    def _look(fd: int) -> tuple[int, int]:
+        import posix  # noqa: PLC0415
+
+        status = posix.fstat(fd)
+        return status.st_dev, status.st_ino
+
+    def read(self, offset: int, size: int) -> bytes:
+        if self._fd is not None:
+            import posix  # noqa: PLC0415
+
+            return posix.pread(self._fd, size, self._base + offset)
+        import ctypes  # noqa: PLC0415
+
+        return ctypes.string_at(self._base + offset, size)
+
+    def write(self, offset: int, data: bytes) -> None:
+        if self._fd is not None:
+            import posix  # noqa: PLC0415
+
+            posix.pwrite(self._fd, data, self._base + offset)
+            return
+        import ctypes  # noqa: PLC0415
+
+        ctypes.memmove(self._base + offset, data, len(data))
+
+    def word(self, offset: int) -> int:
+        return int.from_bytes(self.read(offset, 8), "little")
+
+    def answer(self, value: dict[str, Any]) -> None:
+        data = json.dumps(value).encode()[:65536]
+        self.write(4096, data)
+        self.write(80, len(data).to_bytes(8, "little"))
+
+    def wait_until_seen(self, timeout_s: float) -> bool:
+        for _ in range(int(timeout_s / _POLL_S)):  # counted, for a clock may be frozen
+            if self.word(24) or self.is_cancelled():
+                break
+            sleep(_POLL_S)
+        return self.word(24) != 0
+
+    def is_cancelled(self) -> bool:
+        return self.word(32) != 0
+
+    def close(self) -> None:
+        """Give the memory back; the first page stays if code in it may still be queued."""
+        size = self.word(40)
+        keep = 0 if self.word(8) == self.word(64) else 4096
+        if self._fd is not None:
+            import posix  # noqa: PLC0415
+
+            with contextlib.suppress(
+                OSError
+            ):  # the program may close what it has not opened, and use the number itself
+                if self._look(self._fd) == self._what:
+                    posix.close(self._fd)
+        if not self._base:
+            return
+        import ctypes  # noqa: PLC0415
+
+        # By index: an attribute access would leave the function behind in `ctypes.pythonapi`.
+        munmap = ctypes.pythonapi["munmap"]
+        munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        munmap(self._base + keep, size - keep)
+
+
+def run(data: bytes, fd: int | None, base: int) -> None:
+    """Serve one request: have the agent started, or say why not. Runs on the injected thread, which then ends.
+
+    `threading` did not start it: once somebody asks there for its name, it would be in the list of threads for ever.
+
+    Args:
+        data: length and JSON of the request, then the payload.
+        fd: where the mailbox is a file, else None.
+        base: where it starts.
+    """
+    box = _Mailbox(fd, base)
+    length = int.from_bytes(data[:8], "little")
+    request = json.loads(data[8 : 8 + length])
+    try:
+        archive = data[8 + length :]
+        refusal = _disabled() or _wait_for_trainer(box, request)
+    except BaseException as exc:  # noqa: BLE001  told to the tool
+        refusal = _failure(exc)
+    if refusal is not None:
+        _finish(box, request, refusal)
+        return
+    try:
+        _serve(box, request, archive)
+    finally:
+        import threading  # noqa: PLC0415  torch has imported it: who does so first is taken for the main thread
+
+        ident = threading.get_ident()
+        if isinstance(threading._active.get(ident), threading._DummyThread):  # type: ignore[attr-defined]
+            threading._active.pop(ident, None)  # type: ignore[attr-defined]
+
+
+def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
+    sleep(_BREATH_S)  # reading the payload takes as long as what was done a moment ago
+    if box.is_cancelled():  # an import lock was held for longer than the tool waited
+        box.close()
+        return
+    try:
+        agent = start(request["config"], archive, _BREATH_S)
+    except BaseException as exc:  # noqa: BLE001  told to the tool
+        _finish(box, request, _failure(exc))
+    else:
+        _finish(box, request, {"ok": True}, agent)
+
+
+def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any], agent: Any = None) -> None:
+    try:
+        box.answer(answer)
+        is_seen = box.wait_until_seen(request["wait_s"])
+        if agent is not None and box.is_cancelled():  # the tool has told its user that the attach failed
+            agent.stop()
+        elif agent is not None and not is_seen:
+            agent.orphan()
+    except Exception:  # noqa: BLE001, S110  the agent has left already; nobody listens, and stderr is the program's
+        pass
+    finally:
+        box.close()
+
+
+def _disabled() -> dict[str, Any] | None:
+    """Give a refusal where the environment says so: as it was at the start, which may not be seen from outside, or as it is now."""
+    import posix  # noqa: PLC0415
+    from os import environ  # noqa: PLC0415
+
+    name = "HOOKD_DISABLE"
+    if {posix.environ.get(name.encode(), b""), environ.get(name, "")} <= {b"", b"0", "", "0"}:
+        return None
+    hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
+    return _refusal("TargetUnsupported", "disabled", "hookd is disabled in this process", hint=hint)
+
+
+def _wait_for_trainer(box: _Mailbox, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Wait until `import torch` is over, and for a child of multiprocessing until it is known what it is for.
+
+    The patch needs nn.Module, and must not be the one to import it.
+
+    Returns:
+        A refusal, None where the agent may start.
+    """
+    left = int(request["timeout_s"] / _POLL_S)
+    while not _torch_is_imported():
+        if box.is_cancelled() or not left:
+            return _refusal("TargetUnsupported", "no-torch", "torch is not imported in this process")
+        sleep(_POLL_S)
+        left -= 1
+    while request["only_trainers"] and _work() is None and not box.is_cancelled() and left:
+        sleep(_POLL_S)  # one that was spawned a moment ago does not know yet what it is to do
+        left -= 1
+    if request["only_trainers"] and (_work() or "").startswith("torch.utils.data."):
+        return _refusal("TargetUnsupported", "data-worker", "the process is a data loader's worker")
+    return None
+
+
+def _work() -> str | None:
+    """Give the module of what a child of multiprocessing does; None if it has not begun, "" if it is no such child."""
+    process = sys.modules.get("multiprocessing.process")
+    target = getattr(process.current_process(), "_target", None) if process is not None else None
+    words = "".join(getattr(sys, "orig_argv", ()))
+    if target is None and ("--multiprocessing-fork" in words or "multiprocessing.forkserver" in words):
+        return None
+    return getattr(target, "__module__", None) or ""
+
+
+def _torch_is_imported() -> bool:
+    """Say whether `import torch` has been completed here."""
+    return all(_is_imported(name) for name in ("torch.nn.modules.module", "torch"))
+
+
+def _is_imported(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+def _failure(exc: BaseException) -> dict[str, Any]:
+    if isinstance(exc, MemoryError):
+        hint = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
+        return _refusal("AttachError", "no-memory", "the process gets no memory for an agent", hint=hint)
+    reason = getattr(exc, "reason", None)
+    if not isinstance(reason, str):
+        return _refusal("AttachError", "agent-failed", _traceback(exc))
+    kind = getattr(exc, "kind", type(exc).__name__)
+    return _refusal(kind, reason, str(exc), str(getattr(exc, "hint", "")))
+
+
+def _refusal(kind: str, reason: str, message: str, hint: str = "") -> dict[str, Any]:
+    return {"ok": False, "kind": kind, "reason": reason, "message": message, "hint": hint}
+
+
+def _traceback(exc: BaseException) -> str:
+    import traceback  # noqa: PLC0415
+
+    return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))[-4000:]

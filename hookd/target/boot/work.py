@@ -1,0 +1,59 @@
+"""What hookd's own threads do, none of which may be under way when the interpreter ends. Runs in the target.
+
+A thread that comes back from C++ code of torch while the interpreter ends is ended by CPython with `pthread_exit`, which
+unwinds the stack through functions that allow no exception: `terminate called without an active exception`, SIGABRT, and a
+training that was over has failed. Source: CPython Python/ceval_gil.c `take_gil`, 3.10 to 3.13 (3.14 lets such a thread hang).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from hookd.wire.originals import Event, Lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Work:
+    """Counts the pieces of work that are under way in hookd's own threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._under_way = 0
+        self._may_begin, self._is_idle = Event(), Event()
+        self._may_begin.set()
+
+    @contextlib.contextmanager
+    def piece(self) -> Iterator[None]:
+        """Do one piece of work; once the process ends, wait for that end instead."""
+        while not self._begins():
+            self._may_begin.wait()  # in code of CPython's own, which may be unwound
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._is_idle.set()
+
+    def _begins(self) -> bool:
+        with self._lock:
+            if self._may_begin.is_set():
+                self._under_way += 1
+                self._is_idle.clear()
+                return True
+            return False
+
+    def go_on(self) -> None:
+        """Begin pieces again, after an `end`."""
+        self._may_begin.set()
+
+    def end(self, timeout_s: float) -> None:
+        """Begin no piece any more, and wait until those under way are over, or for so long."""
+        with self._lock:
+            self._may_begin.clear()
+            is_idle = not self._under_way
+        if not is_idle:
+            self._is_idle.wait(timeout_s)

@@ -1,0 +1,1 @@
+"""What runs at every call of a module."""

@@ -1,0 +1,348 @@
+"""The entry of `nn.Module.__call__`: watch module calls without replacing the function. Runs in the target.
+
+`hookd/native/entry.c` says how. `Entry` does what `ClassPatch` (`hookd/target/entry/patch.py`) does in Python, which is used where
+the entry cannot be: no compiled entry for this machine, a debug or free-threaded build of Python, torch before 2.1, or a
+`__call__` that somebody else has replaced or entered.
+
+CPython 3.11 does not ask the entry at a call that names the function and packs no arguments: `super().__call__(x)`, but not
+`super().__call__(*args)`. A class with such a `__call__` of its own is not observed there; `hookd_modules` says bypassed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from os import environ
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hookd.api.events import Module
+from hookd.errors import AttachError
+from hookd.target.boot import native
+from hookd.target.entry import hidden
+from hookd.target.entry.patch import HAS_COMPILED_IMPL, SKIP, is_pristine
+from hookd.target.entry.threads import ThreadState
+from hookd.target.events import batching
+from hookd.target.tensors import torch_state
+from hookd.target.tensors.kernel import DTYPES
+from hookd.wire.page import CALL_RECORD, MODULE, STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.api.totals import Totals
+    from hookd.target.session import Session
+
+VERSION = 7
+"""What `hookd_entry_version` of an entry returns that is called as below."""
+SHAPES = 256
+"""So many shapes entry.c can tell apart."""
+ROOM = 100
+"""So many levels of calls are left to hookd: where fewer are left until Python's recursion limit, calls are not observed."""
+_SIZE = FunctionType.__basicsize__
+_LOOKED_AT = 32
+"""So many numbers at the beginning of a thread's state in the interpreter, among which its depth is; it has more than 200 bytes.
+Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14."""
+_OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "kept", "returned", "hidden", "base", "profiled")
+"""What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
+
+
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+_DTYPES = (*DTYPES, *_WHOLE)
+"""What kernel.c can look at, in its order, and what has neither infinity nor NaN."""
+
+
+class _Host(ctypes.Structure):
+    """What calls are counted with, as entry.c has it."""
+
+    _fields_ = (
+        *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "record", "suspect")),
+        *((name, ctypes.py_object) for name in ("tensor", "whole", "modes", "tracing", "profile", "tool")),
+        ("dtypes", ctypes.py_object * len(_DTYPES)),
+        ("gate", ctypes.c_void_p),
+        ("level", ctypes.c_size_t),
+        ("cells", ctypes.c_void_p),
+        *((name, ctypes.c_size_t) for name in ("phase", "kind", "most", "each")),
+        *((name, ctypes.c_size_t) for name in (*_OF_THREAD, "waits")),
+    )
+
+
+class Counted(NamedTuple):
+    """What the entry counts of a module, where no Python function listens to its calls: an attribute of its plan.
+
+    Attributes:
+        shape: all modules of one have the same listeners.
+        remembers: whether what a call returns is kept, as a plan does.
+        checks: whether it is looked at, for who listens to `suspect`.
+    """
+
+    module: Module
+    shape: int
+    remembers: bool
+    checks: bool
+    totals: list[Totals]
+
+
+class Plans(dict[int, Any]):
+    """Plans by id(module), which the entry looks up in a table of its own.
+
+    The table keeps them alive itself: a signal handler may raise between any two lines here.
+    """
+
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        place = ctypes.c_size_t
+        self._put: Callable[..., int] = native.function(library, "hookd_entry_put", place, ctypes.c_void_p)
+        self._put_metered: Callable[..., int] = native.function(
+            library, "hookd_entry_put_metered", place, ctypes.py_object
+        )
+        self._drop: Callable[..., int] = native.function(library, "hookd_entry_drop", place)
+        self._clear: Callable[..., int] = native.function(library, "hookd_entry_clear")
+        there, size, cells = ctypes.py_object, ctypes.c_size_t, ctypes.c_void_p
+        self._count = native.function(
+            library, "hookd_entry_count", place, there, there, size, ctypes.c_int, ctypes.c_int, size, cells
+        )
+
+    def __setitem__(self, key: int, plan: Any) -> None:
+        if self._put(key, None if plan is SKIP else id(plan)):
+            raise MemoryError
+        super().__setitem__(key, plan)
+        counted = getattr(plan, "counted", None)
+        if counted is not None:
+            places = [
+                index for totals in counted.totals for places in totals.places_of(counted.module) for index in places
+            ]
+            array = (ctypes.c_int64 * len(places))(*places)
+            module, number = counted.module, float(counted.module.id)
+            kept = counted.remembers, counted.checks
+            if self._count(key, module, number, counted.shape, *kept, len(places) // 3, array):
+                raise MemoryError
+
+    def put_metered(self, key: int, plan: Any) -> None:
+        """Have calls of a module go to another plan in metered steps, until it gets a new plan for all others."""
+        self._put_metered(key, plan)
+
+    def pop(self, key: int, default: Any = None) -> Any:
+        """Forget a module; return its plan."""
+        self._drop(key)
+        return super().pop(key, default)
+
+    def clear(self) -> None:
+        """Forget all modules."""
+        self._clear()
+        super().clear()
+
+    def close(self) -> None:
+        """Forget all modules, and the table: some of the modules may die later."""
+        self.clear()
+        self._put = self._put_metered = self._drop = self._count = self._clear = _ignore
+
+
+class CannotEnterError(Exception):
+    """Calls cannot be entered in C; the text says why."""
+
+
+class Entry:
+    """`nn.Module.__call__` entered in C, and given back its own entry.
+
+    Attributes:
+        original: the function, which stays what it is.
+        plans: by id(module).
+        why_patched: "": `nn.Module.__call__` is not replaced.
+        hidden: calls a function of hookd's, with args and kwargs, hidden from a profiler (`hookd.target.entry.hidden`).
+    """
+
+    why_patched = ""
+
+    def __init__(self, library: Any, call: FunctionType, missing: Callable[..., Any]) -> None:
+        self.original: Any = call
+        self._whole: Any = FunctionType(
+            call.__code__, call.__globals__, call.__name__, call.__defaults__, call.__closure__
+        )
+        self.plans = Plans(library)
+        self._library = library
+        there, size = ctypes.py_object, ctypes.c_size_t
+        self._watch = native.function(library, "hookd_entry_watch", there, size)
+        self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
+        self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
+        self._check = native.function(library, "hookd_entry_check", ctypes.c_int, ctypes.c_int)
+        self._unseen = native.function(library, "hookd_entry_unseen", size)
+        self._meter = native.function(library, "hookd_entry_meter", ctypes.c_int)
+        self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
+        self._let_go = native.function(library, "hookd_entry_let_go", there, size)
+        self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
+        self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
+        self._deep = native.function(library, "hookd_entry_deep")
+        self.hidden = native.caller(library, "hookd_entry_hidden")
+        self._aloud = native.caller(library, "hookd_entry_aloud")
+        self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
+        start = native.function(library, "hookd_entry_start", there, there, there, there)
+        if start(call, _plain, missing, nn.Module._call_impl):
+            raise CannotEnterError("another tool has entered nn.Module.__call__")
+
+    @classmethod
+    def load(cls, missing: Callable[..., Any]) -> Entry:
+        """Return an entry that is not installed yet.
+
+        Args:
+            missing: called as `missing(module, args, kwargs)` for a module without a plan.
+
+        Raises:
+            CannotEnterError: there is none for this process.
+        """
+        call = nn.Module.__dict__["__call__"]
+        if environ.get("HOOKD_ENTRY") == "0":
+            raise CannotEnterError("HOOKD_ENTRY=0 is in its environment")
+        # What a plan calls on must not be what is entered: before torch 2.1 that is `_call_impl`, else another tool's function.
+        if not HAS_COMPILED_IMPL:
+            raise CannotEnterError("torch is older than 2.1")
+        if not is_pristine(call):
+            raise CannotEnterError("another tool has replaced nn.Module.__call__")
+        if not _has_usual_layout():
+            raise CannotEnterError("this is a debug or free-threaded build of Python")
+        try:
+            image = native.image_of("entry")
+        except OSError:
+            raise CannotEnterError("there was no C compiler when hookd was installed") from None
+        try:
+            library = native.load("hookd-entry", image, keeps_lock=True)
+            if native.function(library, "hookd_entry_version")() != VERSION:
+                raise CannotEnterError("the entry is of another version of hookd: install hookd anew")
+            return cls(library, call, missing)
+        except (OSError, AttributeError) as error:  # no memory file, not executable, another machine's, no entry at all
+            raise CannotEnterError(str(error)) from None
+
+    def install(self) -> None:
+        """Enter the function.
+
+        Raises:
+            AttachError: somebody else has done so since `load`.
+        """
+        if self._watch(self.original, _SIZE):
+            raise AttachError(
+                "another tool has entered nn.Module.__call__ at this moment", reason="busy", hint="Try again."
+            )
+
+    def leave_room(self, room: int = ROOM) -> None:
+        """Let calls pass unobserved where fewer levels are left until the recursion limit, from now on."""
+        shallow, deep, deeper = (self._numbers_at(levels) for levels in (0, 5, 12))
+        for sign in (-1, 1):
+            found = [
+                index
+                for index, number in enumerate(shallow)
+                if (deep[index] - number, deeper[index] - number) == (5 * sign, 12 * sign)
+            ]
+            if len(found) == 1:
+                self._set_depth(4 * found[0], sign > 0, sys.getrecursionlimit(), room)
+
+    def _numbers_at(self, levels: int) -> list[int]:
+        """Look at the thread's state from so many levels further down."""
+        if levels:
+            return self._numbers_at(levels - 1)
+        numbers = (ctypes.c_int * _LOOKED_AT)()
+        self._look(numbers, _LOOKED_AT)
+        return list(numbers)
+
+    def too_deep(self) -> int:
+        """Return how many calls have passed unobserved for want of room since the last time."""
+        return int(self._deep())
+
+    def host(self, session: Session) -> None:
+        """Count calls with what a session has, from now on; where its objects are not laid out as usual, plans count."""
+        names, state = session.namespace, ThreadState(0, 0, is_engine=False)
+        module = Module("", "", 0, 0, None, leaf=True)
+        offsets = [_offset(state, name) for name in _OF_THREAD] + [_offset(module, "_waits")]
+        if None in offsets or not hasattr(torch._C, "_len_torch_function_stack"):
+            return
+        dtypes: Any = (ctypes.py_object * len(_DTYPES))(*_DTYPES)  # type: ignore[misc]  # typeshed wants them wrapped
+        cells = ctypes.addressof(ctypes.c_char.from_buffer(session.cells))  # no reference stays: a page is to be closed
+        host = _Host(
+            session.local, names["unwind"], session.portions.remember_call, session.page.record, session.portions.suspect,
+            torch.Tensor, self._whole, torch_state.function_modes, torch_state.tracing, hidden.profile, hidden.tool, dtypes,
+            *session.numeric.gate(), cells, STEP - MODULE, CALL_RECORD, batching.KEPT, batching.LIGHT, *offsets,
+        )  # fmt: skip
+        self._set_host(ctypes.byref(host))
+
+    def arm(self, shape: int, *, is_armed: bool) -> None:
+        """Have the calls of a shape go through the plans, or count them."""
+        self._arm(shape, is_armed)
+
+    def check(self, *, checks: bool, alert: bool) -> int:
+        """Look at what counted calls return, or do not; return how many have passed since the last time that nobody could look at.
+
+        Args:
+            checks: have `Portions.suspect` told of what is not finite;
+            alert: and of all others.
+        """
+        return int(self._check(checks, alert))
+
+    def is_unseen(self, shape: int) -> bool:
+        """Whether anything of a shape could not be looked at, ever since."""
+        return bool(self._unseen(shape))
+
+    def meter(self, *, is_metered: bool) -> None:
+        """Take the time of what is counted, or do not."""
+        self._meter(is_metered)
+
+    def let_go(self, returned: list[Any], last: int) -> int:
+        """Know of the calls that were remembered only the last ones still, weakly; return how many are left as they are."""
+        return int(self._let_go(returned, last))
+
+    def metered_ns(self) -> int:
+        """Return what calls that were counted have taken since the last time, while they were metered."""
+        spent = ctypes.c_int64()
+        self._spent(ctypes.byref(spent))
+        return spent.value
+
+    def aloud(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of the training's inside of that, which is hidden from nobody."""
+        return self._aloud(function, args, kwargs)
+
+    def call_aloud(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a module as if hookd were not there, for a profiler to see: by its code `torch.profiler` knows a module's call."""
+        return self._aloud(self._whole, (module, *args), kwargs)
+
+    def register(self) -> None:
+        """Do nothing: torch.compile reads a function's code, and never its entry."""
+
+    def restore(self) -> str:
+        """Give the function its own entry back.
+
+        Returns:
+            What is left where another tool has entered it after us, "" where nothing is.
+        """
+        is_foreign = self._unwatch(self.original, _SIZE)
+        return "nn.Module.__call__: another tool has entered it after us; ours passes through" if is_foreign else ""
+
+    def close(self) -> None:
+        """Return all memory. The code stays where a call that began in it still runs, in whatever thread."""
+        self.plans.close()
+        stop = native.function(self._library, "hookd_entry_stop")
+        if not stop():
+            native.unload(self._library)
+
+
+def _has_usual_layout() -> bool:
+    """Whether this is a CPython whose objects begin as those of the C sources do: neither traced nor free-threaded."""
+    return sys.version_info >= (3, 10) and not hasattr(sys, "getobjects") and "t" not in getattr(sys, "abiflags", "")
+
+
+def _offset(instance: Any, name: str) -> int | None:
+    """Return where an object has one of its `__slots__`, in bytes; None where that cannot be seen."""
+    mark, before = object(), getattr(instance, name)
+    setattr(instance, name, mark)
+    words = (ctypes.c_size_t * (type(instance).__basicsize__ // 8)).from_address(id(instance))
+    found = [8 * at for at, word in enumerate(words) if word == id(mark)]
+    setattr(instance, name, before)
+    return found[0] if len(found) == 1 else None
+
+
+def _plain() -> None:
+    """Have the entry that every Python function has."""
+
+
+def _ignore(*_: object) -> int:
+    return 0

@@ -1,0 +1,141 @@
+"""What the agent replaces in torch, and how it is put back. Runs in the target.
+
+`nn.Module.__call__` is replaced at the class: cheaper than torch's global hooks, sees keyword arguments and
+exceptions, changes no kernel. CPython 3.13+ stops caching attributes of a class after about 1,000 assignments, so the
+class is assigned to at attach and at detach only.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hookd.target.entry import dynamo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SKIP = object()
+"""What a known module that nobody wants to hear of has for a plan."""
+
+HAS_COMPILED_IMPL = hasattr(nn.Module, "_compiled_call_impl")
+
+
+def is_pristine(call: Any) -> bool:
+    """Whether `nn.Module.__call__` is torch's own, whose body we may write out instead of calling it."""
+    code = getattr(call, "__code__", None)
+    return code is not None and code.co_filename == nn.Module._call_impl.__code__.co_filename
+
+
+def plain_call(original: Any) -> str:
+    """Give the expression that runs a module as if hookd were not there, in terms of self, args and kwargs."""
+    if not is_pristine(original):
+        return "original(self, *args, **kwargs)"
+    if not HAS_COMPILED_IMPL:
+        return "self._call_impl(*args, **kwargs)"
+    # Source: torch/nn/modules/module.py `_wrapped_call_impl`, 2.1 to 2.14.
+    return ("(self._call_impl(*args, **kwargs) if self._compiled_call_impl is None"
+            " else self._compiled_call_impl(*args, **kwargs))")  # fmt: skip
+
+
+CALL_SOURCE = """
+def __call__(self, *args, **kwargs):
+    plan = get(id(self))
+    if plan is SKIP:
+        return CALL
+    if plan is None:
+        return missing(self, args, kwargs)
+    return plan(self, args, kwargs)
+"""
+
+
+def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any) -> Any:
+    """Make the `__call__` that looks up a module's plan.
+
+    It outlives a detach where something keeps a bound copy (an OptimizedModule does): then `plans` is empty and
+    `missing` calls through.
+    """
+    namespace: dict[str, Any] = {
+        "get": plans.get, "missing": missing, "original": original, "SKIP": SKIP,
+    }  # fmt: skip
+    exec(compile(CALL_SOURCE.replace("CALL", plain_call(original)), "<hookd call>", "exec"), namespace)
+    call = namespace["__call__"]
+    functools.update_wrapper(call, original)
+    del call.__wrapped__
+    dynamo.stand_in(call, original)
+    return call
+
+
+def is_in_flight() -> bool:
+    """Whether this thread is inside a module's call: one that was under way when we arrived, or an unnamed one."""
+    codes = {nn.Module._call_impl.__code__}
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class ClassPatch:
+    """`nn.Module.__call__` replaced by ours, and put back by identity.
+
+    Attributes:
+        original: what it was.
+        plans: by id(module).
+        why_patched: why calls are not entered in C, for a person.
+    """
+
+    def __init__(self, missing: Callable[..., Any], why_patched: str) -> None:
+        self.why_patched = why_patched
+        self.plans: dict[int, Any] = {}
+        self.original: Any = nn.Module.__dict__["__call__"]
+        self.ours = make_call(self.plans, missing, self.original)
+
+    def install(self) -> None:
+        """Put ours in place."""
+        nn.Module.__call__ = self.ours  # type: ignore[method-assign]
+        self.register()
+
+    def register(self) -> None:
+        """Tell dynamo of ours; again from time to time, for it may be loaded later."""
+        dynamo.replace_call(self.original, self.ours)
+
+    def restore(self) -> str:
+        """Put the original back.
+
+        Returns:
+            What is left where somebody has patched on top of us, "" where nothing is.
+        """
+        dynamo.replace_call(self.ours, self.original)
+        if nn.Module.__dict__["__call__"] is self.ours:
+            nn.Module.__call__ = self.original  # type: ignore[method-assign]
+        is_original = nn.Module.__dict__["__call__"] is self.original
+        return "" if is_original else "nn.Module.__call__: somebody has patched on top of us; ours passes through"
+
+    def close(self) -> None:
+        """Let go of the plans; the function outlives them where something keeps a bound copy."""
+        self.plans.clear()
+
+
+class Replaced:
+    """One function of a module or class replaced by a wrapper, and put back by identity."""
+
+    def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        self.owner, self.name = owner, name
+        self.original = owner.__dict__[name]
+        ours: Any = wrap(self.original)
+        self.ours = functools.update_wrapper(ours, self.original)
+        del self.ours.__wrapped__
+        dynamo.stand_in(ours, self.original)
+        setattr(owner, name, self.ours)
+
+    def restore(self) -> bool:
+        """Put the original back; False where somebody has replaced ours in the meantime."""
+        if self.owner.__dict__.get(self.name) is not self.ours:
+            return False
+        setattr(self.owner, self.name, self.original)
+        return True

@@ -1,0 +1,428 @@
+"""The gradients that enter and leave a module, without a node added to the graph. Runs in the target.
+
+torch's own full backward hook inserts nodes (other accumulation order, so other bits), raises where an operation
+works in place, and misses dict outputs. Here hooks are put on the autograd nodes that are there anyway:
+
+- a pre-hook on each node that made an output sees the gradient of that output;
+- a post-hook on each node of the module whose edge leads to an input (captured at entry as (grad_fn, output_nr),
+  because an in-place operation rebases it) sees this module's share of that input's gradient. To replace it, all
+  but the last of them return zeros and the last returns the replaced sum.
+
+How many of them will run (a branch may be unused) is asked of the engine when the first one runs. A hook must never
+hold a node that leads to it, or the graph would be a cycle that nobody frees: nodes are held only by hooks on nodes
+with a higher sequence number, which run earlier.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from hookd.api.hookspecs import TIMES
+from hookd.api.nested import is_tensor, tensors
+from hookd.api.passive import of_tensor, requires_grad
+from hookd.target.plugins.faults import Failure
+from hookd.target.tensors.torch_state import is_unreal, unseen
+
+if TYPE_CHECKING:
+    from hookd.api.events import Module
+    from hookd.target.entry.threads import Threads, ThreadState
+    from hookd.target.events.dispatch import Dispatch
+    from hookd.target.plugins.listeners import Listener
+
+_sequence = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
+_will_run = getattr(torch._C, "_will_engine_execute_node", lambda _node: True)
+_is_grad_enabled = torch.is_grad_enabled
+_node = getattr(torch._C, "_current_autograd_node", lambda: None)
+_Tensor: Any = torch.Tensor
+_grad_fn, _output_nr = _Tensor.grad_fn.__get__, _Tensor.output_nr.__get__  # past what a class of tensors has there
+_WALK_LIMIT = 20_000
+_ACCUMULATE = 1 << 63
+"""AccumulateGrad has the highest number there is (UINT64_MAX): it leads nowhere."""
+
+
+class Entered:
+    """What is known when a module is entered: where the graph stands, and the edges of the positional inputs.
+
+    Attributes:
+        thread: the one that runs it.
+        lost: `thread.lost` when the call itself begins.
+    """
+
+    __slots__ = ("edges", "lost", "sequence", "thread")
+
+    def __init__(self, thread: ThreadState, args: tuple[Any, ...]) -> None:
+        self.thread = thread
+        self.lost = 0
+        self.sequence = _sequence()
+        self.edges = [_edge(x) for x in args]
+
+
+class Slot(NamedTuple):
+    """One tensor of the output: its place, and which output of its node it is."""
+
+    at: int
+    nr: int
+
+
+def _edge(x: Any) -> tuple[Any, int] | None:
+    if not is_tensor(x) or not requires_grad(x):
+        return None
+    node = of_tensor(x, "grad_fn")
+    if node is not None:
+        return (node, of_tensor(x, "output_nr"))
+    # A leaf's AccumulateGrad node is reached through a view, which no mode of the user may see.
+    with torch._C._DisableTorchDispatch():
+        view: Any = _view_of_leaf(x)
+    return None if view is None else (view.grad_fn.next_functions[0][0], 0)
+
+
+def _view_of_leaf(x: torch.Tensor) -> torch.Tensor | None:
+    try:
+        return torch.Tensor.view_as(x, x)
+    except (RuntimeError, NotImplementedError):  # sparse and nested tensors have no views
+        return None
+
+
+class Flow:
+    """The gradients of one call of one module, while a backward runs through it. Holds no node of the module.
+
+    Attributes:
+        keeps_in: whether somebody wants the gradients of the inputs; if not, their shares are not summed.
+        keeps_out: the same of the outputs; if not, they are not held, so that torch can work in their memory.
+        is_timed: whether somebody wants the time, which takes a hook on the last node.
+        heard: who listened when the call was made.
+        elapsed_ns: of this backward, see `hookd.api.hookspecs.backward`; 0 until it is done.
+        self_ns: what of it was not inside a module inside.
+    """
+
+    __slots__ = (
+        "again", "dispatch", "due", "due_in", "due_out", "elapsed_ns", "grads_in", "grads_out", "heard", "inner",
+        "is_open", "is_timed", "keeps_in", "keeps_out", "local", "lost", "module", "mutates", "self_ns", "started", "thread",
+        "was_used",
+    )  # fmt: skip
+
+    def __init__(self, module: Module, dispatch: Dispatch, local: Threads, heard: list[Listener]) -> None:
+        asked = frozenset(argument for one in heard for argument in one.arguments)
+        mutates = any(one.mutates for one in heard)
+        self.module = module
+        self.heard = heard
+        self.dispatch = dispatch
+        self.local = local
+        self.mutates = mutates
+        self.keeps_in = mutates or "grad_input" in asked
+        self.keeps_out = mutates or "grad_output" in asked
+        self.is_timed = bool(asked & TIMES)
+        self.is_open = self.was_used = False
+        self.due_out = self.due_in = self.elapsed_ns = self.self_ns = 0
+        self.started = self.inner = self.lost = self.again = 0
+        self.thread: ThreadState | None = None
+        self.grads_in: list[Any] = []
+        self.grads_out: list[Any] = []
+        self.due: list[int] = []
+
+    def expect(self, inputs: int, outputs: int) -> None:
+        """Make room for the gradients of so many tensors."""
+        self.grads_in, self.grads_out, self.due = [None] * inputs, [None] * outputs, [0] * inputs
+
+    def open(self, due_out: int, ends: list[Entry], mark: int) -> None:
+        """Begin a backward in which `ends` are the entries that will run; `mark` is when its first hook was called."""
+        self.is_open = self.was_used = True
+        self.thread = thread = self.local.thread
+        self.started, self.inner, self.lost, self.again = mark, thread.inner, thread.lost, thread.again
+        self.elapsed_ns = self.self_ns = 0
+        self.due_out, self.due_in = due_out, len(ends)
+        for end_ in ends:
+            for i in end_.inputs:
+                self.due[i] += 1
+
+    def stop(self, mark: int) -> None:
+        """Take the time; on a GPU of several devices the end may be in another thread, which knows of its own alone."""
+        thread = self.local.thread
+        spent = mark - self.started
+        self.elapsed_ns = self.self_ns = spent
+        if thread is self.thread:
+            spent -= thread.lost - self.lost
+            self.elapsed_ns = spent - (thread.again - self.again)
+            self.self_ns = max(0, spent - (thread.inner - self.inner))
+            thread.inner = self.inner + spent
+
+    def close(self) -> None:
+        """Forget this backward's gradients; the next one (retain_graph) begins anew."""
+        self.is_open = False
+        self.thread = None
+        self.expect(len(self.grads_in), len(self.grads_out))
+
+
+class Entry:
+    """A node of the module that leads to inputs: places are pairs (index of the edge, index of the input)."""
+
+    __slots__ = ("inputs", "node", "places")
+
+    def __init__(self, node: Any, places: list[tuple[int, int]]) -> None:
+        self.node = node
+        self.places = places
+        self.inputs = sorted({i for _, i in places})
+
+
+def begin(thread: ThreadState, args: tuple[Any, ...]) -> Entered | None:
+    """Note where the graph stands before a module runs.
+
+    Returns:
+        None where no graph is being built, or none of training's.
+    """
+    if not _is_grad_enabled() or is_unreal():
+        return None
+    with unseen():
+        return Entered(thread, args)
+
+
+def is_reentrant() -> bool:
+    """Whether a module called inside a backward builds a graph that will be used.
+
+    It does in the backward of a Python function (reentrant checkpointing: torch/utils/checkpoint.py
+    `CheckpointFunction.backward`, 2.13); in a non-reentrant recompute the graph of the first pass is the one in use.
+    """
+    return isinstance(_node(), torch.autograd.function.BackwardCFunction)
+
+
+def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, heard_backward: bool) -> Any:
+    """Hook the nodes that a call of a module made.
+
+    Args:
+        flow: of this call.
+        args: its positional inputs.
+        output: what it returned, possibly nested.
+        entered: what `begin` gave.
+        heard_backward: whether anybody listens to `backward`, which needs a walk through the module's nodes.
+
+    Returns:
+        The output. For a mutator, an input that was given back as it is (Identity, Dropout in eval) is replaced by a
+        view: only so has it a node, whose gradient can be told from that of the input's other users.
+    """
+    outputs = tensors(output)
+    flow.expect(len(args), len(outputs))
+    mutates = flow.mutates
+    if mutates:
+        places = {id(x): i for i, x in enumerate(args) if entered.edges[i] is not None}
+        passed = [(slot, places[id(t)]) for slot, t in enumerate(outputs) if id(t) in places]
+        if passed:
+            output = _viewed(output, places)
+            outputs = tensors(output)
+            _hook_passed(flow, passed, entered)
+    slots = _made(outputs, entered, passed_too=mutates)
+    # The highest sequence number runs first, so a hook may hold the nodes that come after its own.
+    nodes = sorted({id(n): n for n, _ in slots if n is not None}.values(), key=lambda n: -n._sequence_nr())
+    walk = _Walk(nodes, entered, timed=flow.is_timed) if heard_backward else None
+    for at, node in enumerate(nodes):
+        mine = [Slot(slot, nr) for slot, (n, nr) in enumerate(slots) if n is node]
+        later = nodes[at + 1 :]
+        entries = [] if walk is None else walk.entries
+        if len(nodes) > 1 and not mutates:
+            # An output may be dropped while another lives on: hold nothing that this node does not lead to.
+            below = _Walk([node], entered, timed=flow.is_timed)
+            later = [n for n in later if id(n) in below.seen]
+            entries = below.entries if walk is not None else []
+        own = [Entry(None, e.places) for e in entries if e.node is node]
+        under = [e for e in entries if e.node is not node and e.node._sequence_nr() < node._sequence_nr()]
+        node.register_prehook(_before(flow, mine, later, own, under))
+    for entry in walk.entries if walk is not None else ():
+        node = entry.node
+        node.register_hook(_after(flow, entry.places, entry.inputs))
+    return output
+
+
+def _made(outputs: list[torch.Tensor], entered: Entered, *, passed_too: bool) -> list[tuple[Any, int]]:
+    """Return the node and its output for each tensor of an output, (None, 0) where there is nothing to hook.
+
+    A tensor that the module was given, and gives back beside its own (a T5 block its position bias), has a node that runs
+    when the module's backward is long over: it belongs to the module that made it. Of a module that makes no node of its
+    own, such as Identity, it is all there is.
+    """
+    with unseen():
+        slots = [(_grad_fn(t), _output_nr(t)) for t in outputs]
+    is_own = [node is not None and node._sequence_nr() >= entered.sequence for node, _ in slots]
+    if passed_too or not any(is_own):
+        return slots
+    return [slot if own else (None, 0) for slot, own in zip(slots, is_own)]
+
+
+def _hook_passed(flow: Flow, passed: list[tuple[int, int]], entered: Entered) -> None:
+    """Replace at the input's own node, should the view's have gone: an in-place operation on a view drops its node."""
+    for slot, i in passed:
+        edge = entered.edges[i]
+        if edge is not None and edge[0]._sequence_nr() < _ACCUMULATE:
+            edge[0].register_prehook(_instead(flow, slot, i, edge[1]))
+
+
+def _instead(flow: Flow, slot: int, i: int, nr: int) -> Any:
+    def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if flow.was_used:
+            flow.was_used = False
+            return None
+        flow.grads_out[slot] = grads[nr]
+        _replace(flow, "backward_pre", flow.grads_out, [slot])
+        flow.grads_in[i] = flow.grads_out[slot]
+        _replace(flow, "backward", flow.grads_in, [i])
+        new = _with(grads, {nr: flow.grads_in[i]})
+        flow.close()
+        return new
+
+    return prehook
+
+
+def _viewed(output: Any, passed: dict[int, int]) -> Any:
+    if is_tensor(output):
+        return output.view_as(output) if id(output) in passed else output
+    if type(output) in (tuple, list):
+        return type(output)(_viewed(item, passed) for item in output)
+    if type(output) is dict:
+        return {key: _viewed(item, passed) for key, item in output.items()}
+    return output
+
+
+class _Walk:
+    """The nodes that a module made, from some of its outputs down to its inputs.
+
+    Attributes:
+        seen: the nodes by id; holding them keeps their Python wrappers alive, and so their ids apart.
+        entries: those that lead to an input. Where no input needs a gradient there is none: the last node to run, the
+            one with the lowest sequence number, then stands for the end of the module's backward. Where the time is
+            asked for it always does: the engine runs ready nodes in the order of their numbers, and a weight that the
+            module computes (a parametrization) has its nodes behind those that lead to an input.
+    """
+
+    def __init__(self, outputs: list[Any], entered: Entered, *, timed: bool = False) -> None:
+        self.seen: dict[int, Any] = {}
+        self.entries: list[Entry] = []
+        wanted = [(*edge, at) for at, edge in enumerate(entered.edges) if edge is not None]
+        todo = [n for n in outputs if n._sequence_nr() >= entered.sequence]
+        while todo and len(self.seen) < _WALK_LIMIT:
+            node = todo.pop()
+            if id(node) not in self.seen:
+                self.seen[id(node)] = node
+                self._look(node, wanted, entered.sequence, todo)
+        if self.seen and (timed or not self.entries):
+            last = min(self.seen.values(), key=lambda n: n._sequence_nr())
+            if not any(entry.node is last for entry in self.entries):
+                self.entries.append(Entry(last, []))
+
+    def _look(self, node: Any, wanted: list[Any], sequence: int, todo: list[Any]) -> None:
+        places = []
+        for at, (following, nr) in enumerate(node.next_functions):
+            inputs = [i for n, k, i in wanted if n is following and k == nr]
+            if inputs:
+                places.append((at, inputs[0]))
+            elif following is not None and sequence <= following._sequence_nr() < _ACCUMULATE:
+                todo.append(following)
+        if places:
+            self.entries.append(Entry(node, places))
+
+
+def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], later: list[Entry]) -> Any:
+    """Make the pre-hook of one node that made outputs; `outputs` and `later` are the nodes that run after it."""
+
+    def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        mark, before = flow.dispatch.clock(), flow.dispatch.charged
+        if not flow.is_open:
+            ends = own + [e for e in later if _will_run(e.node)]
+            flow.open(1 + sum(1 for n in outputs if _will_run(n)), ends, mark)
+        thread = flow.thread
+        for slot in mine if flow.keeps_out else ():
+            flow.grads_out[slot.at] = grads[slot.nr]
+        if flow.mutates:  # what this node does not make is None to them
+            _replace(flow, "backward_pre", flow.grads_out, [slot.at for slot in mine])
+        new = _with(grads, {slot.nr: flow.grads_out[slot.at] for slot in mine}) if flow.mutates else None
+        flow.due_out -= 1
+        if not flow.due_out:
+            flow.dispatch.flow("backward_pre", flow, tuple(flow.grads_out), mutators=False)
+            if not flow.due_in:
+                _finish(flow, mark)
+        _lose(flow, thread, mark, before)
+        return new
+
+    return _harmless(flow, prehook)
+
+
+def _harmless(flow: Flow, hook: Any) -> Any:
+    """Keep an error of our own from the backward: autograd would raise it in the training code."""
+
+    def guarded(*grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        try:
+            return hook(*grads)  # type: ignore[no-any-return]
+        except Failure as failure:
+            flow.dispatch.own_failure("the backward of a module", failure)
+            return None
+
+    return flow.dispatch.entrance(
+        guarded
+    )  # which does nothing in a graph that was made before backward passes were compiled
+
+
+def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None:
+    part = tuple(grad if at in places else None for at, grad in enumerate(grads))
+    new = flow.dispatch.flow(hook, flow, part, mutators=True)
+    if new is not None:
+        for at in places:
+            grads[at] = new[at]
+
+
+def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
+    """Make the post-hook of one node that leads to inputs."""
+
+    def posthook(grads_in: tuple[Any, ...], _grads_out: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not flow.is_open:
+            return None
+        mark, before = flow.dispatch.clock(), flow.dispatch.charged
+        thread = flow.thread
+        for at, i in places if flow.keeps_in else ():
+            share = grads_in[at]
+            if share is not None:
+                flow.grads_in[i] = share if flow.grads_in[i] is None else flow.grads_in[i] + share
+        flow.due_in -= 1
+        new = _replaced(flow, grads_in, places, inputs) if flow.mutates else None
+        if not flow.due_in:
+            _finish(flow, mark)
+        _lose(flow, thread, mark, before)
+        return new
+
+    return _harmless(flow, posthook)
+
+
+def _lose(flow: Flow, thread: ThreadState | None, mark: int, before: int) -> None:
+    """Note what a hook has taken, so that it is not taken for the module's."""
+    if thread is not None:
+        thread.lost += flow.dispatch.clock() - mark
+    if flow.dispatch.mark():
+        flow.dispatch.settle(mark, before)
+
+
+def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int]], inputs: list[int]) -> Any:
+    """Give what flows on from one node: zeros to inputs that still wait for a share, the replaced sum to the others."""
+    for i in inputs:
+        flow.due[i] -= 1
+    complete = [i for i in inputs if flow.due[i] == 0]
+    if complete:
+        _replace(flow, "backward", flow.grads_in, complete)
+    final = {}
+    for at, i in places:
+        # An input that several edges of this node lead to gets its sum through the first of them.
+        final[at] = flow.grads_in[i] if i in complete else _zeros(grads_in[at])
+        if i in complete:
+            complete.remove(i)
+    return _with(grads_in, final)
+
+
+def _finish(flow: Flow, mark: int) -> None:
+    flow.stop(mark)
+    flow.dispatch.flow("backward", flow, tuple(flow.grads_in), mutators=False)
+    flow.close()
+
+
+def _zeros(grad: Any) -> Any:
+    return None if grad is None else torch.zeros_like(grad)
+
+
+def _with(grads: tuple[Any, ...], new: dict[int, Any]) -> tuple[Any, ...]:
+    return tuple(new.get(at, grad) for at, grad in enumerate(grads))

@@ -1,0 +1,296 @@
+"""Giving events to the plugins that listen, and dealing with what leaves a plugin. Runs in the target.
+
+What happens at every call of a module is in the plans (`hookd.target.entry.plan`), which come here for errors and accounts alone.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import TrainingError, worded
+from hookd.target.entry.hidden import entrance
+from hookd.target.plugins.faults import Failure, for_program, is_from_signal_handler
+from hookd.target.plugins.plugin_errors import trouble
+from hookd.target.plugins.rules import where
+from hookd.target.tensors import torch_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.api.context import Context
+    from hookd.api.events import Module
+    from hookd.target.events.backward import Flow
+    from hookd.target.plugins.listeners import Entry, Listener
+    from hookd.target.session import Session
+
+LOGGED = 10
+"""How often an error of hookd's own is logged at one place: a traceback at every call would cost more than the call."""
+OWN = -1
+"""Stands for hookd itself where plugins have their numbers."""
+
+
+class Dispatch:
+    """Calls listeners, one after the other, each guarded.
+
+    Attributes:
+        spent: ns spent in each plugin during a metered step, by the plugin's number, and in hookd itself as `OWN`.
+        charged: ns of all that so far.
+        calls: of each plugin's hooks during a metered step, by the plugin's number.
+        clock: the session's.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.clock = session.clock
+        self.spent: dict[int, int] = {}
+        self.charged = 0
+        self.calls: dict[int, int] = {}
+        self._failures: Counter[str] = Counter()
+
+    def names(self) -> dict[str, Any]:
+        """Give what plans call by name."""
+        return {"fault": self.fault, "stray": self._stray, "charge": self.charge, "settle": self.settle, "ledger": self}
+
+    def entrance(self, act: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Return what the training calls in order to run `act` (`hookd.target.entry.hidden`)."""
+        return entrance(self._session, act, plain)
+
+    def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
+        """Give who listens to a hook, at a module where it is a module's hook, and is to be called now."""
+        session = self._session
+        heard = session.models.audience.listeners(hook, module)
+        return [one for one in heard if session.namespace.get(one.switch)] if heard else []
+
+    def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
+        """Give the listeners of a hook that is not part of a plan, and whose result nobody uses."""
+        heard = self.switched_on(hook, module)
+        if not heard:
+            return
+        begun, before = self.mark(), self.charged
+        self.tell(heard, values)
+        if begun:
+            self.settle(begun, before)
+
+    def flow(self, hook: str, flow: Flow, grads: tuple[Any, ...], *, mutators: bool) -> Any:
+        """Give the listeners of a module's gradients, either the mutators or all others.
+
+        Mutators are asked as soon as some gradients must be handed on, which need not be all of them: what is not there
+        yet, or was handed on already, is None. Observers are told once, when everything is there.
+
+        Returns:
+            What replaces `grads`, or None.
+        """
+        if not self._session.is_live:
+            return None
+        if mutators:
+            heard = [one for one in self.switched_on(hook, flow.module) if one.mutates]
+        else:  # a sampled call is told of to its end, also where that comes in a step that is not sampled
+            heard = [one for one in flow.heard if one.hook == hook and not one.mutates and self._is_active(one)]
+        if not heard:
+            return None
+        values = {
+            "module": flow.module, "grad_input": tuple(flow.grads_in), "grad_output": tuple(flow.grads_out),
+            "elapsed_ns": flow.elapsed_ns or self.clock() - flow.started, "self_ns": flow.self_ns,
+        }  # fmt: skip
+        replaces = "grad_output" if hook == "backward_pre" else "grad_input"
+        values[replaces] = grads
+        return self.tell(heard, values, replaces)
+
+    def _is_active(self, one: Listener) -> bool:
+        entry = self._session.registry.entries.get(one.plugin)
+        return entry is not None and entry.state == "active"
+
+    def tell(self, heard: list[Listener], values: dict[str, Any], replaces: str = "") -> Any:
+        """Call listeners one after the other; what a mutator returns replaces a value for those after it.
+
+        Returns:
+            The value `replaces` if it was replaced, else None.
+        """
+        thread = self._session.local.thread
+        if thread.busy:
+            return None
+        no_frame = self._session.namespace["no_frame"]
+        frame = no_frame(None)
+        try:
+            thread.busy = True
+            for one in heard:
+                if one.mutates:
+                    return self._in_turn(heard, values, replaces)
+            self.observe(heard, values)
+            return None
+        finally:
+            thread.busy = False
+            no_frame(frame)
+
+    def _in_turn(self, heard: list[Listener], values: dict[str, Any], replaces: str) -> Any:
+        replaced = None
+        for one in heard:
+            result = self.call(one, values)
+            if result is not None and replaces:
+                new = result if isinstance(result, tuple) else (result,)
+                if len(new) == len(values[replaces]):
+                    values[replaces] = replaced = new
+                else:
+                    self.fault(one.plugin, one.hook, ValueError(f"{len(new)} gradients returned"))
+        return replaced
+
+    def call(self, one: Listener, values: dict[str, Any]) -> Any:
+        """Call a listener, an observer with torch's modes taken away; what a mutator returns."""
+        if one.mutates:
+            return self.guarded(one, values)
+        self.observe([one], values)
+        return None
+
+    def observe(self, heard: list[Listener], values: dict[str, Any]) -> None:
+        """Call observers, torch's modes taken away for all of them at once."""
+        was, undo = torch_state.is_grad_enabled(), None
+        try:
+            undo = self._enter()
+            for one in heard if undo is not None else ():
+                torch_state.set_grad_enabled(False)  # each time, for the one before may have switched it on
+                self.guarded(one, values)
+        finally:
+            if undo:
+                torch_state.set_grad_enabled(was)
+                torch_state.leave(undo)
+
+    def _enter(self) -> list[Any] | None:
+        try:
+            return torch_state.enter()
+        except Failure as failure:  # torch's own, as of a device that is lost
+            self.own_failure("quiet", failure)
+            return None
+
+    def guarded(self, one: Listener, values: dict[str, Any]) -> Any:
+        """Call a listener with those of the values that it wants; what leaves it is its own error, unless it may tell the training."""
+        mark = self.mark()
+        try:
+            call = self._session.namespace.get(one.function, one.call)  # it may be watched
+            result = call(*[values[a] for a in one.arguments])
+            if result is not None and not one.mutates:
+                self._stray(one.plugin, one.hook)
+            return result
+        except BaseException as failure:  # noqa: BLE001  fault() passes on what is not the plugin's
+            self.fault(one.plugin, one.hook, failure)
+            return None
+        finally:
+            if mark:
+                self.charge(one.plugin, mark)
+
+    def deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
+        """Give a plugin numbers that have arrived, if it is still there."""
+        entry = next((e for e in self._session.registry.entries.values() if e.context is context), None)
+        if entry is None or entry.state != "active":
+            return
+        mark, thread = self.mark(), self._session.local.thread
+        was_busy = thread.busy  # it may be asked for so much inside of a hook that some is delivered there
+        try:
+            thread.busy = True
+            then(numbers)
+        except BaseException as failure:  # noqa: BLE001  as above
+            self.fault(entry.number, "later", failure)
+        finally:
+            thread.busy = was_busy
+        if mark:
+            self.charge(entry.number, mark)
+
+    # -- accounts
+
+    def mark(self) -> int:
+        """Give the time, ns, in a metered step, and 0 in all others; also of a backward that comes after a detach."""
+        return self.clock() if self._session.namespace.get("accounting") else 0
+
+    def charge(self, number: int, mark: int) -> int:
+        """Add the time since `mark` to what a plugin has spent.
+
+        Returns:
+            The time now, ns.
+        """
+        now = self.clock()
+        self.spent[number] = self.spent.get(number, 0) + now - mark
+        self.charged += now - mark
+        self.calls[number] = self.calls.get(number, 0) + 1
+        return now
+
+    def settle(self, begun: int, before: int) -> None:
+        """Add to what hookd itself has spent the time since `begun`, without what was charged or settled since.
+
+        Args:
+            begun: when the training's own code was left, ns.
+            before: what `charged` was then.
+        """
+        spent = max(0, self.clock() - begun - (self.charged - before))  # another thread may charge meanwhile
+        self.spent[OWN] = self.spent.get(OWN, 0) + spent
+        self.charged += spent
+
+    # -- errors
+
+    def fault(self, number: int, hook: str, error: BaseException) -> None:
+        """Deal with what left a plugin: count it, or pass on what belongs to the training code."""
+        if is_from_signal_handler(error):
+            raise error
+        entry = self._session.registry.entries.get(number)
+        if entry is not None and entry.plugin.mutates and isinstance(error, TrainingError):
+            raise for_program(error)
+        if entry is not None:
+            self._count(entry, hook, worded(error), error)
+
+    def own_failure(self, where: str, error: BaseException) -> None:
+        """Log an error of hookd itself, which must not reach the training code; the first ones at each place.
+
+        After a detach there is nobody to tell.
+        """
+        if is_from_signal_handler(error) or isinstance(error, TrainingError):
+            raise error
+        self._failures[where] += 1
+        if self._session.is_live and self._failures[where] <= LOGGED:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            self._session.write_log("error", f"hookd itself: {where}: {trace}")
+
+    def failed_aside(self, plugin: str, error: BaseException) -> None:
+        """Count what left a plugin in hookd's own thread."""
+        registry = self._session.registry
+        if registry.has(plugin):
+            self.failed(registry.named(plugin), "aside", error)
+
+    def failed(self, entry: Entry, hook: str, error: BaseException) -> None:
+        """Count what left a plugin where there is no training code to pass it on to."""
+        self._count(entry, hook, worded(error), error)
+
+    def late(self, entry: Entry, hook: str, text: str, where: str) -> None:
+        """Count a hook that takes far too long, and put its plugin aside at once.
+
+        Args:
+            entry: of the plugin.
+            hook: which one.
+            text: what is wrong, in words.
+            where: the author's line that it is at, "" if that is not known.
+        """
+        self._count(entry, hook, text, None)
+        entry.last_trouble = {**entry.last_trouble, "where": where}
+        if entry.state == "active":
+            self._session.quarantine(entry, text)
+
+    def _stray(self, number: int, hook: str) -> None:
+        entry = self._session.registry.entries.get(number)
+        if entry is not None:
+            call = next((one.call for one in entry.listeners if one.hook == hook), None)
+            text = f"{hook} returned something, which only a mutating plugin may ({where(call)})"
+            self._count(entry, hook, text, None)
+
+    def _count(self, entry: Entry, hook: str, text: str, error: BaseException | None) -> None:
+        session = self._session
+        entry.errors += 1
+        entry.last_error = text
+        entry.last_trouble = trouble(entry.plugin, hook, text, error)
+        session.core.plugin_errors.labels(entry.name).inc()
+        if hook not in entry.logged:
+            entry.logged.add(hook)
+            told = entry.last_trouble
+            line = f" ({told['where']})" if told["where"] else ""
+            session.write_log("error", f"plugin {entry.name}: {hook}: {text}{line}\n{told['traceback']}".rstrip())
+        entry.strikes += 1
+        if entry.strikes >= entry.max_strikes and entry.state == "active":
+            session.quarantine(entry, f"{entry.errors} errors, the last in {hook}: {text}")

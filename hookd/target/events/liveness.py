@@ -1,0 +1,108 @@
+"""What only the process itself knows and who looks at a hang from outside needs to know. Runs in the target.
+
+It is published once a second by hookd's own thread, never by the training. So the last values before somebody takes the
+GIL and keeps it are what counts; that this thread has not run since is published by its silence.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from hookd.api.metrics import Counter, Gauge
+from hookd.wire.frames import held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hookd.wire.page import PageWriter
+
+MAX_GROUPS = 16
+MAX_NAME = 64
+_CONVERTS = "torch/_dynamo/convert_frame.py"
+_COMPILES = "torch/_inductor/compile_fx.py"
+
+
+class Stall:
+    """Counts the collectives that this rank has issued, and says whether torch compiles. hookd's own thread only."""
+
+    def __init__(self, page: PageWriter) -> None:
+        self._ticks = Counter(
+            page, "hookd_agent_ticks", "Times that hookd's own thread ran in the target: about once a second."
+        ).labels()
+        self._compiling = Gauge(page, "hookd_compiling", "1 while torch.compile compiles in the target.").labels()
+        self._issued = Gauge(
+            page, "hookd_collectives_issued", "Collectives that this rank has issued, by the ranks of the group.",
+            ("group",),
+        )  # fmt: skip
+
+    def tick(self) -> None:
+        """Look once."""
+        self._compiling.set(float(_is_compiling()))
+        for group, issued in _issued():
+            self._issued.labels(group).set(float(issued))
+        self._ticks.inc()  # the last: what is read after it has changed is as new
+
+
+def _is_compiling() -> bool:
+    """Whether a thread is inside of dynamo's or inductor's compiler (torch 2.0 to 2.14)."""
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return False
+    with held() as frames:
+        return any(map(_compiles, frames.values()))
+
+
+def _compiles(frame: Any) -> bool:
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.endswith(_CONVERTS):
+            return True
+        # What it has compiled runs in other functions of the same file.
+        if code.co_filename.endswith(_COMPILES) and "compile" in code.co_name:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _issued() -> Iterator[tuple[str, int]]:
+    """Give each process group's name with the number of the last collective; nothing where torch does not tell."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    names: set[str] = set()
+    try:
+        for group, ranks in list(world.pg_group_ranks.items())[:MAX_GROUPS] if world is not None else ():
+            name = _unique(_ranks(sorted(ranks)), names)
+            if (number := _sequence(group)) is not None:
+                yield name, number
+    except Exception:  # noqa: BLE001  torch's own affairs, other in every version: then it is not known
+        return
+
+
+def _sequence(group: Any) -> int | None:
+    """Ask a group for the number of its last collective, over all its backends; about 1 us."""
+    # torch/csrc/distributed/c10d/ProcessGroup.hpp `getSequenceNumberForGroup`, 2.0 to 2.14: gloo and nccl have it.
+    ask = getattr(group, "_get_sequence_number_for_group", None)
+    try:
+        return int(ask()) if ask is not None else None
+    except RuntimeError:  # the backend has none
+        return None
+
+
+def _ranks(ranks: list[int]) -> str:
+    """Name a group by its ranks, the same on all of them: 0-3,8."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    name = ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 11]}+{zlib.crc32(name.encode())}"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """Tell groups of the same ranks apart by the order in which they were made, which is that of all ranks."""
+    number = next(n for n in range(1, MAX_GROUPS + 1) if (name if n == 1 else f"{name}#{n}") not in taken)
+    found = name if number == 1 else f"{name}#{number}"
+    taken.add(found)
+    return found

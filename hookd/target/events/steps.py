@@ -1,0 +1,328 @@
+"""Where one step of the training ends and the next begins, and the extent of a backward. Runs in the target.
+
+Steps come from torch's global optimizer hooks (2.0+): they fire for optimizers made before us, with schedulers and
+for subclasses. A step is over when its first optimizer has stepped. Others that step with it (`hookd.target.events.optimizer_groups`) still
+belong to it, until something begins: a forward, a backward, the wait for data, or an optimizer that has stepped in it.
+
+A training whose parameters no optimizer of torch steps is seen by what it does to them (`hookd.target.events.manual_updates`). Where
+nothing is trained, each outermost call of a model is a *turn*, as each step is: sampling and the budget go by turns.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import weakref
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookd.api import nested
+from hookd.api.passive import attributes_of, entries, peek
+from hookd.target.entry.patch import Replaced
+from hookd.target.events.manual_updates import ByHand
+from hookd.target.events.optimizer_groups import Together
+from hookd.target.plugins.faults import Failure
+from hookd.target.tensors.host_memory import is_readable
+from hookd.target.tensors.torch_state import unseen
+from hookd.wire.originals import thread as threads
+from hookd.wire.page import MODULE, PHASES
+from hookd.wire.page import PHASE as PHASE_CELL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.target.entry.threads import ThreadState
+    from hookd.target.session import Session
+
+try:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+except ImportError:  # torch < 2.0
+    register_optimizer_step_pre_hook = register_optimizer_step_post_hook = None  # type: ignore[assignment]
+
+PHASE = PHASE_CELL - MODULE
+OTHER, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("other", "backward", "optimizer"))
+
+
+class Steps:
+    """Counts the steps of the training and tells the session of them.
+
+    Attributes:
+        done: steps completed since the attach: those of the optimizer that has made the most (a GAN has two).
+        calls: outermost calls of models since the attach, while nothing had been trained.
+        offset: what to add to get the number since the beginning of the training, None while unknown.
+        is_open: whether more is expected of the step that is over: other optimizers.
+    """
+
+    def __init__(self, session: Session, *, from_beginning: bool) -> None:
+        self.done = self.calls = 0
+        self.is_open = self._is_closing = False
+        self.offset: int | None = 0 if from_beginning else None
+        self.has_hooks = register_optimizer_step_pre_hook is not None
+        self._session = session
+        self._started_ns = self._stepper = 0  # the latter is the thread that has made the last step
+        self._outside = OTHER
+        self._together = Together()
+        self._asked: weakref.WeakValueDictionary[int, Any] = (
+            weakref.WeakValueDictionary()
+        )  # by id: it may not be hashable
+        self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._handles: list[Any] = []
+        self._backward: Replaced | None = None
+        self._by_hand: ByHand | None = ByHand(
+            session, by_backward=not self.has_hooks
+        )  # None: an optimizer of torch has stepped
+
+    def install(self) -> None:
+        """Register with torch."""
+        if self.has_hooks:
+            for register, hook in (
+                (register_optimizer_step_pre_hook, self._before()),
+                (register_optimizer_step_post_hook, self._after()),
+            ):
+                self._handles.append(register(self._session.dispatch.entrance(hook)))
+        self._backward = Replaced(torch.autograd, "backward", self._wrap_backward)
+
+    def restore(self) -> list[str]:
+        """Undo `install`; gives what could not be undone."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        restored = self._backward is None or self._backward.restore()
+        return [] if restored else ["torch.autograd.backward: somebody has patched on top of us"]
+
+    @property
+    def turns(self) -> int:
+        """Steps since the attach, and the calls that stood for them before there were any."""
+        return self.done + self.calls
+
+    def number(self) -> int:
+        """Give the number of the step in progress, from 1, counted from the attach."""
+        return self.done + (0 if self.is_open else 1)
+
+    def optimizers(self) -> list[Any]:
+        """Give the optimizers that have made a step since the attach."""
+        found = [ref() for ref in self._known.valuerefs()]
+        return [optimizer for optimizer in found if optimizer is not None]
+
+    def _before(self) -> Callable[..., None]:
+        def step_pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            session = self._session
+            if not session.is_live or _is_nested(sys._getframe(2)):
+                return None
+            self._by_hand = None  # its closure may do all that is done by hand
+            if self._together.is_in_row(optimizer):
+                self._together.end_row()
+                self._close()
+            thread = session.local.thread
+            phase = int(session.cells[thread.beat + PHASE])
+            self._outside = phase if phase != OPTIMIZER else OTHER  # it is that still where a step has raised
+            session.calls.turn(thread, OPTIMIZER)
+            self._find_offset(optimizer, completed=0)
+            session.changes.boundary()
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            values = {"optimizer": optimizer, "step": session.step_number(), "has_closure": callable(closure)}
+            session.dispatch.emit("step_pre", values)
+            self._started_ns = session.clock()
+            if not callable(closure) or not session.models.audience.listeners("closure_done", None):
+                return None
+            return _replaced(args, kwargs, self._observed_closure(optimizer, closure))
+
+        return step_pre
+
+    def _observed_closure(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            if not session.is_live:
+                return closure(*args, **kwargs)
+            result = session.models.aloud(session.local.thread, closure, *args, **kwargs)
+            if session.is_live:
+                session.dispatch.emit("closure_done", {"optimizer": optimizer, "step": session.step_number()})
+            return result
+
+        session = self._session
+        ours = session.dispatch.entrance(observed, closure)
+        # An optimizer may ask for what the training has put on its closure.
+        if type(closure) is FunctionType:
+            return functools.wraps(closure)(ours)
+        vars(ours).update(attributes_of(closure))
+        return ours
+
+    def _after(self) -> Callable[..., None]:
+        def step_post(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            session = self._session
+            if not session.is_live or _is_nested(sys._getframe(2)):
+                return
+            elapsed_ns = session.clock() - self._started_ns if self._started_ns else 0
+            session.calls.turn(session.local.thread, self._outside)
+            self._step_done(optimizer, elapsed_ns)
+
+        return step_post
+
+    def _step_done(self, optimizer: Any, elapsed_ns: int) -> None:
+        session = self._session
+        values = {"optimizer": optimizer, "step": session.step_number(), "elapsed_ns": elapsed_ns}
+        try:
+            session.dispatch.emit("step_post", values)
+            self._find_offset(optimizer, completed=1)
+        finally:  # a signal handler may raise in a plugin
+            self._known[id(optimizer)] = optimizer
+            if self._together.add(optimizer):
+                self._end()
+            if self._together.is_whole():
+                self._close()
+
+    def _end(self, steps: int = 1, *, in_call: bool = False) -> None:
+        """A step is over, or several that are believed only now; what comes until `_close` belongs to the last."""
+        self.done += steps
+        self.is_open = True
+        self._stepper = 0 if self._session.local.thread.is_engine else threads.get_ident()
+        self._session.step_over(steps, in_call=in_call)
+
+    def _close(self) -> None:
+        if not self.is_open or self._is_closing:
+            return
+        self._is_closing = True
+        try:
+            self._session.step_done()
+        finally:
+            self.is_open = self._is_closing = False
+            self._session.step_begins()
+
+    def begins(self) -> None:
+        """Note that something begins that is no step of an optimizer: the step that is over is closed.
+
+        What another thread does beside the one that steps closes nothing, but for autograd's own threads.
+        """
+        if self._stepper in (0, threads.get_ident()):
+            self._together.end_row()
+            self._close()
+
+    def finish(self) -> None:
+        """Close the step that is over, where nothing begins any more; one of an optimizer in the thread that has made it."""
+        if self._stepper == threads.get_ident():
+            self._close()
+        by_hand = self._by_hand
+        if by_hand is not None and threads.is_main() and (steps := by_hand.finish()):
+            self._end(steps)
+            self._close()
+
+    def _find_offset(self, optimizer: Any, completed: int) -> None:
+        """Read the absolute number from the optimizer's state, once per optimizer, where that costs no device sync.
+
+        Args:
+            optimizer: has its state from its first step on.
+            completed: whether the step in progress is counted in it.
+        """
+        if self._asked.get(id(optimizer)) is optimizer:
+            return
+        try:
+            states = peek(optimizer, "state")  # by parameter: another dict of them would hash them
+            first = next(iter(dict.values(states)), None) if issubclass(type(states), dict) else None
+            if first is None:
+                return
+            self._asked[id(optimizer)] = optimizer
+            step, before = _whole_number(entries(first).get("step")), self.number() - 1
+            if step is not None and step + 1 - completed > before + (self.offset or 0):
+                self.offset = max(0, step - before - completed)
+                self._session.page.update_identity(step_offset=self.offset)
+        except Failure as failure:  # an optimizer may keep anything as its state
+            self._session.dispatch.own_failure("the optimizer's own count of steps", failure)
+
+    def _wrap_backward(self, original: Any) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            session = self._session
+            if not session.is_live:
+                return original(*args, **kwargs)
+            thread = session.local.thread
+            if thread.busy or thread.backwards:
+                return session.models.aloud(thread, original, *args, **kwargs)
+            return self._observed_backward(thread, original, args, kwargs)
+
+        return self._session.dispatch.entrance(backward, original)
+
+    def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
+        session = self._session
+        self._backward_begins()
+        phase = int(session.cells[thread.beat + PHASE])
+        started = session.clock()
+        try:
+            thread.backwards += 1  # inside: a signal handler may raise after any call
+            self._announce(args, kwargs)
+            session.calls.turn(thread, BACKWARD)
+            started = session.clock()
+            return session.models.aloud(thread, original, *args, **kwargs)
+        finally:
+            thread.backwards = 0
+            if session.is_live:
+                elapsed_ns = session.clock() - started
+                session.calls.turn(thread, phase)
+                session.dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
+            session.portions.end_passing(thread)
+            by_hand = self._by_hand
+            if by_hand is not None:
+                by_hand.backward_done()
+
+    def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            tensors = kwargs["tensors"] if "tensors" in kwargs else args[0] if args else ()
+            # A generator is the training's own to consume.
+            found = [tensors] if nested.is_tensor(tensors) else nested.items(tensors) or ()
+            self._session.dispatch.emit("loss", {"tensors": tuple(filter(nested.is_tensor, found))})
+        except Failure as failure:
+            self._session.dispatch.own_failure("loss", failure)
+
+    def forward_begins(self, thread: ThreadState) -> None:
+        """A call begins inside of no other: with it a step may begin, or end if nothing else has ended it."""
+        self.begins()
+        by_hand = self._by_hand
+        if by_hand is None:
+            return
+        if steps := by_hand.forward_begins():
+            self._end(steps, in_call=True)
+            self._close()
+            self._session.changes.boundary()
+        elif thread.top is not None and not self.done and by_hand.is_turn(thread.top[0]):
+            self.calls += 1
+            self._session.call_begins()
+
+    def _backward_begins(self) -> None:
+        self.begins()
+        by_hand = self._by_hand
+        if by_hand is not None and (steps := by_hand.backward_begins()):
+            self._end(steps)
+            self._close()
+
+
+def _whole_number(step: Any) -> int | None:
+    """Return the value of an optimizer's `step`.
+
+    Returns:
+        None where it is no whole number, or where reading it would wait for a device or run a class's own code.
+    """
+    if type(step) is torch.Tensor:
+        with unseen(), torch._C._DisableTorchDispatch():
+            step = step.item() if step.device.type == "cpu" and step.numel() == 1 and is_readable(step) else None
+    return int(step) if type(step) in (int, float) and math.isfinite(step) else None
+
+
+def _replaced(args: tuple[Any, ...], kwargs: dict[str, Any], closure: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give the arguments of a `step`, the optimizer among them, with another closure."""
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs
+
+
+def _is_nested(wrapper: Any) -> bool:
+    """Whether a `step` runs inside another one: a subclass calls super().step(), SAM calls the optimizer it wraps.
+
+    Asked of the stack, because a step that raised (a closure's error, an interrupt) never tells that it is over. All
+    steps run in frames of one code object: torch/optim/optimizer.py `profile_hook_step`, 2.0 to 2.14.
+    """
+    frame = wrapper.f_back
+    while frame is not None:
+        if frame.f_code is wrapper.f_code:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,595 @@
+"""Which plan each module has, and how a module that nobody knows yet gets one. Runs in the target."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hookd.api.hookspecs import MODULE
+from hookd.target.entry.c_entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
+from hookd.target.entry.dynamo import skip_frames
+from hookd.target.entry.patch import SKIP, ClassPatch, is_in_flight, plain_call
+from hookd.target.entry.plan import compile_plan, remembers, source
+from hookd.target.modeltree.mode import Mode
+from hookd.target.modeltree.module_coverage import Seen
+from hookd.target.modeltree.names import Model, Names, Ref, has_more
+from hookd.target.modeltree.parameters import Parameters
+from hookd.target.plugins.faults import Failure
+from hookd.target.plugins.routing import Audience
+from hookd.wire.originals import RLock, clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.api.events import Module
+    from hookd.target.entry.threads import ThreadState
+    from hookd.target.plugins.listeners import Listener
+    from hookd.target.session import Session
+
+_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_compiler = getattr(torch, "compiler", torch)
+MOST = 2048
+"""A model of more modules than these is too large to observe them all: each costs 7 KB and a millisecond to learn."""
+OF_LARGER = 512
+"""Of such a one so many are observed, those nearest to its root: still several times what is served of a target."""
+_PORTION = 8
+"""So many modules are learnt at one call of a root at least;"""
+_MODULES_PER_S = 200
+"""and so many for each second since the call before: a share of the time that does not depend on the step's length;"""
+_LARGEST_PORTION = 24
+"""but no more than these, however long a step is: it would be noticed;"""
+_PORTION_NS = 2_000_000
+"""nor any more once they have taken so long: code that is compiled for a kind of module takes a millisecond."""
+_BREATH_S = 0.0005
+"""How long hookd's own thread leaves the interpreter to the training between two shapes that it compiles."""
+_LEFT_AT_ONCE = 1024
+"""So many modules that are not to be observed are noted in one outermost call, at 5 to 25 us each (cold)."""
+_FORGET_AFTER_S = 60.0
+"""How long the series of a model that is gone wait for a model of the same shape."""
+
+
+class Models:
+    """All that the patched `__call__` needs: plans by id(module), and the way to learn a new model.
+
+    Args:
+        gentle: learn a model in portions, call by call of its root. A module costs about half a millisecond until it
+            has been observed for the first time (its name, its plan, its series), and a training that was attached to
+            in its middle should not pay for all of a deep model in one step.
+
+    Attributes:
+        can_meter: whether a metered step takes no compiling.
+        learning: the models of which a portion is still to be learnt, or left out.
+        closed: their ordinals.
+        hidden: calls a function of hookd's hidden from a profiler; None where calls are not entered in C.
+        lock: held while plans are made or taken away.
+        seen: what is seen of each module.
+    """
+
+    def __init__(self, session: Session, *, gentle: bool = False) -> None:
+        self._session = session
+        self._gentle = gentle
+        self.can_meter = not gentle
+        self.learning: set[Model] = set()
+        self.closed: set[int] = set()
+        self.names = Names(session.page.module, self._forget)
+        self.patch = call_patch(self._make_missing())
+        self.plans = self.patch.plans
+        self._makers: dict[tuple[Any, ...], Any] = {}
+        self._counting = self.patch if isinstance(self.patch, Entry) else None
+        self.hidden = None if self._counting is None else self._counting.hidden
+        self._shapes: dict[tuple[Listener, ...], int] = {}
+        self._numbers = itertools.cycle(range(SHAPES))
+        self._is_deep_told = False
+        self._is_alert = self._looks = False
+        self._passed = 0  # calls whose outputs nobody could look at
+        self._others: dict[bool, dict[tuple[int, bool], Any]] = {True: {}, False: {}}  # by whether a step is metered
+        self._again, self._metered = self._make_other(recompute=True), self._make_other(recompute=False)
+        self.audience = Audience(session.registry, session.cold.select, session.dispatch.fault)
+        self._ignored: dict[int, Ref] = {}
+        self._died_at: dict[int, float] = {}
+        self._parameters = Parameters(session, self.names)
+        self._mode = Mode(session, self.names)
+        self.lock = RLock()
+        self.seen = Seen(self, session.core.modules, session.dispatch.entrance)
+
+    # -- install and restore
+
+    def install(self) -> None:
+        """Watch calls of `nn.Module.__call__`, and patch `nn.Module.train`."""
+        self._mode.install()
+        if self._counting is not None:
+            self._counting.host(self._session)
+            self._counting.leave_room()
+            self._check()
+        self.patch.install()
+
+    def restore(self) -> tuple[bool, list[str]]:
+        """Undo `install`.
+
+        Returns:
+            Whether `__call__` is the original again, and what could not be undone.
+        """
+        left = self.patch.restore()
+        residue = [*([left] if left else []), *self._mode.restore()]
+        with self.lock:  # a training thread that is learning a model right now must not hook what was unhooked
+            self.plans.clear()
+            self._ignored.clear()
+            self.learning.clear()
+            self.closed.clear()
+            self._parameters.restore()
+            self.seen.restore()
+        return not left, residue
+
+    def restore_in_child(self) -> None:
+        """Undo `install` in a forked child, where another thread of the parent's may have held the lock."""
+        self.lock = RLock()
+        self.restore()
+
+    # -- what the patched __call__ asks
+
+    def _make_missing(self) -> Callable[..., Any]:
+        """Make what is called for a module without a plan; after a detach it is a bare pass-through."""
+        text = f"def plain(self, args, kwargs):\n    return {plain_call(nn.Module.__dict__['__call__'])}\n"
+        namespace: dict[str, Any] = {"original": nn.Module.__dict__["__call__"]}
+        exec(compile(text, "<hookd plain>", "exec"), namespace)
+        plain = namespace["plain"]
+        skip_frames(plain.__code__)
+        holder = weakref.ref(self)
+
+        def missing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            models, plan = holder(), None
+            if models is None or not models._session.is_live:
+                return plain(module, args, kwargs)
+            thread = models._session.local.thread
+            if thread.top is None or thread.top[0].root not in models.closed:
+                plan = models._plan_for(module)
+            if plan is not None and plan is not SKIP:
+                return plan(module, args, kwargs)
+            if thread.hidden:
+                return models.call_aloud(module, args, kwargs)
+            return plain(module, args, kwargs)
+
+        return missing
+
+    def _plan_for(self, module: nn.Module) -> Any:
+        """Learn a module that has no plan, if this is the moment for it; dynamo must not compile what we do here."""
+        frame = self._session.namespace["no_frame"](None)
+        try:
+            thread = self._session.local.thread
+            if thread.busy or _graph_task() != -1 or getattr(_compiler, "_is_compiling_flag", False):
+                return None
+            with self.lock:
+                if not self._session.is_live:
+                    return None
+                if thread.top is not None:
+                    self._learn_inside(module, thread)
+                elif not is_in_flight():
+                    self._learn_root(module)
+            return self.plans.get(id(module))
+        except Failure as failure:
+            self._session.dispatch.own_failure("learning a module", failure)
+            return None
+        finally:
+            self._session.namespace["no_frame"](frame)
+
+    def _learn_root(self, root: nn.Module) -> None:
+        known = self.names.known.get(id(root))
+        if known is None:
+            for inside in self.names.below(root, MOST):  # it takes their place, and its modules their names in it
+                self._end(inside)
+            model = self.names.learn(root, OF_LARGER if self._may_leave_out() and has_more(root, MOST) else None)
+            self._tell_if_cut(model)
+            if not self._may_wait():
+                self.names.proceed(model)
+            if model.walk is None:
+                self._plan_model(model)
+            else:
+                self._close(model)
+                self._plan_modules(self.names.proceed(model, 1))  # `learn_on` follows: the root's call begins now
+        else:
+            self.plans[id(root)] = self._plan(id(root))
+
+    def _may_wait(self) -> bool:
+        """Whether a model may be learnt in portions: what changes the training must do so everywhere from one step on."""
+        return self._gentle and self._may_leave_out()
+
+    def _may_leave_out(self) -> bool:
+        return not any(one.mutates for hook in MODULE for one in self._session.registry.ordered(hook))
+
+    def _tell_if_cut(self, model: Model) -> None:
+        if model.is_cut:
+            text = (
+                f"{model.signature[0].__name__} has more than {MOST} modules: the {OF_LARGER} nearest to its root are "
+            )
+            rest = "observed, and what happens in the others is that of the module that they are in"
+            self._session.write_log("warning", text + rest)
+
+    def learn_on(self) -> None:
+        """Learn the next portions of the models that are being learnt; at the beginning of a root's call."""
+        frame = self._session.namespace["no_frame"](None)
+        try:
+            with self.lock:
+                for model in list(self.learning):
+                    if model.walk is not None:
+                        self._proceed(model)
+                    else:  # the next of what is left out may come
+                        self._open(model)
+        except Failure as failure:
+            self._session.dispatch.own_failure("learning a model", failure)
+        finally:
+            self._session.namespace["no_frame"](frame)
+
+    def _proceed(self, model: Model) -> None:
+        clock = self._session.clock
+        now_ns = clock()
+        since_s = min((now_ns - model.proceeded_ns) / 1e9, 1.0) if model.proceeded_ns else 0.0
+        model.proceeded_ns = now_ns
+        portion = min(max(_PORTION, int(_MODULES_PER_S * since_s)), _LARGEST_PORTION)
+        while portion and model.walk is not None and clock() - now_ns < _PORTION_NS:
+            self._plan_modules(self.names.proceed(model, 1))
+            portion -= 1
+        if model.walk is None:
+            self._open(model)
+            self._parameters.hook(model)
+            self.seen.learnt(model)
+
+    def _learn_inside(self, module: nn.Module, thread: ThreadState) -> None:
+        """Learn a module that was added to its model after the model was learnt, or that belongs to none.
+
+        Looking through a model is dear, and a module made inside a `forward` is not in it: the less often there was
+        something new, the rarer the look.
+        """
+        ordinal = thread.stack()[0].root
+        for model, root in self.names.live_roots():
+            if model.ordinal != ordinal:
+                continue
+            if model.is_cut:
+                self._leave_out(model, module)
+            elif model.rescan_at <= self._session.steps.done:
+                new = self.names.extend(model, root)
+                model.rescan_wait = 1 if new else min(2 * model.rescan_wait, 1024)
+                model.rescan_at = self._session.steps.done + model.rescan_wait
+                if new:
+                    self._plan_model(model)
+                if id(module) not in self.names.known:
+                    self._ignore(module)
+
+    def _leave_out(self, model: Model, module: nn.Module) -> None:
+        """Note that a module is not to be observed; after many, the rest are for the next outermost call."""
+        self._ignore(module)
+        self.seen.note_left_out()
+        model.left_now += 1
+        if model.left_now >= _LEFT_AT_ONCE:
+            self._close(model)
+
+    def _close(self, model: Model) -> None:
+        """Let a model's unknown modules be, until its root is called again."""
+        self.learning.add(model)
+        self.closed.add(model.ordinal)
+
+    def _open(self, model: Model) -> None:
+        model.left_now = 0
+        self.learning.discard(model)
+        self.closed.discard(model.ordinal)
+
+    def left_out(self) -> int:
+        """Give how many modules have been called and are not observed: the rest of a large model, and those of none."""
+        return len(self._ignored)
+
+    def _ignore(self, module: nn.Module) -> None:
+        ref = Ref(module, self._ignored_died)
+        key = ref.key = id(module)  # one number for all, there may be a hundred thousand
+        self._ignored[key] = ref
+        self.plans[key] = SKIP
+
+    def _ignored_died(self, ref: Ref) -> None:
+        if self._ignored.get(ref.key) is ref:
+            del self._ignored[ref.key]
+            self.plans.pop(ref.key, None)
+
+    def _forget(self, key: int) -> None:
+        self.plans.pop(key, None)
+        for others in self._others.values():
+            others.pop((key, True), None)
+            others.pop((key, False), None)
+
+    # -- plans
+
+    def replan(self) -> None:
+        """Make all plans anew: a plugin came or went."""
+        with self.lock:
+            self.audience.changed()
+            self._shapes.clear()
+            for others in self._others.values():
+                others.clear()
+            if not self._may_wait():
+                for model in list(self.learning):
+                    self.names.proceed(model)
+                    self._open(model)
+            if not self._may_leave_out():
+                self._take_in()
+            for model in list(self.names.models):
+                self._plan_model(model)
+
+    def _take_in(self) -> None:
+        """Name what was left out: what changes the training does so everywhere."""
+        for model, root in self.names.live_roots():
+            if model.is_cut:
+                model.most = None
+                for key in self.names.extend(model, root):
+                    self._ignored.pop(key, None)
+
+    def _plan_model(self, model: Model) -> None:
+        self._plan_modules([key for key, (_, owner, _) in list(self.names.known.items()) if owner is model])
+        self._parameters.hook(model)
+        self.seen.learnt(model)
+
+    def _plan_modules(self, keys: list[int]) -> None:
+        for key in keys:
+            known = self.names.known.get(key)
+            if known is not None:
+                plan = self._plan(key)
+                if known[0]() is not None:
+                    self.plans[key] = plan
+
+    def _plan(self, key: int) -> Any:
+        _, model, module = self.names.known[key]
+        if key in model.compiled:
+            return SKIP
+        if module.depth and not self.audience.of_calls(module):
+            return SKIP
+        return self.seen.plan(module, self._made(key, recompute=False, metered=False))
+
+    def _make_other(self, *, recompute: bool) -> Callable[..., Any]:
+        """Make what a recompute calls, or a metered step. A plan for it is made when the first one comes."""
+        namespace, others = self._session.namespace, self._others
+
+        def other(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            metered = bool(namespace.get("accounting"))
+            key = id(called), recompute
+            plan = others[metered].get(key) or self._other_plan(key, metered=metered)
+            return plan(called, args, kwargs)
+
+        return other
+
+    def _other_plan(self, key: tuple[int, bool], *, metered: bool) -> Any:
+        frame = self._session.namespace["no_frame"](None)
+        try:
+            with self.lock:  # a recompute may come in any of autograd's threads
+                plan = self._others[metered][key] = self._made(key[0], recompute=key[1], metered=metered)
+                if self._counting is not None and metered and not key[1]:
+                    self._counting.plans.put_metered(key[0], plan)
+                return plan
+        finally:
+            self._session.namespace["no_frame"](frame)
+
+    def _made(self, key: int, *, recompute: bool, metered: bool) -> Any:
+        _, model, module = self.names.known[key]
+        wrapped = _is_wrapped(key, model, module)
+        heard = self._of_plan(module)
+        make = self._maker(heard, wrapped=wrapped, recompute=recompute, metered=metered)
+        plan = make(module, float(module.id), self._again, self._metered)
+        if self._counting is not None and not (wrapped or recompute or metered):
+            totals = [one.totals for one in heard if one.totals is not None]
+            checks = any(one.hook == "suspect" for one in heard)
+            plan.counted = Counted(module, self._shape(heard), remembers(heard), checks, totals)
+        return plan
+
+    def _of_plan(self, module: Module) -> tuple[Listener, ...]:
+        """Return whom a module's plan tells; without the entry nobody is told of a suspect: to look would be dear in every step."""
+        heard = self.audience.of_calls(module)
+        return heard if self._counting is not None else tuple(one for one in heard if one.hook != "suspect")
+
+    # -- what the entry counts without a plan
+
+    def _shape(self, heard: tuple[Listener, ...]) -> int:
+        """Number the modules of which the same is heard; SHAPES: there are too many to be told apart, and plans count."""
+        shape = self._shapes.get(heard)
+        if shape is None:
+            # Not one of those before the last change, whose modules may still be called.
+            is_one_more = len(self._shapes) < SHAPES // 2
+            shape = self._shapes[heard] = next(self._numbers) if is_one_more else SHAPES
+            self._arm(heard, shape)
+        return shape
+
+    def _arm(self, heard: tuple[Listener, ...], shape: int) -> None:
+        """Have calls go through their plans where any Python function is switched on, or any totals are switched off."""
+        if self._counting is not None:
+            switches, is_seen = self._session.namespace, not self._counting.is_unseen(shape)
+            suspecting = (
+                {one.plugin for one in heard if one.hook == "suspect" and switches.get(one.switch)} if is_seen else ()
+            )
+            called = [
+                one
+                for one in heard
+                if one.hook not in ("forward_error", "suspect")  # which no plan calls
+                and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
+            ]
+            listens = any(bool(switches.get(one.switch)) is (one.totals is None) for one in called)
+            self._counting.arm(shape, is_armed=listens)
+
+    def arm(self) -> None:
+        """Have each call go through its module's plan while a Python function listens to it; after any switch was turned."""
+        for heard, shape in list(self._shapes.items()):
+            self._arm(heard, shape)
+        self._check()
+
+    # -- what calls return
+
+    def _check(self) -> None:
+        """Have the entry look at what calls return while anybody listens to `suspect`."""
+        if self._counting is not None:
+            switches = self._session.namespace
+            heard = self._session.registry.ordered("suspect")
+            self._looks = self._session.numeric.gate()[0] is not None and any(switches.get(one.switch) for one in heard)
+            self.passed()
+
+    def alert(self) -> None:
+        """Have every call that returns told of, and every plan hold its call, until `calm`: something was not finite."""
+        if not self._is_alert:
+            self._is_alert = True
+            self._check()
+
+    def calm(self) -> None:
+        """Be told of what is not finite alone again: the outermost call is over."""
+        self._is_alert = False
+        self._check()
+
+    @property
+    def is_alert(self) -> bool:
+        """Whether every call that returns is told of, because one has returned what is not finite."""
+        return self._is_alert
+
+    @property
+    def looks(self) -> bool:
+        """Whether what calls return is looked at, for who listens to `suspect`."""
+        return self._looks
+
+    def note_passed(self) -> None:
+        """Note that nobody could look at what a call has returned."""
+        self._passed += 1
+
+    def passed(self) -> int:
+        """Return how many calls have returned what nobody could look at, in all threads up to now."""
+        if self._counting is not None:
+            self._passed += self._counting.check(checks=self._looks, alert=self._is_alert)
+        return self._passed
+
+    def has_seen_all(self, thread: ThreadState) -> bool:
+        """Do what `Context.has_seen_all` says."""
+        return self._looks and thread.passed == self.passed()
+
+    def meter(self, *, is_metered: bool) -> None:
+        """Meter the calls that come, or do not; the plans meter themselves."""
+        if self._counting is not None:
+            self._counting.meter(is_metered=is_metered)
+
+    def call_aloud(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a module as if hookd were not there, hidden from nobody; for plans that are called from C."""
+        return self._counting.call_aloud(module, args, kwargs)  # type: ignore[union-attr]
+
+    def aloud(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of the training's inside of that, which is hidden from nobody."""
+        if thread.hidden and self._counting is not None:
+            return self._counting.aloud(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    def let_go(self, returned: list[Any], last: int) -> int:
+        """Have the entry keep alive no more what calls have returned; return how many it has left as they are."""
+        return len(returned) if self._counting is None else self._counting.let_go(returned, last)
+
+    def metered_ns(self) -> int:
+        """Return what calls without a plan have taken in the metered step that is over, in ns."""
+        return 0 if self._counting is None else self._counting.metered_ns()
+
+    def _plain_call(self) -> str:
+        """Write how a plan runs a module; what is called from the entry may be hidden from a profiler."""
+        plain = plain_call(self.patch.original)
+        return plain if self._counting is None else f"(call_aloud(self, args, kwargs) if thread.hidden else {plain})"
+
+    def _maker(self, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool, metered: bool) -> Any:
+        """Compile the plans of one shape."""
+        shape = (*((one.plugin, one.hook) for one in heard), wrapped, recompute, metered)
+        make = self._makers.get(shape)
+        if make is None:
+            text = source(heard, self._plain_call(), recompute=recompute, wrapped=wrapped, metered=metered)
+            exec(compile_plan(text), self._session.namespace)
+            make = self._makers[shape] = self._session.namespace.pop("make")
+            skip_frames(_inner_code(make))
+            if self._gentle and not metered:
+                self.can_meter = False
+        return make
+
+    def _prepare_metering(self) -> None:
+        """Compile what metered steps need, in hookd's own thread: in the training's it would be noticed."""
+        if self.can_meter or self.learning:
+            return
+        self.can_meter = True  # set first: a shape that the training thread compiles meanwhile unsets it
+        shapes: dict[tuple[int, bool], tuple[Listener, ...]] = {}
+        with self.lock:
+            for key, (_, model, module) in self.names.known.items():
+                if self.plans.get(key, SKIP) is not SKIP:
+                    heard = self._of_plan(module)
+                    shapes[id(heard), _is_wrapped(key, model, module)] = heard
+        for (_, wrapped), heard in shapes.items():
+            with self.lock:
+                self._maker(heard, wrapped=wrapped, recompute=False, metered=True)
+            clock.sleep(_BREATH_S)
+
+    # -- from time to time
+
+    def step_over(self, thread: ThreadState, *, in_call: bool) -> None:
+        """Look what is seen; outside of the call that begins a step a lost signal may have left a stale stack."""
+        if not in_call and thread.top is not None and not is_in_flight():
+            thread.top = None
+        self.seen.look(is_training_thread=True)
+
+    def tick(self, now_s: float) -> None:
+        """Forget models that have been gone for a while, and publish what has changed."""
+        self._prepare_metering()
+        self._tell_if_deep()
+        self.seen.look(is_training_thread=False)
+        dead = self.names.dead()
+        self._died_at = {m.ordinal: self._died_at.get(m.ordinal, now_s) for m in dead}
+        for model in dead:
+            if now_s - self._died_at[model.ordinal] > _FORGET_AFTER_S:
+                self._drop(model)
+
+    def _tell_if_deep(self) -> None:
+        """Log once that calls were not observed for want of room."""
+        if self._counting is not None and self._counting.too_deep() and not self._is_deep_told:
+            self._is_deep_told = True
+            self._session.write_log(
+                "warning",
+                f"some calls are not observed: fewer than {ROOM} levels were left to Python's recursion limit "
+                f"({sys.getrecursionlimit()}), or they were more than 1 MiB of stack deep; hookd could have ended the training",
+            )
+
+    def _drop(self, model: Model) -> None:
+        with self.lock:
+            if not model.alive:
+                self._end(model)
+
+    def _end(self, model: Model) -> None:
+        """Let go of a model and of all that was counted under its names."""
+        self.names.drop(model)
+        self._open(model)
+        self._parameters.forget(model)
+        names = {module.name for module in model.names.values()}
+        for entry in self._session.registry.entries.values():
+            for metric in entry.context.metrics:
+                metric.remove_modules(names)
+            entry.context.forget_modules([module.id for module in model.names.values()])
+        self._session.portions.forget(model.names.values())
+        for module in model.names.values():
+            self._session.page.retire_module(module.id)
+        self.audience.forget(model.names.values())
+        self._session.page.compact()
+        self.seen.forget(model.names.values())
+        self.seen.publish()
+
+    def steps_done(self) -> int:
+        """Give the steps since the attach."""
+        return self._session.steps.done
+
+
+def call_patch(missing: Callable[..., Any]) -> Entry | ClassPatch:
+    """Return what sees the calls of modules: the entry, or the patch in Python where that cannot be."""
+    try:
+        return Entry.load(missing)
+    except CannotEnterError as why:
+        return ClassPatch(missing, str(why))
+
+
+def _is_wrapped(key: int, model: Model, module: Module) -> bool:
+    """Whether a module may stand inside a wrapper of the same name."""
+    return key in model.wrapped or not module.depth
+
+
+def _inner_code(make: Any) -> Any:
+    return next(const for const in make.__code__.co_consts if hasattr(const, "co_code"))

@@ -1,0 +1,358 @@
+"""The models of a process: which roots were called, and what their modules are called. Runs in the target.
+
+The root of a model is what is called when no observed module is running. Nothing is stored on a module, and a module
+is known by its `id` alone, which a weak reference keeps honest: its callback runs before the address can be reused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hookd.api.events import Module
+from hookd.api.passive import attributes_of, children_of, groups_of, modules_in, parameters_of, peek
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import nn
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
+
+    _Todo = tuple[str, "weakref.ref[nn.Module]", int, bool, bool]
+
+ROOT = "(root)"
+
+WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+}
+"""Classes that add nothing of their own but a name: class name -> name of the child that is the real module."""
+
+
+class Ref(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference that knows under which id its module was known."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Model:
+    """One root and all that is known of what is below it."""
+
+    def __init__(self, ordinal: int, signature: tuple[Any, ...]) -> None:
+        self.ordinal = ordinal
+        self.signature = signature
+        self.names: dict[str, Module] = {}
+        self.wrapped: set[int] = set()  # ids of nn.Modules that stand inside a wrapper of the same name
+        self.compiled: set[int] = set()  # ids of those inside a compiled one, whose calls nobody sees
+        self.alive = 0
+        self.rescan_at = 0  # the step from which it may be looked through for new modules again
+        self.rescan_wait = 1  # steps until then; doubled whenever there was nothing new
+        self.ref: Ref | None = None
+        self.proceeded_ns = 0  # when the last portion was named, by the session's clock
+        self.learnt_at = 0.0  # monotonic, when the last of its modules was named,
+        self.learnt_step = 0  # and how many steps were done then
+        self.walk: Walk | None = None  # through what is still to be named, None when all is
+        self.most: int | None = None  # modules that are named at most, None: all
+        self.is_cut = False  # it has more than those
+        self.left_now = 0  # modules of it that were left out since its root was called
+
+    @property
+    def root(self) -> Module:
+        """The root's own module."""
+        return self.names[""]
+
+
+class Names:
+    """All models of this process.
+
+    Args:
+        new_id: called with (name, type, ordinal of the root); gives the page's number for a new module.
+        forget: called with the id() of an nn.Module that has died.
+    """
+
+    def __init__(self, new_id: Callable[[str, str, int], int], forget: Callable[[int], None]) -> None:
+        self.models: list[Model] = []
+        self.known: dict[int, tuple[Ref, Model, Module]] = {}
+        self._new_id = new_id
+        self._forget = forget
+
+    def learn(self, root: nn.Module, most: int | None = None) -> Model:
+        """Make a model of a root; `proceed` names the root and everything below it, or the `most` nearest to it.
+
+        A root of the same shape as one that has died takes over its names: a loss module that is made anew for every
+        step is one series, not one per step, and so is a container that is made anew around models that live on.
+        """
+        if attributes_of(root).get("_is_replica"):
+            return self._learn_replica(root)
+        signature = _signature(root)
+        model = self._model_inside(root) or self._reborn(root, signature) or self._new(signature)
+        model.ref = self._ref(root)
+        model.most = most
+        model.walk = Walk(root, most)
+        model.is_cut = model.walk.is_cut
+        return model
+
+    def _learn_replica(self, replica: nn.Module) -> Model:
+        """Give a replica of DataParallel, which is a new object at every call, the names of its original."""
+        for model, root in self.live_roots():
+            if type(_innermost(root)) is type(replica):
+                self.proceed(model)
+                self._name_all(model, Walk(replica, model.most), is_replica=True)
+                return model
+        model = self._new(_signature(replica))
+        model.walk = Walk(replica)
+        return model
+
+    def _model_inside(self, root: nn.Module) -> Model | None:
+        """Find the model that `root` only wraps: a model called by itself before it was wrapped is the same model."""
+        known = self.known.get(id(_innermost(root)))
+        return known[1] if known is not None and known[2] is known[1].root else None
+
+    def below(self, root: nn.Module, most: int) -> list[Model]:
+        """Give the models whose roots are inside of a module that is no model yet; looks at so many modules at most.
+
+        They were called by themselves before it, to warm up or to find a shape. What it only wraps is not among them.
+        """
+        alive = {id(one): model for model, one in self.live_roots()}
+        alive.pop(id(_innermost(root)), None)
+        if not alive or attributes_of(root).get("_is_replica"):
+            return []
+        return [alive[id(one)] for _, one in itertools.islice(modules_in(root), most) if id(one) in alive]
+
+    def proceed(self, model: Model, most: int | None = None) -> list[int]:
+        """Name what is still to be named of a model, or so many modules of it; give their ids, parents first."""
+        if model.walk is None:
+            return []
+        new = self._name_all(model, itertools.islice(model.walk, most))
+        if model.walk.is_over:
+            model.walk = None
+        return new
+
+    def extend(self, model: Model, root: nn.Module) -> list[int]:
+        """Name what is new below a root since the last time; give the ids of that, or of what was compiled since."""
+        walk = Walk(root, model.most)
+        model.is_cut = walk.is_cut
+        return self._name_all(model, walk)
+
+    def _name_all(
+        self, model: Model, found: Iterable[tuple[str, nn.Module, bool, bool]], *, is_replica: bool = False
+    ) -> list[int]:
+        new = []
+        for path, module, wrapped, compiled in found:
+            if id(module) in self.known:
+                owner = self.known[id(module)][1]
+                if compiled and id(module) not in owner.compiled:  # it was called before it was compiled
+                    owner.compiled.add(id(module))
+                    new.append(id(module))
+                continue
+            named = model.names.get(path)
+            if named is None:
+                named = self._name(model, path, module)
+            ref = self._ref(module)
+            if not is_replica:
+                named._ref = ref
+            if wrapped:
+                named.type = type(module).__name__
+                model.wrapped.add(id(module))
+            if compiled:
+                model.compiled.add(id(module))
+            model.alive += 1
+            self.known[id(module)] = (ref, model, named)
+            new.append(id(module))
+        return new
+
+    def _name(self, model: Model, path: str, module: nn.Module) -> Module:
+        label = path or ROOT
+        if model.ordinal > 1:
+            label = f"#{model.ordinal}.{label}"
+        number = self._new_id(label, type(module).__name__, model.ordinal)
+        parent = _nearest(model.names, path)
+        named = Module(
+            label, type(module).__name__, number, model.ordinal, parent, leaf=not attributes_of(module).get("_modules")
+        )
+        model.names[path] = named
+        return named
+
+    def _reborn(self, root: nn.Module, signature: tuple[Any, ...]) -> Model | None:
+        """Find the model of a root of the same shape that has died, alone or with all below it."""
+        for model in self.models:
+            if model.signature != signature:
+                continue
+            if not model.alive or (_has_lost_root(model) and _has_children_of(model, root)):
+                return model
+        return None
+
+    def _new(self, signature: tuple[Any, ...]) -> Model:
+        taken = {model.ordinal for model in self.models}
+        ordinal = next(n for n in range(1, len(taken) + 2) if n not in taken)
+        model = Model(ordinal, signature)
+        self.models.append(model)
+        return model
+
+    def _ref(self, module: nn.Module) -> Ref:
+        ref = Ref(module, self._died)
+        ref.key = id(module)
+        return ref
+
+    def _died(self, ref: Ref) -> None:
+        known = self.known.get(ref.key)
+        if known is not None and known[0] is ref:
+            del self.known[ref.key]
+            known[1].alive -= 1
+            known[1].wrapped.discard(ref.key)
+            known[1].compiled.discard(ref.key)
+            self._forget(ref.key)
+
+    def name_of(self, module: Any) -> str:
+        """Return the name of a known module, and "" for anything else."""
+        known = self.known.get(id(module))
+        return known[2].name if known is not None and known[0]() is module else ""
+
+    def dead(self) -> list[Model]:
+        """Give the models of which nothing is alive any more."""
+        return [model for model in self.models if not model.alive]
+
+    def drop(self, model: Model) -> None:
+        """Forget a model and its names; what is alive of it is nobody's then."""
+        self.models.remove(model)
+        for key in [key for key, (_, owner, _) in list(self.known.items()) if owner is model]:
+            if self.known.pop(key, None) is not None:
+                self._forget(key)
+
+    def live_roots(self) -> Iterator[tuple[Model, nn.Module]]:
+        """Give the models that are alive, with their roots."""
+        for model in list(self.models):
+            root = model.ref() if model.ref is not None else None
+            if root is not None:
+                yield model, root
+
+    def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
+        """Give what `optimizer` holds in the models' order; parameters of no known model come last."""
+        held = {id(p): p for group in groups_of(optimizer) for p in group["params"]}
+        ordered: list[tuple[str, Parameter]] = []
+        for model, root in self.live_roots():
+            prefix = f"#{model.ordinal}." if model.ordinal > 1 else ""
+            for path, module, _, _ in Walk(root):
+                if not held:
+                    return ordered
+                for name, parameter in parameters_of(module).items():
+                    if held.pop(id(parameter), None) is not None:
+                        ordered.append((prefix + (f"{path}.{name}" if path else name), parameter))
+        return ordered + [(f"parameter {at}", p) for at, p in enumerate(held.values())]
+
+
+def _signature(root: nn.Module) -> tuple[Any, ...]:
+    return (type(root), tuple((name, type(child)) for name, child in children_of(root).items()))
+
+
+def _has_lost_root(model: Model) -> bool:
+    return model.ref is not None and model.ref() is None
+
+
+def _has_children_of(model: Model, root: nn.Module) -> bool:
+    """Whether a model was named after a root that had this one's children, as far as they were not another model's."""
+    named = {name: model.names[name] for name in children_of(root) if name in model.names}
+    return bool(named) and all(module.torch() is children_of(root)[name] for name, module in named.items())
+
+
+def _nearest(names: dict[str, Module], path: str) -> Module | None:
+    while path:
+        path = path.rpartition(".")[0]
+        if path in names:
+            return names[path]
+    return None
+
+
+class Walk:
+    """Goes through a root and all below it: path, module, is it inside a wrapper of the same path or a compiled one.
+
+    Parents come first, and each module once. Not `named_modules`: a subclass may override it, and wrappers' own names
+    are left out of the paths. A walk may rest for many steps, so it keeps no module alive.
+
+    Args:
+        root: where to begin.
+        most: so many modules at most, those nearest to the root, in the model's order all the same; None for all.
+
+    Attributes:
+        is_cut: whether there are more.
+    """
+
+    def __init__(self, root: nn.Module, most: int | None = None) -> None:
+        self._todo: list[_Todo] = [("", weakref.ref(root), 0, False, False)]
+        self._seen: set[int] = set()
+        self._depth, self._extra = (sys.maxsize, 0) if most is None else _reach(root, most)
+        self.is_cut = self._depth < sys.maxsize
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return not self._todo
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> tuple[str, nn.Module, bool, bool]:
+        while self._todo:
+            path, ref, depth, wrapped, compiled = self._todo.pop()
+            module = ref()
+            if module is not None and id(module) not in self._seen:
+                self._seen.add(id(module))
+                self._descend(path, module, depth, is_compiled=compiled)
+                return path, module, wrapped, compiled
+        raise StopIteration
+
+    def _descend(self, path: str, module: nn.Module, depth: int, *, is_compiled: bool) -> None:
+        inside = _wrapped_child(module)
+        is_compiled |= inside == "_orig_mod" or peek(module, "_compiled_call_impl") is not None
+        children = [] if depth > self._depth else list(children_of(module).items())
+        if depth == self._depth:
+            children = children[: self._extra]
+            self._extra -= len(children)
+        for name, child in reversed(children):
+            same = name == inside
+            below = path if same else f"{path}.{name}" if path else name
+            self._todo.append((below, weakref.ref(child), depth + 1, same, is_compiled))
+
+
+def has_more(root: nn.Module, most: int) -> bool:
+    """Whether a root and all below it are more modules than `most`; looks at no more than it must."""
+    return _reach(root, most)[0] < sys.maxsize
+
+
+def _reach(root: nn.Module, most: int) -> tuple[int, int]:
+    """Find the depth down to which all modules are among the `most`, and how many those of the next level are."""
+    level, seen, depth = [root], {id(root)}, 0
+    while level:
+        below = {id(child): child for module in level for child in children_of(module).values()}
+        new = [
+            child for key, child in below.items() if key not in seen
+        ]  # it may stand in many places, even below itself
+        if len(seen) + len(new) > most:
+            return depth, most - len(seen)
+        seen.update(below)
+        level, depth = new, depth + 1
+    return sys.maxsize, 0
+
+
+def _innermost(module: nn.Module) -> nn.Module:
+    while True:
+        name = _wrapped_child(module)
+        inside = children_of(module).get(name) if name is not None else None
+        if inside is None:
+            return module
+        module = inside
+
+
+def _wrapped_child(module: nn.Module) -> str | None:
+    for kind in type(module).__mro__:
+        if kind.__name__ in WRAPPERS:
+            return WRAPPERS[kind.__name__]
+    return None

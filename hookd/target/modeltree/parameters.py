@@ -1,0 +1,68 @@
+"""Hooks on the gradients of parameters, where a plugin listens to `param_grad`. Runs in the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookd.api.passive import hook_gradient, of_tensor, parameters_in, parameters_of, requires_grad
+
+if TYPE_CHECKING:
+    from hookd.api.events import Module
+    from hookd.target.modeltree.names import Model, Names
+    from hookd.target.session import Session
+
+
+class Parameters:
+    """All of these hooks; each parameter has one at most."""
+
+    def __init__(self, session: Session, names: Names) -> None:
+        self._session = session
+        self._names = names
+        self._hooked: dict[int, Any] = {}
+
+    def hook(self, model: Model) -> None:
+        """Hook what is new in a model."""
+        if not self._session.registry.ordered("param_grad"):
+            return
+        root = model.ref() if model.ref is not None else None
+        if root is None or not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+            return
+        for ref, owner, module in list(self._names.known.values()):
+            held = ref()
+            if owner is model and held is not None:
+                for name, parameter in parameters_of(held).items():
+                    if requires_grad(parameter):
+                        self._hook(parameter, module, name)
+
+    def _hook(self, parameter: Any, module: Module, name: str) -> None:
+        handle = self._hooked.get(id(parameter))
+        if handle is not None and handle.id in (of_tensor(parameter, "_post_accumulate_grad_hooks") or ()):
+            return
+        prefix = "" if not module.depth else f"{module.name}."
+
+        def accumulated(param: Any) -> None:
+            session = self._session
+            if not session.is_live:
+                return
+            grad = of_tensor(param, "grad")
+            if grad is not None:
+                values = {"module": module, "name": prefix + name, "param": param, "grad": grad}
+                session.dispatch.emit("param_grad", values, module)
+
+        self._hooked[id(parameter)] = hook_gradient(parameter, self._session.dispatch.entrance(accumulated))
+
+    def forget(self, model: Model) -> None:
+        """Take back the hooks of a model whose parameters get others, under other names."""
+        root = model.ref() if model.ref is not None else None
+        for _, parameter in parameters_in(root) if root is not None else ():
+            handle = self._hooked.pop(id(parameter), None)
+            if handle is not None:
+                handle.remove()
+
+    def restore(self) -> None:
+        """Take back all hooks."""
+        for handle in self._hooked.values():
+            handle.remove()
+        self._hooked.clear()

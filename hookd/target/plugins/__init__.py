@@ -1,0 +1,1 @@
+"""The plugins: who listens, what each costs, and what keeps it from harming the training."""

@@ -1,0 +1,105 @@
+"""The agent's own metrics. Runs in the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookd.api.metrics import Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from hookd.target.plugins.listeners import Entry
+    from hookd.wire.page import PageWriter
+
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+PLUGIN_STATES = ("active", "quarantined", "disabled", "waiting")
+
+
+class CoreMetrics:
+    """The families that every target has; their names and labels are a contract (docs/metrics)."""
+
+    def __init__(self, page: PageWriter, *, budget: float) -> None:
+        self._has_budget = budget > 0
+        self.steps = Counter(page, "hookd_steps", "Steps of the training since the attach.").labels()
+        self.step_calls = Counter(
+            page, "hookd_step_calls", "Calls of the model that stand for steps, while nothing has been trained."
+        ).labels()
+        self.step_seconds = Histogram(
+            page, "hookd_step_seconds", "Wall time of a training step.", (), STEP_BUCKETS
+        ).labels()
+        self.modules = Gauge(page, "hookd_modules", "Modules of the models seen, by what is seen of them.", ("state",))
+        self.incidents = Counter(page, "hookd_incidents", "Things worth telling a person.", ("kind",))
+        self.overhead = Counter(
+            page, "hookd_overhead_seconds", "Estimated time spent in each plugin, and in hookd itself.", ("plugin",)
+        )
+        self.overhead_ratio = Gauge(
+            page, "hookd_overhead_ratio", "Share of step time spent in hookd and its plugins, last window."
+        )
+        Gauge(
+            page, "hookd_overhead_budget_ratio", "Share of step time that sampled hooks may take; 0: none are."
+        ).labels().set(budget)
+        self.sampling_interval = Gauge(
+            page, "hookd_sampling_interval_steps", "Steps of which one is sampled; 0: none.", ("plugin",)
+        )
+        self.plugin_errors = Counter(page, "hookd_plugin_errors", "Errors raised by each plugin.", ("plugin",))
+        self.call_seconds = Gauge(
+            page, "hookd_plugin_call_seconds", "Mean time of one call of a plugin's hooks, measured.", ("plugin",)
+        )
+        self.plugin_held = Gauge(
+            page,
+            "hookd_plugin_held_bytes",
+            "Memory behind the tensors that a plugin's attributes lead to.",
+            ("plugin",),
+        )
+        self.plugin_series_refused = Counter(
+            page, "hookd_plugin_series_refused", "Series of a plugin that are over its limits.", ("plugin",)
+        )
+        self.plugin_bad_values = Counter(
+            page,
+            "hookd_plugin_bad_values",
+            "Values that a plugin's counter or histogram was given and that are no amounts, such as NaN.",
+            ("plugin", "metric"),
+        )
+        self.plugin_state = Gauge(
+            page, "hookd_plugin_state", "1 for the state that a plugin is in.", ("plugin", "state")
+        )
+        self.changes_training = Gauge(
+            page, "hookd_plugin_changes_training", "1 while a plugin that may change the training does.", ("plugin",)
+        )
+        self.series_dropped = Counter(page, "hookd_series_dropped", "Series that found no room in the page.").labels()
+
+    def show(self, entry: Entry) -> None:
+        """Publish the state of a plugin."""
+        for state in PLUGIN_STATES:
+            self.plugin_state.labels(entry.name, state).set(1.0 if entry.state == state else 0.0)
+        self.plugin_errors.labels(entry.name).inc(0.0)
+        self.overhead.labels(entry.name).inc(0.0)
+        self.show_interval(entry)
+        if type(entry.plugin).mutates or entry.plugin.mutates:
+            self.changes_training.labels(entry.name).set(float(entry.changes_training))
+        else:  # its options may have been others before
+            self.changes_training.remove(entry.name)
+
+    def show_interval(self, entry: Entry) -> None:
+        """Publish how often a plugin looks: what the person has fixed, or else what the budget allows; 0 for never."""
+        fixed = [entry.context.fixed(hook) for hook in entry.plugin.sampled if hook not in entry.plugin.rare]
+        asked = min((interval for interval in fixed if interval is not None), default=0)
+        never = not self._has_budget and entry.is_governed
+        self.sampling_interval.labels(entry.name).set(asked or (0 if never else entry.interval))
+
+    def show_cost(self, entry: Entry) -> None:
+        """Publish what one call of a plugin costs, once some were measured."""
+        if entry.calls:
+            self.call_seconds.labels(entry.name).set(entry.call_ns / entry.calls / 1e9)
+
+    def hide(self, entry: Entry) -> None:
+        """End the series of a plugin that was unloaded."""
+        for state in PLUGIN_STATES:
+            self.plugin_state.remove(entry.name, state)
+        for metric in (
+            self.plugin_errors, self.overhead, self.sampling_interval, self.changes_training, self.call_seconds,
+            self.plugin_series_refused,
+            self.plugin_held,
+        ):  # fmt: skip
+            metric.remove(entry.name)
+        for name in entry.context.bound.bad:
+            self.plugin_bad_values.remove(entry.name, name)

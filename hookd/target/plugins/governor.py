@@ -1,0 +1,417 @@
+"""What hookd and the plugins cost, and the budget that they are kept in. Runs in the target, at each step boundary.
+
+One step in `METERED_EVERY`, in `CALM_EVERY` when nothing has surprised for a while, is measured call by call, so that the clock
+is not read at every event; it stands for the others of its kind: those in which the same is sampled. Of each kind one in so
+many is measured, so that what is seldom sampled always is.
+Sampled hooks are on in one step of `interval`; where those of all plugins together exceed what every step leaves of the
+budget, with what hookd itself needs to call them, the costliest gets a longer interval, and a shorter one again when there
+is room. A plugin that cannot be sampled and takes too much of a step is quarantined, unless the person who enabled it fixed
+its interval.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from hookd.target.events.dispatch import OWN
+from hookd.target.plugins.listeners import wanted_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hookd.target.plugins.listeners import Entry, Listener
+    from hookd.target.session import Session
+
+    _Kind = tuple[tuple[int, ...], tuple[int, ...]]
+    """Of a step, by what is sampled in it: the plugins' numbers, and `Entry.kind` of each."""
+
+METERED_EVERY, CALM_EVERY = 5, 17
+"""Odd: a training whose steps take turns, as of a generator and a discriminator, must not be metered in one of them alone."""
+METERED_RATIO = 1 / 3
+"""At most so many of all steps are metered, however many kinds there are."""
+CALM_WINDOWS = 4
+"""After so many windows in which every metered step has cost what it was taken for."""
+WINDOW_STEPS = 16
+SURPRISE, ALARM_RATIO = 2, 4
+"""A metered step that costs so many times what it was taken for, and so many times the budget, is decided upon at once."""
+SMOOTHED = 4
+"""Over about so many windows the time of a step is averaged, for one with a heavy sample makes a window much longer; a shorter
+one is believed at once: a share of it is more."""
+LEFT_RATIO = 1 / 2
+"""So much of the budget is for what is sampled, whatever comes at every step: that must not starve it."""
+RUNAWAY_RATIO = 1 / 3
+"""The share of step time above which a plugin that cannot be sampled is quarantined: half of what is left."""
+DEAR_RATIO = 0.9
+"""The same for a plugin with `longest = 1`."""
+RUNAWAY_STEPS = 3
+"""How many metered steps in a row it takes."""
+
+UNKNOWN_NS = 100_000
+"""What a sampled plugin is assumed to cost in each module of a step until that is metered. Measured in a model of 1,000
+modules: 80 to 150 us, garbage collection included."""
+
+FLOWS = ("backward_pre", "backward")
+"""The hooks for which the graph is hooked, in the steps in which anybody hears them."""
+FIXED = 3
+"""What a kind of step is more by where hooks of a fixed interval are called (`Entry.kind`)."""
+KINDS = 81
+"""So many kinds of steps are told apart by what is sampled in them, the last ones: all of four plugins."""
+
+
+class _Draw(NamedTuple):
+    """One sampled hook of a plugin: its flag in the plans' namespace, and what says when it is called.
+
+    Attributes:
+        kind: what a step is in which it is called, see `Entry.kind`; 0 where the interval is fixed.
+        fixed: that interval, or None.
+    """
+
+    switch: str
+    kind: int
+    fixed: int | None
+    is_rare: bool
+    is_backward: bool
+
+    @classmethod
+    def of(cls, entry: Entry, one: Listener) -> _Draw:
+        """Find that out about a listener."""
+        fixed, is_rare = entry.context.fixed(one.hook), one.hook in entry.plugin.rare
+        kind = 0 if fixed is not None else 2 if is_rare or not entry.plugin.rare else 1
+        return cls(one.switch, kind, fixed, is_rare, one.hook in FLOWS)
+
+
+class Governor:
+    """Accounts and decides.
+
+    Attributes:
+        budget: the share of the step time that what is sampled may take; with 0 nothing is sampled at all.
+        ratio: overhead of hookd and all plugins over step time, of the last window.
+    """
+
+    def __init__(self, session: Session, budget: float) -> None:
+        self.budget = budget
+        self.ratio = 0.0
+        self._session = session
+        self._ended_ns = self._elapsed_ns = 0  # when the last step ended, and what it took
+        self._runaway: dict[int, int] = {}
+        self._own: dict[tuple[int, ...], int] = {}  # ns of hookd itself, by what was sampled in the step
+        self._costs: dict[_Kind, dict[int, int]] = {}  # ns of each plugin, likewise
+        self._last: dict[tuple[int, int | _Kind], list[int]] = {}  # metered costs, see `_typical`
+        self._window_ns = self._window_steps = self._calm_windows = 0
+        self._step_ns = 0.0
+        self._is_alarmed = self._is_changed = False
+        self._allowance = 0.0  # of steps to be metered
+        self._window_spent: dict[int, int] = {}
+        self._kind: _Kind = ((), ())  # of the step in progress
+        self._metered: dict[_Kind, int] = {}  # the last step of each kind that was
+        self._drawn: list[tuple[Entry, list[_Draw], bool]] = []  # and whether an interval of them is fixed
+        self._numbers: tuple[int, ...] = ()
+        self._always_flows = False
+        self._unpaid: dict[_Kind, int] = {}  # steps that are not charged yet
+
+    def end(self) -> int:
+        """Take the time of a step that is over.
+
+        Returns:
+            Its wall time in ns, 0 for the first, whose beginning nobody saw.
+        """
+        now = self._session.clock()
+        self._elapsed_ns, self._ended_ns = now - self._ended_ns if self._ended_ns else 0, now
+        return self._elapsed_ns
+
+    def begin(self, turn: int) -> None:
+        """Close the accounts of the step that was, and set the switches of the one that begins.
+
+        Args:
+            turn: how many are over since the attach.
+        """
+        elapsed = self._elapsed_ns
+        namespace = self._session.namespace
+        if self._is_changed:
+            self._is_changed = False
+            self._renew()
+        if elapsed:
+            self._account(elapsed, was_metered=namespace["accounting"])
+            if self.budget > 0 and not self._session.models.can_meter:
+                self._hold_back(elapsed)
+        was_drawn = any(self._kind[1])
+        self._draw(turn)
+        if was_drawn or any(self._kind[1]):
+            self._session.models.arm()
+        namespace["accounting"] = self._is_to_be_metered(turn)
+        self._session.models.meter(is_metered=namespace["accounting"])
+
+    def forget_time(self) -> None:
+        """Take the next step for the first: what lies before it is no part of it."""
+        self._ended_ns = 0
+
+    def _is_to_be_metered(self, step: int) -> bool:
+        every = CALM_EVERY if self._calm_windows >= CALM_WINDOWS else METERED_EVERY
+        self._allowance = min(self._allowance + METERED_RATIO, 2)
+        if not self._session.models.can_meter:
+            return False
+        if step - self._metered.get(self._kind, -every) < every:
+            return False
+        if self._allowance < 1 and all(entry.kind in entry.cost_ns for entry, _, _ in self._drawn):
+            return False
+        self._allowance -= 1
+        self._metered[self._kind] = step
+        return True
+
+    def _hold_back(self, step_ns: int) -> None:
+        """Sample seldom what is not metered yet: after an attach, while the model is being learnt."""
+        wanted = len(self._session.models.names.known) * UNKNOWN_NS / (self.budget * step_ns)
+        for entry in self._entries():
+            if wanted > entry.stretch and self._can_stretch(entry):
+                self._set(entry, min(1 << math.ceil(math.log2(wanted)), entry.limit))
+
+    def switch(self, step: int) -> None:
+        """Set which hooks are called during the step after `step` done ones, after any change of who is to be called."""
+        namespace = self._session.namespace
+        self._calm_windows = 0
+        drawn, flows = [], False
+        for entry in self._entries():
+            draws = []
+            for one in entry.listeners:
+                on = entry.state == "active" and entry.context.is_wanted(one.hook)
+                is_sampled = entry.is_sampled(one)
+                if on and is_sampled and (self.budget > 0 or entry.context.fixed(one.hook) is not None):
+                    draws.append(_Draw.of(entry, one))
+                else:
+                    namespace[one.switch] = on and not is_sampled
+                    flows = flows or (on and not is_sampled and one.hook in FLOWS)
+            drawn.append((entry, draws, any(one.fixed for one in draws)))
+            entry.kind = FIXED  # so that all is set
+        drawn.sort(key=lambda one: one[0].plugin.apart)  # last, when it is known who looks
+        numbers = tuple(entry.number for entry, _, _ in drawn)
+        if numbers != self._numbers:
+            self._is_changed = True  # what is counted is the training's thread's
+        active = [entry.number for entry, _, _ in drawn if entry.state == "active"]
+        self._runaway = {number: self._runaway.get(number, 0) for number in active}
+        self._drawn, self._numbers, self._always_flows = drawn, numbers, flows
+        self._draw(step)
+        self._session.models.arm()
+
+    def _draw(self, step: int) -> None:
+        """Set which of the sampled hooks are called during the step after `step` done ones."""
+        namespace = self._session.namespace
+        backward, somebody_looks = self._always_flows, False
+        for entry, draws, has_fixed in self._drawn:
+            is_on = bool(draws) and entry.state == "active"  # it may have been put aside meanwhile
+            if is_on and entry.plugin.apart:
+                usual = entry.is_due_apart(step, is_alone=not somebody_looks)
+            else:
+                usual = is_on and entry.is_due(step)
+            if not (usual or has_fixed or entry.kind):
+                continue  # all is off, and stays so
+            rare = usual and entry.is_due_rarely(step)
+            is_fixed, dearest = False, 0
+            for one in draws:
+                on = is_on and (step % one.fixed == 0 if one.fixed else rare if one.is_rare else usual)
+                namespace[one.switch] = on
+                if on:
+                    backward = backward or one.is_backward
+                    is_fixed = is_fixed or bool(one.fixed)
+                    dearest = max(dearest, one.kind)
+            entry.kind = FIXED * is_fixed + dearest
+            somebody_looks = somebody_looks or entry.kind > 0
+        namespace["backward_on"] = backward
+        self._kind = self._numbers, tuple([entry.kind for entry, _, _ in self._drawn])
+
+    def _entries(self) -> Iterable[Entry]:
+        return list(self._session.registry.entries.values())
+
+    # -- accounts
+
+    def _account(self, elapsed: int, *, was_metered: bool) -> None:
+        """Charge a step: with what metered steps of the same kind have taken."""
+        self._window_ns += elapsed
+        self._window_steps += 1
+        if was_metered:
+            self._pay()
+            self._learn(elapsed)
+        self._unpaid[self._kind] = self._unpaid.get(self._kind, 0) + 1
+        if self._window_steps >= WINDOW_STEPS or (self._is_alarmed and self._window_steps >= METERED_EVERY):
+            self._pay()
+            self._decide()
+
+    def _learn(self, elapsed: int) -> None:
+        """Note what a metered step has cost."""
+        ledger, kinds = self._session.dispatch, self._kind[1]
+        ledger.spent[OWN] = ledger.spent.get(OWN, 0) + self._session.models.metered_ns()
+        known = self._costs.pop(self._kind, {})  # it becomes the last of them
+        if len(self._costs) >= KINDS:
+            self._forget(next(iter(self._costs)))
+        costs = self._costs[self._kind] = {}
+        for entry in self._entries():
+            ns = ledger.spent.get(entry.number, 0)
+            entry.calls += ledger.calls.get(entry.number, 0)
+            entry.call_ns += ns
+            entry.cost_ns[entry.kind] = self._typical((entry.number, entry.kind), ns)
+            costs[entry.number] = self._typical((entry.number, self._kind), ns)
+            self._watch(entry, ns, elapsed)
+        # Where no step like it was metered, the least of all is charged.
+        self._own[kinds] = self._typical((OWN, self._kind), ledger.spent.get(OWN, 0))
+        spent, taken_for = sum(ledger.spent.values()), sum(known.values()) + self._own[kinds]
+        is_surprising = not taken_for / SURPRISE <= spent <= taken_for * SURPRISE
+        if is_surprising:
+            self._metered.pop(self._kind, None)  # so that the next one like it is metered
+        if (known and is_surprising) or any(self._runaway.values()):
+            self._calm_windows = 0
+        if is_surprising and spent > ALARM_RATIO * self.budget * elapsed:
+            self._is_alarmed = True
+        ledger.spent.clear()
+        ledger.calls.clear()
+
+    def _forget(self, kind: _Kind) -> None:
+        """Forget a kind of steps."""
+        self._costs.pop(kind, None)
+        self._own.pop(kind[1], None)
+        self._metered.pop(kind, None)
+
+    def _renew(self) -> None:
+        """Forget what kinds of steps there were: other plugins are there now."""
+        self._pay()
+        for known in (self._costs, self._own, self._metered):
+            known.clear()
+
+    def _typical(self, key: tuple[int, int | _Kind], ns: int) -> int:
+        """Give the middle one of the last three metered costs: what interrupts one step must not be charged to all like it.
+
+        Of two it is the lower one: in its first sampled step a plugin does what it never does again. And one of less than
+        half is believed at once: what is seldom sampled would long be taken for as dear as it was.
+        """
+        if len(self._last) >= 4 * KINDS:
+            self._last.clear()
+        last = self._last[key] = [*self._last.get(key, ()), ns][-3:]
+        middle = sorted(last)[(len(last) - 1) // 2]
+        return ns if 2 * ns < middle else middle
+
+    def _pay(self) -> None:
+        """Charge the steps since the last time; one by one that would cost more than much of what is charged."""
+        entries = self._session.registry.entries
+        for (numbers, kinds), steps in self._unpaid.items():
+            costs = self._costs.get((numbers, kinds), {})
+            for entry, kind in zip(map(entries.get, numbers), kinds):
+                if entry is not None:
+                    ns = steps * costs.get(entry.number, entry.cost_ns.get(kind, 0))
+                    entry.spent_ns += ns
+                    self._charge(entry.number, entry.name, ns)
+            self._charge(OWN, "hookd", steps * self._own.get(kinds, min(self._own.values(), default=0)))
+        self._unpaid.clear()
+
+    def _charge(self, number: int, name: str, ns: int) -> None:
+        self._window_spent[number] = self._window_spent.get(number, 0) + ns
+        self._session.core.overhead.labels(name).inc(ns / 1e9)
+
+    def _watch(self, entry: Entry, ns: int, elapsed: int) -> None:
+        """Stop a plugin that takes much of the training's time, if it cannot be made to look less often."""
+        # One that says it must not miss a step has said that it is dear; still, it must leave the training some time.
+        limit = RUNAWAY_RATIO if entry.plugin.longest > 1 else DEAR_RATIO
+        is_runaway = ns > limit * elapsed and not (entry.plugin.mutates or entry.context.is_fixed)
+        self._runaway[entry.number] = self._runaway.get(entry.number, 0) + 1 if is_runaway else 0
+        if self._runaway[entry.number] >= RUNAWAY_STEPS and not self.stretch(entry):
+            share = f"{100 * ns / elapsed:.0f} % of a step"
+            self._session.quarantine(entry, f"it takes {share} and cannot be sampled")
+
+    # -- decisions
+
+    def _decide(self) -> None:
+        """Look less often where the sampled hooks take more than they may, more often where there is room."""
+        if self._own:  # else nothing has been metered yet, and nobody knows
+            self.ratio = sum(self._window_spent.values()) / self._window_ns
+            self._session.core.overhead_ratio.labels().set(self.ratio)
+        for entry in self._entries():
+            self._session.core.show_cost(entry)
+        self._calm_windows += 1
+        step_ns = self._window_ns / self._window_steps
+        weight = 1.0 if self._is_alarmed or not self._step_ns or step_ns < self._step_ns else 1 / SMOOTHED
+        self._step_ns += weight * (step_ns - self._step_ns)
+        if self.budget > 0:
+            self._adapt()
+        self._window_ns = self._window_steps = 0
+        self._is_alarmed = False
+        self._window_spent.clear()
+
+    def _adapt(self) -> None:
+        governed = [entry for entry in self._entries() if self._can_stretch(entry)]
+        taken, allowed = self._taken(governed), self._allowed(governed)
+        if taken <= allowed:
+            self._relax_all(governed, allowed / 2 - taken)
+        while taken > allowed:
+            costliest = max((e for e in governed if e.stretch < e.limit), key=self._share)
+            self.stretch(costliest)
+            taken = self._taken(governed)
+
+    def _allowed(self, governed: list[Entry]) -> float:
+        """Give what is left of the budget where no longer interval helps: every step's part, and what is at its longest.
+
+        What somebody has fixed is that person's own affair.
+        """
+        ns = min(self._own.values(), default=0) + sum(entry.cost_ns.get(0, 0) for entry in self._entries())
+        longest = sum(self._share(entry) for entry in governed if entry.stretch >= entry.limit)
+        usual_ns = sum(self._usual_ns(entry) / entry.longest for entry in governed if entry.stretch > entry.longest)
+        steady = (ns + usual_ns) / self._step_ns + longest
+        return max(self.budget - steady, self.budget * LEFT_RATIO)
+
+    @staticmethod
+    def _usual_ns(entry: Entry) -> int:
+        """Give what a step costs in which the hooks are called that are not rare, beyond one in which none is."""
+        return max(0, entry.cost_ns.get(1, 0) - entry.cost_ns.get(0, 0))
+
+    def _taken(self, governed: list[Entry]) -> float:
+        """Give what can still be stretched takes of the training's time, hookd's own part of it included."""
+        return sum(self._share(entry) for entry in governed if entry.stretch < entry.limit)
+
+    def _share(self, entry: Entry) -> float:
+        """Give what the hooks of a plugin that can still be stretched take of the training's time.
+
+        Those are all sampled ones, or where these are at their longest interval the rare ones alone.
+        """
+        extra_ns = self._extra_ns(entry) * self._with_own()
+        return extra_ns / entry.stretch / self._step_ns
+
+    @staticmethod
+    def _extra_ns(entry: Entry) -> int:
+        """Give what a step costs in which all hooks are called, beyond one in which those that can be stretched are not."""
+        cost = entry.cost_ns
+        fixed = FIXED if FIXED + 2 in cost else 0
+        base = cost.get(fixed, 0)
+        if entry.stretch > entry.longest:
+            base = cost.get(fixed + 1, base)
+        return max(0, cost.get(fixed + 2, 0) - base)
+
+    def _with_own(self) -> float:
+        """Give by what a plugin's own time is to be multiplied, so that what hookd needs for calling it is in it."""
+        dearest = max(self._own, key=sum, default=())
+        extra = sum(self._extra_ns(entry) for entry in self._entries())
+        own = self._own.get(dearest, 0) - min(self._own.values(), default=0)
+        return 1 + own / extra if extra > 0 and own > 0 else 1.0
+
+    def _relax_all(self, governed: list[Entry], room: float) -> None:
+        """Halve intervals, the cheapest plugins' first, as long as what that costs is less than `room`."""
+        for entry in sorted(governed, key=self._share):
+            wanted = wanted_interval(entry.plugin, entry.context)
+            # One at its longest interval is not part of what was counted, and will be.
+            more = self._share(entry) if entry.stretch < entry.limit else 2 * self._share(entry)
+            if entry.stretch > wanted and more <= room:
+                self._set(entry, max(wanted, entry.stretch // 2))
+                room -= more
+
+    @staticmethod
+    def _can_stretch(entry: Entry) -> bool:
+        return entry.is_governed and entry.limit > 1
+
+    def stretch(self, entry: Entry, times: int = 2) -> bool:
+        """Make a plugin's interval so many times as long; whether that was possible."""
+        if not self._can_stretch(entry) or entry.stretch >= entry.limit:
+            return False
+        self._set(entry, min(entry.stretch * times, entry.limit))
+        return True
+
+    def _set(self, entry: Entry, stretch: int) -> None:
+        # Rare hooks are called in sampled steps: their interval is a multiple of the others'.
+        is_rare = entry.plugin.rare and stretch > entry.longest
+        entry.stretch = stretch // entry.longest * entry.longest if is_rare else stretch
+        self._session.core.show_interval(entry)

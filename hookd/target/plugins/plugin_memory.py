@@ -1,0 +1,119 @@
+"""What each plugin keeps in memory, as far as its own attributes lead there. Runs in hookd's own thread, twice a minute.
+
+Allocations are not followed: tracemalloc costs every allocation of the training its time. Looked at is what can be reached
+from the plugin's object through its attributes, through containers, and through objects of its own package. Not seen is what
+it keeps elsewhere: in globals, in closures, in C. Tensors count with the memory behind them, which they may share.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from hookd.api.nested import FROZEN
+from hookd.target.plugins.faults import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hookd.api.plugin import Plugin
+    from hookd.target.plugins.listeners import Entry
+    from hookd.target.session import Session
+
+EVERY_TICKS = 30
+LOOKS = 5
+"""So many looks in a row must each have found more."""
+LIMIT_BYTES, LIMIT_ITEMS = 256 << 20, 1_000_000
+"""What a plugin may keep even then: of tensors, and of items in containers."""
+MOST = 5000
+"""Objects that one look visits in one plugin."""
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_DICTS = (dict, FROZEN)
+_CONTAINERS = (list, tuple, set, frozenset, deque, *_DICTS)
+
+
+class Held(NamedTuple):
+    """What was found: bytes behind tensors, and items in containers."""
+
+    bytes: int
+    items: int
+
+
+def held(plugin: Plugin) -> Held:
+    """Measure what a plugin keeps: every container with its length, and at most MOST objects in them."""
+    own = type(plugin).__module__.partition(".")[0]
+    seen: set[int] = {id(plugin)}
+    memory: dict[int, int] = {}
+    items = 0
+    todo: list[Any] = list(vars(plugin).values())
+    while todo and len(seen) < MOST:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        kind = type(one)  # a proxy whose object has ended raises when it is asked with isinstance()
+        if issubclass(kind, Tensor):
+            memory.update([_memory(one)])
+        elif issubclass(kind, _CONTAINERS):
+            items += len(one)
+            todo += _first(one.values() if issubclass(kind, _DICTS) else one)
+        elif kind.__module__.partition(".")[0] == own and hasattr(one, "__dict__"):
+            todo += list(vars(one).values())
+    return Held(sum(memory.values()), items)
+
+
+def _first(contents: Iterable[Any]) -> list[Any]:
+    """Take the first of what is in a container, which another thread may be filling."""
+    try:
+        return [one for one in islice(contents, MOST) if not isinstance(one, _PLAIN)]
+    except RuntimeError:  # it was changed meanwhile: another time
+        return []
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """Give where a tensor's memory is, and how much; (0, 0) for one without."""
+    try:
+        storage: Any = getattr(tensor, "untyped_storage", tensor.storage)()  # before 2.0 it has the other alone
+        return storage.data_ptr(), storage.nbytes()
+    except Failure:  # fake, sparse, a subclass that refuses
+        return 0, 0
+
+
+class Watch:
+    """Looks at all plugins from time to time, and puts aside what keeps more and more."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._ticks = 0
+        self._last: dict[int, Held] = {}
+        self._grown: dict[int, int] = {}
+
+    def tick(self) -> None:
+        """Count a tick, and look when it is time."""
+        self._ticks += 1
+        if self._ticks % EVERY_TICKS == 0:
+            entries = list(self._session.registry.entries.values())
+            for entry in entries:
+                self._look(entry)
+            there = {entry.number for entry in entries}
+            for gone in set(self._last) - there:
+                del self._last[gone], self._grown[gone]
+
+    def _look(self, entry: Entry) -> None:
+        now, before = held(entry.plugin), self._last.get(entry.number, Held(0, 0))
+        self._session.core.plugin_held.labels(entry.name).set(float(now.bytes))
+        self._last[entry.number] = now
+        has_grown = now.bytes > before.bytes or now.items > before.items
+        grown = self._grown[entry.number] = self._grown.get(entry.number, 0) + 1 if has_grown else 0
+        is_much = now.bytes > LIMIT_BYTES or now.items > LIMIT_ITEMS
+        if grown < LOOKS or not is_much or entry.state != "active":
+            return
+        self._grown[entry.number] = 0
+        why = f"it keeps {now.bytes / 1e6:.4g} MB in tensors and {now.items} items in containers, more at each look"
+        if entry.plugin.mutates:  # which must not end in the middle of a training for this
+            self._session.report_incident(entry.name, "plugin_memory", f"plugin {entry.name}: {why}", {"error": why})
+        else:
+            self._session.quarantine(entry, why)

@@ -1,0 +1,165 @@
+"""Who listens at which module. Runs in the target.
+
+A plugin is asked once for each module what it wants there, and most modules are wanted alike: what follows from the
+answers is kept once for all of those, because a model may have tens of thousands of modules and dozens of hooks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd.api.hookspecs import MODULE
+from hookd.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hookd.api.events import Module
+    from hookd.api.plugin import Plugin
+    from hookd.target.plugins.listeners import Entry, Listener, Registry
+
+    Answers = tuple[tuple[int, "bool | frozenset[str]"], ...]
+
+_OF_ROOTS = ("root_forward", "root_forward_pre")
+
+
+class Taste:
+    """All modules of which the same is wanted.
+
+    Attributes:
+        answers: what each plugin wants, by its number.
+        heard: listeners by hook, in the order of calling.
+        by_call: listeners of the hooks that are part of a plan, in the plan's order.
+    """
+
+    __slots__ = ("answers", "by_call", "heard")
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.heard: dict[str, list[Listener]] = {}
+        self.by_call: tuple[Listener, ...] | None = None
+
+    def wants(self, one: Listener) -> bool:
+        """Whether its plugin wants this hook."""
+        wanted = next((answer for number, answer in self.answers if number == one.plugin), False)
+        return one.hook in wanted if isinstance(wanted, frozenset) else wanted
+
+
+class Audience:
+    """Finds the listeners of a hook.
+
+    Args:
+        registry: of the plugins.
+        ask: calls the `select` of a plugin for a module.
+        fault: called with plugin number, hook and error where that has raised.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        ask: Callable[[Plugin, Module], Any],
+        fault: Callable[[int, str, BaseException], None],
+    ) -> None:
+        self._registry = registry
+        self._ask_plugin = ask
+        self._fault = fault
+        self._tastes: dict[int, Taste] = {}
+        self._before: dict[int, Taste] = {}
+        self._alike: dict[tuple[bool, Answers], Taste] = {}
+        self._general: dict[str, list[Listener]] = {}
+        self._early: dict[tuple[int, int], bool | frozenset[str]] = {}
+
+    def prepare(self, entry: Entry, modules: Iterable[Module]) -> None:
+        """Ask a new plugin for modules that are known, before the plans are locked: the training must not wait for that.
+
+        Raises:
+            PluginError: reason "stuck": it does not answer. The plugin is not registered any more then.
+        """
+        self._early = {}
+        try:
+            for module in modules if hasattr(entry.plugin, "select") else ():
+                if any(_may_be_told(one, module) for one in entry.listeners):
+                    self._early[entry.number, module.id] = self._select(entry, module, is_new=True)
+        except BaseException:
+            self._registry.remove(entry)
+            raise
+        entry.is_asked = True
+
+    def listeners(self, hook: str, module: Module | None) -> list[Listener]:
+        """Give who listens to a hook, at a module where it is a module's hook, in the order of calling."""
+        if module is None:
+            found = self._general.get(hook)
+            if found is None:
+                found = self._general[hook] = self._registry.ordered(hook)
+            return found
+        taste = self._taste(module)
+        found = taste.heard.get(hook)
+        if found is None:
+            ordered = self._registry.ordered(hook)
+            found = taste.heard[hook] = [one for one in ordered if taste.wants(one) and _may_be_told(one, module)]
+        return found
+
+    def of_calls(self, module: Module) -> tuple[Listener, ...]:
+        """Give all listeners that a module's plan has."""
+        taste = self._taste(module)
+        if taste.by_call is None:
+            taste.by_call = tuple(one for hook in sorted(MODULE) for one in self.listeners(hook, module))
+        return taste.by_call
+
+    def listening(self, module: Module) -> list[int]:
+        """Give the numbers of the plugins that want something of a module; one that nobody has asked for it is not asked now."""
+        taste = self._tastes.get(module.id)
+        return [number for number, wanted in taste.answers if wanted] if taste is not None else []
+
+    def changed(self) -> None:
+        """A plugin came or went: who has answered is not asked again."""
+        self._before, self._tastes = {**self._before, **self._tastes}, {}
+        self._alike.clear()
+        self._general.clear()
+
+    def forget(self, modules: Iterable[Module]) -> None:
+        """Forget modules that are gone."""
+        for module in modules:
+            self._tastes.pop(module.id, None)
+            self._before.pop(module.id, None)
+        if not self._tastes:
+            self._alike.clear()
+
+    def _taste(self, module: Module) -> Taste:
+        taste = self._tastes.get(module.id)
+        if taste is None:
+            known = self._before.pop(module.id, None)
+            answers = self._ask(module, dict(known.answers) if known is not None else {})
+            taste = self._alike.setdefault((not module.depth, answers), Taste(answers))
+            self._tastes[module.id] = taste
+        return taste
+
+    def _ask(self, module: Module, known: dict[int, bool | frozenset[str]]) -> Answers:
+        """Ask the plugins that have something to listen to there."""
+        answers = []
+        for number, entry in self._registry.entries.items():
+            if entry.is_asked and any(_may_be_told(one, module) for one in entry.listeners):
+                answers.append((number, known[number] if number in known else self._select(entry, module)))
+        return tuple(answers)
+
+    def _select(self, entry: Entry, module: Module, *, is_new: bool = False) -> bool | frozenset[str]:
+        """Ask a plugin whether it wants a module: all hooks of it, none, or those named."""
+        if (entry.number, module.id) in self._early:
+            return self._early.pop((entry.number, module.id))
+        plugin: Any = entry.plugin
+        if not hasattr(plugin, "select"):
+            return True
+        if entry.state not in ("active", "waiting"):
+            return False
+        try:
+            wanted = self._ask_plugin(plugin, module)
+            return frozenset(wanted) if isinstance(wanted, (set, frozenset, tuple, list)) else bool(wanted)
+        except BaseException as failure:
+            if is_new and isinstance(failure, PluginError) and failure.reason == "stuck":
+                raise
+            self._fault(entry.number, "select", failure)
+            return False
+
+
+def _may_be_told(one: Listener, module: Module) -> bool:
+    return not module.depth or one.hook not in _OF_ROOTS

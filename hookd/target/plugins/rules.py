@@ -1,0 +1,143 @@
+"""What a plugin must keep to, said with the author's own file and line. Runs in the target."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from hookd.api import compatibility, hookspecs
+from hookd.api.compatibility import is_name, nearest
+from hookd.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hookd.api.plugin import Plugin
+
+
+def check(plugin: Plugin, *, by_name: bool) -> None:
+    """Refuse a plugin that breaks a rule, with the author's line.
+
+    Raises:
+        PluginError: no proper name, not enabled by name though it mutates, another API, unknown hook, a hook wrapper,
+            an argument that the hook has not or that has a default, or what should name hooks names none.
+    """
+    name = plugin.name
+    if not is_name(name):
+        said = f"{name!r} cannot be a plugin's name" if name else "it has no name"
+        raise PluginError(f"{type(plugin).__name__}: {said}: a lower-case word is needed that no core metric begins with"
+                          f"{_class_line(type(plugin))}", hint=f"name = {type(plugin).__name__.lower()!r} in the class")  # fmt: skip
+    compatibility.check(name, plugin.requires_api)
+    if plugin.mutates and not by_name:
+        raise PluginError(f"{name} changes training, so it must be enabled by name: -p {name}")
+    for hook, function in marked(type(plugin)):
+        check_hook(name, hook, function)
+    for attribute in compatibility.NAMING:
+        _check_named(plugin, attribute)
+
+
+def _check_named(plugin: Plugin, attribute: str) -> None:
+    """Refuse what would be taken for other hooks, or for none: such a plugin would be called at every step."""
+    named = getattr(plugin, attribute)
+    if not isinstance(named, (tuple, list)):
+        message = f"{plugin.name}: {attribute} is {named!r}, and must be a tuple of hook names"
+        raise PluginError(
+            message + _class_line(type(plugin)), hint=f'Write {attribute} = ("forward",), with the comma.'
+        )
+    for one in named:
+        if one not in hookspecs.HOOKS:
+            message = f"{plugin.name}: {attribute} names {one!r}, and there is no such hook"
+            raise PluginError(message + _class_line(type(plugin)), hint=nearest(str(one), hookspecs.HOOKS))
+
+
+def marked(kind: type[Plugin]) -> Iterable[tuple[str, Callable[..., Any]]]:
+    """Give the functions of a plugin class that are marked as hooks, with their names."""
+    for attribute in dir(kind):
+        function = getattr(kind, attribute, None)
+        if callable(function) and hasattr(function, "hookd_impl"):
+            yield attribute, function
+
+
+def check_hook(name: str, hook: str, function: Callable[..., Any]) -> None:
+    """Refuse a hook that there is not, or that asks for what there is not.
+
+    Raises:
+        PluginError: with the author's line, and the nearest known name.
+    """
+    at = where(function)
+    current = _current(name, hook, at)
+    if current not in hookspecs.HOOKS:
+        raise PluginError(f"{name}: there is no hook {hook!r} ({at})", hint=nearest(hook, hookspecs.HOOKS))
+    options = function.hookd_impl  # type: ignore[attr-defined]
+    if options.get("wrapper") or options.get("hookwrapper"):
+        raise PluginError(f"{name}: {hook} is a hook wrapper, which hot hooks do not allow ({at})",
+                          hint="Write @hookimpl without wrapper=True.")  # fmt: skip
+    allowed = inspect.signature(getattr(hookspecs, current)).parameters
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise PluginError(
+                f"{name}: {hook} takes {str(parameter)!r}, but arguments are asked for by plain names ({at})"
+            )
+        if parameter.default is not inspect.Parameter.empty:
+            raise PluginError(f"{name}: {hook} gives {parameter.name!r} a default, which hides the value ({at})",
+                              hint=f"Write {parameter.name} without `= …`.")  # fmt: skip
+        if _current(name, parameter.name, at, hook=current) not in allowed:
+            raise PluginError(f"{name}: {hook} has no argument {parameter.name!r} ({at})",
+                              hint=nearest(parameter.name, allowed))  # fmt: skip
+
+
+def _current(plugin: str, old: str, at: str, *, hook: str = "") -> str:
+    """Give what a hook or an argument is called now.
+
+    Raises:
+        PluginError: its old name is no longer served.
+    """
+    found = compatibility.renamed(old, hook)
+    if found is None:
+        return old
+    if not found.is_served:
+        raise PluginError(f"{plugin}: {found.told(at)}", reason="api")
+    return found.new
+
+
+def where(function: Any) -> str:
+    """Give `file:line` of a function as its author has written it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "no source"
+
+
+def _class_line(kind: type[Plugin]) -> str:
+    """Return ` (file:line)` of a plugin's class for a refusal: `inspect` tokenizes the whole class, which takes 10 ms."""
+    try:
+        return f" ({inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]})"
+    except (OSError, TypeError):
+        return ""
+
+
+def modernized(plugin: Plugin) -> list[str]:
+    """Let what has been renamed be found under its new name, on the object itself; `check` has been passed.
+
+    Returns:
+        What its author should be told, with file and line.
+    """
+    told = []
+    for hook, function in list(marked(type(plugin))):
+        at, current = where(function), compatibility.renamed(hook)
+        names = list(inspect.signature(function).parameters)[1:]
+        target = current.new if current is not None else hook
+        others = [compatibility.renamed(name, target) for name in names]
+        told += [one.told(at) for one in (current, *others) if one is not None]
+        if current is not None or any(others):
+            now = [one.new if one is not None else name for name, one in zip(names, others)]
+            setattr(plugin, target, _adapted(target, now, getattr(plugin, hook)))
+    return told
+
+
+def _adapted(hook: str, names: list[str], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of these argument names: pluggy reads them from the code (`_hooks.py:varnames`, 1.7)."""
+    space: dict[str, Any] = {"call": call}
+    listed = ", ".join(names)
+    exec(f"def {hook}({listed}): return call({listed})", space)
+    made: Callable[..., Any] = space[hook]
+    made.hookd_impl = call.hookd_impl  # type: ignore[attr-defined]
+    return made

@@ -1,0 +1,1 @@
+"""What a tool asks of the agent, or changes in it."""

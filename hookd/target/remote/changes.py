@@ -1,0 +1,316 @@
+"""Changes of plugins that change the training: each takes place at one optimizer step's boundary. Runs in the target.
+
+The control thread prepares a change (the plugin is loaded, checked and ready, and does nothing yet), then arms it. The
+training thread carries it out where the next optimizer step begins: it only turns switches, and the plugin acts in that
+very step. In a job of several ranks the boundary is one on which all ranks have agreed, see `hookd.wire.agreement`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import ControlError
+from hookd.target.plugins.faults import Failure
+from hookd.wire.agreement import boundary_ahead
+from hookd.wire.originals import clock
+
+if TYPE_CHECKING:
+    from hookd.target.plugins.listeners import Entry
+    from hookd.target.session import Session
+    from hookd.wire.agreement import Agreement
+
+MARKS = 64
+"""So many boundaries are remembered."""
+LEAVE_AHEAD_S = 1.0
+"""How far ahead a rank that detaches lays the boundary at which all ranks do without the plugin."""
+
+
+class Change:
+    """One change, from its preparation to its end.
+
+    Attributes:
+        kind: load, configure or unload.
+        old: what goes, or None.
+        new: what comes, or None.
+        by: who asked for it: `{"uid", "pid"}`, as the kernel says.
+        mark: the agreed boundary; None: the next one.
+        agreement: among several ranks.
+        state: prepared, armed, done, aborted.
+        turns: of the training threads that come to the boundary together, one takes it (a list's pop is atomic).
+        at: the mark at which it was carried out, and `step` that step in words.
+    """
+
+    def __init__(self, kind: str, old: Entry | None, new: Entry | None, by: dict[str, Any]) -> None:
+        self.kind = kind
+        self.old = old
+        self.new = new
+        self.by = by
+        self.mark: int | None = None
+        self.agreement: Agreement | None = None
+        self.state = "prepared"
+        self.turns = [True]
+        self.at: int | None = None
+        self.step: str = ""
+
+    @property
+    def name(self) -> str:
+        """The plugin's name."""
+        entry = self.new or self.old
+        return entry.name if entry is not None else ""
+
+
+class Changes:
+    """The change that is under way, if one is, and what the ranks have agreed on.
+
+    Attributes:
+        current: the last change asked for; the training thread alone turns it from armed to done or aborted.
+        marks: of the last boundaries, with the time of each; empty in a job of one rank.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.current: Change | None = None
+        self.marks: deque[tuple[int, float]] = deque(maxlen=MARKS)
+        self._is_leaving = False
+        self._settled: Change | None = None
+        self._loaded: list[Change] = []
+
+    # -- in the control thread
+
+    def prepare(self, kind: str, old: Entry | None, new: Entry | None, by: dict[str, Any]) -> Change:
+        """Take on a change that is ready."""
+        self.current = Change(kind, old, new, by)
+        return self.current
+
+    def loaded(self, entry: Entry, by: dict[str, Any]) -> None:
+        """Note what was loaded with the agent: it is told of at the first step, whose number is known by then."""
+        self._loaded.append(Change("load", None, entry, by))
+
+    def require_idle(self) -> None:
+        """Refuse to begin a change while another one is under way.
+
+        Raises:
+            ControlError: reason "busy".
+        """
+        self.settle()
+        if self.current is not None and self.current.state in ("prepared", "armed"):
+            raise ControlError(
+                f"{self.current.name} is being changed right now", reason="busy", hint="Try again when that is done."
+            )
+
+    def arm(self, mark: int | None, agreement: Agreement | None) -> None:
+        """Let the prepared change take place at the boundary `mark`, or at the next one.
+
+        Raises:
+            ControlError: there is none, or reason "passed": this rank has been there.
+        """
+        change = self.current
+        if change is None or change.state != "prepared":
+            raise ControlError("no change is prepared", reason="no-change")
+        if mark is not None and self.marks and self.marks[-1][0] >= mark:
+            raise ControlError(f"this rank is past boundary {mark}", reason="passed")
+        change.mark, change.agreement = mark, agreement
+        change.state = "armed"
+        # The training thread may have come to that boundary since we looked: it did not see the change then.
+        if mark is not None and self.marks and self.marks[-1][0] >= mark and change.state == "armed":
+            change.state = "aborted"
+            raise ControlError(f"this rank is past boundary {mark}", reason="passed")
+
+    def is_due(self, plugin: str) -> bool:
+        """Say whether a plugin waits for the training to come to the boundary at which it is changed or ends."""
+        change = self.current
+        is_armed = change is not None and change.state == "armed" and change.name == plugin
+        return is_armed or self._is_leaving
+
+    def abandon(self) -> None:
+        """Forget a change that is not decided on yet; nothing is changed."""
+        change = self.current
+        if change is None or change.state not in ("prepared", "armed"):
+            return
+        if change.state == "armed" and (change.agreement is None or change.agreement.decide(commit=False)):
+            return  # of one rank, or committed: it takes place
+        change.state = "aborted"
+        self.settle()
+
+    def settle(self) -> None:
+        """Clean up after a change that is over: what was replaced lets go, what was refused is taken out."""
+        change = self.current
+        if change is None or change is self._settled or change.state in ("prepared", "armed"):
+            return
+        self._settled = change
+        goes, stays = (change.old, change.new) if change.state == "done" else (change.new, change.old)
+        if goes is not None:
+            self._session.discard(goes, heir=stays)
+
+    def describe(self) -> dict[str, Any]:
+        """Say where the change is, and at which boundaries this rank has been, for `status`."""
+        change, marks = self.current, list(self.marks)
+        told = None
+        if change is not None:
+            told = {
+                "name": change.name,
+                "kind": change.kind,
+                "state": change.state,
+                "at": change.at,
+                "step": change.step,
+            }
+        span_s = marks[-1][1] - marks[0][1] if marks else 0.0
+        return {"change": told, "marks": [mark for mark, _ in marks], "span_s": span_s}
+
+    # -- in the training thread
+
+    def boundary(self) -> None:
+        """An optimizer step begins: note where that is, and do what is due. Before any plugin hears of the step."""
+        try:
+            before = self.marks[-1][0] if self.marks else 0
+            mark = self._note() if self._session.world_size > 1 else 0
+            while self._loaded:
+                self.tell(self._loaded.pop())
+            change = self.current
+            if change is not None and change.state == "armed" and (change.mark is None or mark >= change.mark):
+                self._carry_out(change, mark)
+            for entry in self._session.registry.agreed:
+                self._check(entry, before, mark)
+            if self._session.registry.alone:
+                self.require_alone()
+        except Failure as failure:
+            self._session.dispatch.own_failure("a change at a step's boundary", failure)
+
+    def _note(self) -> int:
+        mark = sequence_number()
+        self.marks.append((mark, clock.monotonic()))
+        return mark
+
+    def _carry_out(self, change: Change, mark: int) -> None:
+        try:
+            change.turns.pop()
+        except IndexError:
+            return
+        if change.agreement is not None and not change.agreement.decide(commit=False):
+            change.state = "aborted"
+            return
+        if change.new is not None:
+            change.new.agreement = change.agreement
+        self._session.switch(change.old, change.new)
+        change.at = mark
+        self.tell(change)
+        change.state = "done"
+
+    def _check(self, entry: Entry, before: int, mark: int) -> None:
+        """Stop a plugin that has ended on another rank."""
+        agreement = entry.agreement
+        end = agreement.ended() if agreement is not None and entry.state == "active" else None
+        if end is None or mark < end[0]:
+            return
+        at, rank = end
+        if rank == self._session.rank:
+            why = "this rank leaves"
+        elif before >= at:
+            why = (f"it ended on rank {rank} before boundary {at}, which this rank had passed with it: since then the "
+                   "weights of the ranks may differ")  # fmt: skip
+        else:
+            why = f"it ended on rank {rank}, and on this rank before the same step"
+        self._stop(entry, why, {"mark": mark, "ended_at": at, "by_rank": rank, "differs": before >= at})
+
+    def failed(self, entry: Entry) -> None:
+        """Tell the other ranks that a plugin has failed in this one, since its last boundary."""
+        if entry.agreement is not None and self.marks:
+            entry.agreement.end(self._session.rank, max(1, self.marks[-1][0]))
+
+    def require_alone(self) -> None:
+        """Stop what changes the training of one rank, if it has become a job of several."""
+        world_size = _world_size()
+        for entry in self._session.registry.alone if world_size > 1 else ():
+            why = f"this has become a job of {world_size} ranks, which have not agreed on it"
+            self._stop(entry, why, {})
+
+    def _stop(self, entry: Entry, why: str, fields: dict[str, Any]) -> None:
+        session = self._session
+        session.switch_off(entry, "disabled")
+        session.registry.note_changing()
+        session.core.show(entry)
+        message = f"{entry.name} no longer changes the training from {session.origin()} on: {why}"
+        session.report_incident(entry.name, "training_changed", message, {"change": "end", **fields})
+
+    # -- the end
+
+    def close(self) -> None:
+        """Close the agreements, when nobody asks for them any more."""
+        for entry in self._session.registry.entries.values():
+            if entry.agreement is not None:
+                entry.agreement.close()
+
+    def leave(self, timeout_s: float) -> None:
+        """Before a detach: let all ranks stop at one boundary ahead, and wait until this one has."""
+        self.abandon()
+        agreed = [entry for entry in self._session.registry.agreed if entry.state == "active"]
+        if not agreed or not self._session.is_live:
+            return
+        self._is_leaving = True
+        marks = [mark for mark, _ in self.marks]
+        span_s = self.marks[-1][1] - self.marks[0][1]
+        is_counting = len(set(marks)) > 1
+        at = boundary_ahead([(marks, span_s)], LEAVE_AHEAD_S) if is_counting else marks[-1] + 1
+        for entry in agreed:
+            if entry.agreement is not None:
+                entry.agreement.end(self._session.rank, at)
+        deadline = clock.monotonic() + timeout_s
+        while any(entry.state == "active" for entry in agreed) and clock.monotonic() < deadline:
+            clock.sleep(0.005)
+        for entry in agreed:
+            if entry.state == "active":
+                self._session.write_log("error", f"{entry.name}: no step has come within {timeout_s:g} s, so it ends here"
+                                        " before the boundary that was agreed on")  # fmt: skip
+
+    def tell(self, change: Change) -> None:
+        """Tell a person what changes the training from this step on, who wanted it, and with what."""
+        session, new = self._session, change.new
+        change.step = session.origin()
+        if new is not None and new.plugin.mutates:
+            what = f"changes the training with {_options(new)}{_taken_back(change.old, new)}"
+        elif change.old is not None and change.old.plugin.mutates:
+            what = "no longer changes the training"
+        else:
+            return  # it only measures, before and after
+        message = f"{change.name} {what}, from {change.step} on; asked for by user {change.by.get('uid')}"
+        options = dict(new.context.options) if new is not None else {}
+        fields = {"change": change.kind, "by": change.by, "mark": change.at, "options": options}
+        session.report_incident(change.name, "training_changed", message, fields)
+
+
+def _options(entry: Entry) -> str:
+    return ", ".join(f"{key}={value}" for key, value in entry.context.options.items()) or "its defaults"
+
+
+def _taken_back(old: Entry | None, new: Entry) -> str:
+    gone = [name for name in old.context.options if name not in new.context.options] if old is not None else []
+    return f" (no longer with {', '.join(gone)})" if gone else ""
+
+
+def _distributed() -> Any:
+    distributed: Any = getattr(sys.modules["torch"], "distributed", None)
+    return (
+        distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
+    )
+
+
+def _world_size() -> int:
+    distributed = _distributed()
+    return int(distributed.get_world_size()) if distributed is not None else 1
+
+
+def sequence_number() -> int:
+    """Give how many collectives the default process group has begun; 0 where torch does not count them.
+
+    Source: ProcessGroup::getSequenceNumberForGroup, torch 1.9 to 2.14; Gloo and NCCL count, other backends may not.
+    """
+    distributed = _distributed()
+    if distributed is None:
+        return 0
+    group = distributed.distributed_c10d._get_default_group()
+    try:
+        return int(group._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError):
+        return 0

@@ -1,0 +1,375 @@
+"""The agent's control socket and its only thread: requests, leases, the tick. Runs in the target.
+
+One JSON object per line in each direction, answered in order. Only the target's own user and root are answered. The
+thread blocks all signals, so that the training's handlers go on running where they did.
+
+What stays as it is in every version, so that any hookd can send any other's agent away: the socket's place stands in
+the page's identity as `control`; `{"op": "detach", "timeout": S}` is answered by an object with `ok`, and the
+connection and then the page are closed; `{"op": "status"}` is answered by an object with `ok`, `version`, `leases` and
+`plugins`, a list of objects with `name`, `options`, `by_name` and `mutates`. All else may change with the version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import posix
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import ControlError, HookdError, worded
+from hookd.target.boot.spawn import Thread
+from hookd.target.plugins.faults import Failure
+from hookd.target.remote.endpoint import open_door, peer, receive
+from hookd.wire.descriptors import Descriptor, moved_up
+from hookd.wire.originals import HAS_LEFT, clock, ready, thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.target.boot.work import Work
+    from hookd.wire.descriptors import Socket
+
+MAX_LINE = 16 << 20
+MAX_LEASE_S = 1e9
+TICK_S = 1.0
+_MOST_CONNECTIONS, _MOST_REQUESTS, _MOST_FDS = 64, 256, 4
+_SEND_TIMEOUT_S = 1.0
+
+
+class Connection:
+    """One client.
+
+    Attributes:
+        pid: its pid as the target sees it, and `uid` its user.
+        files: descriptors that it has sent and that no request has taken yet.
+    """
+
+    def __init__(self, sock: Socket, pid: int, uid: int) -> None:
+        self.socket = sock
+        self.pid = pid
+        self.uid = uid
+        self.buffer = bytearray()
+        self.files: list[Descriptor] = []
+        self.lease_s: float | None = None
+
+    def is_gone(self) -> bool:
+        """Whether the client has closed it: a request may have waited here while the process was stopped."""
+        return bool(ready([self.socket.fileno()], 0, HAS_LEFT))
+
+
+class Wake:
+    """Something that can be waited for together with sockets; where it cannot be had, who waits comes a moment later."""
+
+    def __init__(self) -> None:
+        self._event: Descriptor | None = None
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # no descriptors, a seccomp filter, a Python built without it
+            self._event = Descriptor(moved_up(posix.eventfd(0, posix.EFD_CLOEXEC | posix.EFD_NONBLOCK)))
+
+    def is_ours(self) -> bool:
+        """Whether it is there, and the program has not closed it."""
+        return self._event is not None and self._event.is_ours()
+
+    def numbers(self) -> list[int]:
+        """Return the descriptor to wait for; none once the program has closed it."""
+        return [self._event.number] if self._event is not None and self._event.is_ours() else []
+
+    def up(self) -> None:
+        """Let who waits go on."""
+        for number in self.numbers():
+            posix.eventfd_write(number, 1)
+
+    def clear(self) -> None:
+        """Have who comes wait again."""
+        for number in self.numbers():
+            with contextlib.suppress(BlockingIOError):
+                posix.eventfd_read(number)
+
+    def close(self) -> None:
+        """Close it; may be called twice."""
+        if self._event is not None:
+            self._event.close()
+
+
+class _Turn:
+    """What one thread serves until it is halted, for good; another thread has the next turn.
+
+    Attributes:
+        thread: that one.
+        is_halted: whether it is to end.
+        heir: holds one item until somebody begins the next turn, who takes it: a fork may interrupt another one there.
+    """
+
+    def __init__(self, serve: Callable[[_Turn], None]) -> None:
+        self.thread = Thread(functools.partial(serve, self))
+        self.is_halted = False
+        self.heir: list[None] = [None]
+
+
+class Control:
+    """Serves the socket until told to end.
+
+    Args:
+        handle: called with each request; gives the fields of the answer, or raises HookdError.
+        tick: called about once a second with the unix time.
+        lease_s: how long the agent stays before the first lease; None: for ever. Each lease says for how long the
+            agent stays after it; of several the one that ends last counts.
+        expire: called when that time is over.
+        work: of all threads of the agent.
+        robbed: called once the program has closed what the agent listens at.
+        clock: monotonic seconds: when the tick is due, and until when the agent stays.
+
+    Attributes:
+        asking: whose request is being handled.
+        left: called with each connection that has been closed.
+        look: called some times a second.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[dict[str, Any]], dict[str, Any]],
+        tick: Callable[[float], None],
+        lease_s: float | None,
+        expire: Callable[[], None],
+        work: Work,
+        *,
+        robbed: Callable[[], None],
+        clock: Callable[[], float] = clock.monotonic,
+    ) -> None:
+        self._handle, self._tick, self._expire, self._robbed, self._work = handle, tick, expire, robbed, work
+        self._clock = clock
+        self._started = clock()
+        self._stay_until = None if lease_s is None else self._started + lease_s
+        self._connections: dict[int, Connection] = {}
+        self._is_ending = False
+        self.asking: Connection | None = None
+        self.left: Callable[[Connection], None] = lambda _: None
+        self.look: Callable[[], None] = lambda: None
+        self._then: Callable[[], None] = lambda: None
+        self._door = open_door()
+        self.path = self._door.path
+        self._server = 0  # the ident of the thread that serves
+        self._turn = _Turn(self._serve)
+        self._wake = Wake()
+        self._ticked = self._started
+
+    @property
+    def leases(self) -> int:
+        """How many connections are leases."""
+        return sum(1 for c in self._connections.values() if c.lease_s is not None)
+
+    @property
+    def holders(self) -> list[int]:
+        """The pids of those who hold a lease, as the target sees them; 0 for one in another pid namespace."""
+        return [c.pid for c in self._connections.values() if c.lease_s is not None]
+
+    @property
+    def age_s(self) -> float:
+        """For how long it has listened, in seconds."""
+        return self._clock() - self._started
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._turn.thread.start()
+
+    def end(self, then: Callable[[], None] | None = None) -> None:
+        """Have the thread end, after the answer under way, and do this `then`; wait for it, unless it is the caller."""
+        self._then = then or self._then
+        self._is_ending = True
+        if not self.is_own_thread():
+            server = self._turn.thread
+            server.join(TICK_S * 5)
+            if server.ident is None or server.is_over:  # it has never begun, or not again after a fork
+                self._close()
+
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the thread that answers requests."""
+        return bool(thread.get_ident() == self._server)
+
+    def halt(self) -> None:
+        """Have the thread end soon; nothing else changes, and `resume` starts another one."""
+        self._turn.is_halted = True
+        self._wake.up()
+
+    def resume(self) -> bool:
+        """Serve again after a `halt`, unless the agent ends; return whether that is settled. Takes no lock."""
+        turn = self._turn
+        if not turn.is_halted or self._is_ending:
+            return True
+        try:
+            turn.heir.pop()
+        except IndexError:  # the signal handler that calls this has interrupted who does it
+            return True
+        # From the assignment on a fork that interrupts halts the new one, and begins the one after that.
+        new = self._turn = _Turn(functools.partial(self._serve_after, turn.thread))
+        try:
+            new.thread.start()
+        except ControlError:
+            if self._turn is new:
+                self._turn = turn
+                turn.heir.append(None)
+            return False
+        return True
+
+    def _serve_after(self, before: Thread, turn: _Turn) -> None:
+        while not before.is_over:  # it was in the middle of something for longer than a fork waits
+            if self._is_over(turn):
+                return
+            before.join(TICK_S / 4)
+        if not self._wake.is_ours():
+            self._wake.close()
+            self._wake = Wake()
+        self._wake.clear()
+        self._serve(turn)
+
+    def keep(self) -> None:
+        """Do without a lease from now on."""
+        self._stay_until = None
+
+    def stay(self, seconds: float) -> None:
+        """Stay for this long from now on, and while there is a lease."""
+        self._stay_until = self._clock() + seconds
+
+    def abandon(self) -> None:
+        """Close what a forked child inherited, without a lock and without touching the parent's socket file."""
+        for connection in self._connections.values():
+            connection.socket.close()
+        self._door.close()
+        self._wake.close()
+
+    def unlink(self) -> None:
+        """Remove the socket file; for a process that ends before the thread does."""
+        self._door.unlink()
+
+    # -- the thread
+
+    def _serve(self, turn: _Turn) -> None:
+        self._server = thread.get_ident()
+        try:
+            while not self._is_over(turn):
+                door = self._door.socket.fileno()
+                # Whom we let in may get the number of one that leaves.
+                rest_s = self._ticked + TICK_S - self._clock()
+                asking = ready([*self._connections, door, *self._wake.numbers()], max(0.0, min(rest_s, TICK_S / 4)))
+                # A training that forks all the time has its ticks, too, and its leases end.
+                if self._is_ending or (turn.is_halted and self._clock() - self._ticked < TICK_S):
+                    return
+                with self._work.piece():
+                    if not self._door.is_ours():
+                        self._robbed()
+                        continue
+                    for descriptor in asking:
+                        if descriptor == door:
+                            self._accept()
+                        elif descriptor in self._connections:
+                            self._listen(self._connections[descriptor])
+                    self.look()
+                    if self._clock() - self._ticked >= TICK_S:
+                        self._ticked = self._clock()
+                        self._tick(clock.time())
+                        self._check_lease()
+        except BaseException:
+            self._is_ending = True
+            raise
+        finally:
+            if self._is_ending:
+                self._close()
+                with self._work.piece():
+                    self._then()
+            self._server = 0
+
+    def _is_over(self, turn: _Turn) -> bool:
+        return self._is_ending or turn.is_halted
+
+    def _close(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.socket.close()
+            _close_all(connection)
+        self._connections.clear()
+        self._door.close()
+        self._door.unlink()
+        self._wake.close()
+
+    def _check_lease(self) -> None:
+        if self._stay_until is not None and not self.leases and self._clock() > self._stay_until:
+            self._expire()
+
+    def _listen(self, connection: Connection) -> None:
+        if not connection.socket.is_ours():
+            self._drop(connection)
+            return
+        try:
+            data, files = receive(connection.socket, 1 << 16, _MOST_FDS)
+            connection.files += files
+        except OSError:
+            data = b""
+        buffer = connection.buffer
+        buffer += data
+        # The tick, the leases and a detach wait for this thread: a client that floods it is not served.
+        if not data or len(buffer) > MAX_LINE or data.count(b"\n") > _MOST_REQUESTS:
+            self._drop(connection)
+        while (end := buffer.find(b"\n")) >= 0 and not self._is_ending:
+            line = bytes(buffer[:end])
+            del buffer[: end + 1]
+            self._answer(connection, line)
+
+    def _accept(self) -> None:
+        try:
+            sock = self._door.accept()
+        except OSError:
+            clock.sleep(TICK_S / 4)  # else we would ask again at once, for as long as there is no descriptor
+            return
+        if sock is None:
+            return
+        if len(self._connections) >= _MOST_CONNECTIONS:
+            sock.close()
+            return
+        sock.settimeout(_SEND_TIMEOUT_S)
+        self._connections[sock.fileno()] = Connection(sock, *peer(sock))
+
+    def _drop(self, connection: Connection) -> None:
+        connection.buffer.clear()
+        if self._connections.get(connection.socket.fileno()) is not connection:
+            return
+        if connection.lease_s is not None and self._stay_until is not None:  # each lease lasts its own time
+            self._stay_until = max(self._stay_until, self._clock() + connection.lease_s)
+        self._connections.pop(connection.socket.fileno(), None)
+        connection.socket.close()
+        self._door.spare.take()
+        _close_all(connection)
+        self.left(connection)
+
+    def _answer(self, connection: Connection, line: bytes) -> None:
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                raise ControlError("a request is a JSON object with an op", reason="bad-request")
+            answer = {"ok": True, **self._dispatch(connection, request)}
+        except HookdError as exc:
+            kind = type(exc).__name__
+            answer = {"ok": False, "kind": kind, "reason": exc.reason, "error": exc.message, "hint": exc.hint}
+        except (ValueError, RecursionError) as exc:
+            answer = {"ok": False, "reason": "bad-request", "error": str(exc), "hint": ""}
+        except Failure as exc:
+            answer = {"ok": False, "reason": "internal", "error": worded(exc), "hint": ""}
+        try:
+            connection.socket.sendall(json.dumps(answer, default=str).encode() + b"\n")
+        except OSError:  # it does not read, or has gone
+            self._drop(connection)
+
+    def _dispatch(self, connection: Connection, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("op") == "lease":
+            seconds = float(request.get("seconds", 60.0))
+            if not 0 <= seconds <= MAX_LEASE_S:
+                raise ControlError(f"a lease of {seconds} s is none", reason="bad-request")
+            connection.lease_s = seconds
+            return {"leases": self.leases}
+        self.asking = connection
+        return self._handle(request)
+
+
+def _close_all(connection: Connection) -> None:
+    while connection.files:
+        connection.files.pop().close()

@@ -1,0 +1,195 @@
+"""Where a tool reaches the agent: a socket file, or where none can be made a pair of sockets. Runs in the target.
+
+Both let in the target's own user and root, and nobody else.
+"""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import errno
+import posix
+import struct
+from os import environ
+from typing import Union
+
+from hookd.errors import AttachError
+from hookd.wire.descriptors import Descriptor, Socket, Spare, moved_up, read, real_path
+
+_KIND = _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
+_OVERFLOW_UID = 65534
+_LONGEST = 100  # of the 108 bytes that a socket's address has
+
+
+class SocketFile:
+    """A socket file of mode 0600 in one of the usual directories.
+
+    Its mode lets in its owner, and root. A root outside our user namespace (rootless containers) has no number in
+    here: the kernel shows it as 65534, like every other stranger, of whom the mode has let in none.
+
+    Attributes:
+        path: of the file, free of symbolic links, because a tool opens it from another root directory.
+        spare: makes room for a connection where the program has used up all descriptors.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Make it.
+
+        Raises:
+            OSError: there is no such directory, or it is not ours to write.
+        """
+        self.path = path
+        self.socket = _kept(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _KIND))
+        self._allowed = {0, posix.geteuid()} | ({_OVERFLOW_UID} if _is_in_user_namespace() else set())
+        try:
+            # The mode of the file comes from the descriptor's (unix(7): nothing else is portable): no umask, which
+            # belongs to the whole process and so to the training.
+            posix.fchmod(self.socket.fileno(), 0o600)
+            self.socket.bind(path)
+            self.socket.listen(16)
+            self.spare = Spare(self.socket.fileno())
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def is_ours(self) -> bool:
+        """Whether the program has left it open."""
+        return self.socket.is_ours()
+
+    def accept(self) -> Socket | None:
+        """Give the connection that waits; None where it is refused or gone.
+
+        Raises:
+            OSError: there is no descriptor for it; it goes on waiting.
+        """
+        self.spare.give()
+        try:
+            number, _ = self.socket._accept()  # type: ignore[attr-defined]  # what `socket.socket` calls
+        except OSError as exc:
+            if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                raise
+            return None
+        finally:
+            self.spare.take()
+        sock = Socket(moved_up(number))
+        if peer(sock)[1] in self._allowed:
+            return sock
+        sock.close()
+        return None
+
+    def close(self) -> None:
+        """Close it, and keep the file: a forked child must leave its parent's."""
+        self.socket.close()
+        self.spare.give()
+
+    def unlink(self) -> None:
+        """Remove the file."""
+        with contextlib.suppress(OSError):
+            posix.unlink(self.path)
+
+
+class Pair:
+    """Two connected sockets, both ours, for a process that can write nowhere.
+
+    A tool copies the outer one with pidfd_getfd(2) (Linux 5.6) and sends through it an end of a connection of its own.
+    The kernel allows that to whom it allows ptrace: the same user and root. It needs no name, so it works from another
+    network namespace, where an abstract socket would not be found, and a kill leaves nothing behind.
+
+    Attributes:
+        path: `@`, the descriptor's number, `:`, and its inode, by which a tool knows it.
+        spare: as of `SocketFile`.
+    """
+
+    def __init__(self) -> None:
+        self.socket, self._outer = map(_kept, _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM | _KIND))
+        number = self._outer.fileno()
+        self.path = f"@{number}:{posix.fstat(number).st_ino}"
+        self.spare = Spare(number)
+
+    def is_ours(self) -> bool:
+        """Whether the program has left both open."""
+        return self.socket.is_ours() and self._outer.is_ours()
+
+    def accept(self) -> Socket | None:
+        """Give the connection that was sent; None where something else was."""
+        self.spare.give()
+        try:
+            _, files = receive(self.socket, 16, 1)
+        except OSError:
+            return None
+        finally:
+            self.spare.take()
+        for file in files:
+            try:
+                return Socket(file.number)
+            except OSError:
+                file.close()
+        return None
+
+    def close(self) -> None:
+        """Close both."""
+        self.socket.close()
+        self._outer.close()
+        self.spare.give()
+
+    def unlink(self) -> None:
+        """Do nothing: there is no file."""
+
+
+Door = Union[SocketFile, Pair]  # noqa: UP007  this syntax is valid on every Python that is served
+
+
+def open_door() -> Door:
+    """Make a socket file where the target may write, and where it may nowhere, a pair.
+
+    No module chooses the directory: `tempfile` would write into each, remember one for the training, and in the end
+    take the current directory.
+
+    Raises:
+        AttachError: reason "no-socket".
+    """
+    name = f"hookd-{posix.getpid()}-{posix.urandom(6).hex()}.sock"
+    named = (environ.get("XDG_RUNTIME_DIR", ""), "/run", environ.get("TMPDIR", ""))
+    for folder in (*named, "/tmp", "/dev/shm", "/var/tmp"):  # noqa: S108
+        with contextlib.suppress(OSError):
+            path = f"{real_path(folder)}/{name}"
+            if folder.startswith("/") and path.isprintable() and len(path.encode()) < _LONGEST:  # tools read it in JSON
+                return SocketFile(path)
+    try:
+        return Pair()
+    except OSError as exc:
+        hint = "A seccomp filter may forbid sockets, or the process may have no descriptors left."
+        raise AttachError(f"process {posix.getpid()} gets no socket: {exc}", reason="no-socket", hint=hint) from exc
+
+
+def receive(sock: Socket, size: int, most: int) -> tuple[bytes, list[Descriptor]]:
+    """Give what has come, up to `size` bytes, and the descriptors that came with it, up to `most`.
+
+    Raises:
+        OSError: as recvmsg(2).
+    """
+    data, extras, _, _ = sock.recvmsg(size, _socket.CMSG_LEN(4 * most), _socket.MSG_CMSG_CLOEXEC)
+    files: list[Descriptor] = []
+    for level, kind, numbers in extras:
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+            whole = numbers[: len(numbers) // 4 * 4]
+            files += [Descriptor(moved_up(number)) for number in struct.unpack(f"{len(whole) // 4}i", whole)]
+    return data, files
+
+
+def _kept(sock: _socket.socket) -> Socket:
+    return Socket(moved_up(sock.detach()))
+
+
+def peer(sock: Socket) -> tuple[int, int]:
+    """Give pid and uid of who made the other end, as numbers in here: 0 for a pid of another namespace."""
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def _is_in_user_namespace() -> bool:
+    """Say whether there are users outside that have no number here."""
+    try:
+        return read("/proc/self/uid_map").split() != [b"0", b"0", b"4294967295"]
+    except OSError:
+        return False

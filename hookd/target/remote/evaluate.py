@@ -1,0 +1,297 @@
+"""Expressions that a person has evaluated here, for `hookd eval`. Runs in the target.
+
+Each is evaluated in a thread of its own, so that neither the training nor hookd's own thread waits for it. What takes too
+long is interrupted: an exception is raised in its thread, which a loop of Python gets at once and a call into C when it
+returns. A thread cannot be killed; one that does not end is told of, and left behind when the agent leaves.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import functools
+import itertools
+import reprlib
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookd.errors import ControlError
+from hookd.target.boot.spawn import Thread
+from hookd.target.entry.threads import is_ours
+from hookd.target.plugins.faults import Failure
+from hookd.target.remote.stacks import MOST_FRAMES, thread_frames
+from hookd.wire.originals import Lock, clock
+from hookd.wire.page.layout import clean
+
+if TYPE_CHECKING:
+    from hookd.target.session import Session
+
+MOST = 4
+"""So many may be under way at a time: one that does not end must not keep out the next."""
+MOST_EXPRESSION = 16 << 10
+MOST_TEXT = 64 << 10
+"""Characters of a result or a traceback."""
+SHOWN = 400
+"""Characters of the expression in the page."""
+LONGEST_S = 3600.0
+GRACE_S = 0.5
+"""How long one that was interrupted has to end."""
+EXIT_S = 1.0
+"""How long the end of the process waits for them."""
+_NUMBERS = itertools.count(1)
+
+
+class Interrupted(BaseException):  # noqa: N818 - what the thread meets, not what has gone wrong
+    """Raised in an evaluation that takes too long; no `except Exception` of the training's own code catches it."""
+
+
+class Evaluation:
+    """One expression on its way.
+
+    Args:
+        expression: of Python.
+        by: `uid` and `pid` of who asks.
+        limit_s: how long it may take.
+
+    Attributes:
+        state: running, done, raised or interrupted.
+        is_given_up: its time is over, and it did not end when it was interrupted.
+        answer: what came of it, as it is told.
+    """
+
+    def __init__(self, expression: str, by: dict[str, Any], limit_s: float) -> None:
+        self.number = next(_NUMBERS)
+        self.expression, self.by, self.limit_s = expression, by, limit_s
+        self.state, self.is_given_up = "running", False
+        self.answer: dict[str, Any] = {}
+        self.thread: Thread | None = None
+        self._started = clock.monotonic()
+        self._lock = Lock()
+        self._is_inside = self._is_interrupted = False
+        self._again = 0.0  # seconds, when it may be interrupted again
+
+    def seconds(self) -> float:
+        """Give the time since its beginning."""
+        return clock.monotonic() - self._started
+
+    def run(self, session: Session) -> None:
+        """Evaluate; called once, in a thread of its own."""
+        try:
+            self._run(session)
+        except Interrupted:  # it came when all was done
+            self._leave()
+        finally:
+            if self.state == "running":
+                self.state = "interrupted"
+
+    def _run(self, session: Session) -> None:
+        state, answer = "interrupted", {}
+        try:
+            code = compile(self.expression.strip(), "<eval>", "eval")
+            session.local.thread.busy = True  # what it calls is none of the training's
+            scope = _scope(session)
+            with torch.no_grad():
+                self._is_inside = True
+                value = eval(code, scope)  # noqa: S307 - what this file is for
+                state, answer = "done", _described(value)
+                del value
+        except Interrupted:
+            state = "interrupted"
+        except BaseException as exc:  # noqa: BLE001 - also SystemExit: no code of the training's runs in this thread
+            state, answer = "raised", {"type": type(exc).__name__, "traceback": _traceback(exc)}
+        self._leave()
+        self.answer = {**answer, "seconds": self.seconds()}
+        self.state = state
+
+    def _leave(self) -> None:
+        """From here on it is interrupted no more, nor by what is on its way: it would end on the training's standard error.
+
+        What is on its way cannot be taken back: CPython up to 3.12 sets a flag for all threads, which only an exception that
+        is raised takes down again (PyThreadState_SetAsyncExc in Python/pystate.c, eval_frame_handle_pending in
+        Python/ceval_gil.c, 3.12). While it is up every call of the training takes longer, and one that is traced by a debugger
+        does not end (3.11). So this thread raises one more in itself, in the place of one that may still come, and waits for it.
+        """
+        while True:
+            try:
+                with self._lock:
+                    self._is_inside = False
+                if self._is_interrupted:
+                    self._is_interrupted = False
+                    self._raise()
+                    while True:
+                        clock.sleep(0)
+                return
+            except Interrupted:
+                continue
+
+    def interrupt(self) -> None:
+        """Have its thread raise; it does so when it next runs Python code. Again after a while, if it goes on."""
+        if self.seconds() < self._again:
+            return
+        self._again = self.seconds() + GRACE_S / 2
+        with self._lock:  # so it has not ended, and no other thread has its number
+            if self._is_inside:
+                self._is_interrupted = True
+                self._raise()
+
+    def _raise(self) -> None:
+        assert self.thread is not None
+        ident, kind = ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(Interrupted)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)
+
+
+class Evaluations:
+    """All that are under way, and what they gave until it is asked for. Used in hookd's own thread.
+
+    Args:
+        session: whose models and optimizers they see.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._all: dict[int, Evaluation] = {}
+
+    def begin(self, request: dict[str, Any], by: dict[str, Any]) -> dict[str, Any]:
+        """Begin to evaluate `expression` for whom `by` names, for `limit_s` seconds at most; give its `number`.
+
+        Raises:
+            ControlError: reason "bad-request", or "busy": too many that were begun do not end; or "no-threads".
+        """
+        expression, limit_s = request.get("expression"), request.get("limit_s")
+        if not isinstance(expression, str) or not 0 < len(expression) <= MOST_EXPRESSION:
+            raise ControlError(f"an expression has 1 to {MOST_EXPRESSION} characters", reason="bad-request")
+        if not isinstance(limit_s, (int, float)) or not 0 < limit_s <= LONGEST_S:
+            raise ControlError(f"an expression may take up to {LONGEST_S:g} s", reason="bad-request")
+        running = self.running()
+        if len(running) >= MOST:
+            texts = "; ".join(clean(one.expression, 80) for one in running)
+            raise ControlError(f"{len(running)} expressions have not ended: {texts}", reason="busy")
+        one = Evaluation(expression, by, limit_s)
+        # Before it begins: it may end the process.
+        self._session.write_log("info", f"eval begins, {_asker(by)}: {clean(expression, SHOWN)}")
+        one.thread = Thread(functools.partial(self._run, one))
+        one.thread.start()
+        self._all[one.number] = one
+        return {"number": one.number}
+
+    def look(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Say what has become of the one with this `number`.
+
+        Returns:
+            `state`, `seconds`, and of one that is done `type`, `result` (and `value` where JSON has it) and `is_cut`; of one
+            that raised `type` and `traceback`; of one that runs `frames`, where it is, innermost first, and `is_given_up`.
+        """
+        one = self._all.get(request.get("number", 0))
+        if one is None:
+            raise ControlError("no such evaluation", reason="bad-request")
+        self._limit(one)
+        if one.state != "running":
+            del self._all[one.number]
+            return {"state": one.state, "seconds": one.seconds(), **one.answer}
+        where = thread_frames(one.thread) if one.is_given_up else []
+        return {"state": "running", "seconds": one.seconds(), "frames": where, "is_given_up": one.is_given_up}
+
+    def tick(self) -> None:
+        """Hold each to its time, also when nobody asks for it any more."""
+        for one in self.running():
+            self._limit(one)
+
+    def end(self) -> None:
+        """Interrupt them all; they have a moment to end."""
+        end = clock.monotonic() + EXIT_S
+        for one in self.running():
+            one.interrupt()
+        for one in self.running():
+            if one.thread is not None:
+                one.thread.join(max(0.0, end - clock.monotonic()))
+
+    def running(self) -> list[Evaluation]:
+        """Give those that have not ended, and forget what nobody has asked for."""
+        for number in list(self._all)[:-MOST]:
+            if self._all[number].state != "running":
+                del self._all[number]
+        return [one for one in self._all.values() if one.state == "running"]
+
+    def _limit(self, one: Evaluation) -> None:
+        if one.state != "running" or one.seconds() < one.limit_s:
+            return
+        one.interrupt()
+        if one.seconds() >= one.limit_s + GRACE_S and not one.is_given_up:
+            one.is_given_up = True
+            self._note(one, "still running")
+
+    def _run(self, one: Evaluation) -> None:
+        one.run(self._session)
+        self._note(one, one.state if one.state == "interrupted" else f"{one.state}: {one.answer.get('type')}")
+
+    def _note(self, one: Evaluation, outcome: str) -> None:
+        """Leave a record of it on the page, if the agent is still there."""
+        text = clean(one.expression, SHOWN)
+        fields = {"by": one.by, "expression": text, "outcome": outcome, "seconds": one.seconds()}
+        try:
+            if self._session.is_live:
+                message = f"{text}: {outcome}, {_asker(one.by)}, after {one.seconds():.3g} s"
+                self._session.report_incident("hookd", "eval", message, fields)
+        except Failure:  # the page was closed just now
+            pass
+
+
+def _asker(by: dict[str, Any]) -> str:
+    return f"by user {by.get('uid')} (process {by.get('pid')})"
+
+
+def _scope(session: Session) -> dict[str, Any]:
+    models = [root for _, root in session.models.names.live_roots()]
+    return {
+        # The program's builtins, not those of carried code: its `__import__` would find what the program has not.
+        "__builtins__": builtins, "__name__": "hookd_eval", "model": models[0] if models else None, "models": models,
+        "optimizers": session.steps.optimizers(), "step": session.step_number(), "torch": torch,
+    }  # fmt: skip
+
+
+def _described(value: Any) -> dict[str, Any]:
+    kind = type(value)
+    short = Short()
+    text = short.repr(value)
+    told = {
+        "type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
+        "result": clean(text, MOST_TEXT),
+    }
+    is_small = kind in (bool, float, str, type(None)) or (kind is int and -(2**63) <= value < 2**63)
+    if is_small and short.left > 0:
+        told["value"] = value
+    return {**told, "is_cut": short.left <= 0}
+
+
+class Short(reprlib.Repr):
+    """Writes a value down: of containers their first elements, of anything else its own `repr`, and all in all not too much.
+
+    Attributes:
+        left: characters that may still be written; once there are none, what follows is `...`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = MOST_TEXT
+        self.maxlevel = 16
+        for name in ("maxlist", "maxtuple", "maxdict", "maxset", "maxfrozenset", "maxdeque", "maxarray"):
+            setattr(self, name, 1000)
+        self.maxstring = self.maxother = self.maxlong = MOST_TEXT
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Write down one value, inside of others or not."""
+        if self.left <= 0:
+            return "..."
+        before = self.left
+        text = super().repr1(x, level)
+        self.left -= max(0, len(text) - (before - self.left))  # what is inside of it has been counted
+        return text
+
+
+def _traceback(error: BaseException) -> str:
+    """Write down where it was raised, without the frames of hookd."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__)[:MOST_FRAMES] if not is_ours(one.filename)]
+    head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
+    return clean("".join([*head, *traceback.format_exception_only(type(error), error)]), MOST_TEXT)

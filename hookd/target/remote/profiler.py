@@ -1,0 +1,308 @@
+"""torch's profiler, begun and ended by hookd without harm to a training that uses it itself. Runs in the target.
+
+There is one profiler in a process (Kineto's), and it defends nobody against anybody: who prepares a second one, or ends
+one that another has ended, gets a segmentation fault (torch 2.13). So ours begins only where there is none, and as soon
+as the training begins its own, ours is ended first.
+
+Of `torch.autograd.profiler.profile` only the configuration is used, which differs between the versions of torch; what it
+would do beside (lists of Python objects, a device sync of its own) is not wanted here.
+Source: torch/autograd/profiler.py `profile`, torch/csrc/autograd/profiler_kineto.cpp, 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import posix
+import struct
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import profiler as _torch
+
+from hookd.errors import ControlError
+from hookd.target.entry.patch import Replaced
+from hookd.target.plugins.faults import Failure, is_from_signal_handler
+from hookd.wire.originals import thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SILENT = 1000
+_LEVEL = "_ZN9libkineto6Logger14severityLevel_E"
+"""Kineto's log level, an int of its library: what it has to say goes to the standard error stream otherwise."""
+_LEVEL_BYTES = 4
+_GUARDED = ("_prepare_profiler", "_enable_profiler")
+"""What every profiler of torch's Python side calls before it begins, under these names in `torch.autograd.profiler`."""
+_cuda_is_initialized: Any = torch.cuda.is_initialized
+_profile: Any = _torch.profile
+_IN_USE = ("WARMUP", "RECORD", "RECORD_AND_SAVE")
+_EXTRAS: tuple[dict[str, bool], ...] = (
+    {"profile_all_threads": True, "trace_only": True},
+    {"profile_all_threads": True},
+)
+"""Settings of newer versions of torch: the events of all threads, and no Python objects made of them."""
+
+
+class Profiler:
+    """One recording, from `guard` to `release`.
+
+    Attributes:
+        covers_all_threads: else those that the beginning thread's work goes through, as the backward's.
+    """
+
+    def __init__(self, yielded: Callable[[], None]) -> None:
+        """Prepare nothing yet.
+
+        Args:
+            yielded: is called in the training's thread when the training begins a profiler of its own, before it does.
+        """
+        self.covers_all_threads = False
+        self._yielded = yielded
+        self._guards: list[Replaced] = []
+        self._under_way: list[int] = []  # the thread that has begun a recording: who takes it out is to end it
+        self._level: Any = None
+        self._has_run = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it records."""
+        return bool(self._under_way)
+
+    def guard(self) -> None:
+        """From now on notice when the training begins a profiler.
+
+        Raises:
+            ControlError: reason "profiler": it has one already.
+        """
+        self._level = self._level or _level()
+        self._guards = [Replaced(_torch, name, self._watched) for name in _GUARDED if hasattr(_torch, name)]
+        is_used = True
+        try:
+            is_used = is_running() or _is_prepared()
+        finally:
+            if is_used:
+                self.release()
+        if is_used:
+            raise in_use()
+
+    def release(self) -> list[str]:
+        """Notice no longer; give what could not be undone."""
+        guards, self._guards = self._guards, []
+        left = [f"torch.autograd.profiler.{guard.name}" for guard in guards if not guard.restore()]
+        residue = [f"{name}: somebody has patched on top of us" for name in left]
+        return [*residue, "torch's profiler is still on in a thread that took no step"] if self.is_on else residue
+
+    def _watched(self, original: Any) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._guards:
+                try:
+                    self._yielded()
+                except Failure as failure:
+                    if is_from_signal_handler(failure):
+                        raise
+            return original(*args, **kwargs)
+
+        return watched
+
+    def begin(self, told: dict[str, str]) -> None:
+        """Begin to record, in the training thread.
+
+        Args:
+            told: stands in the trace beside the events: names and JSON.
+
+        Raises:
+            ControlError: reason "profiler": the training has begun one since `guard`.
+            RuntimeError: torch refuses.
+        """
+        if is_running():
+            raise in_use()
+        plan, self.covers_all_threads = _plan()
+        config, activities = plan.config(), plan.kineto_activities
+        self._has_run = True
+        try:
+            with _silently(self._level):
+                torch._C._autograd._prepare_profiler(config, activities)
+            _told("_run_on_profiler_start")
+            with _silently(self._level):
+                self._enable(config, activities)
+        except BaseException:
+            if not self.is_on:
+                _told("_run_on_profiler_stop")
+            raise
+        for name, text in told.items():
+            torch._C._autograd._add_metadata_json(name, text)
+
+    def _enable(self, config: Any, activities: Any) -> None:
+        begun = [thread.get_ident()]
+        try:
+            self._under_way = begun  # no call until torch's: see `_disable`
+            torch._C._autograd._enable_profiler(config, activities)
+        except Failure as failure:
+            if not is_from_signal_handler(failure):  # torch refuses; what a handler raises comes when it is enabled
+                self._under_way = []
+            raise
+
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread has begun what is under way."""
+        return self._under_way == [thread.get_ident()]
+
+    def can_end(self) -> bool:
+        """Whether the calling thread can end what is under way: one that covers its own thread alone, no other can."""
+        return self.covers_all_threads or self.is_own_thread()
+
+    def end(self, *, wait: bool = True) -> Any:
+        """End it; give what torch has recorded, or None where it was ended already, or cannot be by this thread.
+
+        Args:
+            wait: for the work of the devices, which belongs to the last step.
+        """
+        if not self.is_on or not self.can_end():
+            return None
+        try:
+            if wait and _cuda_is_initialized():
+                torch.cuda.synchronize()
+        finally:  # also where the device has failed, or a signal handler raises
+            with _silently(self._level):
+                result = self._disable()
+        return result
+
+    def _disable(self) -> Any:
+        # Of several threads one comes through, else torch crashes. No call stands between the two: CPython runs signal
+        # handlers after calls (3.11+), and what they raise would leave a recording that nobody ends.
+        try:
+            del self._under_way[0]
+        except IndexError:
+            return None
+        try:
+            return torch._C._autograd._disable_profiler()
+        finally:
+            _told("_run_on_profiler_stop")
+
+    def save(self, result: Any, path: str) -> None:
+        """Write a recording as JSON in Chrome's format; Kineto says nothing where it fails, so look at the file."""
+        with _silently(self._level):
+            result.save(path)
+
+    def abandon(self) -> None:
+        """Leave it in a forked child: nothing more is recorded in this thread, the only one there is."""
+        self._guards = []
+        if self._has_run:
+            _skip_destructors()
+        if self.is_on:
+            self._under_way = []
+            torch._C._autograd._enable_record_function(False)
+            _torch._is_profiler_enabled = False
+
+
+def in_use() -> ControlError:
+    """Make the error for a training that uses torch's profiler itself."""
+    return ControlError(
+        "a profiler runs in the target already, and torch has one for a process", reason="profiler",
+        hint="It is the training's own: let it end, or use what it writes.",
+    )  # fmt: skip
+
+
+def is_running() -> bool:
+    """Whether a profiler of torch's records in this process, as far as torch says."""
+    return bool(getattr(_torch, "_is_profiler_enabled", False)) or bool(torch._C._autograd._profiler_enabled())
+
+
+def _is_prepared() -> bool:
+    """Whether a `torch.profiler.profile` of the training's warms up; torch does not tell, so its object is looked for.
+
+    That takes 70 ms in a process of a million objects, and is done only where the training has made such a thing:
+    torch/profiler/profiler.py `profile.__init__` begins to count its steps (2.0+).
+    """
+    kind = getattr(getattr(torch, "profiler", None), "profile", None)
+    steps = getattr(getattr(_torch, "KinetoStepTracker", None), "_step_dict", None)
+    if kind is None or steps == {}:
+        return False
+    found = [one for one in gc.get_referrers(*_family(kind)) if isinstance(one, kind)]
+    return any(getattr(getattr(one, "current_action", None), "name", "") in _IN_USE for one in found)
+
+
+def _family(kind: Any) -> list[Any]:
+    children: list[Any] = kind.__subclasses__()
+    return [kind, *(one for child in children for one in _family(child))]
+
+
+def _plan() -> tuple[Any, bool]:
+    """Give torch's own object for a recording of the processor, and of CUDA where the training uses it.
+
+    Returns:
+        It, and whether it covers all threads.
+    """
+    kind: Any = getattr(getattr(torch._C, "_profiler", None), "_ExperimentalConfig", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for extra in _EXTRAS if kind is not None else ():
+            with contextlib.suppress(TypeError):
+                return _of_devices(experimental_config=kind(**extra)), True
+        return _of_devices(), False
+
+
+def _of_devices(**options: Any) -> Any:
+    if not _cuda_is_initialized():
+        return _profile(use_kineto=True, **options)
+    plan = _profile(use_kineto=True, use_device="cuda", **options)
+    is_on = torch.autograd.ProfilerActivity.CUDA in plan.kineto_activities  # type: ignore[attr-defined]
+    return plan if is_on else _profile(use_kineto=True, use_cuda=True, **options)  # before torch 2.4
+
+
+def _told(name: str) -> None:
+    """Tell torch's Python side, as its own profilers do (2.1+)."""
+    function = getattr(_torch, name, None)
+    if function is not None:
+        function()
+
+
+@contextlib.contextmanager
+def _silently(level: Any) -> Iterator[None]:
+    """Keep Kineto from writing to the training's standard error stream; what it sets itself meanwhile stays."""
+    if level is None:
+        yield
+        return
+    before, level.value = level.value, _SILENT
+    try:
+        yield
+    finally:
+        if level.value == _SILENT:
+            level.value = before
+
+
+def _level() -> Any:
+    """Give Kineto's log level, as ctypes sees it; None where there is no symbol of this name and size."""
+    try:
+        path = f"{torch.__file__.rpartition('/')[0]}/lib/libtorch_cpu.so"
+        found = ctypes.c_int.in_dll(ctypes.CDLL(path, mode=posix.RTLD_NOLOAD), _LEVEL)
+        return found if _size(ctypes.addressof(found)) == _LEVEL_BYTES else None
+    except Failure:  # another build of torch, another libc: it may say something then
+        return None
+
+
+def _size(address: int) -> int:
+    """Ask the dynamic linker how large the symbol at an address is: a name tells nothing of its type.
+
+    glibc alone knows: dlfcn.h `dladdr1` with RTLD_DL_SYMENT (1), elf.h `Elf64_Sym`.
+    """
+    info, entry = (ctypes.c_void_p * 4)(), ctypes.c_void_p()
+    if not ctypes.CDLL(None).dladdr1(ctypes.c_void_p(address), info, ctypes.byref(entry), 1) or info[3] != address:
+        return 0
+    fields = struct.unpack("=IBBHQQ", ctypes.string_at(entry.value or 0, 24)) if entry.value else (0,)
+    return int(fields[-1])
+
+
+def _skip_destructors() -> None:
+    """Let a forked child end without the destructors of C++: Kineto's waits for ever for a thread that is not there.
+
+    libtorch_cpu.so `libkineto::ConfigLoader::~ConfigLoader`, 2.13; no matter who has used the profiler before the fork. Who
+    ends by `os._exit`, as all children of `multiprocessing` do, does without them anyway. Of the libc: `on_exit` hands the
+    status on, and what is registered last runs first.
+    """
+    with contextlib.suppress(*Failure):
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
+        libc.__cxa_atexit(libc.fflush, None, None)

@@ -1,0 +1,75 @@
+"""The Python stacks of all threads, for `hookd stack`. Runs in the target.
+
+Frames are named, not read: no locals, which `frame.f_locals` would keep alive, and no source lines, which are files.
+"""
+
+from __future__ import annotations
+
+import posix
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hookd.target.boot.spawn import OWN
+from hookd.target.entry.threads import is_ours
+from hookd.wire.frames import held
+from hookd.wire.page.layout import clean
+
+if TYPE_CHECKING:
+    from hookd.target.boot.spawn import Thread
+
+MOST_THREADS = 256
+MOST_FRAMES = 200
+"""The innermost ones of a thread."""
+MOST_NAME = 512
+
+
+def stacks() -> dict[str, Any]:
+    """Describe where each thread of this process is, hookd's own left out.
+
+    Returns:
+        `threads`: of each `tid` (the kernel's number as this process sees it, None for a thread that Python did not start),
+        `name`, `frames` (innermost first: `function`, `file`, `line`, `own`: it is hookd's), and `left_out`: how many more
+        frames there are. `left_out`: how many more threads.
+    """
+    known = threading._active.copy()  # type: ignore[attr-defined]
+    # The frames are of running threads: each is looked at once, from its innermost frame out.
+    found = []
+    main = threading.main_thread()
+    with held() as running:
+        frames = {ident: frame for ident, frame in running.items() if ident not in OWN}
+        stacks = [(ident, *_frames(frame)) for ident, frame in list(frames.items())[:MOST_THREADS]]
+    for ident, told, left_out in stacks:
+        thread = known.get(ident)
+        found.append(
+            {
+                # In a forked child the main thread still has its parent's number (CPython before 3.13).
+                "tid": posix.getpid() if thread is main else getattr(thread, "native_id", None),
+                "name": clean(str(getattr(thread, "name", "thread")), MOST_NAME),
+                "frames": told,
+                "left_out": left_out,
+            }
+        )
+    return {"threads": found, "left_out": max(0, len(frames) - MOST_THREADS)}
+
+
+def thread_frames(thread: Thread | None) -> list[str]:
+    """Say where a thread is in lines like a traceback's, innermost first, hookd's own frames left out."""
+    with held() as frames:
+        frame = frames.get(thread.ident or 0) if thread is not None else None
+        told = [one for one in _frames(frame)[0] if not one["own"]]
+    return [f"{one['function']} ({one['file']}:{one['line']})" for one in told[:16]]
+
+
+def _frames(frame: Any) -> tuple[list[dict[str, Any]], int]:
+    found: list[dict[str, Any]] = []
+    more = 0
+    while frame is not None:
+        if len(found) < MOST_FRAMES:
+            code = frame.f_code
+            function = clean(getattr(code, "co_qualname", code.co_name), MOST_NAME)  # 3.11 and newer
+            told = {"function": function, "file": clean(code.co_filename, MOST_NAME), "line": frame.f_lineno}
+            found.append({**told, "own": is_ours(code.co_filename)})
+        else:
+            more += 1
+        frame = frame.f_back
+    return found, more

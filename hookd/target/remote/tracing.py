@@ -1,0 +1,407 @@
+"""A trace of some steps: torch's profiler with a span for each module call. Runs in the target.
+
+The control thread is asked for it and gets everything ready; the training thread begins and ends the recording, each where
+an optimizer step is done; a thread of its own writes the file, which has no name any more when it is told of. It is read
+through `/proc/PID/fd`, as the page is, so neither a namespace nor the owner of a directory stands between.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import posix
+import secrets
+from os import environ
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookd._pluggy import HookimplMarker
+from hookd.api.plugin import Plugin
+from hookd.errors import ControlError, HookdError, worded
+from hookd.target.plugins.faults import Failure, is_from_signal_handler
+from hookd.target.remote import profiler
+from hookd.target.tensors import torch_state
+from hookd.wire.descriptors import Descriptor, moved_up, read, real_path
+from hookd.wire.originals import Local, clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.api.events import Module
+    from hookd.target.session import Session
+
+hookimpl = HookimplMarker("hookd")
+_Span: Any = getattr(
+    getattr(torch._C, "_profiler", None), "_RecordFunctionFast", torch.autograd.profiler.record_function
+)
+"""A span of torch's profiler, without an operator that a dispatch mode would see (2.1+)."""
+MOST_STEPS = 10_000
+GROWTH = 0.5
+"""The target's memory may grow by so much of the largest trace that was asked for: what torch keeps of an event while it
+records has 100 bytes, in the trace 250, and 1,100 where the recording is taken down (torch 2.13)."""
+HANDOVER_S = 2.0
+"""How long a detach waits for the training thread to end the recording."""
+_FOLDERS = ("TMPDIR", "/tmp", "/var/tmp", "XDG_RUNTIME_DIR", "/dev/shm", "/run")  # noqa: S108
+
+
+class Spans(Plugin):
+    """Tells torch's profiler where each module call, and each phase of a thread, begins and ends.
+
+    Attributes:
+        is_on: whether a recording is under way.
+    """
+
+    name = "trace"
+    longest = 1
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._open: dict[int, Any] = {}
+        self._local = _Open(self._open)
+
+    def stop(self) -> None:
+        """Begin no more, and never end what is open: an end writes to the recording, whatever has become of its memory.
+
+        It would do so as soon as another recording is under way, be it the training's. So what is open is kept for ever.
+        """
+        self.is_on = False
+        for span in list(self._open.values()):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(span))
+        self._open.clear()
+
+    @hookimpl(trylast=True)
+    def forward_pre(self, module: Module, recompute: bool) -> None:
+        """Begin a span: the last thing before the call."""
+        if self.is_on:
+            self._local.begin(f"{'recompute' if recompute else 'module'} {_clean(module.name)}", module.id)
+
+    @hookimpl(tryfirst=True)
+    def forward(self, module: Module, recompute: bool) -> None:  # noqa: ARG002  asks to be told of a recompute too
+        """End it: the first thing after the call."""
+        self._local.end(module.id)
+
+    @hookimpl(tryfirst=True)
+    def forward_error(self, module: Module) -> None:
+        """End it where the call was left by an exception."""
+        self._local.end(module.id)
+
+    @hookimpl
+    def phase(self, name: str) -> None:
+        """Begin or end a phase; what is inside of another phase is a span inside of it."""
+        if name in ("other", "paused"):
+            self._local.end_phases()
+        elif self._local.is_inside(name):
+            self._local.end_phases(name)
+        elif self.is_on:
+            self._local.begin(f"phase {name}", name)
+
+
+class _Open(Local):
+    """The spans that the calling thread is inside of, the outermost first, with what each is of.
+
+    Args:
+        those: of all threads, which are to be ended.
+    """
+
+    def __init__(self, those: dict[int, Any]) -> None:
+        self._open = those
+        self._spans: list[tuple[Any, Any]] = []
+
+    def begin(self, text: str, key: Any) -> None:
+        span = _Span(text)
+        span.__enter__()
+        self._open[id(span)] = span
+        self._spans.append((key, span))
+
+    def end(self, key: Any) -> None:
+        """End the innermost span of `key`, and what was left open in it; nothing where there is none."""
+        if self.is_inside(key):
+            while self._pop() != key:
+                pass
+
+    def is_inside(self, key: Any) -> bool:
+        return any(one == key for one, _ in self._spans)
+
+    def end_phases(self, down_to: str = "") -> None:
+        """End the phases that the thread is inside of, but for the phase `down_to` and what it is inside of."""
+        for key in [key for key, _ in self._spans if isinstance(key, str)][::-1]:
+            if key == down_to:
+                return
+            self.end(key)
+
+    def _pop(self) -> Any:
+        key, span = self._spans.pop()
+        if self._open.pop(id(span), None) is not None:
+            span.__exit__(None, None, None)
+        return key
+
+
+class Tracing:
+    """The trace that is under way, if one is.
+
+    Attributes:
+        state: idle, waiting (for a step to end), tracing, saving, done or failed. The control thread alone goes over to
+            waiting and to idle; the training thread, and who ends it, to the others.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.state = "idle"
+        self._spans = Spans()
+        self._profiler = profiler.Profiler(self._yielded)
+        self._asked_by: Any = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps = self._done = self._first = self._rss = self._most_bytes = 0
+        self._turns: list[bool] = []
+        self._error: HookdError | None = None
+        self._file: Descriptor | None = None
+        self._pause_s = 0.0
+
+    # -- in the control thread
+
+    def operations(self, asking: Callable[[], Any]) -> dict[Any, Callable[[dict[str, Any]], dict[str, Any]]]:
+        """Give what the control socket is asked for; `asking` gives the connection."""
+        return {"trace": lambda request: self._ask(request, asking()), "trace_state": self._tell}
+
+    def _ask(self, request: dict[str, Any], connection: Any) -> dict[str, Any]:
+        """Get ready for `steps` steps; the trace may have `max_bytes`. The connection's end is that of the trace."""
+        if self.state != "idle":
+            raise ControlError("a trace is being taken already", reason="busy", hint="Try again when it is done.")
+        steps, most_bytes = request.get("steps"), request.get("max_bytes")
+        if not isinstance(steps, int) or not 0 < steps <= MOST_STEPS or not isinstance(most_bytes, int):
+            raise ControlError(f"a trace has 1 to {MOST_STEPS} steps and a size", reason="bad-request")
+        if not torch.autograd.kineto_available():  # type: ignore[attr-defined]
+            raise ControlError("this build of torch has no profiler (Kineto)", reason="no-profiler")
+        self._clear()
+        self._spans = Spans()
+        self._profiler.guard()
+        try:
+            self._session.load(self._spans, {}, by_name=True)
+        except BaseException:
+            self._profiler.release()
+            raise
+        self._steps, self._most_bytes, self._asked_by = steps, most_bytes, connection
+        self._turns = [True]
+        self.state = "waiting"
+        return {"state": self.state}
+
+    def _tell(self, _request: dict[str, Any]) -> dict[str, Any]:
+        error = self._error
+        failure = {"kind": type(error).__name__, **error.as_json()} if error is not None else None
+        if self._file is not None and not self._file.is_ours():
+            self._file = None
+            self._fail(ControlError("the program has closed the file of the trace", reason="trace-closed"))
+        fd, bytes_ = (-1, 0) if self._file is None else (self._file.number, posix.fstat(self._file.number).st_size)
+        return {"state": self.state, "steps": self._done, "first": self._first, "fd": fd, "bytes": bytes_,
+                "pause_s": self._pause_s, "failure": failure, "all_threads": self._profiler.covers_all_threads}  # fmt: skip
+
+    def left(self, connection: Any) -> None:
+        """Who has asked has gone: let go of everything."""
+        if connection is self._asked_by:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End what is under way, without a result."""
+        if self.state == "idle":
+            return
+        self._asked_by = None
+        self._yield_to_training()
+        self._take()
+        self._spans.stop()
+        self._profiler.end(wait=False)
+        self._session.aside.finish(HANDOVER_S, Spans.name)
+        self.state = "idle"
+        self._session.residue += self._profiler.release()
+        if self._session.registry.has(Spans.name):
+            self._session.unload(Spans.name)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _yield_to_training(self) -> None:
+        """Wait for the training thread to end the recording, where its next step is done.
+
+        Another thread takes it down under what the training computes without the interpreter's lock, which uses it: torch
+        does not wait for that. And before torch 2.6 no other thread can.
+        """
+        deadline = clock.monotonic() + HANDOVER_S
+        while self._profiler.is_on and not self._profiler.is_own_thread() and clock.monotonic() < deadline:
+            clock.sleep(0.01)
+
+    def _take(self) -> bool:
+        """Whether the caller is the one to end what is under way: a list's pop is atomic."""
+        try:
+            return self._turns.pop()
+        except IndexError:
+            return False
+
+    # -- in the training thread
+
+    def boundary(self) -> None:
+        """An optimizer step is done."""
+        if (
+            self.state == "idle" or torch_state.is_unreal()
+        ):  # to wait for the device would break the capture of a CUDA graph
+            return
+        if self.state == "waiting" and self._turns:
+            self._begin()
+        elif self.state == "tracing":
+            self._done += 1
+            if self._asked_by is None or self._done >= self._steps or self._is_large():
+                self._end()
+
+    def _begin(self) -> None:
+        started = clock.perf_counter()
+        self._rss = _resident_bytes()
+        steps = self._session.steps
+        self._first = steps.done + 1 + (steps.offset or 0)
+        self.state = "tracing"
+        try:
+            self._profiler.begin(self._described())
+        except BaseException as error:  # noqa: BLE001  what is not ours is raised again
+            self._spoil(error)
+            return
+        self._spans.is_on = True
+        self._pause_s += clock.perf_counter() - started
+        if not self._turns:  # it was abandoned meanwhile
+            self._spans.stop()
+            self._profiler.end(wait=False)
+            self.state = "idle"
+
+    def _described(self) -> dict[str, str]:
+        session = self._session
+        told = {"run": session.run, "rank": session.rank, "first_step": self._first, "steps": self._steps,
+                "is_step_absolute": session.steps.offset is not None}  # fmt: skip
+        found = {"hookd": json.dumps(told)}
+        if session.world_size > 1:  # under the name and in the form that torch's own profiler uses
+            found["distributedInfo"] = json.dumps({"rank": session.rank, "world_size": session.world_size})
+        return found
+
+    def _is_large(self) -> bool:
+        return _resident_bytes() - self._rss > GROWTH * self._most_bytes
+
+    def _end(self) -> None:
+        if not self._take():
+            return
+        started = clock.perf_counter()
+        self._spans.stop()
+        try:
+            result = self._profiler.end()
+        except BaseException as error:  # noqa: BLE001  what is not ours is raised again
+            self._spoil(error)
+            return
+        self._pause_s += clock.perf_counter() - started
+        if self._asked_by is None:
+            return
+        self.state = "saving"
+        self._session.aside.add(Spans.name, lambda: self._save(result))
+
+    def _spoil(self, error: BaseException) -> None:
+        """There will be no trace; raises what belongs to the training code: to take a recording down can take seconds."""
+        self._fail(error)
+        self._spans.stop()
+        try:
+            self._profiler.end(wait=False)
+        finally:
+            if not isinstance(error, Failure) or is_from_signal_handler(error):
+                raise error
+
+    def _yielded(self) -> None:
+        """The training begins a profiler of its own: ours must have ended before."""
+        if self.state == "waiting" and self._take():
+            self._fail(profiler.in_use())
+        elif self.state == "tracing" and self._take():
+            self._spans.stop()
+            self._profiler.end(wait=False)
+            self._fail(profiler.in_use())
+
+    def _fail(self, failure: BaseException) -> None:
+        self._turns.clear()
+        known = isinstance(failure, HookdError)
+        text = f"torch's profiler fails in the target: {worded(failure)}"
+        self._error = failure if known else ControlError(text, reason="profiler-failed")  # type: ignore[assignment]
+        self.state = "failed" if self._asked_by is not None else "idle"
+
+    # -- in a thread of its own
+
+    def _save(self, result: Any) -> None:
+        if self._asked_by is None:  # the process ends, or an agent leaves
+            return
+        started = clock.perf_counter()
+        try:
+            file = self._saved(result)
+        except Failure as failure:
+            self._fail(failure)
+            return
+        if self._asked_by is None:  # has gone meanwhile
+            file.close()
+            return
+        self._pause_s += clock.perf_counter() - started  # torch writes under the interpreter's lock
+        self._file, self.state = file, "done"
+
+    def _saved(self, result: Any) -> Descriptor:
+        """Write a recording into a file without a name, and give its descriptor; torch can write to a path alone.
+
+        Raises:
+            ControlError: reason "no-room".
+        """
+        folder = f"{_roomy(self._most_bytes)}/hookd-trace-{posix.getpid()}-{secrets.token_hex(6)}"
+        posix.mkdir(folder, 0o700)
+        path = f"{folder}/trace.json"
+        try:
+            self._profiler.save(result, path)
+            return Descriptor(moved_up(posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)))
+        except FileNotFoundError as exc:
+            raise ControlError(f"torch could not write the trace to {folder}", reason="no-room") from exc
+        finally:
+            for name in posix.listdir(folder):  # the one that torch writes before it has the right name may be there
+                posix.unlink(f"{folder}/{name}")
+            posix.rmdir(folder)
+
+    def exiting(self) -> None:
+        """The process ends: torch crashes there while its profiler records. Nothing is saved, and nobody is waited for."""
+        self.state, self._asked_by = "idle", None
+        self._turns.clear()
+        self._spans.stop()
+        self._profiler.end(wait=False)
+
+    def forget(self) -> None:
+        """In a forked child: record nothing."""
+        self.state = "idle"
+        self._profiler.abandon()
+
+
+def _roomy(size: int) -> str:
+    """Find a directory in which the target may write that much, on a disk rather than in memory."""
+    for name in _FOLDERS:
+        named = name if name.startswith("/") else environ.get(name, "")
+        try:
+            folder = real_path(named)
+            free = posix.statvfs(folder)
+        except OSError:
+            continue
+        if (
+            named.startswith("/")
+            and posix.access(folder, posix.W_OK | posix.X_OK)
+            and free.f_bavail * free.f_frsize > size
+        ):
+            return folder
+    raise ControlError(
+        f"the target can write {size >> 20} MiB nowhere (looked in {', '.join(_FOLDERS)})", reason="no-room",
+        hint="Free some space there, or ask for less with --max-size.",
+    )  # fmt: skip
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(read("/proc/self/statm").split()[1]) * posix.sysconf("SC_PAGESIZE")
+    except (OSError, ValueError, IndexError):  # a container without /proc: nothing is known of it
+        return 0
+
+
+def _clean(name: str) -> str:
+    """Keep a name from ending the string that Kineto writes it into, which it does not escape."""
+    return "".join(c if c.isprintable() and c not in '"\\' else "?" for c in name)

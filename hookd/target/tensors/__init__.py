@@ -1,0 +1,1 @@
+"""Numbers of tensors, and reading them without a trace."""

@@ -1,0 +1,381 @@
+"""The numbers of a tensor: which tensors have any, and how they are summed up. Runs in the target.
+
+In the host's memory the kernel does it in one pass, and torch's operations where there is no kernel, with the same
+results. On a device torch's operations do it there, and nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hookd.api.passive import of_tensor
+from hookd.api.summary import Largest, Summary
+from hookd.target.tensors import kernel
+from hookd.target.tensors.deferred import Later
+from hookd.target.tensors.host_memory import PLAIN, STRIDED, is_readable, locate_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hookd.api.context import Context
+
+INF = math.inf
+norms: Any = getattr(torch, "_foreach_norm", None)  # torch 1.13+
+_kind = operator.attrgetter("layout", "dtype")
+_kind_and_place = operator.attrgetter("layout", "dtype", "device")
+_is_nested = operator.attrgetter("is_nested") if hasattr(Tensor, "is_nested") else (lambda _: False)
+_dtype, _is_cpu = operator.attrgetter("dtype"), operator.attrgetter("is_cpu")
+_has_names = getattr(Tensor, "has_names", None) or (lambda _: False)
+KINDS = frozenset((STRIDED, dtype) for dtype in kernel.DTYPES)
+_NoFunctions = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
+COMPRESSED = frozenset(getattr(torch, f"sparse_{name}", None) for name in ("csr", "csc", "bsr", "bsc"))
+_AWAY = frozenset(("cuda", "cpu"))
+"""Devices whose tensors have a storage that can be asked for; a test may have the host's memory in the part of one."""
+LOOKS_IN_C = True
+"""Whether the entry may have the kernel look at what calls return; not where a test pretends a device."""
+CHUNK = 1 << 16
+"""Elements reduced at a time: their differences from the mean stay in the processor's cache."""
+DEVICE_CHUNK = 1 << 23
+"""Elements that are reduced at a time on a device: about 110 MB are needed meanwhile."""
+SAFE = (1e-15, 1e15)
+"""Magnitudes whose squares float32 can add up without losing the small or overflowing with the large."""
+
+
+class Numeric:
+    """What `Context` offers of arithmetic; one for each agent.
+
+    Attributes:
+        kernel: None where torch's operations take its place.
+        later: what is on its way from a device.
+    """
+
+    def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
+        self.kernel = kernel.load()
+        self.later = Later(deliver)
+
+    def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
+        """Do what `Context.summary` says."""
+        found = tensor if self._is_common(tensor) else real(_whole(tensor))
+        if found is None:
+            return None
+        if not on_host(found):
+            if then is not None:
+                act = then
+                self.later.ask(context, [device_sums(found)], lambda sums: act(Summary.of_sums(sums)))
+            return None
+        made = self.kernel
+        sums = host_sums(found) if made is None else made.sums(found)
+        if sums is None:
+            return None
+        summary = Summary.of_sums(sums)
+        if then is not None:
+            then(summary)
+        return summary
+
+    def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor:
+        """Do what `Context.is_finite` says."""
+        if self.is_surely_finite(tensor):
+            return True
+        found = real(tensor)
+        if found is None:
+            return True
+        made = self.kernel
+        if made is not None and on_host(found):
+            return made.gate(found) <= (kernel.MASKED if masks else kernel.FINITE)
+        low, high = _ends(found)
+        if on_host(found):
+            return high.item() < INF and (low.item() > -INF or masks)
+        return high < INF if masks else (high < INF) & (low > -INF)
+
+    def is_surely_finite(self, tensor: Tensor) -> bool:
+        """Say whether the kernel finds all numbers finite; False where it does not take the tensor as it is."""
+        return self._is_common(tensor) and self.kernel.is_finite(tensor)  # type: ignore[union-attr]  # there is one then
+
+    def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Do what `Context.extremes` says."""
+        found = real(tensor)
+        return None if found is None else _ends(found)
+
+    def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]:
+        """Do what `Context.largest` says."""
+        found = [one.value for one in self.largest_each(tensors)]
+        return [one if isinstance(one, float) else one.max() for one in found]
+
+    def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]:
+        """Do what `Context.largest_each` says."""
+        tensors = list(tensors)
+        made = self.kernel
+        if made is not None and _is_one_kind(tensors) and on_host(tensors[0]):
+            of_all = made.largest(tensors)
+            if of_all is not None:
+                return [Largest(of_all, range(len(tensors)))]
+        elif _is_one_kind_away(tensors):
+            return [Largest(largest_ends(tensors), range(len(tensors)))]
+        groups: dict[tuple[bool, Any], dict[int, Tensor]] = {}
+        for at, tensor in enumerate(tensors):
+            if self._is_common(tensor):
+                groups.setdefault((True, tensor.dtype), {})[at] = tensor
+            elif (found := real(tensor)) is not None:
+                groups.setdefault((False, (found.device, found.dtype)), {})[at] = found
+        host: list[float] = []
+        places: list[int] = []
+        away = []
+        for (is_common, _), group in groups.items():
+            of_group = list(group.values())
+            if is_common and made is not None:
+                most = _largest_there(made, of_group)
+            else:
+                ends = largest_ends(of_group)
+                if not on_host(ends):
+                    away.append(Largest(ends, list(group)))
+                    continue
+                most = ends.max().item()
+            if most is not None:
+                host.append(most)
+                places += group
+        return [Largest(_max(host), sorted(places)), *away] if host else away
+
+    def is_readable(self, tensor: Tensor) -> bool:
+        """Do what `Context.is_readable` says."""
+        return is_readable(tensor)
+
+    def _is_common(self, tensor: Tensor) -> bool:
+        """Whether it is what nearly all tensors are, which the kernel takes as it is."""
+        return (
+            type(tensor) in PLAIN
+            and on_host(tensor)
+            and _kind(tensor) in KINDS
+            and self.kernel is not None
+            and tensor.is_contiguous()
+        )
+
+    def gate(self) -> tuple[int | None, int]:
+        """Return the address of the kernel's gate, and which instructions it takes; None where it is not to be called from C."""
+        made = self.kernel
+        return (None, 0) if made is None or not LOOKS_IN_C else (made.gate_address(), made.level)
+
+    def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
+        """Do what `Context.later` says."""
+        self.later.ask(context, values, then)
+
+    def close(self) -> None:
+        """Let go of everything; nobody may be inside."""
+        self.later.clear()
+        made, self.kernel = self.kernel, None
+        if made is not None:
+            made.close()
+
+
+def _is_one_kind(tensors: list[Tensor]) -> bool:
+    """Whether the kernel may take all of them at once, as nearly always; asked without a line of Python for each."""
+    if not set(map(type, tensors)) <= PLAIN:
+        return False
+    dtypes = set(map(_dtype, tensors))
+    if len(dtypes) != 1 or not dtypes <= kernel.DTYPES.keys() or not all(map(_is_cpu, tensors)):
+        return False
+    try:
+        return all(map(Tensor.is_contiguous, tensors))
+    except RuntimeError:  # compressed layouts cannot say; others that are not strided have no storage, see `locate_all`
+        return False
+
+
+def _is_one_kind_away(tensors: list[Tensor]) -> bool:
+    """Whether torch's operations may take all of them where they are, on one device; asked in the same way."""
+    if not tensors or not set(map(type, tensors)) <= PLAIN or any(map(on_host, tensors)):
+        return False
+    kinds = set(map(_kind_and_place, tensors))
+    if len(kinds) != 1 or any(map(_is_nested, tensors)) or any(map(_has_names, tensors)):
+        return False
+    layout, dtype, device = kinds.pop()
+    if (layout, dtype) not in KINDS or device.type not in _AWAY or any(map(Tensor.is_neg, tensors)):
+        return False
+    located = locate_all(tensors, tensors[0].element_size()) if all(map(Tensor.is_contiguous, tensors)) else None
+    return located is not None and all(located[2])
+
+
+def _largest_there(made: kernel.Kernel, tensors: list[Tensor]) -> float | None:
+    """Return the largest magnitude in those tensors whose memory is there; None if it is of none of them."""
+    found = made.largest(tensors)
+    if found is None:
+        there = list(filter(is_readable, tensors))
+        found = made.largest(there) if there else None
+    return found
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Say whether reading a value of `tensor` costs nothing."""
+    return tensor.is_cpu
+
+
+def real(tensor: Tensor) -> Tensor | None:
+    """Give the real floating-point numbers of any tensor, of a type that the kernel takes; a view where possible.
+
+    Sparse and nested tensors give what they store, distributed ones this rank's part, complex ones their real and
+    imaginary parts.
+
+    Returns:
+        None where there are none: integers, empty, meta and quantized tensors, those whose memory is not there, and kinds
+        that only their class knows.
+    """
+    if type(tensor) not in PLAIN or tensor.layout is not STRIDED or of_tensor(tensor, "is_nested"):
+        found = _stored(tensor)
+        if found is None:
+            return None
+        tensor = found
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not is_readable(tensor):
+        return None
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    elif tensor.dtype not in kernel.DTYPES:
+        tensor = tensor.float()  # float8 has no reductions
+    if _has_names(tensor):
+        # Before torch 2.13, named tensors lack some operations; torch 2.13 has no names and no such method.
+        tensor = tensor.rename(None)  # type: ignore[attr-defined]
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def _max(numbers: list[float]) -> float:
+    """Give the largest, or NaN if there is one."""
+    return next(filter(math.isnan, numbers), max(numbers))
+
+
+def largest_ends(tensors: list[Tensor]) -> Tensor:
+    """Give the largest magnitude of each of [n] tensors of one device and type that have numbers, by torch's operations."""
+    if norms is None:
+        ends = [torch.maximum(high, -low) for low, high in map(_ends, tensors)]
+    else:
+        ends = list(norms(tensors, INF))
+    return torch.stack(ends)
+
+
+def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the range: NaN reaches both ends, and unlike a sum that of finite numbers cannot overflow."""
+    low, high = torch.aminmax(tensor if tensor.is_contiguous() else kernel.in_memory_order(tensor))
+    return low, high
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor each of whose elements is stored once: a sparse gradient has a row as often as it was looked up."""
+    if type(tensor) not in PLAIN or tensor.layout != torch.sparse_coo or tensor.is_coalesced():
+        return tensor
+    return tensor.detach().coalesce()
+
+
+def _stored(tensor: Tensor) -> Tensor | None:
+    """Give the strided tensor that a tensor of another kind is made of; no code of a class that is not torch's runs."""
+    with _NoFunctions():
+        if type(tensor) not in PLAIN and not type(tensor).__module__.startswith("torch."):
+            tensor = _as_plain(tensor)
+        if getattr(tensor, "is_nested", False) or tensor.layout in COMPRESSED:
+            try:
+                tensor = tensor.values()
+            except RuntimeError:  # a compressed one, inside a transform of torch.func
+                return None
+        if type(tensor) not in PLAIN:
+            if hasattr(tensor, "to_local"):
+                tensor = tensor.to_local()  # a DTensor: reducing it as a whole would talk to other ranks
+            if type(tensor) not in PLAIN:
+                if hasattr(type(tensor), "__tensor_flatten__"):
+                    return None  # made of other tensors, in a way that only its own class knows
+                tensor = _as_plain(tensor)
+        if tensor.layout == torch.sparse_coo:
+            tensor = tensor._values()  # values() would want it coalesced first
+    return tensor if tensor.layout is STRIDED else None
+
+
+def _as_plain(tensor: Tensor) -> Tensor:
+    """Give what a tensor of a subclass is to torch, whatever its class makes of it: without memory if it is a wrapper."""
+    with torch._C._DisableTorchDispatch():
+        return tensor.as_subclass(Tensor)
+
+
+# -- what the kernel does, by torch's operations
+
+
+def host_sums(tensor: Tensor) -> list[float]:
+    """Give the [9] sums of `Summary.of_sums` of a tensor in the host's memory that is not empty."""
+    flat = _flat(tensor)
+    zeros = flat.numel() - int(flat.count_nonzero())
+    low, high = (end.item() for end in torch.aminmax(flat))
+    nans = infs = negative = 0
+    if not (low > -INF and high < INF):  # false for NaN, too
+        nans, infs, negative = (int(of.count_nonzero()) for of in (flat.isnan(), flat == INF, flat == -INF))
+        flat = flat[flat.isfinite()]
+        if not flat.numel():
+            return [0, 0, 0, INF, -INF, zeros, nans, infs, negative]
+        low, high = (end.item() for end in torch.aminmax(flat))
+    mean, squares = (low, 0.0) if low == high else _moments(flat, max(-low, high))
+    return [flat.numel(), mean, squares, low, high, zeros, nans, infs, negative]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Give all elements in one dimension, in any order; a copy only where the memory has gaps."""
+    return (tensor if tensor.is_contiguous() else kernel.in_memory_order(tensor)).detach().reshape(-1)
+
+
+def _moments(flat: Tensor, peak: float) -> tuple[float, float]:
+    """Give the mean of finite elements, and the sum of their squared differences from it.
+
+    Each chunk is reduced about its own mean, and the chunks are combined pairwise in float64: Chan, Golub, LeVeque,
+    Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979, 2.1.
+
+    Args:
+        flat: [n] finite.
+        peak: the largest magnitude in it.
+    """
+    wide = torch.float32 if flat.dtype != torch.float64 and SAFE[0] < peak < SAFE[1] else torch.float64
+    n, mean, squares = 0, 0.0, 0.0
+    for chunk in torch.split(flat, CHUNK):
+        values, m = chunk.to(wide), chunk.numel()
+        center = values.mean()
+        deviation = values - center
+        delta = center.item() - mean
+        squares += torch.dot(deviation, deviation).item() + delta * delta * n * m / (n + m)
+        mean += delta * m / (n + m)
+        n += m
+    return mean, squares
+
+
+def device_sums(tensor: Tensor) -> Tensor:
+    """Give the [9] sums of `Summary.of_sums` on the tensor's own device, without waiting for it.
+
+    A large tensor is taken in parts, so that what is made on the way has room on a device that is nearly full.
+    """
+    parts = torch.stack([_part_sums(part) for part in torch.split(_flat(tensor), DEVICE_CHUNK)])
+    if len(parts) == 1:
+        return parts[0]
+    counts, means = parts[:, 0], parts[:, 1]
+    count = counts.sum()
+    mean = (counts * means).sum() / count.clamp(min=1)
+    squares = parts[:, 2].sum() + (counts * (means - mean).square()).sum()
+    ends = torch.stack([count, mean, squares, parts[:, 3].amin(), parts[:, 4].amax()])
+    return torch.cat([ends, parts[:, 5:].sum(0)])
+
+
+def _part_sums(flat: Tensor) -> Tensor:
+    """Do that for [n] elements.
+
+    They are divided by a power of two near the largest of them, which is exact, so that squares neither overflow nor
+    vanish.
+    """
+    wide = flat if flat.dtype is torch.float64 else flat.float()
+    long = torch.float32 if wide.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    finite = wide.isfinite()
+    count = finite.sum()
+    low, high = torch.where(finite, wide, INF).amin(), torch.where(finite, wide, -INF).amax()
+    peak = torch.maximum(high, -low)
+    scale = torch.ldexp(torch.ones_like(peak), torch.frexp(torch.where(peak > 0, peak, 1.0)).exponent - 1)
+    scaled = torch.where(finite, wide, 0.0) / scale
+    divisor = count.clamp(min=1)
+    mean = scaled.sum(dtype=long) / divisor
+    squares = torch.where(finite, scaled - mean.to(wide.dtype), 0.0).square().sum(dtype=long)
+    zeros, nans = wide.numel() - wide.count_nonzero(), wide.isnan().sum()
+    infs, negative = (wide == INF).sum(), (wide == -INF).sum()
+    width = scale.to(long)
+    sums = (count, mean * width, squares * width * width, low, high, zeros, nans, infs, negative)
+    return torch.stack([one.to(long) for one in sums])

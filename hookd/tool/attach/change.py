@@ -1,0 +1,283 @@
+"""Change the plugins of an agent that runs. Tool side; blocking.
+
+What changes the training changes at one step: of one rank at its next, of a job of several at a boundary on which all of
+them agree, see `hookd.wire.agreement`. Either all change, or none does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import ControlError, HookdError, PluginError, UsageError, several_ranks
+from hookd.tool.attach import discover, payload, sources, trusted
+from hookd.tool.attach.control import Control
+from hookd.tool.linux import proc
+from hookd.wire.agreement import Agreement, boundary_ahead, disagreement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from hookd.tool.config import PluginSpec
+
+MARGINS_S = (1.0, 4.0, 16.0)
+"""How far ahead of all ranks the boundary is laid: further where they were quicker than we."""
+CARRIED = ("version", "sha256", "origin")
+"""What is told of a source."""
+_POLL_S = 0.02
+Held = dict[int, Control]
+"""A connection to each rank's agent."""
+
+
+def change(
+    pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path] = (), timeout_s: float = 10.0
+) -> dict[str, Any]:
+    """Load, unload, reload or configure a plugin of the agent in process `pid`; one that changes the training, in all ranks.
+
+    Args:
+        pid: the target, or any rank of it.
+        op: load, unload, reload (new source of the same name) or configure.
+        spec: the plugin, and for load and configure its options.
+        plugin_dirs: where else to look for it.
+        timeout_s: how long it may take until the step at which it takes place.
+
+    Returns:
+        state: done; pending: the step has not come within the time, and it will take place there. ranks: the pid of
+        each rank that is changed. step: in the words of each rank, where it took place. options: after a configure.
+        version, sha256: of what was carried, where something was; origin: where that was found.
+
+    Raises:
+        HookdError: the agent refuses, reason "several-ranks": not all ranks are here and attached; "cannot-agree": they
+            have no step in common. Nothing is changed then.
+    """
+    request = {"op": op, **_arguments(pid, op, spec, plugin_dirs)}
+    source = carried(request.get("plugin", {}))
+    deadline = time.monotonic() + timeout_s
+    for margin_s in MARGINS_S:
+        with contextlib.suppress(_TooLateError), contextlib.ExitStack() as stack:
+            stack.enter_context(_explaining(pid, op, spec.name, plugin_dirs))
+            return {**source, **_attempt(stack, pid, request, margin_s, deadline, name=spec.name)}
+    raise ControlError(
+        "the ranks were past the boundary before all of them knew of it; nothing is changed", reason="cannot-agree",
+        hint="The machine may be busy: try again.",
+    )  # fmt: skip
+
+
+def carried(told: Mapping[str, Any]) -> dict[str, str]:
+    """Take out of what is told of a plugin what is told of its source."""
+    return {key: str(told[key]) for key in CARRIED if told.get(key)}
+
+
+def enable_together(entries: Sequence[dict[str, Any]], name: str, enable: Callable[[str, int], dict[str, Any]]) -> None:
+    """Enable a plugin in processes that have just been attached to; once for all ranks that change together.
+
+    Args:
+        entries: for each process what became of the attach, with an error or with its plugins; those where this fails
+            get the error.
+        name: of the plugin.
+        enable: given the operation and a pid, does what `change` does, or gives an error in the same form.
+    """
+    changed: set[int] = set()
+    for entry in entries:
+        if "error" in entry or entry["pid"] in changed:
+            continue
+        answer = enable("configure" if name in entry["plugins"] else "load", entry["pid"])
+        if "error" in answer:
+            entry.update(answer)
+        else:
+            changed.update(answer["ranks"].values())
+    for entry in entries:
+        if "error" not in entry and name not in entry["plugins"]:
+            entry["plugins"].append(name)
+
+
+def _arguments(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path]) -> dict[str, Any]:
+    if op in ("load", "reload"):
+        try:
+            source = sources.find(spec.name, plugin_dirs, trusted.of_target(proc.status(pid).uid))
+        except PluginError as error:
+            if error.reason != "unknown-plugin":
+                raise
+            return {"plugin": spec.as_json()}  # the target's own environment may have it
+        texts = {path: text.decode() for path, text in source.carried.items()}
+        return {"plugin": payload.describe(spec, source), "sources": texts}
+    if op == "unload":
+        return {"name": spec.name}
+    if op == "configure":
+        return {"name": spec.name, "options": dict(spec.options)}
+    raise UsageError("the request's 'op' is none of load, unload, reload, configure", reason="bad-request")
+
+
+class _TooLateError(ControlError):
+    """A rank was past the boundary; nothing is changed, and another one can be tried."""
+
+
+def _attempt(
+    stack: contextlib.ExitStack, pid: int, request: Mapping[str, Any], margin_s: float, deadline: float, *, name: str
+) -> dict[str, Any]:
+    """Prepare everywhere, choose the step, arm everywhere, commit, see it done. Closing a connection takes all back."""
+    first = stack.enter_context(Control.connect(pid))
+    answer = first.request(**request)
+    told = {**carried(answer), **{key: answer[key] for key in ("options",) if key in answer}}
+    if answer.get("state") != "prepared":
+        return {"state": "done", "ranks": {str(answer.get("rank", 0)): pid}, **told}
+    held = {int(answer["rank"]): first}
+    with _taking_back(held):
+        if int(answer["ranks"]) == 1:
+            first.request("arm")
+            return {**_await_done(held, deadline), **told}
+        for rank, other in _others(pid, int(answer["ranks"]), name).items():
+            with _naming(rank, other):
+                held[rank] = stack.enter_context(Control.connect(other))
+                if held[rank].request(**request).get("state") != "prepared":
+                    raise PluginError("it does not have the options that the other ranks have", reason="ranks-differ")
+        _commit(held, margin_s, deadline)
+    return {**_await_done(held, deadline), **told}
+
+
+@contextlib.contextmanager
+def _explaining(pid: int, op: str, name: str, plugin_dirs: Sequence[Path]) -> Iterator[None]:
+    """Where neither we nor the target's environment have a plugin, say what is wrong here: a file may be no Python."""
+    try:
+        yield
+    except PluginError as error:
+        if error.reason != "no-such-plugin" or op not in ("load", "reload"):
+            raise
+        try:
+            sources.find(name, plugin_dirs)
+        except PluginError as ours:
+            ours.message += f"; the environment of process {pid} has none either"
+            ours.hint = f"--plugin-dir says where else to look. {ours.hint}"
+            raise PluginError(ours.message, reason="unknown-plugin", hint=ours.hint) from error
+        raise
+
+
+def environment(pid: int) -> list[dict[str, Any]]:
+    """Give the plugins that are installed in the environment of a target: name, entry, version, origin.
+
+    Raises:
+        HookdError: the agent does not answer.
+    """
+    with Control.connect(pid) as control:
+        found = control.request("environment").get("plugins")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+@contextlib.contextmanager
+def _taking_back(held: Held) -> Iterator[None]:
+    """See that nobody is changed if one of them cannot be."""
+    try:
+        yield
+    except BaseException:
+        for control in held.values():
+            with contextlib.suppress(HookdError):
+                control.request("abandon")
+        raise
+
+
+@contextlib.contextmanager
+def _naming(rank: int, pid: int) -> Iterator[None]:
+    try:
+        yield
+    except HookdError as exc:
+        exc.message = f"rank {rank} (process {pid}): {exc.message}; no rank is changed"
+        exc.args = (exc.message,)
+        raise
+
+
+def _others(pid: int, world_size: int, name: str) -> dict[int, int]:
+    """Find the other ranks of a target's job: same user, same run, same number of ranks, same parent.
+
+    Raises:
+        PluginError: reason "several-ranks": they are not all here, not all attached, or two of them are one rank.
+    """
+    here = discover.identity(pid) or {}
+    own = proc.status(pid)
+    parent, twice = own.ppid, ""
+    found: dict[int, int] = {}
+    for one in discover.candidates():
+        with contextlib.suppress(HookdError, OSError):  # it may end while we look at it
+            status = proc.status(one.pid)
+            if one.state != "attached" or (status.uid, status.ppid) != (own.uid, parent):
+                continue
+            there = discover.identity(one.pid) or {}
+            if (there.get("run"), there.get("world_size")) == (here.get("run"), world_size):
+                rank = int(there.get("rank", 0))
+                if rank in found:  # what one of them is told would leave the other as it was
+                    twice = f"processes {found[rank]} and {one.pid} both say that they are rank {rank} of it"
+                found[rank] = one.pid
+    if twice:
+        raise several_ranks(name, world_size, twice)
+    if sorted(found) != list(range(world_size)):
+        ranks = ", ".join(map(str, sorted(found)))
+        raise several_ranks(
+            name,
+            world_size,
+            f"hookd is attached to {len(found)} of them on this machine (rank {ranks}); `hookd attach --tree {parent}` "
+            f"attaches to all that process {parent} has started. A job that spans machines cannot be changed: its ranks "
+            "could not agree on the step.",
+        )
+    return {rank: other for rank, other in found.items() if other != pid}
+
+
+def _commit(held: Held, margin_s: float, deadline: float) -> None:
+    """Let all ranks agree on a boundary ahead, or none.
+
+    Raises:
+        _TooLateError: a rank was there before all knew of it.
+        ControlError: reason "cannot-agree", or a rank has gone.
+    """
+    mark = _boundary(held, margin_s, deadline)
+    agreement = Agreement.create(len(held))
+    try:
+        for control in held.values():
+            control.request("arm", mark=mark, fds=[agreement.fd])
+        if not agreement.decide(commit=True):
+            raise _TooLateError(f"a rank was at boundary {mark} first", reason="passed")
+    except HookdError as exc:
+        agreement.decide(commit=False)
+        if exc.reason == "passed":
+            raise _TooLateError(exc.message, reason="passed") from exc
+        raise
+    finally:
+        agreement.close()
+
+
+def _boundary(held: Held, margin_s: float, deadline: float) -> int:
+    """Wait until the ranks have taken steps that can be compared, and choose one that is ahead of them all."""
+    while True:
+        told = [control.request("status") for control in held.values()]
+        marks = [[int(mark) for mark in one.get("marks", ())] for one in told]
+        why = disagreement(marks)
+        if not why:
+            spans_s = [float(one.get("span_s", 0.0)) for one in told]
+            return boundary_ahead(zip(marks, spans_s, strict=True), margin_s)
+        if time.monotonic() > deadline:
+            raise ControlError(
+                f"the ranks have no step in common: {why}; nothing is changed", reason="cannot-agree",
+                hint="Steps are told by the collectives of the default process group. A long step needs a larger --timeout.",
+            )  # fmt: skip
+        time.sleep(_POLL_S)
+
+
+def _await_done(held: Held, deadline: float) -> dict[str, Any]:
+    """Wait until every rank has come to the step.
+
+    Raises:
+        ControlError: reason "ranks-differ": they say that it was not the same one.
+    """
+    ranks = {str(rank): control.pid for rank, control in sorted(held.items())}
+    while True:
+        told = {rank: control.request("status").get("change") or {} for rank, control in sorted(held.items())}
+        if all(one.get("state") == "done" for one in told.values()):
+            break
+        if time.monotonic() > deadline:
+            return {"state": "pending", "ranks": ranks}
+        time.sleep(_POLL_S)
+    marks = {rank: one.get("at") for rank, one in told.items()}
+    if len(set(marks.values())) > 1:
+        raise ControlError(f"the ranks have changed at different steps: boundaries {marks}", reason="ranks-differ",
+                           hint="Their weights differ from here on. Go back to a checkpoint.")  # fmt: skip
+    return {"state": "done", "ranks": ranks, "step": {str(rank): one.get("step") for rank, one in told.items()}}

@@ -1,0 +1,106 @@
+"""Which pod and container a process runs in: what its cgroup and its environment say. Tool side; reads only.
+
+The ids stand in the path that the kernel gives for the cgroup. The names are those that a pod's manifest hands to its
+container as environment variables, Kubernetes' downward API: there is no other way to know them without asking the
+cluster. Both are hostile input: an environment is the target's own word, and whoever may make cgroups names them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookd.errors import HookdError
+from hookd.tool.attach import environment
+from hookd.tool.linux import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+POD_VARIABLES = ("HOOKD_POD", "POD_NAME", "K8S_POD_NAME", "MY_POD_NAME")
+NAMESPACE_VARIABLES = ("HOOKD_NAMESPACE", "POD_NAMESPACE", "K8S_NAMESPACE", "MY_POD_NAMESPACE")
+CONTAINER_VARIABLES = ("HOOKD_CONTAINER", "CONTAINER_NAME", "K8S_CONTAINER_NAME")
+"""Where the names are looked for, the first that holds a valid one decides."""
+SHORT_ID = 12
+"""Letters of a container's id that are told, as `docker ps` does."""
+_MAX_CGROUP = 1 << 16
+# DNS-1123: a pod's name is a subdomain, those of namespaces and containers are labels. Source: the page "Object Names
+# and IDs" of Kubernetes' documentation.
+_LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_NAME = re.compile(_LABEL)
+_POD_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
+# `pod<uid>`, by the systemd driver `kubepods-burstable-pod<uid>.slice` with `_` for `-`. The uid of a pod from a file
+# of the kubelet's (a static pod) has no dashes. Source: pkg/kubelet/cm of Kubernetes 1.33.
+_POD_PART = re.compile(
+    r"(?:[a-z]+-)*pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?:\.slice)?(?::.*)?", re.ASCII
+)
+# `<id>`, `docker-<id>.scope`, `cri-containerd-<id>.scope`, `crio-<id>.scope`, `libpod-<id>.scope`, and what containerd
+# makes of a slice that it takes for a path: `…slice:cri-containerd:<id>`. Of `…-conmon-<id>` the monitor runs there.
+_CONTAINER_PART = re.compile(r"(?:.*:)?(?:(?!.*conmon)[a-z-]+[-:])?([0-9a-f]{64})(?:\.scope)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Container:
+    """Where a process runs; "" is what is not known, all of it for a process of the machine itself.
+
+    Attributes:
+        pod: the pod's name, else its uid.
+        namespace: the pod's namespace; known by name only.
+        container: the container's name, else the first letters of its id.
+    """
+
+    pod: str = ""
+    namespace: str = ""
+    container: str = ""
+
+
+NOWHERE = Container()
+
+
+def of_process(pid: int) -> Container:
+    """Say where a process runs; of one that is gone or hidden nothing is known."""
+    try:
+        text, environ = proc.read(pid, "cgroup", _MAX_CGROUP), environment.of(pid) or {}
+    except (HookdError, OSError):
+        return NOWHERE
+    return where(text.decode("utf-8", "replace"), environ)
+
+
+def where(cgroup: str, environ: Mapping[str, str]) -> Container:
+    """Put together what the two sources say.
+
+    Args:
+        cgroup: the text of /proc/PID/cgroup, version 1, 2 or both.
+        environ: with which the process was started.
+    """
+    pod, container = _ids(cgroup)
+    return Container(
+        _named(environ, POD_VARIABLES, _POD_NAME) or pod,
+        _named(environ, NAMESPACE_VARIABLES, _NAME),
+        _named(environ, CONTAINER_VARIABLES, _NAME) or container[:SHORT_ID],
+    )
+
+
+def _named(environ: Mapping[str, str], variables: Sequence[str], pattern: re.Pattern[str]) -> str:
+    values = (environ.get(variable, "") for variable in variables)
+    return next((value for value in values if pattern.fullmatch(value)), "")
+
+
+def _ids(cgroup: str) -> tuple[str, str]:
+    """Give the uid of the pod and the id of the container; the unified hierarchy is asked first."""
+    lines = [line.split(":", 2) for line in cgroup.splitlines() if line.count(":") >= 2]
+    paths = [path for _, _, path in sorted(lines, key=lambda line: line[0] != "0")]
+    return next((found for path in paths if any(found := _ids_of(path.split("/")))), ("", ""))
+
+
+def _ids_of(parts: Sequence[str]) -> tuple[str, str]:
+    """Read a path from its root: what a container makes below its own cgroup comes later, and is not believed."""
+    pods = [(n, match) for n, part in enumerate(parts) if (match := _POD_PART.fullmatch(part)) is not None]
+    first, pod = (pods[0][0], _uid(pods[0][1][1])) if pods else (0, "")
+    containers = (match[1] for part in parts[first:] if (match := _CONTAINER_PART.fullmatch(part)) is not None)
+    return pod, next(containers, "")
+
+
+def _uid(text: str) -> str:
+    return text.replace("_", "-")

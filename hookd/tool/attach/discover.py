@@ -1,0 +1,373 @@
+"""Find agents by their pages, and processes that could be attached to. Tool side."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import platform
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hookd.errors import HookdError, NoSuchTarget, PageError
+from hookd.tool.attach import environment
+from hookd.tool.linux import bounded, commandline, permission, proc
+from hookd.tool.linux.accounts import account_of
+from hookd.wire import page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+PAGE_LINK = f"/memfd:{page.NAME}"
+_PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
+_LIBTORCH = re.compile(r"libtorch[^/]*\.so|/torch/_C\.", re.ASCII)
+_EMBEDDED = re.compile(rb"/libpython3[^/\n]*\.so|/libtorch_python\.so")
+_LIBTORCH_IN_MAPS = re.compile(rb"libtorch[^/\n]*\.so|/torch/_C\.")
+_FORK_SERVER = "multiprocessing.forkserver"
+SILENT = "its memory does not answer"
+"""Why one is skipped whose address space is locked: somebody who reads its memory waits, see `waiter.py`."""
+NO_TORCH = "it has not loaded torch"
+"""Why a process is skipped that may yet become a training."""
+LAUNCHER = "a launcher of training processes"
+"""Why one is skipped below which there are ranks: `hookd attach --tree` takes its pid."""
+_WORKER = re.compile(r"pt_data_worker|pt_data_pin")
+# System calls in which a process may wait for its children for ever, and the argument that says so: (index, value).
+# Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (Linux 6.18).
+_FOREVER = 0xFFFFFFFF
+_WAITS: dict[str, dict[int, tuple[int, int] | None]] = {
+    "x86_64": {61: None, 247: None, 7: (2, _FOREVER), 232: (3, _FOREVER), 281: (3, _FOREVER), 271: (2, 0), 270: (4, 0)},
+    "aarch64": {260: None, 95: None, 22: (3, _FOREVER), 73: (2, 0), 72: (4, 0)},
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A Python process.
+
+    Attributes:
+        has_torch: whether torch's library is mapped.
+        has_page: whether an agent's page is mapped, which may be one that a fork has inherited.
+        start: start time in clock ticks after boot; with the pid it names the process for ever. 0 where that cannot be read.
+        state: "attached" (an agent of ours is there), "attachable", or "skipped" (`why` says why).
+    """
+
+    pid: int
+    start: int
+    cmdline: tuple[str, ...]
+    uid: int
+    state: Literal["attached", "attachable", "skipped"]
+    why: str = ""
+    has_torch: bool = True
+    has_page: bool = False
+
+
+_POLL_S = 0.005
+_MOST_PAGES = 64
+"""So many descriptors of a process are looked at: its own page, and those that forks have inherited."""
+_MOST_CHILDREN = 64
+"""So many children of a process are looked at, to tell whether it only waits for them."""
+_MAX_COMMAND = 1 << 16
+"""Bytes of a command line by which a process is judged: many processes are looked at together."""
+
+
+def find_page(pid: int) -> int | None:
+    """Open the page of the agent in process `pid` for reading; None without an agent. The caller closes it.
+
+    A page that the process has inherited by a fork is not its own and is passed over. Those of all protocols are found.
+
+    Raises:
+        NoSuchTarget: there is no such process.
+        PermissionError: its descriptors cannot be seen.
+    """
+    if PAGE_LINK.encode() not in proc.read(pid, "maps"):  # an agent maps its page: one read, however many descriptors
+        return None
+    for number in numbers_of_pages(pid):
+        if (fd := _own_page(pid, number)) is not None:
+            return fd
+    return None
+
+
+def numbers_of_pages(pid: int) -> list[int]:
+    """Return the first descriptors of a process that have the name of a page; whether they are pages only a look can tell.
+
+    Raises:
+        NoSuchTarget: there is no such process.
+        PermissionError: its descriptors cannot be seen.
+        AttachError: reason "unreadable", they were not told in time.
+    """
+    try:
+        numbers = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  names only, in one call
+    except (FileNotFoundError, ProcessLookupError) as exc:
+        raise NoSuchTarget(f"there is no process {pid}", hint="`hookd ps` lists training processes.") from exc
+    names = bounded.links(account_of(pid), [f"{pid}/fd/{number}" for number in numbers])
+    named = (int(number) for number, name in zip(numbers, names, strict=True) if name.startswith(PAGE_LINK))
+    return list(itertools.islice(named, _MOST_PAGES))
+
+
+def _own_page(pid: int, number: int) -> int | None:
+    """Open what process `pid` holds under the name of a page; None if it is not a page of its own.
+
+    Raises:
+        OSError: we have no descriptors left.
+    """
+    try:
+        # Root's: the page of a process that has given up its rights since.
+        fd = bounded.open_memory_file(pid, number, frozenset({proc.status(pid).uid, 0}))
+    except OSError as exc:
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None
+    try:
+        if _is_own(pid, fd):
+            return fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def open_page(pid: int) -> page.PageReader:
+    """Open the page of the agent in process `pid`; the caller closes it.
+
+    Raises:
+        NoSuchTarget: there is no such process, or, with reason "not-attached", no agent in it.
+        PermissionDenied: its descriptors cannot be seen.
+        PageError: what it has there cannot be trusted.
+    """
+    try:
+        fd = find_page(pid)
+    except PermissionError as exc:
+        raise permission.explain(pid, exc) from exc
+    if fd is None:
+        raise NoSuchTarget(f"no agent in process {pid}", reason="not-attached", hint=f"Run `hookd attach {pid}`.")
+    return page.PageReader(fd)
+
+
+def identity(pid: int) -> dict[str, Any] | None:
+    """Read the identity in the page of the agent in process `pid`; None without an agent."""
+    fd = find_page(pid)
+    if fd is None:
+        return None
+    reader = page.PageReader(fd, any_protocol=True)
+    try:
+        return reader.identity()
+    finally:
+        reader.close()
+
+
+def settled(pid: int, timeout_s: float) -> dict[str, Any] | None:
+    """Wait until an agent in process `pid` is neither coming nor going; give its identity, None without an agent.
+
+    After `timeout_s` it is taken as it is: one in which a call runs that began under it, say.
+
+    Raises:
+        NoSuchTarget: the process ended.
+    """
+    return _wait(pid, timeout_s, lambda state: state not in ("running", "exited"))
+
+
+def wait_left(pid: int, timeout_s: float) -> bool:
+    """Wait until an agent that is leaving process `pid` has gone; its page is the last that it lets go of.
+
+    Returns:
+        False where an agent stays: one that is not leaving, or one whose time is over (a call that began under it runs).
+
+    Raises:
+        NoSuchTarget: the process ended.
+    """
+    return _wait(pid, timeout_s, lambda state: state in ("detaching", "detached")) is None
+
+
+def _wait(pid: int, timeout_s: float, is_passing: Callable[[str], bool]) -> dict[str, Any] | None:
+    """Wait while an agent is in a state that passes; give the identity of the one that is there then."""
+    deadline = time.monotonic() + timeout_s
+    while (fd := find_page(pid)) is not None:
+        reader = page.PageReader(fd, any_protocol=True)
+        try:
+            if not is_passing(reader.state()) or time.monotonic() > deadline:
+                return reader.identity()
+        finally:
+            reader.close()
+        time.sleep(_POLL_S)
+    return None
+
+
+def _is_own(pid: int, fd: int) -> bool:
+    try:
+        reader = page.PageReader(os.dup(fd), any_protocol=True)
+    except PageError:
+        return False
+    try:
+        owner = reader.identity()
+        return owner.get("pid") == proc.status(pid).nspid and owner.get("start_ticks") in _own_start_ticks(pid)
+    except HookdError:
+        return False
+    finally:
+        reader.close()
+
+
+def _own_start_ticks(pid: int) -> tuple[int, int]:
+    """Give what a process reads as its own start: by the clock of its time namespace; 0 where it has no /proc."""
+    return proc.start_ticks(pid) + proc.boot_shift_ticks(pid), 0
+
+
+def candidates() -> list[Candidate]:
+    """List the processes that have torch loaded, in order of pid."""
+    return [found for pid in _pids() if (found := inspect(pid)) is not None and found.has_torch]
+
+
+def inspect(pid: int) -> Candidate | None:
+    """Look at one process; None if it is no Python, is this one, has gone or may not be seen."""
+    start = 0
+    try:
+        status = proc.status(pid)
+    except (HookdError, OSError):
+        return None
+    try:
+        start = proc.start_ticks(pid)
+        return None if pid == os.getpid() else _inspected(start, status)
+    except (HookdError, OSError) as exc:
+        if isinstance(exc, HookdError) and exc.reason == "unreadable":
+            return Candidate(pid, start, (), status.uid, "skipped", SILENT, has_torch=False)
+        return None
+
+
+def _inspected(start: int, status: proc.Status) -> Candidate | None:
+    pid = status.pid
+    cmdline, maps = tuple(proc.words(pid, "cmdline", _MAX_COMMAND)), proc.read(pid, "maps")
+    if not is_python(pid, cmdline, maps) or not is_in_scope(pid):
+        return None
+    has_torch, has_page = _LIBTORCH_IN_MAPS.search(maps) is not None, PAGE_LINK.encode() in maps
+    why = _why_skipped(status, cmdline) or ("" if has_torch else NO_TORCH)
+    is_attached = has_page and holds_page(pid)
+    state: Literal["attached", "attachable", "skipped"] = (
+        "attached" if is_attached else "skipped" if why else "attachable"
+    )
+    return Candidate(pid, start, cmdline, status.uid, state, why, has_torch, has_page)
+
+
+def is_python(pid: int, cmdline: Sequence[str], maps: bytes) -> bool:
+    """Say whether a process runs Python.
+
+    By its program, for the command line may have been rewritten (`ray::…`), or by what it has mapped: the interpreter may have
+    another name, or be a part of a program in C++.
+    """
+    named = (proc.link(pid, "exe"), *cmdline[:1])
+    return any(_PYTHON.search(word) for word in named) or _EMBEDDED.search(maps) is not None
+
+
+def age_s(start: int) -> float:
+    """Give the age of a process in seconds from its start time in clock ticks."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
+
+
+def holds_page(pid: int) -> bool:
+    """Say whether an agent of its own is in the process."""
+    fd = find_page(pid)
+    if fd is not None:
+        os.close(fd)
+    return fd is not None
+
+
+def has_torch(maps: list[proc.Mapping]) -> bool:
+    """Say whether torch's library is mapped. Cheaper than to look inside, and harmless."""
+    return any(_LIBTORCH.search(m.path) for m in maps)
+
+
+def is_in_scope(pid: int) -> bool:
+    """Return whether HOOKD_SCOPE of this tool, NAME=VALUE or NAME, is in the environment of a process; True without one."""
+    name, equals, value = os.environ.get("HOOKD_SCOPE", "").partition("=")
+    if not name:
+        return True
+    found = (environment.of(pid) or {}).get(name)
+    return found == value if equals else found is not None
+
+
+def is_disabled(pid: int) -> bool:
+    """Say whether the process has HOOKD_DISABLE=1, as far as can be seen: what arrives in it looks once more."""
+    return (environment.of(pid) or {}).get("HOOKD_DISABLE", "") not in ("", "0")
+
+
+def _pids() -> Iterator[int]:
+    for entry in sorted(Path("/proc").iterdir(), key=lambda path: path.name.zfill(10)):
+        if entry.name.isdigit():
+            yield int(entry.name)
+
+
+def _why_skipped(status: proc.Status, cmdline: tuple[str, ...]) -> str:
+    """Say why a process is none that trains, as far as that can be seen from outside."""
+    if status.state in "ZX":
+        return "it has ended"
+    if is_disabled(status.pid):
+        return "HOOKD_DISABLE is set"
+    if _WORKER.match(status.name):
+        return "a data loader's worker"
+    if what := commandline.helper(cmdline):
+        return what
+    text = "\0".join(cmdline)
+    # What a fork server forks keeps its command line.
+    if _FORK_SERVER in text and _FORK_SERVER not in "\0".join(_cmdline(status.ppid)):
+        return "multiprocessing's fork server"
+    if commandline.is_launcher(cmdline) or _waits_for_ranks(status.pid):
+        return LAUNCHER
+    return ""
+
+
+def _waits_for_ranks(pid: int) -> bool:
+    """Say whether the main thread does nothing but wait for its children, and one of these may be training.
+
+    So do the parents of torch.multiprocessing.spawn and of a plain `subprocess.run`. Who trains and has data loader's
+    workers waits for them with a timeout.
+    """
+    try:
+        if not _waits_for_ever(proc.read(pid, "syscall").split()):
+            return False
+        return any(map(_may_train, itertools.islice(_started_by(pid), 2 * _MOST_CHILDREN)))
+    except (HookdError, OSError, ValueError):  # not allowed, or a kernel without them
+        return False
+
+
+def _started_by(pid: int) -> Iterator[int]:
+    """Yield the first children of the main thread, and those that a fork server has made for it: that has no other below it."""
+    children = _children(pid)
+    yield from children
+    for child in children:
+        if _FORK_SERVER in "\0".join(_cmdline(child)):
+            with contextlib.suppress(HookdError, OSError):
+                yield from _children(child)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in proc.read(pid, f"task/{pid}/children").split()[:_MOST_CHILDREN]]
+
+
+def _waits_for_ever(call: list[bytes]) -> bool:
+    waits = _WAITS.get(platform.machine(), {})
+    if not call or not call[0].isdigit() or int(call[0]) not in waits:
+        return False
+    condition = waits[int(call[0])]
+    return condition is None or int(call[1 + condition[0]], 16) & _FOREVER == condition[1]
+
+
+def _may_train(pid: int) -> bool:
+    try:
+        status, cmdline = proc.status(pid), _cmdline(pid)
+        maps = proc.read(pid, "maps")
+        if not is_python(pid, cmdline, maps):  # a shell, `env`, `numactl` before the program
+            return False
+        is_helper = _WORKER.match(status.name) or commandline.helper(cmdline)
+        return not is_helper and _LIBTORCH_IN_MAPS.search(maps) is not None
+    except (HookdError, OSError):
+        return False
+
+
+def _cmdline(pid: int) -> list[str]:
+    try:
+        return proc.words(pid, "cmdline", _MAX_COMMAND)
+    except (HookdError, OSError):
+        return []

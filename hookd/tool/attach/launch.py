@@ -1,0 +1,152 @@
+"""`hookd run -- COMMAND`: start a command so that each training process in it has an agent from its first step.
+
+The command finds a `sitecustomize` of ours through PYTHONPATH (see `_site/sitecustomize.py`). hookd need not be
+installed in its environment, and nothing is installed there. Tool side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hookd.errors import UsageError
+from hookd.tool.attach import payload, trusted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hookd.tool.attach.request import AttachRequest
+
+_PREFIX = "hookd-run-"
+_STARTING_S = 60.0
+"""So long after it was made, a directory may belong to somebody who has not locked it yet."""
+_HERE = Path(__file__).parent
+_ELSEWHERE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  a private directory below it
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a command needs to be observed from its start.
+
+    Attributes:
+        env: its environment.
+        directory: where the payload lies; private to this user.
+        lock: held as long as somebody has it open.
+    """
+
+    env: dict[str, str]
+    directory: Path
+    lock: int
+
+    def failures(self) -> dict[int, str]:
+        """Give, by pid, why the agent did not start in a process of the command."""
+        return {
+            int(path.name.partition("-")[2]): path.read_text("utf-8", "replace")[:1000]
+            for path in sorted(self.directory.glob("failed-*"))
+        }
+
+    def has_started(self) -> bool:
+        """Whether an agent has started, or tried to, in any process of the command."""
+        return (self.directory / "started").exists() or bool(self.failures())
+
+    def cleanup(self) -> None:
+        """Remove the directory; processes of the command that start later are not observed."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        os.close(self.lock)
+
+
+def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
+    """Lay the payload ready for a command. The caller calls `cleanup` when the command has ended.
+
+    Where the caller was killed, the next call of this function removes what it has left.
+
+    Args:
+        request: what to observe; its timeout, lease and `force` play no part.
+        base_env: the environment to start from.
+
+    Raises:
+        PluginError: a plugin is unknown.
+        UsageError: reason "no-directory".
+    """
+    built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(os.geteuid()))
+    _remove_abandoned()
+    directory = _make_directory()
+    lock = _locked(directory)
+    assert lock is not None
+    config = {
+        "method": "run",
+        "run": request.run,
+        "rank": None,
+        "plugins": list(built.plugins),
+        "lease_s": None,
+        "budget": request.budget,
+        "detail": request.detail,
+        "directory": str(directory),
+    }
+    (directory / "payload").write_bytes(built.archive)
+    (directory / "stub.py").write_bytes(payload.stub()[0])
+    (directory / "config.json").write_text(json.dumps(config), "utf-8")
+    (directory / "site").mkdir()
+    shutil.copyfile(_HERE / "commandline.py", directory / "commandline.py")
+    shutil.copyfile(_HERE / "_site" / "sitecustomize.py", directory / "site" / "sitecustomize.py")
+    return Launch(environment(directory, base_env), directory, lock)
+
+
+def _places() -> Iterator[str]:
+    """Give the directories that may hold ours: PYTHONPATH cannot name one with a colon in it."""
+    return (place for place in dict.fromkeys((tempfile.gettempdir(), *_ELSEWHERE)) if os.pathsep not in place)
+
+
+def _make_directory() -> Path:
+    for place in _places():
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    raise UsageError(
+        "there is no directory for what the command needs",
+        reason="no-directory",
+        hint=f"Set TMPDIR to a directory that can be written to and has no '{os.pathsep}' in its name.",
+    )
+
+
+def _remove_abandoned() -> None:
+    """Remove the directories of those who were killed: nobody holds their lock."""
+    for directory in (found for place in _places() for found in Path(place).glob(_PREFIX + "*")):
+        with contextlib.suppress(OSError):
+            status = directory.lstat()
+            is_starting = time.time() - status.st_mtime < _STARTING_S
+            if status.st_uid == os.geteuid() and not is_starting and (lock := _locked(directory)) is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.close(lock)
+
+
+def _locked(directory: Path) -> int | None:
+    """Take the lock of a directory; None where somebody holds it."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def environment(directory: Path, base_env: Mapping[str, str]) -> dict[str, str]:
+    """Give the environment in which every Python finds what lies in `directory`: one more entry in PYTHONPATH."""
+    paths = [str(directory / "site")]
+    if base_env.get("PYTHONPATH"):
+        paths.append(base_env["PYTHONPATH"])
+    return {**base_env, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment belongs to a command of `hookd run`."""
+    entries = map(Path, environment.get("PYTHONPATH", "").split(os.pathsep))
+    return any(entry.name == "site" and entry.parent.name.startswith(_PREFIX) for entry in entries)

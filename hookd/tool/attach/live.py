@@ -1,0 +1,348 @@
+"""Attach to a process that runs, from the first look to the agent's answer. Tool side; blocking.
+
+The way: look at the process; join the agent that is there, if one is; build the payload; queue the code; it claims the
+mailbox; hand the payload over; the agent's answer; its page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from hookd import errors
+from hookd.errors import AttachError, HookdError, PermissionDenied
+from hookd.tool.attach import control, discover, payload, target, trusted, upgrade
+from hookd.tool.attach.change import carried, change
+from hookd.tool.attach.delivery import Delivery, ScriptDelivery, StopDelivery
+from hookd.tool.attach.request import AttachRequest, AttachResult
+from hookd.tool.inject import mailbox, remote_debug
+from hookd.tool.linux import oom, permission, proc
+from hookd.wire.proven import unproven, version_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_MARGIN_S = 5.0
+_QUICK_S = 0.05
+_GATE_S = 3.0
+_TRIES = 30
+_SHORT = {mailbox.NO_THREAD: "no-threads", mailbox.NO_MEMORY: "no-memory"}
+
+
+def attach(pid: int, request: AttachRequest) -> AttachResult:
+    """Bring an agent into process `pid`, or join the one that is there.
+
+    Raises:
+        NoSuchTarget, PermissionDenied, TargetUnsupported, AttachError, PluginError, ControlError: with a `reason` and
+            a `hint`. Whatever is raised, the process goes on as before.
+    """
+    started = time.monotonic()
+    deadline = started + request.timeout_s
+    target.require_awake(pid)
+    with _explaining(pid):
+        there = discover.settled(pid, request.timeout_s)
+    if there is not None and upgrade.is_ours(there):
+        return _join(pid, request, there, started)
+    if there is not None:
+        request = upgrade.plan(pid, request, there)
+    with target.look(pid, is_forced=request.force) as found, _witnessed(pid):
+        built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(found.status.uid))
+        with _explaining(pid):
+            delivery, data = _prepare(found, request, built)
+            try:
+                if there is not None:
+                    upgrade.send_away(pid, request.timeout_s)
+                _deliver(found, request, delivery, data, deadline)
+            except AttachError as exc:
+                rival = _await_rival(pid, deadline) if exc.reason == "already-attached" else None
+                if rival is None:
+                    raise
+                return _join(pid, request, rival, started)  # another tool was quicker
+            finally:
+                delivery.finish()
+            here = discover.identity(pid)
+    if here is None:
+        raise AttachError(f"the agent in process {pid} ended at once", reason="died")
+    return AttachResult(
+        pid, delivery.method, delivery.pause_s, time.monotonic() - started, control.path(pid, str(here["control"])), here,
+        loaded=tuple(spec.name for spec in request.plugins), replaced=str(there["agent_version"]) if there else "",
+        payload=built.sha256, unproven=unproven(version_text(found.python.version), str(here.get("torch"))), carried={str(one["name"]): carried(one) for one in built.plugins},
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _witnessed(pid: int) -> Iterator[None]:
+    """Tell an end for want of memory from any other.
+
+    Raises:
+        AttachError: reason "oom-killed" in the place of "died", where the kernel has killed in the process's cgroup meanwhile.
+    """
+    counter = oom.counter_of(pid)
+    before = oom.kills(counter) if counter is not None else None
+    try:
+        yield
+    except AttachError as exc:
+        if exc.reason == "died" and counter is not None and before is not None and (oom.kills(counter) or 0) > before:
+            raise AttachError(
+                f"the kernel has killed process {pid} for want of memory while hookd was attaching", reason="oom-killed",
+                hint="Raise the limit of its container or job.",
+            ) from exc  # fmt: skip
+        raise
+
+
+def _await_rival(pid: int, deadline: float) -> dict[str, Any] | None:
+    """Wait for the agent that another tool is bringing in; None if it does not come."""
+    while (there := discover.settled(pid, deadline - time.monotonic())) is None and time.monotonic() < deadline:
+        time.sleep(_QUICK_S)
+    return there
+
+
+def _join(pid: int, request: AttachRequest, there: dict[str, Any], started: float) -> AttachResult:
+    """Use the agent that is there: enable the plugins that it has not."""
+    added, brought = [], {}
+    with control.Control.connect(pid, request.timeout_s) as connection:
+        had = [str(plugin["name"]) for plugin in connection.request("status").get("plugins", ())]
+        for spec in request.plugins:
+            if spec.name in had:
+                if spec.options:
+                    change(pid, "configure", spec, request.plugin_dirs, request.timeout_s)
+                continue
+            brought[spec.name] = carried(change(pid, "load", spec, request.plugin_dirs, request.timeout_s))
+            added.append(spec.name)
+        if request.lease_s is None:
+            connection.request("keep")
+    return AttachResult(
+        pid, "existing", 0.0, time.monotonic() - started, control.path(pid, str(there["control"])), there,
+        loaded=(*had, *added), added=tuple(added), carried=brought,
+    )  # fmt: skip
+
+
+def _prepare(found: target.Target, request: AttachRequest, built: payload.Payload) -> tuple[Delivery, bytes]:
+    """Choose the way in. Nothing of the target is changed yet."""
+    token = secrets.randbits(63) | 1
+    wait_s = request.timeout_s + _MARGIN_S
+    remote = remote_debug.find(found.memory, found.python)
+    config = {
+        "method": "attach",
+        "run": request.run,
+        "rank": None,
+        "plugins": list(built.plugins),
+        "lease_s": request.lease_s,
+        "budget": request.budget,
+        "detail": request.detail,
+        "by": {"uid": os.getuid(), "pid": os.getpid()},
+        "token": f"{token:016x}",
+    }
+
+    message = {
+        "config": config,
+        "timeout_s": request.timeout_s,
+        "wait_s": wait_s,
+        "only_trainers": request.only_trainers,
+    }
+    data = mailbox.data(payload.stub(), message, built.archive)
+    size = mailbox.DATA + len(data) + 4096
+    if remote is not None and not request.force:
+        if not remote.is_enabled:
+            raise PermissionDenied(
+                f"remote debugging is switched off in process {found.pid}", reason="remote-debug-disabled",
+                hint="It was started with PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug. --force overrides it.",
+            )  # fmt: skip
+        with contextlib.suppress(OSError):  # no directory for a script: through memory then
+            folder = remote_debug.ScriptFolder(found.status)
+            with contextlib.ExitStack() as undo:
+                undo.callback(folder.remove)
+                proc.require_program(found.pid, found.program)  # the folder was reached by pid: it is this program's
+                undo.pop_all()
+            return ScriptDelivery(found, remote, folder, token=token, size=size, wait_s=wait_s), data
+    return StopDelivery(found, token, size, wait_s), data
+
+
+def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, data: bytes, deadline: float) -> None:
+    """Queue the code, hand the data over, wait for the answer; undo what can be undone if there is none."""
+    queued = time.monotonic()
+    delivery.queue()
+    box, wait_s = delivery.box, request.timeout_s + _MARGIN_S
+    box.expect(queued + wait_s)
+
+    def answer() -> dict[str, Any] | None:
+        asked = time.monotonic()
+        if (word := mailbox.word(box, mailbox.CLAIMED)) in _SHORT:
+            raise _short(found, word)
+        if (told := mailbox.answer(box)) is None:
+            box.expect(asked + wait_s)
+        return told
+
+    try:
+        deadline = _await_claim(found, request, delivery, deadline)
+        box.write(mailbox.DATA, data)
+        mailbox.set_word(box, mailbox.LENGTH, len(data))
+        told = _poll(found, answer, deadline)
+        if told is not None:
+            mailbox.set_word(box, mailbox.SEEN, 1)
+    except BaseException as exc:
+        delivery.withdraw()
+        if isinstance(exc, AttachError) and exc.reason in _SHORT.values():
+            with contextlib.suppress(HookdError, OSError):
+                delivery.again()  # it gives the mailbox back
+        if isinstance(exc, OSError) and exc.errno in (errno.EFAULT, errno.ETIMEDOUT):
+            raise _held_up(found) from exc
+        raise
+    if told is None:
+        raise _late(found, request, delivery)
+    if not told.get("ok"):
+        raise _refusal(told)
+
+
+def _late(found: target.Target, request: AttachRequest, delivery: Delivery) -> AttachError:
+    """Withdraw what has brought no answer in time, and say how far it came."""
+    runs = mailbox.word(delivery.box, mailbox.CLAIMED) == mailbox.RUNS
+    delivery.withdraw()
+    where = proc.whereabouts(found.pid)
+    if runs:
+        return AttachError(
+            f"the agent did not start in process {found.pid} within {request.timeout_s:g} s ({where})", reason="timeout",
+            hint="The machine may be busy, or torch still being imported: try again with a larger --timeout.",
+        )  # fmt: skip
+    return AttachError(
+        f"a thread that was started in process {found.pid} did not run within {request.timeout_s:g} s ({where})",
+        reason="timeout", hint="It gets no memory (RLIMIT_AS, vm.overcommit_memory=2), or no processor.",
+    )  # fmt: skip
+
+
+def _short(found: target.Target, word: int) -> AttachError:
+    """Say what the thread that was to bring the agent in did not get."""
+    if word == mailbox.NO_THREAD:
+        hint = "Raise pids.max of its container or job, its RLIMIT_NPROC, or its RLIMIT_AS, for which its stack counts."
+        return AttachError(f"process {found.pid} gets no thread", reason="no-threads", hint=hint)
+    hint = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
+    return AttachError(f"process {found.pid} gets no memory", reason="no-memory", hint=hint)
+
+
+def _held_up(found: target.Target) -> AttachError:
+    return AttachError(
+        f"hookd itself was stopped, and process {found.pid} has not waited for it", reason="timeout", hint="Try again."
+    )
+
+
+def _await_claim(found: target.Target, request: AttachRequest, delivery: Delivery, deadline: float) -> float:
+    """Wait until the main thread has run the code; ask twice, and with `force` see to it ourselves.
+
+    Returns:
+        Until when to wait for the rest: a forced attach has its time once more.
+
+    Raises:
+        AttachError: reasons "blocked", "subinterpreter".
+    """
+    now = time.monotonic()
+    if _is_claimed(found, delivery, now + (deadline - now) / 3, request.timeout_s):
+        return deadline
+    delivery.again()
+    if _is_claimed(found, delivery, deadline, request.timeout_s):
+        return deadline
+    where = proc.whereabouts(found.pid)
+    if request.force and isinstance(delivery, StopDelivery) and _hangs(found.pid):
+        delivery.run_on_blocked()
+        deadline = time.monotonic() + request.timeout_s
+        if _is_claimed(found, delivery, deadline, request.timeout_s):
+            return deadline
+    if _is_passed_over(delivery):
+        raise AttachError(
+            f"the main thread of process {found.pid} runs a subinterpreter, in which torch is not imported",
+            reason="subinterpreter", hint="Try again when it is back in the main interpreter.",
+        )  # fmt: skip
+    raise AttachError(
+        f"the main thread of process {found.pid} did not reach the interpreter within {request.timeout_s:g} s ({where})",
+        reason="blocked",
+        hint="It runs a long kernel, or waits for another rank or for the thread that trains. Try again with a larger --timeout; "
+        "--force attaches to a thread that hangs in a system call.",
+    )
+
+
+def _is_claimed(found: target.Target, delivery: Delivery, deadline: float, timeout_s: float) -> bool:
+    """Wait until the code is run where torch is.
+
+    Before 3.12 a queued call runs in the interpreter in which the thread was stopped. One that has met a subinterpreter
+    is asked for again.
+    """
+
+    def is_claimed() -> bool:
+        asked = time.monotonic()
+        if mailbox.word(delivery.box, mailbox.CLAIMED):
+            return True
+        delivery.box.expect(asked + timeout_s + _MARGIN_S)  # whose thread begins to wait when it is claimed
+        return False
+
+    for _ in range(_TRIES):
+        if not _poll(found, lambda: is_claimed() or _is_passed_over(delivery), deadline):
+            return False
+        if _poll(found, is_claimed, time.monotonic() + _QUICK_S):
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        delivery.again()
+    return False
+
+
+def _is_passed_over(delivery: Delivery) -> bool:
+    """Say whether the code has run as often as it was queued."""
+    return mailbox.word(delivery.box, mailbox.RAN) >= mailbox.word(delivery.box, mailbox.SENT)
+
+
+def _hangs(pid: int) -> bool:
+    """Say whether the main thread has been in one and the same system call, without waking up, for some seconds."""
+
+    def where() -> tuple[bytes, bytes]:
+        switches = [line for line in proc.read(pid, "status").split(b"\n") if line.startswith(b"voluntary_ctxt")]
+        return proc.read(pid, "syscall"), b"".join(switches)
+
+    before, since = where(), time.monotonic()
+    end = since + 2 * _GATE_S
+    while (now := time.monotonic()) < end and now - since < _GATE_S:
+        time.sleep(_QUICK_S)
+        here = where()
+        if here != before or here[0].startswith(b"running"):
+            before, since = here, time.monotonic()
+    return now - since >= _GATE_S
+
+
+def _poll(found: target.Target, question: Callable[[], Any], deadline: float) -> Any:
+    """Ask until the answer is true or the time is over; often at first.
+
+    Raises:
+        AttachError: reason "died".
+    """
+    quick_until = time.monotonic() + _QUICK_S
+    while True:
+        try:
+            answer = question()
+        except OSError as exc:
+            proc.require_alive(found.pid, found.ticks)
+            if exc.errno == errno.EFAULT:  # the mailbox has been given back
+                raise
+            raise permission.explain(found.pid, exc) from exc
+        if answer or time.monotonic() > deadline:
+            return answer
+        if time.monotonic() < quick_until:
+            time.sleep(0.0005)
+        else:
+            time.sleep(0.005)
+            proc.require_alive(found.pid, found.ticks)
+
+
+def _refusal(answer: dict[str, Any]) -> HookdError:
+    """Turn the target's words back into an error; they are checked like everything that it says."""
+    message, reason, hint = (answer.get(key, "") for key in ("message", "reason", "hint"))
+    return errors.rebuild(answer.get("kind"), message or "refused", reason or "agent-failed", hint, AttachError)
+
+
+@contextlib.contextmanager
+def _explaining(pid: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise permission.explain(pid, exc) from exc

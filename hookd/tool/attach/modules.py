@@ -1,0 +1,110 @@
+"""Ask an agent for its models as they are now, portion by portion, and sum them up. Tool side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import ControlError
+from hookd.tool.attach.control import Control
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MOST = 100_000
+"""So many modules are asked for."""
+PATIENCE_S = 10.0
+"""How long the agent may take for one portion: its thread needs the interpreter for a few milliseconds."""
+_TEXTS = ("name", "class", "home", "seen")
+_SIZES = ("elements", "bytes")
+
+
+def snapshot(pid: int, most: int = MOST) -> dict[str, Any]:
+    """Ask the agent in process `pid`.
+
+    Returns:
+        `modules`: see `hookd.target.modeltree.snapshot.Tour.row`; `totals`: see there; `is_cut`: there are more than `most`.
+
+    Raises:
+        HookdError: there is no agent, or it does not answer, or with something else.
+    """
+    try:
+        return _snapshot(pid, most)
+    except ControlError as error:
+        if error.reason != "gone":
+            raise
+        hint = f"`hookd stack {pid}` shows where it is."
+        raise ControlError(error.message, reason=error.reason, hint=hint) from error
+
+
+def _snapshot(pid: int, most: int) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    with Control.connect(pid) as control:
+        answer = control.request("snapshot", begin=True, timeout_s=PATIENCE_S)
+        while True:
+            rows += _checked(answer, pid)
+            if answer.get("is_over") is True or len(rows) >= most:
+                break
+            answer = control.request("snapshot", timeout_s=PATIENCE_S)
+    is_cut = len(rows) > most or answer.get("is_over") is not True
+    return {"pid": pid, "modules": rows[:most], "totals": totals(rows[:most]), "is_cut": is_cut}
+
+
+def totals(modules: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Sum up: what several modules share counts once.
+
+    Returns:
+        `modules`, `parameters`, `trainable` and `buffers` in elements; `bytes`, of all three, and `by`: the bytes of each
+        dtype on each device, a list of `{"dtype", "device", "kind", "elements", "bytes"}`; `unknown`: tensors without a
+        size yet, or that do not tell it.
+    """
+    sums = dict.fromkeys(("modules", "parameters", "trainable", "buffers", "bytes", "unknown"), 0)
+    by: dict[tuple[str, str, str], list[int]] = {}
+    for module in modules:
+        sums["modules"] += 1
+        for kind in ("parameters", "buffers"):
+            for tensor in module[kind]:
+                if "same_as" in tensor:
+                    continue
+                elements, size = tensor.get("elements"), tensor.get("bytes")
+                if elements is None or size is None:
+                    sums["unknown"] += 1
+                    continue
+                sums[kind] += elements
+                sums["bytes"] += size
+                if kind == "parameters" and tensor.get("requires_grad"):
+                    sums["trainable"] += elements
+                share = by.setdefault((str(tensor.get("dtype")), str(tensor.get("device")), kind), [0, 0])
+                share[0], share[1] = share[0] + elements, share[1] + size
+    rows = [
+        {"dtype": dtype, "device": device, "kind": kind, "elements": elements, "bytes": size}
+        for (dtype, device, kind), (elements, size) in sorted(by.items())
+    ]
+    return {**sums, "by": rows}
+
+
+def _checked(answer: dict[str, Any], pid: int) -> Iterator[dict[str, Any]]:
+    """Give the modules of an answer, after a look at whether they are what an agent of ours says."""
+    rows = answer.get("modules")
+    # An answer without a module that is not the last would be asked for again for ever.
+    if not isinstance(rows, list) or not (rows or answer.get("is_over") is True):
+        raise _foreign(pid)
+    for row in rows:
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _TEXTS):
+            raise _foreign(pid)
+        lists = [row.get(key) for key in ("parameters", "buffers", "hooks", "plugins")]
+        if not all(isinstance(one, list) for one in lists):
+            raise _foreign(pid)
+        tensors = [*row["parameters"], *row["buffers"]]
+        if not all(isinstance(one, dict) for one in (*tensors, *row["hooks"])):
+            raise _foreign(pid)
+        if any(not _is_size(one.get(key)) for one in tensors for key in _SIZES):
+            raise _foreign(pid)
+        yield row
+
+
+def _is_size(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63)
+
+
+def _foreign(pid: int) -> ControlError:
+    return ControlError(f"the agent in process {pid} does not speak our protocol", reason="protocol")

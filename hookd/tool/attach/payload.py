@@ -1,0 +1,203 @@
+"""What is carried into a target: the agent's half of hookd, a private pluggy, and the plugins asked for. Tool side.
+
+Plugins are found as metadata and source, never imported: importing one would import torch.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import marshal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hookd
+from hookd.tool.attach.sources import PARSING, Source, find, read
+from hookd.tool.attach.trusted import ANYBODY, Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from hookd.tool.config import PluginSpec
+
+_CARRIED = ("__init__.py", "errors.py", "version.py", "api/**/*.py", "target/**/*.py", "wire/**/*.py")
+"""What of `hookd/` a target gets."""
+_MARSHAL = 2
+"""The version of marshal's format that every Python reads, and that writes the same for the same."""
+SOURCE_ROOT = "/hookd-payload/"
+"""Where `hookd/target/boot/loader.py` says that its modules are; `stub.py` compiles them under it."""
+_PIECE, _PIECE_LINES = b"\f\f\f", 30
+"""What marks a piece for it, and from how many lines on one ends: about 1 ms of compiling."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What is carried into one target.
+
+    Attributes:
+        archive: files by their paths, for `marshal.loads`: what `zipfile` needs it would import from the target's disk.
+        sha256: of the archive, in hex.
+        plugins: what the agent is to enable, in the form of its configuration.
+        sources: where each of them is from.
+    """
+
+    archive: bytes
+    sha256: str
+    plugins: tuple[dict[str, Any], ...]
+    sources: tuple[Source, ...]
+
+
+def build(plugins: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = (), trust: Trust = ANYBODY) -> Payload:
+    """Collect the sources for a target.
+
+    Args:
+        plugins: to enable there.
+        plugin_dirs: where they are sought beside those installed.
+        trust: whose files may be carried there, see `trusted.of_target`.
+
+    Raises:
+        PluginError: reason "unknown-plugin", "plugin-dir" or "plugin".
+    """
+    files = dict(_agent_files())
+    enabled, sources = [], []
+    for spec in plugins:
+        source = find(spec.name, plugin_dirs, trust)
+        files.update(source.carried)
+        sources.append(source)
+        enabled.append(describe(spec, source))
+    archive = _pack(files)
+    return Payload(archive, hashlib.sha256(archive).hexdigest(), tuple(enabled), tuple(sources))
+
+
+def unpack(name: str, directory: Path) -> None:
+    """Write the sources of an installed plugin and of what it imports of hookd into a directory, as files.
+
+    For a process that has neither: what replays a bundle runs in the training's environment.
+
+    Raises:
+        PluginError: there is no such plugin.
+    """
+    _write({**dict(_agent_files()), **find(name).files}, directory)
+
+
+def _write(files: Mapping[str, bytes], directory: Path) -> None:
+    for path, content in files.items():
+        file = directory / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+
+def unpack_testing(directory: Path) -> None:
+    """Write the agent's half of hookd and `hookd.testing` into a directory, as files: a Python with torch needs no more."""
+    root = Path(hookd.__file__).parent
+    testing = ((f"hookd/{path.relative_to(root).as_posix()}", path.read_bytes()) for path in root.glob("testing/*.py"))
+    _write({**dict(_agent_files()), **dict(testing)}, directory)
+
+
+def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:
+    """Give a plugin in the form of the agent's configuration."""
+    return {
+        "name": spec.name,
+        "entry": source.carried_entry,
+        "options": dict(spec.options),
+        "by_name": spec.by_name,
+        "version": source.version,
+        "sha256": source.sha256,
+        "origin": source.origin,
+    }
+
+
+def apart(
+    specs: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = ()
+) -> tuple[tuple[PluginSpec, ...], tuple[PluginSpec, ...]]:
+    """Tell the plugins that only look from those that may change the training, with the options that they are given."""
+    only_look: list[PluginSpec] = []
+    may_change: list[PluginSpec] = []
+    for spec in specs:
+        _, always, by_option = read(find(spec.name, plugin_dirs))
+        (may_change if always or (by_option and spec.options) else only_look).append(spec)
+    return tuple(only_look), tuple(may_change)
+
+
+def stub() -> tuple[bytes, bytes]:
+    """Give `hookd/target/boot/stub.py`, which is executed in the target before there is a payload.
+
+    Returns:
+        Its source, and its code for targets of our own version of Python, with the magic number in front.
+    """
+    source = Path(hookd.__file__).with_name("target").joinpath("boot", "stub.py").read_bytes()
+    code = compile(source, "hookd/target/boot/stub.py", "exec", dont_inherit=True)
+    return source, importlib.util.MAGIC_NUMBER + marshal.dumps(code)
+
+
+def _agent_files() -> Iterator[tuple[str, bytes]]:
+    root = Path(hookd.__file__).parent
+    for path in sorted(path for pattern in _CARRIED for path in root.glob(pattern)):
+        yield f"hookd/{path.relative_to(root).as_posix()}", path.read_bytes()
+    for path in sorted((root / "native").glob("*.so")):  # made at install, where there was a compiler
+        yield f"hookd/native/{path.name}", path.read_bytes()
+    spec = importlib.util.find_spec("pluggy")
+    assert spec is not None
+    assert spec.origin is not None
+    for path in sorted(Path(spec.origin).parent.glob("*.py")):
+        yield f"hookd/_pluggy/{path.name}", path.read_bytes()
+
+
+def _pack(files: dict[str, bytes]) -> bytes:
+    packed: dict[str, bytes] = {}
+    with PARSING:
+        for path in sorted(files):
+            packed[path], compiled = _prepared(files[path], path) if path.endswith(".py") else (files[path], b"")
+            if compiled:
+                packed[path + "c"] = compiled
+    return marshal.dumps(packed, _MARSHAL)
+
+
+@functools.lru_cache(maxsize=512)
+def _prepared(source: bytes, path: str) -> tuple[bytes, bytes]:
+    """Give a source with the marks where it may be cut, and its pieces compiled, b"" where it has none."""
+    pieces = _pieces(source)
+    return in_pieces(source, pieces), _compiled(pieces, path) if pieces else b""
+
+
+def _pieces(source: bytes) -> list[list[ast.stmt]]:
+    """Group the statements of a module so that the target need not compile or run it in one go.
+
+    What cannot be read here (a newer syntax, another encoding) has no pieces and travels as it is.
+    """
+    pieces: list[list[ast.stmt]] = []
+    try:
+        for statement in ast.parse(source.decode()).body:
+            if not pieces or _first_line(statement) - _first_line(pieces[-1][0]) >= _PIECE_LINES:
+                pieces.append([])
+            pieces[-1].append(statement)
+    except (SyntaxError, ValueError):
+        return []
+    return pieces
+
+
+def _first_line(statement: ast.stmt) -> int:
+    return min([statement.lineno, *(int(one.lineno) for one in getattr(statement, "decorator_list", ()))])
+
+
+def in_pieces(source: bytes, pieces: list[list[ast.stmt]]) -> bytes:
+    """Mark where a source may be cut. Form feeds at the start of a line are white space to Python."""
+    lines = source.split(b"\n")
+    for piece in pieces[1:]:
+        first = _first_line(piece[0]) - 1
+        lines[first] = _PIECE + lines[first]
+    return b"\n".join(lines)
+
+
+def _compiled(pieces: list[list[ast.stmt]], path: str) -> bytes:
+    """Compile the pieces of a source, for targets of our own version of Python: most of what an import costs."""
+    codes, flags = [], 0
+    for piece in pieces:
+        codes.append(compile(ast.Module(piece, []), SOURCE_ROOT + path, "exec", flags, dont_inherit=True))
+        flags |= codes[-1].co_flags & __future__.annotations.compiler_flag
+    return importlib.util.MAGIC_NUMBER + marshal.dumps(codes)

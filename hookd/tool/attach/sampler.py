@@ -1,0 +1,209 @@
+"""Sample where a target's threads are, from its page alone: nothing runs in the target for it. Tool side; blocking."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hookd.errors import ControlError, NoSuchTarget
+from hookd.tool.attach import discover
+from hookd.tool.linux import permission
+from hookd.wire.page import PageReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hookd.wire.page.snapshot import ModuleEntry
+
+Stack = tuple[str, ...]
+Place = tuple[str, int]
+"""A phase and the id of a module, 0 for none."""
+NEVER_CALLED = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
+"""What holds modules and is never called has no frame."""
+_JUMP = 1000
+_LOOK_S = 0.2
+"""How often a target is looked at, whether it still lives."""
+
+
+@dataclass
+class Track:
+    """One thread, as it was seen.
+
+    Attributes:
+        name: as the program calls it.
+        tid: as the target sees it.
+        spans: where it was and for how many seconds, in order; equal neighbours are one.
+    """
+
+    name: str
+    tid: int
+    spans: list[tuple[Place, float]] = field(default_factory=list)
+
+    def add(self, place: Place, seconds: float) -> None:
+        """Note that it was in a place for some time more."""
+        if self.spans and self.spans[-1][0] == place:
+            seconds += self.spans.pop()[1]
+        self.spans.append((place, seconds))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has never been seen in a module or in a phase."""
+        return all(place == ("other", 0) for place, _ in self.spans)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was seen.
+
+    Attributes:
+        tracks: of all threads that call modules; those that never did so meanwhile are left out, unless all are.
+        modules: what the ids in the tracks stand for.
+        seconds: from the first sample to the last.
+        samples: how often the page was looked at.
+        longest_gap_s: between two looks: nothing is known of what was shorter.
+        steps: that were done meanwhile.
+        ended: whether the target ended, or hookd left it, before the time was over.
+    """
+
+    tracks: list[Track]
+    modules: Mapping[int, ModuleEntry]
+    seconds: float
+    samples: int
+    longest_gap_s: float
+    steps: int
+    ended: bool
+
+    def stacks(self, track: Track) -> Iterator[tuple[Stack, float]]:
+        """Give where a thread was as frames, the outermost first: its phase, then a module and what that is in."""
+        known = {(one.root, one.name): one for one in self.modules.values()}
+        made: dict[Place, Stack] = {}
+        for place, seconds in track.spans:
+            if place not in made:
+                made[place] = (place[0], *_frames(self.modules.get(place[1]), known))
+            yield made[place], seconds
+
+
+def _frames(module: ModuleEntry | None, known: Mapping[tuple[int, str], ModuleEntry]) -> Iterator[str]:
+    """Name a module and those that it is in, its root first, with their classes."""
+    if module is None:
+        return
+    head, dot, path = module.name.partition(".") if module.name.startswith("#") else ("", "", module.name)
+    parts = path.split(".") if path != "(root)" else []
+    names = ["(root)", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
+    for name in names:
+        found = known.get((module.root, head + dot + name))
+        if found is not None and (found is module or found.type not in NEVER_CALLED):
+            yield f"{found.name} ({found.type})"
+
+
+def sample(
+    pid: int, *, rate_hz: float, seconds: float | None, steps: int | None, timeout_s: float,
+    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> Recording:  # fmt: skip
+    """Look at the page of process `pid` so many times a second, for a time or for a number of steps.
+
+    Args:
+        pid: of the target.
+        rate_hz: how often to look.
+        seconds: for how long; not with `steps`.
+        steps: how many; from the end of one to the end of another.
+        timeout_s: how long the steps may take.
+        clock: monotonic seconds.
+        sleep: waits for so many seconds.
+
+    Raises:
+        NoSuchTarget: reason "not-attached", or no such process.
+        ControlError: reason "timeout": the steps were not done in time.
+        PermissionDenied: its page cannot be seen.
+    """
+    with _page(pid) as (reader, lives):
+        seen = _Seen(reader, clock, from_a_step=steps is not None)
+        ended, stop = False, clock() + (seconds if seconds is not None else timeout_s)
+        due = looked = clock()
+        while True:
+            now = seen.look()
+            if ended or now >= stop or (steps is not None and seen.steps >= steps):
+                break
+            if now - looked >= _LOOK_S:
+                looked, ended = now, not lives()
+            due = max(due + 1 / rate_hz, now)  # what was missed is not made up for
+            sleep(due - now)
+        if steps is not None and seen.steps < steps and not ended:
+            raise ControlError(
+                f"process {pid} has done {seen.steps} of {steps} steps within {timeout_s:g} s", reason="timeout",
+                hint="See --timeout; or record for a time, with --seconds.",
+            )  # fmt: skip
+        return seen.recording(ended=ended)
+
+
+class _Seen:
+    """What has been seen so far.
+
+    Attributes:
+        steps: done since the first look; with `from_a_step` since the first whose end was seen, and so is all else.
+    """
+
+    def __init__(self, reader: PageReader, clock: Callable[[], float], *, from_a_step: bool) -> None:
+        self._reader, self._clock, self._waits = reader, clock, from_a_step
+        self._modules = dict(reader.read().modules)
+        self._places: dict[tuple[int, str], Place] = {}
+        self._step = -1
+        self._begin(clock())
+
+    def _begin(self, now: float) -> None:
+        self._tracks: dict[tuple[int, str], Track] = {}
+        self._begun = self._last = now
+        self._samples, self._gap_s, self.steps = 0, 0.0, 0
+
+    def look(self) -> float:
+        """Look once; until now, each thread was where it was seen the last time. Gives the time."""
+        beats, now = self._reader.heartbeats(), self._clock()
+        for (tid, name), place in self._places.items():
+            self._tracks.setdefault((tid, name), Track(name, tid)).add(place, now - self._last)
+        self._places = {(beat.tid, beat.name): (beat.phase, beat.module) for beat in beats}
+        self._samples, self._gap_s, self._last = self._samples + 1, max(self._gap_s, now - self._last), now
+        self._count(max((beat.step for beat in beats), default=0), now)
+        return now
+
+    def _count(self, step: int, now: float) -> None:
+        before, self._step = self._step, step
+        if before < 0 or step == before:
+            return
+        if self._waits:
+            self._waits = False
+            self._begin(now)
+        else:  # a jump: the target has found out how many steps it had done before the attach
+            self.steps += step - before if before and 0 < step - before < _JUMP else 1
+
+    def recording(self, *, ended: bool) -> Recording:
+        """Give it all."""
+        modules = {**self._modules, **self._reader.read().modules}
+        used = [track for track in self._tracks.values() if not track.is_idle]
+        return Recording(
+            used or list(self._tracks.values()), modules, self._last - self._begun, self._samples, self._gap_s, self.steps,
+            ended,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _page(pid: int) -> Iterator[tuple[PageReader, Callable[[], bool]]]:
+    """Open the page of a target, with what says whether the target still lives and holds its agent."""
+    try:
+        fd, process = discover.find_page(pid), os.pidfd_open(pid)
+    except PermissionError as exc:
+        raise permission.explain(pid, exc) from exc
+    except ProcessLookupError as exc:
+        raise NoSuchTarget(f"there is no process {pid}", hint="`hookd ps` lists training processes.") from exc
+    try:
+        if fd is None:
+            raise NoSuchTarget(f"no agent in process {pid}", reason="not-attached", hint=f"Run `hookd attach {pid}`.")
+        end = select.poll()
+        end.register(process, select.POLLIN)
+        with contextlib.closing(PageReader(fd)) as reader:
+            yield reader, lambda: not end.poll(0) and reader.state() == "running"
+    finally:
+        os.close(process)

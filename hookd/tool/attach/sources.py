@@ -1,0 +1,242 @@
+"""Where plugins are, and their sources: in directories, and installed beside hookd. Tool side.
+
+They are found as metadata and by their text, never imported: importing one would import torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hookd.errors import PluginError
+from hookd.tool.attach import requirements
+from hookd.tool.attach.trusted import ANYBODY, Trust
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+GROUP = "hookd.plugins"
+ROOM = "@"
+"""The same as in `hookd/target/boot/loader.py`."""
+_TOP = re.compile(r"[^/.:]+")
+PARSING = threading.Lock()
+"""Held while sources are parsed: two threads that make syntax trees at a time count their depth in one place, and one
+of them gets a SystemError ("recursion depth mismatch", python/cpython#106905; met on 3.11.7)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a plugin is: its entry `module:Class` and the sources of its top-level module, by path.
+
+    Attributes:
+        version: of the distribution that it is installed with, else its module's `__version__`, else "".
+        origin: where it was found, in words: a distribution's name, or a path.
+        room: tells its module in a target from one of the same name out of another directory; "" of one that is installed.
+    """
+
+    name: str
+    entry: str
+    files: dict[str, bytes]
+    version: str = ""
+    origin: str = ""
+    room: str = ""
+
+    @property
+    def carried(self) -> dict[str, bytes]:
+        """The sources, by path in the target."""
+        return {self._in_room(path): content for path, content in self.files.items()}
+
+    @property
+    def carried_entry(self) -> str:
+        """The entry, there."""
+        return self._in_room(self.entry)
+
+    def _in_room(self, text: str) -> str:
+        """Put the room behind the top-level module: `a.py`, `a/b.py` and `a:B` become `a@1f2e3d.py` and so on."""
+        top = _TOP.match(text)
+        return f"{top[0]}{ROOM}{self.room}{text[top.end() :]}" if self.room and top else text
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """What is carried, as one hash in hex: of the paths and the contents, each with its length."""
+        digest = hashlib.sha256(self.entry.encode())
+        for path, content in sorted(self.files.items()):
+            digest.update(f"\n{len(path)} {path} {len(content)}\n".encode())
+            digest.update(content)
+        return digest.hexdigest()
+
+
+def find(name: str, plugin_dirs: Sequence[Path] = (), trust: Trust = ANYBODY) -> Source:
+    """Find a plugin: in the directories given, then among those installed.
+
+    Raises:
+        PluginError: there is none of this name, its source cannot be read, or is not to be trusted.
+    """
+    for directory in plugin_dirs:
+        for source in in_directory(directory, trust):
+            if isinstance(source, Source) and source.name == name:
+                return source
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        if entry.name == name:
+            source = installed_source(entry)
+            required = requirements.sources(name, entry.dist) if entry.dist is not None else {}
+            return replace(source, files={**required, **source.files})
+    raise PluginError(
+        "; ".join([f"there is no plugin '{name}'", *(broken.message for broken in _broken(plugin_dirs, trust))]),
+        reason="unknown-plugin",
+        hint=f"There are {', '.join(names(plugin_dirs))}.",
+    )
+
+
+def installed_source(entry: importlib.metadata.EntryPoint) -> Source:
+    """Read the source of a plugin that is installed, without importing it.
+
+    Raises:
+        PluginError: it cannot be found.
+    """
+    files = _module_files(entry.name, entry.value.partition(":")[0].partition(".")[0])
+    version, origin = (entry.dist.version, entry.dist.name) if entry.dist is not None else ("", "")
+    return Source(entry.name, entry.value, files, version, origin)
+
+
+def names(plugin_dirs: Sequence[Path] = ()) -> list[str]:
+    """Name every plugin that `find` finds."""
+    found = {entry.name for entry in importlib.metadata.entry_points(group=GROUP)}
+    for directory in plugin_dirs:
+        found.update(source.name for source in in_directory(directory) if isinstance(source, Source))
+    return sorted(found)
+
+
+def _broken(plugin_dirs: Sequence[Path], trust: Trust) -> list[PluginError]:
+    return [one for directory in plugin_dirs for one in in_directory(directory, trust) if isinstance(one, PluginError)]
+
+
+def read(source: Source) -> tuple[str, bool, bool]:
+    """Give the first line of the class' docstring, and whether it says that it changes training: always, or by option."""
+    module, _, class_name = source.entry.partition(":")
+    path = module.replace(".", "/")
+    text = source.files.get(f"{path}/__init__.py") or source.files.get(f"{path}.py") or b""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
+            said = dict(filter(None, map(_assigned, node.body)))
+            mutates = said.get("mutates")
+            is_always = isinstance(mutates, ast.Constant) and mutates.value is True
+            return summary, is_always, is_always or "mutating" in said
+    return "", False, False
+
+
+def _assigned(node: ast.stmt) -> tuple[str, ast.expr | None] | None:
+    """Give the name that a statement assigns to, and the value."""
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return node.target.id, node.value
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id, node.value
+    return None
+
+
+def _module_files(plugin: str, module: str) -> dict[str, bytes]:
+    """Read the sources of an installed top-level module without importing it."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise PluginError(f"the source of plugin '{plugin}' (module {module}) cannot be found")
+    origin = Path(spec.origin)
+    return package(origin.parent) if spec.submodule_search_locations else {origin.name: origin.read_bytes()}
+
+
+def in_directory(directory: Path, trust: Trust = ANYBODY, base: str = "Plugin") -> Iterator[Source | PluginError]:
+    """Find the plugins of a directory: modules and packages with a class that sets `name` and derives from `base`.
+
+    For a file that is no Python, or is not to be trusted, the error comes in its place: it must not hide the others.
+
+    Raises:
+        PluginError: the directory is none, or is not to be trusted.
+    """
+    if not directory.is_dir():
+        raise PluginError(f"there is no plugin directory {directory}")
+    trust = trust.directory(directory)
+    room = hashlib.sha256(os.fsencode(os.path.abspath(directory))).hexdigest()[:6]  # noqa: PTH100  no symlinks resolved
+    for path in sorted([*directory.glob("*.py"), *directory.glob("*/__init__.py")]):
+        module = path.parent.name if path.name == "__init__.py" else path.stem
+        try:
+            text = trust.read(path)
+            tree = _tree(path, text)
+            classes, version = list(_plugin_classes(tree, base)), _version(tree)
+            is_package = classes and path.name == "__init__.py"
+            files = package(path.parent, trust) if is_package else {path.name: text}
+        except PluginError as broken:
+            yield broken
+            continue
+        for class_name, plugin in classes:
+            yield Source(plugin, f"{module}:{class_name}", files, version, str(path), room)
+
+
+def package(root: Path, trust: Trust = ANYBODY) -> dict[str, bytes]:
+    """Read the sources of a package, by path beside it.
+
+    Raises:
+        PluginError: compiled code is among them, or what is not to be trusted.
+    """
+    files = {}
+    for path in sorted(root.rglob("*")):
+        if path.suffix in requirements.COMPILED:
+            raise PluginError(f"{path} is compiled code, and cannot be carried into a target", hint="Only Python can.")
+        if path.suffix == ".py":
+            trust.directory(path.parent)
+            files[path.relative_to(root.parent).as_posix()] = trust.read(path)
+    return files
+
+
+def _tree(path: Path, text: bytes) -> ast.Module:
+    try:
+        with PARSING:
+            return ast.parse(text, str(path))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # the last two: it is nested too deep
+        where, why = f"{path}:{getattr(exc, 'lineno', None) or 1}", getattr(exc, "msg", None) or exc
+        raise PluginError(f"{where}: not valid Python: {why}") from exc
+
+
+def _plugin_classes(tree: ast.Module, base: str) -> Iterator[tuple[str, str]]:
+    """Give class and plugin name for each plugin that a module defines, by its text."""
+    derived = {base}  # and what derives from it in this file, in whatever number of steps
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any(_last_name(base) in derived for base in node.bases):
+            derived.add(node.name)
+            for statement in node.body:
+                if (plugin := _assigned_name(statement)) is not None:
+                    yield node.name, plugin
+
+
+def _version(tree: ast.Module) -> str:
+    """Give what a module says of its version: `__version__ = "1.2"`."""
+    values = (_assigned_name(statement, "__version__") for statement in tree.body)
+    return next((value for value in values if value is not None), "")
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _assigned_name(node: ast.stmt, name: str = "name") -> str | None:
+    """Give "x" for the statement `name = "x"`, with or without an annotation."""
+    if isinstance(node, ast.Assign):
+        targets, value = node.targets, node.value
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        targets, value = [node.target], node.value
+    else:
+        return None
+    is_name = any(isinstance(target, ast.Name) and target.id == name for target in targets)
+    is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return str(value.value) if is_name and is_text and isinstance(value, ast.Constant) else None

@@ -1,0 +1,283 @@
+"""Where each thread of a target is: its page, its Python stack, its native stack, what the kernel says. Tool side.
+
+The page answers always: heartbeats are read without the target's help. The Python stacks come from the agent where its
+thread gets the interpreter, else from py-spy where that is installed. So there is an answer within seconds, whatever hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import ControlError, HookdError
+from hookd.tool.attach import py_spy
+from hookd.tool.attach.control import Control
+from hookd.tool.attach.discover import open_page
+from hookd.tool.attach.payload import SOURCE_ROOT
+from hookd.tool.linux import proc
+from hookd.wire.page import STEP_RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hookd.wire.page import Heartbeat, PageReader, Snapshot
+
+AGENT_S = 2.0
+"""How long the agent may take: its thread needs the interpreter for a millisecond."""
+RECENT = 1000
+"""Events of the recorder among which the end of a step is looked for first."""
+WATCH_S = 0.5
+"""For how long the heartbeats are watched."""
+MOST_TASKS = 1024
+"""So many threads of a process in another pid namespace are looked through for the numbers that it knows them by."""
+STATES = {"R": "running", "S": "asleep", "D": "in the kernel, not to be interrupted", "T": "stopped", "t": "traced",
+          "Z": "ended", "X": "ended", "I": "asleep"}  # fmt: skip
+
+
+def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dict[str, Any]:
+    """Say where each thread of a target is.
+
+    Args:
+        pid: of the target.
+        with_native: frames of C and C++ too, by py-spy: the process stands still meanwhile.
+        blocking: let py-spy stop the process rather than read while it runs.
+
+    Returns:
+        `pid`, `identity`, `state` (the kernel's word), `last_step_s` (since the last step ended, None: there was none),
+        `watched_s`, `ways` (`page`, `python`, `native`: each `{"by", "problem", "seconds"}`), and `threads`: of each `tid`,
+        `name`, `beat` (None, or `phase`, `module`, `type`, `modules` from the root on, `step`, `moves`), `kernel` (`state`,
+        `where`), `frames` (innermost first: `function`, `file`, `line`, `own`, `native`) and `left_out` of these.
+
+    Raises:
+        HookdError: there is no such process, no agent in it, or its page cannot be read; reason "died": it has ended meanwhile.
+    """
+    ticks, state = proc.start_ticks(pid), proc.status(pid).state
+    with contextlib.closing(open_page(pid)) as reader:
+        page, last_step_s = reader.read(), _last_step_s(reader)
+        began, beats = time.monotonic(), reader.heartbeats()  # of the moment in which the stacks are read, or nearly
+        frames, ways = _stacks(pid, state, with_native=with_native, blocking=blocking)
+        time.sleep(max(0.0, began + WATCH_S - time.monotonic()))
+        watched_s, after = time.monotonic() - began, {beat.tid: beat for beat in reader.heartbeats()}
+    beats = [beat for beat in beats if beat.name != "hookd"]  # one that evaluates an expression
+    told = {beat.tid: _beat(beat, after.get(beat.tid), page) for beat in beats}
+    found = {
+        "pid": pid,
+        "identity": page.identity,
+        "state": STATES.get(state, state),
+        "last_step_s": last_step_s,
+        "watched_s": watched_s,
+        "ways": ways,
+        "threads": _joined(pid, told, {beat.tid: beat.name for beat in beats}, frames),
+    }
+    proc.require_same(pid, ticks)  # all of it was read by pid, which may be another user's process by now
+    return found
+
+
+def _last_step_s(reader: PageReader) -> float | None:
+    """Give the seconds since the last step ended: seldom is it far back in the recorder, which is long."""
+    for look in (functools.partial(reader.recent, RECENT), reader.records):
+        ends = [record.when for record in look() if record.kind == STEP_RECORD]
+        if ends:
+            return max(0.0, time.time() - max(ends))
+    return None
+
+
+# -- the page
+
+
+def _beat(beat: Heartbeat, after: Heartbeat | None, page: Snapshot) -> dict[str, Any]:
+    module = page.modules.get(beat.module)
+    name = module.name if module is not None else None
+    return {
+        "phase": beat.phase,
+        "module": name,
+        "type": module.type if module is not None else None,
+        "modules": _path(name, {entry.name for entry in page.modules.values()}) if name is not None else [],
+        "step": beat.step,
+        "moves": beat != after,
+    }
+
+
+def _path(name: str, known: set[str]) -> list[str]:
+    """Give the modules that a module is in, from the root to itself, by the names that there are."""
+    head, dot, path = name.partition(".") if name.startswith("#") else ("", "", name)
+    parts = path.split(".")
+    above = [head + dot + ".".join(parts[:n]) for n in range(1, len(parts))]
+    root = head + dot + "(root)"
+    return [one for one in (root, *above) if one in known and one != name] + [name]
+
+
+# -- the stacks
+
+
+def _stacks(
+    pid: int, state: str, *, with_native: bool, blocking: bool
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Get the Python stacks, and the native ones where they are asked for, with how they were got."""
+    ways: dict[str, dict[str, Any]] = {"page": {"by": "heartbeats", "problem": "", "seconds": None}}
+    found: list[dict[str, Any]] = []
+    began = time.monotonic()
+    try:
+        found = [] if blocking else _of_agent(pid, state)
+        ways["python"] = _way(None if blocking else "agent", "", began)
+    except HookdError as error:
+        ways["python"] = _way(None, error.message, began)
+    if found and not with_native:
+        return found, ways
+    if with_native and state in "Tt":  # py-spy 0.4.3: "unexpected waitpid result"
+        ways["native"] = _way(None, f"process {pid} is {STATES[state]}, and py-spy cannot trace it", began)
+        with_native = blocking = False
+        if found:
+            return found, ways
+    try:
+        dumped = py_spy.dump(pid, native=with_native, blocking=blocking)["threads"]
+    except HookdError as error:
+        told = f"{error.message} ({error.hint})" if error.hint else error.message
+        if with_native:
+            ways["native"] = _way(None, told, began)
+        if not found:
+            problem = "; ".join(filter(None, (ways["python"]["problem"], told)))
+            ways["python"] = _way(None, problem, began)
+        return found, ways
+    by = "py-spy" if with_native or blocking else "py-spy, non-blocking"
+    if with_native:
+        ways["native"] = _way(by, "", began)
+    ways["python"] = _way(by, ways["python"]["problem"], began)
+    return _marked(dumped), ways
+
+
+def _way(by: str | None, problem: str, began: float) -> dict[str, Any]:
+    return {"by": by, "problem": problem, "seconds": round(time.monotonic() - began, 3)}
+
+
+def _of_agent(pid: int, state: str) -> list[dict[str, Any]]:
+    """Ask the agent.
+
+    Raises:
+        HookdError: it does not answer.
+    """
+    if state in "Tt":
+        raise ControlError(f"process {pid} is {STATES[state]}, and so is its agent", reason="stopped")
+    try:
+        with Control.connect(pid, AGENT_S) as control:
+            answer = control.request("stack", timeout_s=AGENT_S)
+    except ControlError as error:
+        if error.reason != "gone":
+            raise
+        text = f"the agent has not answered within {AGENT_S:g} s: something holds the interpreter, or it is going"
+        raise ControlError(text, reason="timeout") from error
+    return [*_checked(answer.get("threads"))]
+
+
+def _checked(threads: object) -> Iterator[dict[str, Any]]:
+    """Give what the agent says as far as it has the right shape."""
+    for one in threads if isinstance(threads, list) else ():
+        if not isinstance(one, dict) or not isinstance(one.get("frames"), list):
+            continue
+        frames = [
+            {
+                "function": str(frame.get("function")),
+                "file": str(frame.get("file")),
+                "line": _number(frame.get("line")),
+                "own": frame.get("own") is True,
+                "native": False,
+            }
+            for frame in one["frames"]
+            if isinstance(frame, dict)
+        ]
+        name, left_out = str(one.get("name")), _number(one.get("left_out"))
+        yield {"tid": _number(one.get("tid")) or None, "name": name, "frames": frames, "left_out": left_out}
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
+
+
+def _marked(threads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mark hookd's own frames in what py-spy has found, and leave out hookd's own threads."""
+    for thread in threads:
+        for frame in thread["frames"]:
+            frame["own"] = _is_own(frame["file"])
+    return [thread for thread in threads if thread["name"] != "hookd"]
+
+
+def _is_own(file: str) -> bool:
+    return file.startswith((SOURCE_ROOT, "<hookd")) or "/hookd/target/" in file
+
+
+# -- together
+
+
+def _joined(
+    pid: int, beats: Mapping[int, dict[str, Any]], names: Mapping[int, str], stacks: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Give a row for each thread that has a heartbeat or a stack: the main thread first, then those that call modules."""
+    outside = _outside_tids(pid)
+    inside = {host: tid for tid, host in outside.items()}
+    main = inside.get(pid, pid)
+    tasks = _tasks(pid)
+    rows: list[dict[str, Any]] = []
+    for one in stacks:
+        tid = one["tid"] if one["tid"] in beats else inside.get(one["tid"], one["tid"])
+        # py-spy reads it from the interpreter: in a forked child the main thread has its parent's (CPython before 3.13).
+        if tid and outside.get(tid, tid) not in tasks and all(other["tid"] != main for other in stacks):
+            tid = main
+        rows.append(
+            {"tid": tid, "name": one["name"] or names.get(tid, ""), "beat": beats.get(tid), **_only_frames(one)}
+        )
+    told = {row["tid"] for row in rows}
+    for tid, beat in beats.items():
+        if tid not in told:
+            rows.append({"tid": tid, "name": names[tid], "beat": beat, "frames": [], "left_out": 0})
+    for row in rows:
+        row["kernel"] = _kernel(pid, outside.get(row["tid"], row["tid"]))
+    rows = [row for row in rows if row["kernel"] is not None or row["frames"]]
+    return sorted(rows, key=lambda row: (row["tid"] != main, row["beat"] is None, row["tid"] or 0))
+
+
+def _only_frames(one: dict[str, Any]) -> dict[str, Any]:
+    return {"frames": one["frames"], "left_out": one["left_out"]}
+
+
+def _outside_tids(pid: int) -> dict[int, int]:
+    """Give our numbers for the threads of a process of another pid namespace, by its own; empty where they are the same."""
+    if len(_nested(pid, "status")) < 2:
+        return {}
+    found: dict[int, int] = {}
+    for task in sorted(_tasks(pid))[:MOST_TASKS]:
+        numbers = _nested(pid, f"task/{task}/status")
+        if len(numbers) > 1:
+            found[numbers[-1]] = numbers[0]
+    return found
+
+
+def _tasks(pid: int) -> set[int]:
+    with contextlib.suppress(OSError):
+        return {int(task) for task in os.listdir(f"/proc/{pid}/task")}  # noqa: PTH208 - names
+    return set()
+
+
+def _nested(pid: int, name: str) -> list[int]:
+    """Read the numbers of a task in all pid namespaces, ours first."""
+    with contextlib.suppress(OSError, HookdError):
+        for line in proc.read(pid, name).splitlines():
+            if line.startswith(b"NSpid:"):
+                return [int(word) for word in line.split()[1:]]
+    return []
+
+
+def _kernel(pid: int, tid: int | None) -> dict[str, str] | None:
+    """Say what the kernel knows of a thread, None if that is nothing."""
+    if not tid:
+        return None
+    try:
+        state = proc.read(pid, f"task/{tid}/stat").rpartition(b")")[2].split()[0].decode()
+    except (OSError, HookdError, IndexError):
+        return None
+    where = ""
+    with contextlib.suppress(OSError, HookdError):
+        where = proc.read(pid, f"task/{tid}/wchan").decode(errors="replace").strip("\0\n")
+    return {"state": STATES.get(state, state), "where": "" if where == "0" else where}

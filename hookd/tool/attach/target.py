@@ -1,0 +1,133 @@
+"""Look at a process before touching it: every reason not to attach that can be seen from outside. Tool side."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookd.errors import AttachError, NoSuchTarget, TargetUnsupported
+from hookd.tool.attach import discover
+from hookd.tool.inject import foundation, interpreter
+from hookd.tool.linux import headroom, permission, proc
+from hookd.tool.linux.memory import Opened
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_PATIENCE_S = 0.2
+"""A stop is somebody else's if it lasts longer: that of an attach is over in milliseconds, on a busy machine too."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A process that may be attached to; to be closed.
+
+    Attributes:
+        program: see `proc.program`.
+        memory: of the program that was looked at.
+    """
+
+    status: proc.Status
+    ticks: int
+    program: str
+    memory: Opened
+    python: interpreter.Interpreter
+
+    @property
+    def pid(self) -> int:
+        """Its pid, as we see it."""
+        return self.status.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.memory.close()
+
+
+def look(pid: int, *, is_forced: bool = False) -> Target:
+    """Check that process `pid` can be attached to, without stopping it.
+
+    Args:
+        pid: of the process.
+        is_forced: whether to do without room in it, see `headroom`, and without the table of remote debugging.
+
+    Raises:
+        NoSuchTarget: there is no such process.
+        PermissionDenied: it may not be looked into; the reason says why.
+        AttachError: reasons "zombie", "stopped", "traced", "died", and those of `headroom.require`.
+        TargetUnsupported: reasons "disabled", "not-python", "python-version", "free-threaded", "no-torch", "32-bit",
+            "architecture", "main-thread-exited".
+    """
+    status, ticks = require_awake(pid), proc.start_ticks(pid)
+    permission.require_owner(status)
+    try:
+        program = proc.program(pid)
+        memory = Opened(pid, program)
+        try:
+            python = _find_python(memory, is_forced=is_forced)
+            proc.require_program(pid, program)  # all that was read by pid is of this program too
+        except BaseException:
+            memory.close()
+            raise
+    except OSError as exc:
+        raise permission.explain(pid, exc) from exc
+    return Target(status, ticks, program, memory, python)
+
+
+def _find_python(memory: Opened, *, is_forced: bool) -> interpreter.Interpreter:
+    pid = memory.pid
+    if discover.is_disabled(pid):
+        hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
+        raise TargetUnsupported(f"process {pid} has hookd disabled", reason="disabled", hint=hint)
+    maps = memory.mappings()
+    python = interpreter.find(memory, maps)
+    foundation.require(memory, python, is_forced=is_forced)
+    if not discover.has_torch(maps):
+        hint = "`hookd ps` lists training processes."
+        raise TargetUnsupported(f"process {pid} has no torch loaded", reason="no-torch", hint=hint)
+    if not is_forced:
+        headroom.require(pid, maps)
+    return python
+
+
+def require_awake(pid: int) -> proc.Status:
+    """Check that the process exists and that nobody has stopped it for longer than another tool's attach takes.
+
+    Raises:
+        NoSuchTarget: there is no such process.
+        PermissionDenied: reason "hidden".
+        AttachError: reasons "zombie", "stopped", "traced".
+        TargetUnsupported: reason "main-thread-exited".
+    """
+    try:
+        status = _let_go(pid)
+    except NoSuchTarget:
+        permission.require_shown(pid)
+        raise
+    if status.state in "ZX" and status.threads > 1:
+        hint = "hookd enters by the main thread; start such a program with `hookd run -- ...`."
+        message = f"the main thread of process {pid} has exited, {status.threads - 1} others live on"
+        raise TargetUnsupported(message, reason="main-thread-exited", hint=hint)
+    if status.state in "ZX":
+        hint = f"Process {status.ppid}, its parent, has not waited for it."
+        raise AttachError(f"process {pid} has ended", reason="zombie", hint=hint)
+    if status.tracer:
+        raise permission.traced(status)
+    if status.state in "Tt":
+        hint = f"Continue it with `kill -CONT {pid}`, then try again."
+        raise AttachError(f"process {pid} is stopped", reason="stopped", hint=hint)
+    return status
+
+
+def _let_go(pid: int) -> proc.Status:
+    """Give the status of a process when nobody stops it, or at the end of our patience."""
+    until = time.monotonic() + _PATIENCE_S
+    while ((status := proc.status(pid)).tracer or status.state in "Tt") and time.monotonic() < until:
+        time.sleep(0.005)
+    return status

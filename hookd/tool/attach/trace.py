@@ -1,0 +1,158 @@
+"""Have an agent take a trace, and fetch it. Tool side; blocking. See `hookd/target/remote/tracing.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookd import errors
+from hookd.errors import ControlError, HookdError, PageError
+from hookd.tool.attach import discover
+from hookd.tool.attach.control import Control
+from hookd.tool.linux import bounded, permission, proc, untrusted
+from hookd.wire.page import PageReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+_POLL_S = 0.05
+_PATIENCE_S = 60.0
+"""How long an answer may take: torch holds the interpreter's lock while it takes a recording down, and while it writes."""
+_CHUNK = 1 << 20
+_NO_OP = "bad-request"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a trace is of.
+
+    Attributes:
+        steps: that were done in it.
+        first: the number of its first step, as the target counts.
+        bytes: of JSON.
+        pause_s: for how long torch's profiler has held up the training to begin, to end and to write.
+        all_threads: whether it shows all threads, or the one that takes the steps and the backward's alone.
+    """
+
+    steps: int
+    first: int
+    bytes: int
+    pause_s: float
+    all_threads: bool
+
+
+def take(pid: int, steps: int, into: BinaryIO, *, timeout_s: float, max_bytes: int) -> Trace:
+    """Take a trace of `steps` optimizer steps of process `pid`, and write its JSON.
+
+    Whatever happens here, the agent forgets the trace when the connection is closed.
+
+    Raises:
+        NoSuchTarget: reason "not-attached", or no such process.
+        ControlError: reasons "timeout", "too-large", "profiler" (the training uses torch's profiler), "busy", "no-room",
+            "no-profiler", "profiler-failed", "gone".
+        OSError: `into` cannot be written.
+    """
+    deadline = time.monotonic() + timeout_s
+    with Control.connect(pid) as control:
+        _ask(control, steps, max_bytes)
+        state = _await(control, steps, deadline, timeout_s)
+        try:
+            number, done, first = (int(state[key]) for key in ("fd", "steps", "first"))
+            pause_s, all_threads = float(state["pause_s"]), state["all_threads"] is True
+        except (KeyError, TypeError, ValueError, OverflowError) as exc:
+            raise ControlError(f"the agent in process {pid} does not speak our protocol", reason="protocol") from exc
+        size = _copy(pid, number, into, max_bytes)
+    return Trace(done, first, size, pause_s, all_threads)
+
+
+def _ask(control: Control, steps: int, max_bytes: int) -> None:
+    try:
+        control.request("trace", steps=steps, max_bytes=max_bytes)
+    except HookdError as exc:
+        if exc.reason != _NO_OP:
+            raise
+        raise ControlError(
+            f"the agent in process {control.pid} takes no traces: it is another version's", reason="version",
+            hint=f"`hookd attach {control.pid}` replaces it.",
+        ) from exc  # fmt: skip
+
+
+def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> dict[str, Any]:
+    while True:
+        state = control.request("trace_state", timeout_s=_PATIENCE_S)
+        if state.get("state") == "done":
+            return state
+        if state.get("state") == "failed":
+            told = state.get("failure")
+            told = told if isinstance(told, dict) else {}
+            raise errors.rebuild(
+                told.get("kind"), told.get("error"), told.get("reason"), told.get("hint", ""), ControlError
+            )
+        if time.monotonic() > deadline:
+            done, where = state.get("steps"), whereabouts(control.pid)
+            raise ControlError(
+                f"process {control.pid} has done {done} of {steps} steps within {timeout_s:g} s{where}; nothing is kept",
+                reason="timeout", hint="A trace begins and ends where an optimizer step is done: see --timeout, --steps.",
+            )  # fmt: skip
+        time.sleep(_POLL_S)
+
+
+def whereabouts(pid: int) -> str:
+    """Say where the threads are that call modules, for a person; "" where nobody tells."""
+    with contextlib.suppress(HookdError, OSError, PageError):
+        fd = discover.find_page(pid)
+        if fd is not None:
+            with contextlib.closing(PageReader(fd)) as reader:
+                found = reader.read()
+            told = [
+                f"{beat.name} is in {found.modules[beat.module].name}, phase {beat.phase}"
+                if beat.module in found.modules
+                else f"{beat.name} is in phase {beat.phase}"
+                for beat in found.heartbeats
+                if beat.events
+            ]
+            return f" ({'; '.join(told[:4]) or 'no thread has called a module since the attach'})"
+    return ""
+
+
+def _copy(pid: int, number: int, into: BinaryIO, max_bytes: int) -> int:
+    """Copy what the target has written, which may be anything."""
+    size, last = 0, b""
+    for chunk in _chunks(pid, number, max_bytes):
+        if not size and not chunk.lstrip().startswith(b"{"):
+            break
+        into.write(chunk)
+        size, last = size + len(chunk), chunk
+    if not last.rstrip().endswith(b"}"):
+        raise ControlError(
+            f"process {pid} has written no whole trace", reason="cut",
+            hint="Its disk may be full: see its own TMPDIR and /tmp, or take fewer --steps.",
+        )  # fmt: skip
+    return size
+
+
+def _chunks(pid: int, number: int, max_bytes: int) -> Iterator[bytes]:
+    """Yield the parts of the file that the target shows as its trace; it is never open in this process."""
+    offset = 0
+    try:
+        uid = proc.status(pid).uid
+        while offset < max_bytes:
+            whole, chunk = bounded.read_part(pid, number, uid, offset, min(_CHUNK, max_bytes - offset))
+            if whole > max_bytes:
+                raise ControlError(
+                    f"the trace has {whole / 2**20:.0f} MiB, and may have {max_bytes / 2**20:.0f}",
+                    reason="too-large", hint="Take fewer --steps, or allow more with --max-size.",
+                )  # fmt: skip
+            if not chunk:
+                return
+            yield chunk
+            offset += len(chunk)
+    except untrusted.UnexpectedError as exc:
+        raise ControlError(
+            f"process {pid} shows something else as its trace: {exc.strerror}", reason="protocol"
+        ) from exc
+    except OSError as exc:
+        raise permission.explain(pid, exc) from exc

@@ -1,0 +1,84 @@
+"""Replace the agent of an older hookd by ours: what speaks against it, and what the new one takes over. Tool side."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import hookd
+from hookd.errors import AttachError, ControlError
+from hookd.tool.attach.control import Control, detach
+from hookd.tool.config import PluginSpec
+from hookd.wire import page
+
+if TYPE_CHECKING:
+    from hookd.tool.attach.request import AttachRequest
+
+
+def is_ours(there: dict[str, Any]) -> bool:
+    """Say whether the agent with this identity is of our version and speaks our protocol."""
+    return (there.get("agent_version"), there.get("protocol", page.PROTOCOL)) == (hookd.__version__, page.PROTOCOL)
+
+
+def plan(pid: int, request: AttachRequest, there: dict[str, Any]) -> AttachRequest:
+    """Give the request that brings back what the older agent in process `pid` has, and what is asked for beside.
+
+    Only an agent that was attached, that nobody holds and that changes nothing in the training is replaced without
+    asking; nothing has been touched yet.
+
+    Raises:
+        AttachError: reason "agent-version": it is not to be replaced.
+        ControlError: it does not answer.
+    """
+    version = str(there.get("agent_version"))
+    if not _age(version, there.get("protocol")) < _age(hookd.__version__, page.PROTOCOL):
+        raise _refusal(pid, version, "which is not older", "Use that version, or end its agent")
+    if there.get("method") != "attach":
+        raise _refusal(pid, version, f"which it was started with ({there.get('method')})", "End that agent")
+    with Control.connect(pid, request.timeout_s) as control:
+        status = control.request("status")
+    if status.get("leases"):
+        holders = ", ".join(map(str, status.get("holders", ()))) or "another hookd"
+        raise _refusal(pid, version, f"which is held by process {holders}", "End or upgrade that, or end the agent")
+    plugins = [plugin for plugin in status.get("plugins", ()) if plugin.get("state") != "disabled"]
+    if changing := [str(plugin["name"]) for plugin in plugins if plugin.get("mutates")]:
+        raise _refusal(pid, version, f"whose {', '.join(changing)} changes the training", "End that agent")
+    asked = {spec.name for spec in request.plugins}
+    kept = tuple(_spec(plugin) for plugin in plugins if plugin.get("name") not in asked)
+    lease_s = None if there.get("keep") is True else request.lease_s
+    return dataclasses.replace(request, plugins=(*request.plugins, *kept), lease_s=lease_s)
+
+
+def send_away(pid: int, timeout_s: float) -> None:
+    """End the older agent.
+
+    Raises:
+        ControlError: it does not go; reason "pending": not before a call ends that began under it.
+    """
+    if detach(pid, timeout_s).get("restored") == "pending":
+        raise ControlError(
+            f"the older agent leaves process {pid} when the call in flight is over", reason="pending", hint="Try again."
+        )
+
+
+def _refusal(pid: int, version: str, why: str, what: str) -> AttachError:
+    return AttachError(
+        f"process {pid} holds an agent of hookd {version}, {why}; this is hookd {hookd.__version__}",
+        reason="agent-version",
+        hint=f"{what} with `hookd detach {pid}`, then attach again.",
+    )
+
+
+def _spec(plugin: dict[str, Any]) -> PluginSpec:
+    options = {str(key): str(value) for key, value in dict(plugin.get("options") or {}).items()}
+    return PluginSpec(str(plugin["name"]), options, by_name=plugin.get("by_name") is True)
+
+
+def _age(version: str, protocol: object) -> tuple[object, ...]:
+    """Order versions by number; of one number the stages dev, rc and final; then by the page's protocol."""
+    found = re.match(r"(\d+(?:\.\d+)*)(?:\.?(dev|rc)(\d+))?", version)
+    release, stage, count = found.groups() if found else ("0", None, None)
+    numbers = [int(number) for number in release.split(".")]
+    order = {"dev": 0, "rc": 1, None: 2}[stage]
+    return numbers, order, int(count or 0), protocol if isinstance(protocol, int) else 0

@@ -1,0 +1,218 @@
+"""`hookd attach` and `hookd detach`."""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Timer
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookd.errors import HookdError, NoSuchTarget
+from hookd.tool.cli import options, output, targets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hookd.tool.cli.options import Watch
+    from hookd.tool.cli.targets import Selection
+    from hookd.tool.config import PluginSpec
+    from hookd.tool.daemon.client import DaemonClient
+
+AT_ONCE = 16
+"""So many attaches and detaches are asked for at a time; the daemon has as many threads."""
+SILENT_S = 2.0
+"""So long an attach may take without a word."""
+WORKER = "a data loader's worker"
+PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=options.Pid())
+
+
+@click.command()
+@PIDS
+@options.watch
+@options.host
+@options.json
+def attach(*, pids: tuple[int, ...], watch: Watch, host: str | None, as_json: bool) -> int:
+    """Attach to running processes and serve what they do.
+
+    With a daemon (`hookd serve`) it tells the daemon and returns. Without one, or with --listen, it serves their
+    metrics itself, in the foreground, and detaches on Ctrl-C.
+    """
+    if not pids and watch.match is None:
+        raise click.UsageError("Which process? Give a PID (`hookd ps` lists them) or --match RULE.")
+    if watch.user is not None and watch.match is None and not watch.tree:
+        raise click.UsageError(
+            "--user goes with --match or --tree; a process that is named is attached to, whoever owns it."
+        )
+    chosen = targets.select(pids, tree=watch.tree, match=watch.match, user=watch.user, timeout_s=watch.timeout_s)
+    client = None if watch.listen else targets.daemon(host)
+    if client is None:
+        from hookd.tool.cli import foreground
+
+        return foreground.attach(chosen, watch, as_json=as_json)
+    reminder = waiting(chosen.pids, watch.timeout_s)
+    entries = _all_by_daemon(client, watch, chosen)
+    reminder.cancel()
+    url = client.status()["url"]
+    return finish_attached(entries, chosen, as_json=as_json, metrics=f"{url}/metrics")
+
+
+@click.command(short_help="Detach from processes and leave them as they were.")
+@PIDS
+@click.option("--all", "everything", is_flag=True, help="Every process that holds an agent.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
+              metavar="S", help="Seconds that one detach may take.")  # fmt: skip
+@options.host
+@options.json
+def detach(*, pids: tuple[int, ...], everything: bool, timeout_s: float, host: str | None, as_json: bool) -> int:
+    """Detach from processes and leave them as they were, whoever attached to them."""
+    if bool(pids) == everything:
+        raise click.UsageError("Give a PID, or --all.")
+    client = targets.daemon(host)
+    if everything:
+        pids = tuple(targets.living(client))
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # one that hangs keeps no other waiting
+        leave = functools.partial(_tried, lambda pid: _leave(client, pid, timeout_s))
+        entries = list(pool.map(leave, dict.fromkeys(pids)))
+    return finish(entries, as_json=as_json, say=told_detached)
+
+
+def waiting(pids: Sequence[int], timeout_s: float) -> Timer:
+    """Say in a moment what an attach waits for, unless the caller cancels it: it is over by then."""
+    who = ", ".join(map(str, pids))
+    timer = Timer(
+        SILENT_S, output.say, [f"waiting for {who} to reach the interpreter, at most {timeout_s:g} s (--timeout)"]
+    )
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _all_by_daemon(client: DaemonClient, watch: Watch, chosen: Selection) -> list[dict[str, Any]]:
+    """Attach to all at once; to what changes the training all ranks must agree, so it comes when all are attached."""
+    from hookd.tool.attach.change import enable_together
+    from hookd.tool.attach.payload import apart
+
+    first, later = apart(watch.plugins, watch.plugin_dirs) if len(chosen.pids) > 1 else (watch.plugins, ())
+    plugins = [spec.as_json() for spec in first] if watch.plugins else None
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        tries = pool.map(
+            lambda pid: _tried(lambda pid: _by_daemon(client, pid, watch, chosen, plugins), pid), chosen.pids
+        )
+        entries = list(tries)
+    for spec in later:
+        enable_together(entries, spec.name, functools.partial(_enable, client, watch, spec))
+    return entries
+
+
+def _enable(client: DaemonClient, watch: Watch, spec: PluginSpec, op: str, pid: int) -> dict[str, Any]:
+    how: dict[str, Any] = {
+        "timeout_s": watch.timeout_s,
+        "plugin_dirs": [str(one.absolute()) for one in watch.plugin_dirs],
+    }
+    return _tried(lambda pid: client.change_plugins(pid, op, spec.as_json(), **how), pid)
+
+
+def _by_daemon(
+    client: DaemonClient, pid: int, watch: Watch, chosen: Selection, plugins: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    return client.attach(
+        pid,
+        timeout_s=watch.timeout_s,
+        plugins=plugins,
+        plugin_dirs=[str(Path(directory).absolute()) for directory in watch.plugin_dirs],
+        keep=watch.keep,
+        force=watch.force,
+        only_trainers=not chosen.is_named,
+    )
+
+
+def _leave(client: DaemonClient | None, pid: int, timeout_s: float) -> dict[str, Any]:
+    try:
+        return _detached(client, pid, timeout_s)
+    except NoSuchTarget as error:
+        if error.reason != "not-attached":
+            raise
+        hint = "Nothing has to be done: hookd is not in this process."
+        raise NoSuchTarget(f"no agent in process {pid}", reason=error.reason, hint=hint) from error
+
+
+def _detached(client: DaemonClient | None, pid: int, timeout_s: float) -> dict[str, Any]:
+    if client is not None:
+        return client.detach(pid, timeout_s)
+    from hookd.tool import attach as attaching
+
+    answer = attaching.detach(pid, timeout_s)
+    return {"restored": answer.get("restored"), "residue": answer.get("residue", [])}
+
+
+def _tried(act: Callable[[int], dict[str, Any]], pid: int) -> dict[str, Any]:
+    try:
+        return {"pid": pid, **act(pid)}
+    except HookdError as error:
+        return {"pid": pid, **error.as_json()}
+
+
+def finish(
+    entries: Sequence[dict[str, Any]], *, as_json: bool, say: Callable[[dict[str, Any]], str], **more: Any
+) -> int:
+    """Tell what became of each process and return the worst exit code.
+
+    Args:
+        entries: with a pid each, and an error as `output.describe` gives it, or what was done.
+        as_json: print `{"targets": entries}` on stdout, with the worst error beside it.
+        say: puts into words what was done.
+        more: further keys of the object.
+    """
+    worst: dict[str, Any] = {}
+    for entry in entries:
+        if "error" not in entry:
+            output.say(say(entry))
+            continue
+        output.complain(HookdError(entry["error"], hint=entry["hint"]))
+        if entry["exit_code"] > worst.get("exit_code", 0):
+            worst = {key: entry[key] for key in ("error", "reason", "hint", "exit_code")}
+    if as_json:
+        output.emit({"targets": list(entries), **more, **worst})
+    return int(worst.get("exit_code", 0))
+
+
+def finish_attached(entries: Sequence[dict[str, Any]], chosen: Selection, *, as_json: bool, metrics: str) -> int:
+    """Tell what became of the attaches and what was skipped, and return the worst exit code."""
+    refused = [entry for entry in entries if entry.get("reason") == "data-worker" and not chosen.is_named]
+    skipped = chosen.skipped + [{"pid": entry["pid"], "why": WORKER, "cmdline": []} for entry in refused]
+    for line in targets.told_skipped(skipped):
+        output.say(line)
+    rest = [entry for entry in entries if entry not in refused]
+    status = finish(rest, as_json=as_json, say=told_attached, skipped=skipped, metrics=metrics)
+    for entry in rest:
+        if newer := entry.get("unproven"):  # a daemon of an older version does not say so
+            output.say(f"{entry['pid']}: {newer}")
+    return status
+
+
+def told_attached(entry: dict[str, Any]) -> str:
+    """Say how an attach went."""
+    who = f"{entry['pid']} (run {entry['run']}, rank {entry['rank']})"
+    plugins = ", ".join(entry["plugins"]) or "no plugin"
+    if entry["method"] == "existing":
+        added = f"added {', '.join(entry['added'])}" if entry["added"] else "nothing to add"
+        return f"joined the agent that is in {who}: {added}; loaded are {plugins}"
+    pause = f"stopped for {output.seconds(entry['pause_s'])}" if entry["pause_s"] else "never stopped"
+    replaced = f" in place of the agent of hookd {entry['replaced']}" if entry["replaced"] else ""
+    return f"attached to {who} with {plugins}{replaced}: {pause}, ready after {output.seconds(entry['wall_s'])}"
+
+
+def told_detached(entry: dict[str, Any]) -> str:
+    """Say what a detach has restored and what it had to leave."""
+    words = {
+        "identity": "nn.Module.__call__ is the original again",
+        "pass-through": "somebody patched on top of hookd, so an empty pass-through stays beneath",
+        "pending": "the patch goes as soon as the calls in flight are over",
+        None: str(entry.get("left", "it had gone already")),
+    }
+    restored = entry.get("restored")
+    left = f"; what stays: {', '.join(entry['residue'])}" if entry.get("residue") else ""
+    return f"detached from {entry['pid']}: {words.get(restored, str(restored))}{left}"

@@ -1,0 +1,175 @@
+"""What `hookd doctor` looks at: each check finds a fact, judges it, and names the command that mends it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hookd.errors import HookdError, UsageError
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+CAP_DAC_OVERRIDE, CAP_SYS_PTRACE = 1, 19
+MACHINES = ("x86_64", "aarch64")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        name: what was looked at.
+        state: "ok", "note" (worth knowing) or "bad" (in the way).
+        found: the fact.
+        cure: what the reader can do; empty when there is nothing to mend.
+    """
+
+    name: str
+    state: str
+    found: str
+    cure: str = ""
+
+
+def of_machine(host: str | None) -> Iterator[Check]:
+    """Check this machine, this user and this installation."""
+    yield Check("hookd", "ok", f"{__version__} on Python {platform.python_version()} ({sys.executable})")
+    from hookd.native import build
+    from hookd.tool.cli import untested
+
+    yield machine(platform.system(), platform.machine())
+    yield from untested.of_machine(platform.machine())
+    yield rights(Path("/proc/self/status").read_text())
+    yield from sandbox(Path("/proc/self/status").read_text())
+    yield yama(YAMA.read_text() if YAMA.exists() else None, may_trace_all=has_capability())
+    yield self_test()
+    yield native_code(build.HERE)
+    yield daemon(host)
+    yield plugins()
+    yield from foregrounds()
+    yield prometheus()
+
+
+def machine(system: str, architecture: str) -> Check:
+    """Attaching needs Linux and one of two architectures."""
+    if system == "Linux" and architecture in MACHINES:
+        return Check("machine", "ok", f"Linux on {architecture}")
+    cure = "Only `hookd run` and `hookd.start()` can work here."
+    return Check(
+        "machine", "bad", f"{system} on {architecture}; attaching needs Linux on {' or '.join(MACHINES)}", cure
+    )
+
+
+def has_capability(status: str | None = None, number: int = CAP_SYS_PTRACE) -> bool:
+    """Say whether a capability is in the effective set of a /proc/PID/status (default: ours)."""
+    text = Path("/proc/self/status").read_text() if status is None else status
+    effective = next(line.split()[1] for line in text.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> number & 1)
+
+
+def rights(status: str) -> Check:
+    """Whose processes we may trace."""
+    if has_capability(status) and not has_capability(status, CAP_DAC_OVERRIDE):
+        return Check("rights", "note", "CAP_SYS_PTRACE without CAP_DAC_OVERRIDE: the files of others stay closed",
+                     "In a container, add the capability DAC_OVERRIDE.")  # fmt: skip
+    if has_capability(status):
+        return Check("rights", "ok", "CAP_SYS_PTRACE: processes of every user")
+    cure = "For processes of other users: sudo hookd attach PID, or --cap-add SYS_PTRACE on the container."
+    if os.geteuid() == 0:
+        return Check("rights", "note", "root without CAP_SYS_PTRACE: processes of root only", cure)
+    return Check("rights", "note", f"no CAP_SYS_PTRACE: processes of user {os.geteuid()} only", cure)
+
+
+def yama(scope: str | None, *, may_trace_all: bool) -> Check:
+    """What Yama's ptrace_scope allows. Source: Documentation/admin-guide/LSM/Yama.rst of Linux."""
+    level = int(scope) if scope is not None else 0
+    if level == 0:
+        return Check("Yama", "ok", "off" if scope is None else "ptrace_scope 0: no restriction")
+    if level == 3:
+        return Check("Yama", "bad", "ptrace_scope 3: nobody may trace until the next boot", "Use `hookd run -- CMD`.")
+    if may_trace_all:
+        return Check("Yama", "ok", f"ptrace_scope {level}, and we hold CAP_SYS_PTRACE")
+    cure = "sudo hookd attach PID, or sudo sysctl kernel.yama.ptrace_scope=0, or start the job with `hookd run -- CMD`."
+    return Check("Yama", "bad", f"ptrace_scope {level}: only descendants may be traced", cure)
+
+
+def sandbox(status: str) -> Iterator[Check]:
+    """Whether a seccomp filter is on ourselves, as in most containers: the test with ptrace shows what it lets through."""
+    if "Seccomp:\t2" in status:
+        yield Check("seccomp", "note", "a filter is on this shell (a container's profile, usually)")
+
+
+def self_test() -> Check:
+    """Trace a child of ours, as an attach would: some sandboxes only pretend."""
+    from hookd.tool.inject import selftest
+
+    try:
+        selftest.check()
+    except HookdError as error:
+        return Check("ptrace", "bad", error.message, error.hint)
+    return Check("ptrace", "ok", "a child of ours was stopped, read, changed and resumed")
+
+
+def native_code(directory: Path) -> Check:
+    """Whether what is written in C was compiled when hookd was installed."""
+    from hookd.native import build
+
+    missing = [name for name in build.NAMES if not (directory / f"{name}.so").exists()]
+    if not missing:
+        return Check("native code", "ok", "module calls are entered, and tensors read, in C")
+    cure = "Install a C compiler (apt-get install gcc), then hookd anew (pip install --force-reinstall)."
+    found = f"{' and '.join(missing)} not compiled: there was no C compiler; Python and torch do it, at a higher cost"
+    return Check("native code", "note", found, cure)
+
+
+def daemon(host: str | None) -> Check:
+    """Whether a daemon answers."""
+    from hookd.tool.cli import root_daemon, targets
+
+    try:
+        client = targets.daemon(host)
+    except UsageError:
+        raise
+    except HookdError as error:
+        return Check("daemon", "bad", error.message, error.hint)
+    if client is None and (of_root := root_daemon.find()) is not None:
+        return Check("daemon", "note", of_root.told, of_root.hint)
+    if client is None:
+        return Check("daemon", "note", "none runs: `hookd attach` serves by itself, in the foreground")
+    return Check("daemon", "ok", f"answers on {client.path}")
+
+
+def foregrounds() -> Iterator[Check]:
+    """The foreground attaches of this user, each with its own metrics; of several only how many, to stay on a screen."""
+    from hookd.tool.cli import targets
+
+    found = targets.foregrounds()
+    for one in found[:1]:
+        pids = ", ".join(str(target["pid"]) for target in one["targets"])
+        text = f"process {one['pid']} serves {pids or 'nothing yet'} on {one['url']}/metrics"
+        yield Check("attach", "note", text if len(found) == 1 else f"{len(found)} serve here; hookd status lists them")
+
+
+def plugins() -> Check:
+    """Which plugins are installed."""
+    from hookd.tool.cli import plugin
+
+    names = sorted(found["name"] for found in plugin.installed(()))
+    if not names:
+        return Check("plugins", "bad", "none is installed", "Install hookd anew: its own plugins are missing.")
+    return Check("plugins", "ok", ", ".join(names))
+
+
+def prometheus() -> Check:
+    """Whether Prometheus' own tools are here; hookd runs without."""
+    found = [name for name in ("prometheus", "promtool") if shutil.which(name)]
+    if found:
+        return Check("Prometheus", "ok", f"{' and '.join(found)} found")
+    return Check("Prometheus", "note", "not installed here (hookd does not need it; its system tests do)")

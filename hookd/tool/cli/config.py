@@ -1,0 +1,74 @@
+"""`hookd config`: look at a configuration file before a daemon does."""
+
+from __future__ import annotations
+
+import pwd
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookd.errors import ConfigError, PluginError
+from hookd.tool.cli import options, output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hookd.tool.config import ServeConfig
+
+
+@click.group()
+def config() -> None:
+    """Look at configuration files."""
+
+
+@config.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@options.json
+def check(*, path: Path, as_json: bool) -> None:
+    """Check a configuration file: every mistake is named, exit code 2 if there is one."""
+    from hookd.tool.config import SETTINGS
+    from hookd.tool.config import check as read
+
+    found = read(path)
+    if missing := list(_missing_plugins(found)):
+        raise ConfigError("\n".join(missing))
+    for text in _unknown_users(found):
+        output.say(f"hookd: warning: {text}")
+    if found.web_config is not None:
+        from hookd.tool.daemon.web import access
+
+        for text in access.check(found.web_config):
+            output.say(f"hookd: warning: {text}")
+    if as_json:
+        output.emit({"path": str(path), "settings": {name: _plain(getattr(found, name)) for name in SETTINGS}})
+    else:
+        click.echo(f"{path}: fine")
+
+
+def _missing_plugins(config: ServeConfig) -> Iterator[str]:
+    """Say which plugins each attach would fail for, because there are none of that name on this machine."""
+    from hookd.tool.attach import sources
+    from hookd.tool.config import plugins_asked_for
+
+    for where, specs in plugins_asked_for(config).items():
+        for spec in specs:
+            try:
+                sources.find(spec.name, config.plugin_dirs)
+            except PluginError as error:
+                yield f"{where}: {error.message}. {error.hint}"
+
+
+def _unknown_users(config: ServeConfig) -> Iterator[str]:
+    for number, rule in enumerate(config.rules, 1):
+        if rule.user is not None and not rule.user.isdecimal():
+            try:
+                pwd.getpwnam(rule.user)
+            except KeyError:
+                yield f"[[rule]] {number} user: this machine has no user {rule.user!r}, so nothing is attached by this rule"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)

@@ -1,0 +1,79 @@
+"""Commands that plugins add to `hookd`: sought where a word is none of hookd's own, and for the help page.
+
+Only plugins whose source names the hook `register_commands` are imported; one that fails is told of, and is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from hookd.errors import HookdError, PluginError, worded
+from hookd.tool.cli import output
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    import click
+
+    from hookd.tool.daemon.plugins.discovery import Half
+
+
+def commands(taken: Collection[str]) -> dict[str, click.Command]:
+    """Give the commands of all plugins by name; never raises.
+
+    Args:
+        taken: names that are hookd's own: a plugin's command of such a name is told of, and left out.
+    """
+    found: dict[str, click.Command] = {}
+    try:
+        for half in _halves():
+            _tried(found, half, taken)
+    except Exception as error:  # noqa: BLE001  the help page comes, whatever is installed
+        output.complain(HookdError(f"the commands of plugins cannot be looked for: {worded(error)}"))
+    return found
+
+
+def _halves() -> Iterator[Half]:
+    from hookd.tool.config import load
+    from hookd.tool.daemon.plugins import discovery
+
+    config = load({}, os.environ)
+    found, _ = discovery.found(config.plugin_dirs, config.allows)
+    return (half for half in found if half.has("register_commands"))
+
+
+def add(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
+    """Import a plugin, and add the commands that its `register_commands` gives to `found`, by name.
+
+    Raises:
+        PluginError: it cannot be imported, or what it gives is no command or has a name that is taken. What its hook
+            raises comes as it is.
+    """
+    _, hooks = half.load()
+    function, _ = hooks.get("register_commands", (tuple, ()))
+    for command in function():
+        found[_name(half.name, command, {*taken, *found})] = command
+
+
+def _tried(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
+    try:
+        add(found, half, taken)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  one plugin must not take the others' commands away
+        told = error.message if isinstance(error, HookdError) else f"{half.name}: {worded(error)}"
+        output.complain(PluginError(f"plugin {told}"))
+
+
+def _name(plugin: str, command: object, taken: Collection[str]) -> str:
+    """Give the name of a command that a plugin adds.
+
+    Raises:
+        PluginError: it is no command, or there is one of that name.
+    """
+    import click
+
+    if not isinstance(command, click.Command) or not command.name:
+        raise PluginError(f"{plugin}: register_commands gave a {type(command).__name__}, which is no command")
+    if command.name in taken:
+        raise PluginError(f"{plugin}: there is a command {command.name!r} already")
+    return command.name

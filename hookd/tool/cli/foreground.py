@@ -1,0 +1,116 @@
+"""`hookd attach` where no daemon runs: a daemon of its own in the foreground, and what it says."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError
+from hookd.tool.cli import address, output
+from hookd.tool.cli import attach as words
+
+if TYPE_CHECKING:
+    from hookd.tool.cli.options import Watch
+    from hookd.tool.cli.targets import Selection
+
+
+def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
+    """Attach, serve until Ctrl-C or until all targets have ended, detach; give the worst exit code of the attaches.
+
+    Raises:
+        HookdError: a plugin is unknown, or the addresses cannot be bound (nothing has been touched then).
+    """
+    from hookd.tool.attach import payload, target
+    from hookd.tool.config import load
+    from hookd.tool.daemon import log
+    from hookd.tool.daemon.actions import Order
+    from hookd.tool.daemon.embedded import attach_and_serve
+
+    log.to_terminal()
+    config = load({"listen": watch.listen}, os.environ)
+    payload.build(watch.plugins, watch.plugin_dirs)
+    pids = chosen.pids
+    if len(pids) == 1:  # a taken port must not hide that this process cannot be attached to
+        try:
+            target.look(pids[0], is_forced=watch.force)
+        except HookdError as error:
+            entry = {"pid": pids[0], **error.as_json()}
+            return words.finish([entry], as_json=as_json, say=words.told_attached, skipped=chosen.skipped)
+    order = Order(
+        plugins=watch.plugins or None,
+        timeout_s=watch.timeout_s,
+        keep=watch.keep,
+        force=watch.force,
+        plugin_dirs=watch.plugin_dirs,
+        only_trainers=not chosen.is_named,
+    )
+    teller = Teller(chosen, watch, linger_s=config.linger_s, as_json=as_json)
+    with address.explaining(config.listen, "attach"):
+        attach_and_serve(config, pids, order, teller.tell)
+    teller.tell_kept()
+    return teller.status
+
+
+class Teller:
+    """Puts into words what happens.
+
+    Args:
+        chosen: the processes that were asked for.
+        watch: what is done with them.
+        linger_s: for how long an ended target is served.
+        as_json: print the results of the attaches on stdout, once all are there.
+
+    Attributes:
+        status: the worst exit code of the attaches.
+    """
+
+    def __init__(self, chosen: Selection, watch: Watch, *, linger_s: float, as_json: bool) -> None:
+        self.status = 0
+        self._chosen = chosen
+        self._linger_s = linger_s
+        self._watch = watch
+        self._as_json = as_json
+        self._url = ""
+        self._entries: list[dict[str, Any]] = []
+        self._gone: set[int] = set()
+
+    def tell(self, what: str, about: dict[str, Any]) -> None:
+        """Say one thing; see `attach_and_serve` for what there is."""
+        if what == "serving":
+            self._url = about["url"]
+            self._reminder = words.waiting(self._chosen.pids, self._watch.timeout_s)
+        elif what in ("attached", "failed"):
+            self._reminder.cancel()
+            self._entries.append(about)
+            if len(self._entries) == len(self._chosen.pids):
+                self._tell_attached()
+        elif what == "ended":
+            self._gone.add(about["pid"])
+            output.say(self._ended(about))
+        elif "error" in about:
+            output.complain(HookdError(about["error"], hint=about["hint"]))
+        else:
+            output.say(words.told_detached(about))
+
+    def tell_kept(self) -> None:
+        """Say at the end which agents stay because they were to be kept."""
+        for entry in self._entries:
+            is_there = "error" not in entry and entry["pid"] not in self._gone
+            if is_there and (self._watch.keep or entry["identity"].get("keep") is True):
+                output.say(f"the agent stays in {entry['pid']}; `hookd detach {entry['pid']}` ends it")
+
+    def _tell_attached(self) -> None:
+        metrics = f"{self._url}/metrics"
+        self.status = words.finish_attached(self._entries, self._chosen, as_json=self._as_json, metrics=metrics)
+        attached = [entry["identity"] for entry in self._entries if "error" not in entry]
+        if attached:  # of agents that belong to their process, or were to be kept, nobody holds a lease
+            detaches = any(one.get("method") == "attach" and not one.get("keep") for one in attached)
+            output.say(f"metrics on {metrics}; Ctrl-C {'detaches' if detaches else 'ends this'}")
+
+    def _ended(self, row: dict[str, Any]) -> str:
+        if row["state"] == "detached":
+            return f"process {row['pid']} was detached"
+        if row["state"] == "lost":
+            how = row["how"] or f"has ended ({row['reason']})"
+            return f"process {row['pid']} {how}; its counters are served for {self._linger_s:g} s"
+        return f"process {row['pid']}: its page cannot be trusted any more ({row['reason']})"

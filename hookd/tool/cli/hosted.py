@@ -1,0 +1,46 @@
+"""`hookd plugin list`: the plugins that run in the daemon, or would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError
+from hookd.tool.cli import output, targets
+from hookd.tool.cli.loaded import trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def in_daemon(plugin_dirs: Sequence[Path], host: str | None) -> list[dict[str, Any]]:
+    """Give a row for each plugin of the daemon that runs here; without one for each that can be found, state None."""
+    from hookd.tool.daemon.plugins import discovery
+
+    client = targets.daemon(host)
+    if client is not None:
+        try:
+            return client.plugins()
+        except HookdError:  # an older one
+            return []
+    found, _ = discovery.found(plugin_dirs, lambda _: True)
+    return [
+        {"name": one.name, "version": one.source.version, "sha256": one.source.sha256, "origin": one.source.origin,
+         "entry": one.source.entry, "state": None, "error": {}}
+        for one in found
+    ]  # fmt: skip
+
+
+def show_in_daemon(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of them, if there are any, and what is wrong with some."""
+    if not rows:
+        return
+    cells = [
+        (one["name"], one["version"] or "-", one["state"] or "not running", str(one.get("errors", 0)),
+         output.seconds(one.get("seconds")), one["entry"])
+        for one in rows
+    ]  # fmt: skip
+    output.show(output.fill(output.table("IN THE DAEMON", "VERSION", "STATE", "ERRORS", "TIME", "FROM"), cells))
+    for one in rows:
+        for text in trouble(one):
+            output.say(text)

@@ -1,0 +1,156 @@
+"""`hookd incidents`: what was worth telling a person, also of targets that are long gone."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import json
+import os
+import re
+import select
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookd.errors import DaemonNotRunning, DaemonSilent
+from hookd.tool.cli import options, output, stored, subject, targets
+from hookd.tool.linux.owner import user_name
+from hookd.tool.reports.wording import moment, repeated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+POLL_S = 1.0
+SUGGESTED = 8
+"""Runs or kinds that are named where one is not known."""
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])\Z")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+class Since(click.ParamType):  # type: ignore[type-arg]
+    """A time: a span before now, or a moment."""
+
+    name = "since"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ARG002
+        """Give unix seconds, or say how to write them."""
+        if isinstance(value, float):
+            return value
+        if match := _SPAN.match(value):
+            return time.time() - float(match[1]) * _UNITS[match[2]]
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except (ValueError, OverflowError) as exc:
+            raise click.UsageError(f"'{value}' is no time; write 90s, 30m, 2h, 7d or 2026-01-31T12:00.", ctx) from exc
+
+
+@click.command(short_help="List incidents, the newest last.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with those to come, until Ctrl-C.")
+@click.option("--run", metavar="RUN", help="Of this run.")
+@options.user
+@click.option("--pid", type=options.Pid(), help="Of this process.")
+@click.option("--kind", metavar="KIND", help="Of this kind, as nan, hang or lost.")
+@click.option("--since", type=Since(), metavar="TIME", help="Not older than 90s, 30m, 2h, 7d, or a moment.")
+@click.option("-n", "--limit", type=click.IntRange(0, 1000), default=50, show_default=True, metavar="N",
+              help="The last N of them.")  # fmt: skip
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Read the file in this directory, not the daemon's.")
+@options.host
+@options.json
+def incidents(
+    *, follow: bool, limit: int, state_dir: Path | None, host: str | None, as_json: bool, **wanted: Any
+) -> None:
+    """List incidents, in the order in which hookd learned of them: the newest last.
+
+    They are asked of the daemon, or read from its file where none answers. While a run is watched, --run means that of its
+    user, else of all users who have had one of this name.
+    """
+    client = targets.reader(host)
+    if wanted["run"] is not None and wanted["user"] is None and state_dir is None:
+        wanted["user"] = subject.run_user(wanted["run"], client)
+        _say_of_others(stored.rows(client, run=wanted["run"]), wanted)
+    found = stored.rows(client, state_dir, limit=limit, order="id", **wanted)[::-1]
+    if as_json and not follow:
+        output.emit({"incidents": found})
+        return
+    show(found, as_json=as_json)
+    if not found and not follow:
+        output.say(_nothing(stored.rows(client, state_dir, order="id"), wanted))
+    if follow:
+        last = found or stored.rows(client, state_dir, order="id")
+        _follow(host, state_dir, max((row["id"] or 0 for row in last), default=0), as_json=as_json, **wanted)
+
+
+def _say_of_others(every: Iterable[dict[str, Any]], wanted: dict[str, Any]) -> None:
+    """Say whose run is listed, and of which other users there are incidents under its name."""
+    others = sorted({user_name(row["owner"]) or "?" for row in every if wanted["user"] not in (None, row["owner"])})
+    if others:
+        output.say(
+            f"run {wanted['run']} is one of user {user_name(wanted['user'])}; there are incidents under this name of user "
+            f"{', '.join(others)}, too: --user lists those"
+        )
+
+
+def _nothing(every: list[dict[str, Any]], wanted: dict[str, Any]) -> str:
+    """Say that there is nothing to show, and where a run or a kind is not known at all, which are."""
+    for what in ("run", "kind"):
+        known = dict.fromkeys(row[what] for row in every)
+        if every and wanted[what] is not None and wanted[what] not in known:
+            near = difflib.get_close_matches(wanted[what], known, SUGGESTED) or list(known)[:SUGGESTED]
+            return f"no incidents: none is of {what} '{wanted[what]}'; there are {', '.join(map(output.plain, near))}"
+    return "no incidents"
+
+
+def _pause() -> None:
+    """Wait until it is time to look again.
+
+    Raises:
+        BrokenPipeError: nobody reads what we print any more.
+    """
+    waiting = select.poll()
+    waiting.register(sys.stdout.fileno(), 0)  # an error or a hang-up is told whatever is asked for
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in waiting.poll(POLL_S * 1000)):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bool, **wanted: Any) -> None:
+    """Show what comes; a daemon that goes away or hangs, and comes again, is waited for."""
+    was_there = True
+    while True:
+        _pause()
+        try:
+            found = stored.rows(targets.daemon(host), state_dir, after=after, **wanted)
+        except (DaemonNotRunning, DaemonSilent) as error:
+            if was_there:
+                output.say(f"{error.message}; waiting for it")
+            was_there = False
+            continue
+        was_there = True
+        show(found, as_json=as_json)
+        after = found[-1]["id"] if found else after
+
+
+def show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """Print a line for each, and flush: somebody may be waiting."""
+    for row in found:
+        if as_json:
+            click.echo(json.dumps(output.finite(row)))
+        else:
+            text = line(row)
+            click.echo(output.wrap(text, " " * 7) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def line(row: dict[str, Any]) -> str:
+    """Put an incident into one line that no terminal obeys: number, moment, kind, run and rank, process, owner, message."""
+    from hookd.tool.daemon.incidents.incident_log import plain
+
+    number = "-" if row["id"] is None else f"#{row['id']}"
+    whose = f" of {plain(row['user'])}" if row.get("user") else ""
+    who = f"{plain(row['run'])}/{plain(row['rank'])} ({row['pid']}{whose})"
+    return (
+        f"{number:>5}  {moment(row['time'])}  {plain(row['kind']):<10}  {who}  {plain(row['message'])}{repeated(row)}"
+    )

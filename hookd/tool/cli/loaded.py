@@ -1,0 +1,104 @@
+"""`hookd plugin list PID`: the plugins of a target, what became of them, what they cost, and where they fail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError, worded
+from hookd.tool.cli import output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+KEYS = ("name", "state", "options", "settings", "errors", "call_seconds", "overhead_seconds", "series", "error")
+
+
+def loaded(report: dict[str, Any], plugin_dirs: Sequence[Path], *, as_json: bool) -> int:
+    """List the plugins of a target with the options that are in force, and those that its own environment has."""
+    found = [one for one in report.get("plugins", []) if one["state"] is not None]
+    there = list(_installed(int(report["pid"]), plugin_dirs))
+    if as_json:
+        plugins = [{**_source(one), **_chosen(one)} for one in found]
+        output.emit({"pid": report["pid"], "plugins": plugins, "in_target": there})
+        return 0
+    table = output.table("PLUGIN", "VERSION", "STATE", "ERRORS", "PER CALL", "SERIES", "GIVEN", "BY DEFAULT")
+    output.show(output.fill(table, map(_row, found)))
+    for one in found:
+        for text in trouble(one):
+            output.say(text)
+    for one in there:
+        if one["shadowed_by"] is None or one["shadowed_by"]["version"] != one.get("version"):
+            output.say(_told_installed(one, report["pid"]))
+    output.say(f"`hookd plugin config {report['pid']} NAME key=value` changes their options")
+    return 0
+
+
+def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Give the plugins of the target's own environment; those of ours are taken before them (`shadowed_by`)."""
+    from hookd.tool.attach import sources
+    from hookd.tool.attach.change import environment
+
+    try:
+        found = environment(pid)
+    except (HookdError, OSError):  # it has ended, or its agent is another's or an older one
+        return
+    ours = sources.names(plugin_dirs)
+    for one in found:
+        name = str(one.get("name"))
+        told: dict[str, Any] = {**one, "shadowed_by": None}
+        if name in ours:
+            try:
+                mine = sources.find(name, plugin_dirs)
+            except (HookdError, OSError) as exc:  # that one cannot be carried: the others are listed all the same
+                told.update(
+                    shadowed_by={"version": "", "origin": ""},
+                    refused=exc.message if isinstance(exc, HookdError) else worded(exc),
+                )
+            else:
+                told["shadowed_by"] = {"version": mine.version, "origin": mine.origin}
+        yield told
+
+
+def _told_installed(one: Mapping[str, Any], pid: int) -> str:
+    who = " ".join(filter(None, (str(one["name"]), str(one.get("version") or ""))))
+    if one.get("refused"):
+        return f"{who} is installed in the target, and here is another that cannot be carried: {one['refused']}"
+    if one["shadowed_by"] is None:
+        return f"{who} is installed in the target: `hookd plugin enable {pid} {one['name']}` loads it from there"
+    ours = one["shadowed_by"]
+    mine = " ".join(filter(None, (ours["version"], f"of {ours['origin']}" if ours["origin"] else "")))
+    return f"{who} is installed in the target, but is loaded from here: {mine}"
+
+
+def _chosen(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: one[key] for key in KEYS}
+
+
+def _source(one: Mapping[str, Any]) -> dict[str, str | None]:
+    return {key: one["source"].get(key) for key in ("version", "sha256", "origin")}
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        one["name"], one["source"].get("version") or "-", one["state"] or "-", str(one["errors"] or 0),
+        output.seconds(one["call_seconds"]), str(one["series"]), *_options(one),
+    )  # fmt: skip
+
+
+def _options(one: Mapping[str, Any]) -> Iterator[str]:
+    rest = {key: value for key, value in one["settings"].items() if key not in one["options"]}
+    for these in (one["options"], rest):
+        yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
+
+
+def trouble(one: Mapping[str, Any]) -> Iterator[str]:
+    """Tell of a plugin's last error: the author's line before the traceback, which is the target's word as well."""
+    error = one["error"]
+    if not error.get("text"):
+        return
+    yield f"{one['name']}: {error['text']}, in the hook {error.get('hook')}"
+    if error.get("where"):
+        yield f"  at {error['where']}"
+    for line in error.get("traceback", "").splitlines():
+        yield f"    {output.plain(line)}"

@@ -1,0 +1,155 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hookd.tool.config import PluginSpec
+
+json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class Pid(click.ParamType):  # type: ignore[type-arg]
+    """The pid of a process; of its existence nothing is said yet."""
+
+    name = "pid"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
+        """Read it, or say how the right number is found."""
+        if isinstance(value, int):
+            return value
+        if not value.isdecimal() or int(value) == 0:
+            raise click.UsageError(f"'{value}' is no process id; `hookd ps` lists the training processes.", ctx)
+        return int(value)
+
+
+class User(click.ParamType):  # type: ignore[type-arg]
+    """A user, by name or number."""
+
+    name = "user"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
+        """Return the uid of the user."""
+        from hookd.tool.linux.owner import uid_named
+
+        return value if isinstance(value, int) else uid_named(value)
+
+
+user = click.option("--user", type=User(), metavar="USER", help="Of this user alone, by name or number.")
+
+host = click.option(
+    "--host",
+    metavar="unix://PATH",
+    envvar="HOOKD_HOST",
+    help="The daemon's control socket.  [default: that of `hookd serve`; env: HOOKD_HOST]",
+)
+
+
+plugins = click.option(
+    "-p",
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="NAME[:KEY=VALUE,…]",
+    help="A plugin to load; may be repeated.  [default: nan, timing, activations]",
+)
+
+plugin_dirs = click.option(
+    "--plugin-dir",
+    "plugin_dirs",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A directory with plugins of your own; may be repeated.",
+)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What `attach` is asked to do; the defaults stand at the options below.
+
+    Attributes:
+        plugins: with their options; empty: what the daemon's configuration says, else nan, timing and activations.
+        tree: the process and all its descendants.
+        match: a rule that picks targets.
+        user: whose processes alone `match` and `tree` pick.
+        timeout_s: how long one attach may take.
+        listen: HOST:PORT of an embedded daemon, or None.
+        keep: the agent stays when hookd goes.
+        force: also try what can disturb a target that hangs, or has little room.
+        plugin_dirs: where else to look for plugins.
+    """
+
+    plugins: tuple[PluginSpec, ...]
+    tree: bool
+    match: str | None
+    user: str | None
+    timeout_s: float
+    listen: str | None
+    keep: bool
+    force: bool
+    plugin_dirs: tuple[Path, ...]
+
+
+OF_WATCH = (
+    plugins,
+    click.option("--tree", is_flag=True, help="The process and all its descendants that train."),
+    click.option("--match", metavar="RULE", help="Those whose command line contains RULE (or matches it as a glob)."),
+    click.option("--user", metavar="USER", help="Of those that --match or --tree picks the processes of USER alone."),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=10.0,
+        show_default=True,
+        metavar="S",
+        help="Seconds that one attach may take.",
+    ),
+    click.option("--listen", metavar="ADDR", help="Serve these targets alone, on HOST:PORT, until Ctrl-C."),
+    click.option("--keep", is_flag=True, help="Leave the agent in the target when hookd ends."),
+    click.option("--force", is_flag=True, help="Also try what may disturb a target that hangs, or has little room."),
+    plugin_dirs,
+)
+
+
+def parse_plugins(texts: Sequence[str]) -> tuple[PluginSpec, ...]:
+    """Read what stands after each -p."""
+    from hookd.tool.config import PluginSpec
+
+    chosen = tuple(PluginSpec.parse(text) for text in texts)
+    if len({spec.name for spec in chosen}) != len(chosen):
+        raise click.UsageError("A plugin is named twice; give all its options with one -p.")
+    return chosen
+
+
+def watch(command: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Give `attach` its options, as one argument `watch`."""
+
+    @functools.wraps(command)
+    def with_watch(
+        *args: Any,
+        plugins: tuple[str, ...],
+        tree: bool,
+        match: str | None,
+        user: str | None,
+        timeout_s: float,
+        listen: str | None,
+        keep: bool,
+        force: bool,
+        plugin_dirs: tuple[Path, ...],
+        **kwargs: Any,
+    ) -> int | None:
+        chosen = parse_plugins(plugins)
+        asked = Watch(chosen, tree, match, user, timeout_s, listen, keep, force, plugin_dirs)
+        return command(*args, watch=asked, **kwargs)
+
+    for option in reversed(OF_WATCH):
+        with_watch = option(with_watch)
+    return with_watch

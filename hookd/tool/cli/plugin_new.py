@@ -1,0 +1,97 @@
+"""`hookd plugin new`: a package with a plugin in it, or with both halves of one, that passes its own tests.
+
+Templates are files that end in `.in`. Those of `templates/daemon` come beside those of `templates/plugin`; one that ends
+in `.more` is added to the file of its name.
+"""
+
+from __future__ import annotations
+
+import keyword
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+import click
+
+from hookd.errors import PluginError
+from hookd.tool.cli import options, output
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.option("--dir", "directory", type=click.Path(path_type=Path, file_okay=False), default=Path(),
+              help="Where the folder hookd-NAME is made; by default here.")  # fmt: skip
+@click.option("--daemon", "has_daemon", is_flag=True, help="With a half that runs in the daemon and sees all ranks.")
+@options.json
+def new(*, name: str, directory: Path, has_daemon: bool, as_json: bool) -> int:
+    """Write a package with a plugin NAME: its source, tests, README and entry points."""
+    _require_free(name)
+    home = directory / f"hookd-{name}"
+    if home.exists():
+        raise PluginError(f"{home} is there already", reason="exists", hint="Take another name, or another --dir.")
+    written = write(name, home, has_daemon=has_daemon)
+    if as_json:
+        output.emit({"plugin": name, "directory": str(home), "files": [str(path) for path in written]})
+    else:
+        for path in written:
+            click.echo(path)
+        output.say(f"next: cd {home}, edit {written_module(name, has_daemon=has_daemon)}, then `hookd plugin check .`")
+    return 0
+
+
+def _require_free(name: str) -> None:
+    """Refuse what cannot be a plugin's name, or is one already.
+
+    Raises:
+        PluginError: says why.
+    """
+    from hookd.api.compatibility import CORE, is_name
+    from hookd.tool.attach import sources
+
+    if not is_name(name) or not name.isascii() or keyword.iskeyword(name):
+        hint = f"It begins with none of {', '.join(sorted(CORE))}, which are hookd's own."
+        raise PluginError(f"{name!r} cannot be a plugin's name: it is a lower-case word, such as spread", hint=hint)
+    if name in sources.names():
+        raise PluginError(f"there is a plugin {name!r} already", hint="`hookd plugin list` shows all of them.")
+
+
+def write(name: str, home: Path, *, has_daemon: bool = False) -> list[Path]:
+    """Write the files of a new plugin into a folder that is made for it; give their paths."""
+    from hookd.api.compatibility import API_VERSION
+
+    words = {
+        "name": name, "module": f"hookd_{name}", "class_name": "".join(part.capitalize() for part in name.split("_")),
+        "summary": "The largest magnitude of what linear layers give, and how often they are called.", "api": API_VERSION,
+    }  # fmt: skip
+    # The daemon imports its half, and the package above it: the half for targets cannot stand there, or the daemon has both.
+    words["target"] = words["module"] + (".target" if has_daemon else "")
+    words["first"] = (
+        "    pip install '.[daemon]'\n" if has_daemon else ""
+    )  # a plugin directory has no packages of two halves
+    words["where"] = "" if has_daemon else " --plugin-dir ."
+    written: dict[Path, None] = {}
+    for folder in ("plugin", "daemon") if has_daemon else ("plugin",):
+        for template in sorted((TEMPLATES / folder).rglob("*.*")):
+            if template.suffix in (".in", ".more"):
+                path = home / _place(template.relative_to(TEMPLATES / folder), words, has_daemon=has_daemon)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("a") as file:
+                    file.write(Template(template.read_text()).substitute(words))
+                written[path] = None
+    return list(written)
+
+
+def _place(template: Path, words: Mapping[str, str], *, has_daemon: bool) -> Path:
+    parts = [words["module"] if part == "module" else part for part in template.with_suffix("").parts]
+    name = "__init__.py" if parts[-1] == "target.py" and not has_daemon else parts[-1]
+    return Path(*parts[:-1], name.replace("plugin", words["name"]))
+
+
+def written_module(name: str, *, has_daemon: bool = False) -> str:
+    """Give the path of the file to edit first, inside the package's folder."""
+    return f"hookd_{name}/{'target' if has_daemon else '__init__'}.py"

@@ -1,0 +1,195 @@
+"""`hookd replay BUNDLE`: make a module call that went wrong again, in a fresh process that has torch.
+
+This process never imports torch: `hookd_nan.bundle.replay` does, in a process of the interpreter that is asked for,
+with nothing of ours but the sources that an agent would have.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookd.errors import HookdError, UsageError
+from hookd.tool.cli import options, output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+NO_TORCH = 77
+BOOT = f"""
+import sys
+root, request, answer, *more = sys.argv[1:]
+sys.path[:] = [root, *more, *(one for one in sys.path if one)]
+import importlib.util
+sys.dont_write_bytecode = True
+if importlib.util.find_spec("torch") is None:
+    sys.exit({NO_TORCH})
+from hookd_nan.bundle.replay import main
+main([request, answer])
+"""
+"""Run with `-c`; the directory in which it is run is importable only where a person has allowed an import."""
+KINDS = {"nan": "NaN", "inf": "Inf"}
+
+
+@click.command(short_help="Call the module of a bundle again, and say what comes out.")
+@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--source", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="The training script, for modules whose classes stand in it: runs its imports, classes and functions.")  # fmt: skip
+@click.option("--allow-import", "allow", multiple=True, metavar="MODULE",
+              help="Import classes from MODULE and what is below it, which runs its code; may be repeated.")  # fmt: skip
+@click.option(
+    "--python",
+    default=sys.executable,
+    metavar="PYTHON",
+    help="The interpreter with the training's torch.  [default: hookd's own]",
+)
+@click.option("--device", metavar="DEVICE", help="Where to run it.  [default: where it ran, if that is here; else cpu]")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
+              metavar="S", help="Seconds that it may take.")  # fmt: skip
+@options.json
+def replay(
+    *,
+    bundle: Path,
+    source: Path | None,
+    allow: tuple[str, ...],
+    python: str,
+    device: str | None,
+    timeout_s: float,
+    as_json: bool,
+) -> int:
+    """Call the module of a bundle again, and say what comes out and which operation made the first bad value.
+
+    BUNDLE is a directory that `-p nan:capture=true` has had written; the incident names it. Reading it runs no code, and
+    the classes of modules are torch.nn's unless an option allows others. Exit code 0: the failure is seen again; 1: it is
+    not, or the call cannot be made; 2: the bundle is broken, or needs an option.
+    """
+    request = {"bundle": str(bundle.absolute()), "source": source and str(source), "allow": allow, "device": device}
+    found = answer(request, python, timeout_s)
+    if "error" in found:
+        kind = UsageError if found["exit_code"] == UsageError.exit_code else HookdError
+        raise kind(found["error"], reason=found["reason"], hint=found["hint"])
+    if not found["is_reproduced"]:
+        found["reason"] = "raised" if found["raised"] else "not-reproduced"
+    if as_json:
+        output.emit(found)
+    else:
+        show(found)
+    return 0 if found["is_reproduced"] else 1
+
+
+def answer(request: dict[str, Any], python: str, timeout_s: float) -> dict[str, Any]:
+    """Have it done, and give what came of it.
+
+    Raises:
+        HookdError: the process that was to do it could not.
+    """
+    from hookd.tool.attach import payload
+
+    with tempfile.TemporaryDirectory(prefix="hookd-replay-") as name:
+        root = Path(name)
+        payload.unpack("nan", root / "lib")
+        asked, answered = root / "request.json", root / "answer.json"
+        asked.write_text(json.dumps(request))
+        more = [str(Path.cwd())] if request["allow"] or request["source"] else []
+        words = [python, "-c", BOOT, str(root / "lib"), str(asked), str(answered), *more]
+        try:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                                  timeout=timeout_s, check=False)  # fmt: skip
+        except OSError as error:
+            raise UsageError(f"{python} cannot be started: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            hint = "--timeout gives it longer."
+            raise HookdError(f"the replay was not done within {timeout_s:g} s", reason="timeout", hint=hint) from error
+        if done.returncode == 0 and answered.exists():
+            return dict(_clean(json.loads(answered.read_text())))
+        raise _died(done, python)
+
+
+def _clean(value: Any) -> Any:
+    """Take out of text what could do something to a terminal: a bundle may be anybody's."""
+    if isinstance(value, str):
+        return output.plain(value)
+    if isinstance(value, dict):
+        return {_clean(key): _clean(one) for key, one in value.items()}
+    return [_clean(one) for one in value] if isinstance(value, list) else value
+
+
+def _died(done: subprocess.CompletedProcess[str], python: str) -> HookdError:
+    if done.returncode == NO_TORCH:
+        hint = "Name the interpreter of the training's environment with --python."
+        return UsageError(f"{python} has no torch", reason="no-torch", hint=hint)
+    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    how = f"status {done.returncode}" if done.returncode > 0 else signal.Signals(-done.returncode).name
+    return HookdError(f"the process of the replay ended with {how}: {last}", reason="died")
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print it for a person."""
+    made = found["made_by"]
+    kind, where = KINDS.get(found["kind"], found["kind"]), found["where"]
+    click.echo(
+        output.wrap(
+            f"{found['module']} ({found['class']}): {kind}, {where}, step {found['step']} of run {made.get('run')}"
+        )
+    )
+    click.echo(
+        output.wrap(
+            f"recorded with torch {made.get('torch')}, called again with torch {found['torch']} on {found['device']}"
+        )
+    )
+    click.echo()
+    output.show(table(found))
+    click.echo()
+    for line in conclusion(found):
+        click.echo(output.wrap(line))
+    if found["first"] is not None:
+        click.echo("\nwhere that was, the innermost line last:")
+        for line in found["first"]["stack"]:
+            click.echo(f"  {line}")
+
+
+def table(found: dict[str, Any]) -> Table:
+    """Tabulate what went in, what came out, and what came out then."""
+    rows = []
+    for title, key in TITLES:
+        for one in found[key]:
+            shape = "x".join(map(str, one["shape"])) or "scalar"
+            rows.append((f"{title} {one['name']}", shape, one["dtype"], *(str(one[n]) for n in COUNTS)))
+    return output.fill(output.table("TENSOR", "SHAPE", "TYPE", ">ELEMENTS", ">NAN", ">INF"), rows)
+
+
+TITLES = (
+    ("input", "inputs"), ("bad", "parameters"), ("output", "outputs"), ("recorded", "recorded"),
+    ("gradient of", "gradients"),
+)  # fmt: skip
+COUNTS = ("elements", "nan_count", "inf_count")
+
+
+def conclusion(found: dict[str, Any]) -> Iterator[str]:
+    """Say what it means."""
+    for note in found["notes"]:
+        yield f"note: {note}"
+    if found["raised"]:
+        yield f"the call raised {found['raised']}"
+        yield "not reproduced"
+        return
+    first = found["first"]
+    if first is not None:
+        counts = f"{first['nan_count']} NaN and {first['inf_count']} Inf in {first['elements']}"
+        yield f"first bad value: {first['operation']} in {first['module']}, {counts}, of inputs that were good"
+    if not found["is_output_known"]:
+        yield "reproduced" if found["is_reproduced"] else "not reproduced"
+        return
+    same = "bit for bit what was recorded" if found["is_bit_equal"] else "not bit for bit what was recorded"
+    if not found["is_bit_equal"] and not found["is_state_known"]:
+        same += " (with which random numbers it was called is not known)"
+    yield f"{'reproduced' if found['is_reproduced'] else 'not reproduced'}; the output is {same}"

@@ -1,0 +1,121 @@
+"""The daemon of root, as a user finds it who may not ask it: by its process, and by what its port answers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError
+from hookd.tool.config import Address, ServeConfig, default_control_path
+from hookd.tool.linux import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ANSWER_S = 1.0
+"""For so long its port may take to answer."""
+
+
+@dataclass(frozen=True)
+class RootDaemon:
+    """A `hookd serve` of root.
+
+    Attributes:
+        pid: of its process.
+        control: its socket.
+        url: of its page; None: nothing answers where its command line says, or it has TLS.
+    """
+
+    pid: int
+    control: str
+    url: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        return asdict(self)
+
+    @property
+    def told(self) -> str:
+        """What it is, in words."""
+        where = f"; its page is {self.url}, its metrics {self.url}metrics" if self.url else ""
+        return f"root's runs (process {self.pid}, control socket {self.control}), and answers root alone{where}"
+
+    @property
+    def hint(self) -> str:
+        """What an ordinary user can do."""
+        is_default = self.control == str(default_control_path({}, 0))
+        where = "" if is_default else f" --host unix://{self.control}"
+        read = "Read its page" if self.url else "Ask its operator for the address of its page"
+        return f"{read}; who may use sudo asks it by `sudo hookd status{where}`. `hookd attach` serves your processes by itself."
+
+
+def find() -> RootDaemon | None:
+    """Return root's daemon, None where there is none or we are root."""
+    return None if os.geteuid() == 0 else next(daemons(), None)
+
+
+def daemons() -> Iterator[RootDaemon]:
+    """Yield the daemons of root, as far as their processes can be seen."""
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):  # noqa: PTH208  names alone
+        with contextlib.suppress(HookdError, OSError, KeyError, ValueError):
+            # Not the owner of /proc/PID: of a process that is not dumpable that is root, whosever it is.
+            if proc.status(pid).uid == 0 and (words := _arguments(_cmdline(pid))) is not None:
+                control = _option(words, "--control") or str(default_control_path({}, 0))
+                yield RootDaemon(pid, control, _url(_option(words, "--listen")))
+
+
+def _cmdline(pid: int) -> list[str]:
+    """Read the command line of a process of root's; those of others are for `proc.words`, since they may never answer."""
+    return Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
+
+
+def _arguments(cmdline: Sequence[str]) -> Sequence[str] | None:
+    """Return what follows `hookd serve` in a command line, None in any other."""
+    for at, (program, command) in enumerate(pairwise(cmdline[:5])):
+        if PurePath(program).name == "hookd" and command == "serve":
+            return cmdline[at + 2 :]
+    return None
+
+
+def _option(words: Sequence[str], name: str) -> str | None:
+    """Return the value of an option, the last where it is given twice; None where it is not given."""
+    value = None
+    for word, after in pairwise((*words, "")):
+        if word == name:
+            value = after
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+    return value
+
+
+def _url(listen: str | None) -> str | None:
+    """Return the address of the page, if a hookd of root's answers there."""
+    address = Address.parse(listen) if listen else ServeConfig().listen
+    host = address.host if address.host not in ("0.0.0.0", "::") else "127.0.0.1"  # noqa: S104  compared
+    if not any(_is_of_root(line.split(), address.port) for line in _listeners()):
+        return None
+    connection = http.client.HTTPConnection(host, address.port, timeout=ANSWER_S)
+    try:
+        connection.request("GET", "/-/healthy")
+        is_hookd = connection.getresponse().headers.get("Server") == "hookd"
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    return f"http://{Address(host, address.port)}/" if is_hookd else None
+
+
+def _listeners() -> Iterator[str]:
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            yield from Path("/proc/net", name).read_text().splitlines()[1:]
+
+
+def _is_of_root(fields: Sequence[str], port: int) -> bool:
+    """Whether a line of /proc/net/tcp is a socket of root's that listens on a port."""
+    return fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port and fields[7] == "0"

@@ -1,0 +1,128 @@
+"""`hookd report RUN` and `hookd report '#ID'`: ranks beside each other, and one incident."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.cli import output, targets
+from hookd.tool.cli.incidents import line
+from hookd.tool.reports.reading import SHOWN, phases, short, state, step_seconds
+from hookd.tool.reports.wording import moment, process_of, repeated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
+
+SLOW = 1.1
+"""So many times the median is called slow."""
+
+
+def ranks(reports: Sequence[dict[str, Any]]) -> Table:
+    """Tabulate the ranks of a run: where each stands, and its time beside the median of all."""
+    head = (">RANK", ">PID", "STATE", ">STEPS", ">A STEP", ">MEDIANS", ">FWD", ">DATA", ">COST", ">TOLD")
+    table = output.table(*head)
+    table.collapse_padding = True  # ten columns fit into 80
+    median = median_step(reports)
+    return output.fill(table, [_cells(one, median) for one in reports])
+
+
+def owners(reports: Sequence[dict[str, Any]]) -> str:
+    """Name the user to whom the ranks of a run belong; the ranks of a run have one."""
+    return ", ".join(sorted({targets.owner(one) for one in reports} - {""}))
+
+
+def _cells(report: dict[str, Any], median: float | None) -> tuple[str, ...]:
+    seconds = step_seconds(report)
+    return (
+        str(report.get("target", {}).get("rank", report["identity"].get("rank"))),
+        str(report["pid"]),
+        state(report),
+        str(report["step"]["current"]),
+        output.seconds(seconds),
+        ratio(seconds, median),
+        output.seconds(of_step(report, "forward")),
+        output.seconds(of_step(report, "data")),
+        output.percent(report["overhead"]["ratio"]),
+        str(len(report["incidents"])),
+    )
+
+
+def median_step(reports: Sequence[dict[str, Any]]) -> float | None:
+    """Give the median of the ranks' mean time of a step, in seconds."""
+    times = [seconds for one in reports if (seconds := step_seconds(one))]
+    return statistics.median(times) if times else None
+
+
+def of_step(report: dict[str, Any], phase: str) -> float | None:
+    """Give the seconds of a step that a phase takes: ranks that wait for each other differ in these."""
+    seconds, share = step_seconds(report), dict(phases(report)).get(phase)
+    return seconds * share if seconds and share is not None else None
+
+
+def ratio(seconds: float | None, median: float | None) -> str:
+    """Write a time as a multiple of the median, `slow` where it is one."""
+    if not seconds or not median or seconds < 0:
+        return "-"
+    return f"{seconds / median:.2f}x" + (" slow" if seconds > SLOW * median else "")
+
+
+def incidents(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Give a line for each incident."""
+    if not rows:
+        yield "incidents: none"
+        return
+    yield "incidents:"
+    yield from map(line, rows)
+
+
+def incident(row: dict[str, Any]) -> Iterator[str]:
+    """Tell all that is kept of one incident."""
+    from hookd.tool.daemon.incidents.incident_log import plain
+
+    number = "not stored yet" if row["id"] is None else f"incident #{row['id']}"
+    yield f"{number}: {plain(row['kind'])}, {moment(row['time'])}"
+    yield f"run {plain(row['run'])}, rank {plain(row['rank'])}, {plain(process_of(row))}"
+    yield plain(row["message"]) + repeated(row)
+    for name, value in row["detail"].items():
+        if name not in SHOWN and value is not None:
+            yield from _field(plain(name), value)
+
+
+def _field(name: str, value: Any) -> Iterator[str]:
+    from hookd.tool.daemon.incidents.incident_log import plain
+
+    if isinstance(value, list) and value and not short(value):
+        yield f"{name}:"
+        for one in value:
+            yield "  " + plain(one if isinstance(one, str) else _words(one))
+    else:
+        yield f"{name}: {plain(short(value) or _words(value))}"
+
+
+def _words(value: Any) -> str:
+    """Write a value: an object of plain ones as `key value, …`, as far as it says something; anything else as JSON."""
+    if not isinstance(value, dict) or not all(_is_plain(one) for one in value.values()):
+        return json.dumps(output.finite(value))
+    return ", ".join(f"{key} {_part(key, one)}" for key, one in value.items() if one not in (None, ""))
+
+
+def _is_plain(value: object) -> bool:
+    inner = value.values() if isinstance(value, dict) else ()
+    return not isinstance(value, list) and not any(isinstance(one, (dict, list)) for one in inner)
+
+
+def _part(key: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({_words(value)})"
+    if isinstance(value, float):
+        return clock(value) if key == "time" else f"{value:.6g}"
+    return short(value)
+
+
+def clock(unix_s: float) -> str:
+    """Write the time of day to the millisecond: events lie close together."""
+    day, dot, rest = moment(unix_s).partition(" ")
+    return f"{rest}.{int(unix_s % 1 * 1000):03}" if dot else day

@@ -1,0 +1,117 @@
+"""`hookd stack PID`: where each thread of a target is, also of one that hangs."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookd.errors import HookdError
+from hookd.tool.cli import options, output, targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_FRAMES = 25
+"""So many frames of a thread are shown; `--json` gives all."""
+DAEMON_S = 2.0
+"""How long the daemon may take to say how long the target has been silent."""
+
+
+@click.command(short_help="Show where each thread of a target is.")
+@click.argument("pid", type=options.Pid())
+@click.option("--native", "with_native", is_flag=True,
+              help="Frames of C and C++ too (py-spy); the process stands still while they are read.")  # fmt: skip
+@click.option("--blocking", is_flag=True,
+              help="Let py-spy stop the process for a moment, rather than read while it runs.")  # fmt: skip
+@options.host
+@options.json
+def stack(*, pid: int, with_native: bool, blocking: bool, host: str | None, as_json: bool) -> None:
+    """Show where each thread of a target is: module, step, Python and native stack.
+
+    It answers within seconds whatever the target does: also one that is stopped, or that hangs in a collective. The
+    modules come from its page; the Python stacks from its agent or, where that cannot answer, from py-spy if that is
+    installed (pip install 'hookd[stack]').
+    """
+    from hookd.tool.attach.stack import stack as look
+
+    found = look(pid, with_native=with_native, blocking=blocking)
+    found["silent_s"] = _silent_s(pid, host)
+    if as_json:
+        output.emit(found)
+        return
+    for line in _lines(found):
+        click.echo(line)
+
+
+def _silent_s(pid: int, host: str | None) -> float | None:
+    """Ask who serves it (the daemon, a foreground attach) for how long there has been no event: it watches all the time."""
+    with contextlib.suppress(HookdError):
+        age = targets.report(pid, targets.daemon(host, DAEMON_S)).get("target", {}).get("heartbeat_age_s")
+        return float(age) if isinstance(age, (int, float)) else None
+    return None
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    identity = found["identity"]
+    script, run, rank = (output.plain(str(identity.get(key))) for key in ("script", "run", "rank"))
+    still = f": {found['state']}" if found["state"] in ("stopped", "traced", "ended") else ""
+    yield output.wrap(f"{script}: run {run}, rank {rank}, process {found['pid']}{still}")
+    if progress := ", ".join(_progress(found)):
+        yield output.wrap(progress)
+    for thread in found["threads"]:
+        yield ""
+        yield from _thread(thread, found)
+    yield ""
+    for what, way in found["ways"].items():
+        yield output.wrap(f"{what:7} {_way(way)}", " " * 8)
+
+
+def _progress(found: dict[str, Any]) -> Iterator[str]:
+    if found["last_step_s"] is not None:
+        yield f"the last step ended {output.seconds(found['last_step_s'])} ago"
+    if found["silent_s"] is not None:
+        yield f"the last event was {output.seconds(found['silent_s'])} ago"
+
+
+def _thread(thread: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
+    kernel = thread["kernel"]
+    where = (
+        f"{kernel['state']}{' in ' + output.plain(kernel['where']) if kernel['where'] else ''}" if kernel else "gone"
+    )
+    yield output.wrap(f"thread {thread['tid'] or '?'} {output.plain(thread['name'])}: {where}")
+    if (beat := thread["beat"]) is not None:
+        yield output.wrap("  " + _beat(beat, found["watched_s"]), "    ")
+        if len(beat["modules"]) > 1:
+            yield output.wrap("  modules: " + " > ".join(map(output.plain, beat["modules"])), "    ")
+    own = sum(frame["own"] for frame in thread["frames"])
+    shown = [frame for frame in thread["frames"] if not frame["own"]]
+    for frame in shown[:MOST_FRAMES]:
+        yield _frame(frame)
+    more = len(shown[MOST_FRAMES:]) + thread["left_out"]
+    if more or own:
+        told = [f"{more} more" if more else "", f"{own} of hookd" if own else ""]
+        yield f"    ({' and '.join(filter(None, told))} left out)"
+
+
+def _beat(beat: dict[str, Any], watched_s: float) -> str:
+    module = f" of {output.plain(beat['module'])} ({output.plain(beat['type'])})" if beat["module"] else ""
+    moves = "moving" if beat["moves"] else f"no event within {watched_s:.1f} s"
+    return f"{beat['phase']}{module}, step {beat['step']}, {moves}"
+
+
+def _frame(frame: dict[str, Any]) -> str:
+    function, file = output.plain(frame["function"]), output.plain(frame["file"])
+    place = f"{file}:{frame['line']}" if frame["line"] else file
+    room = output.columns() - 6
+    left = output.shorten(function, max(room // 2, room - len(place)))
+    room -= len(left)
+    return f"    {left}  {place if len(place) <= room else '…' + place[1 - room :]}"  # the end of a path says most
+
+
+def _way(way: dict[str, Any]) -> str:
+    text = f"from {way['by']}" if way["by"] else "not to be had"
+    if way["seconds"]:
+        text += f" ({output.seconds(way['seconds'])})"
+    return text + (f": {output.plain(way['problem'])}" if way["problem"] else "")

@@ -1,0 +1,196 @@
+"""`hookd status`: one line for each attached target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookd.errors import HookdError, PageError
+from hookd.tool.cli import options, output, root_daemon, targets
+from hookd.tool.linux.owner import user_name
+from hookd.tool.reports.reading import is_called_only, paused, state, step_seconds
+from hookd.tool.reports.wording import moment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hookd.tool.cli.root_daemon import RootDaemon
+
+
+ASKED = "eval"
+"""The kind of incident by which it is kept what somebody has evaluated: nothing is wrong with the target."""
+BORN = ("nan", "inf")
+
+
+@click.command()
+@options.user
+@options.host
+@options.json
+def status(*, user: int | None, host: str | None, as_json: bool) -> None:
+    """Show who serves, and one line for each attached target."""
+    client = targets.reader(host)
+    daemon = client.status() if client is not None else None
+    of_root = root_daemon.find() if daemon is None else None
+    others = [one for one in targets.foregrounds() if daemon is None or one["pid"] != daemon["pid"]]
+    rows = [_row(pid, found) for pid, found in targets.reports(client, others) if targets.is_of(pid, found, user)]
+    for row in rows:
+        row["served_by"] = [_server(one) for one in [*filter(None, [daemon]), *others] if _serves(one, row["pid"])]
+        row["held_by"] = [
+            one["pid"] for one in [*filter(None, [daemon]), *others] if _serves(one, row["pid"], held=True)
+        ]
+    if as_json:
+        output.emit(
+            {
+                "daemon": _server(daemon),
+                "root_daemon": of_root.as_json() if of_root is not None else None,
+                "foreground": [_server(one) for one in others],
+                "targets": rows,
+            }
+        )
+        return
+    for line in (
+        *_who_serves(daemon, others, of_root),
+        *([] if rows else [_nothing(user)]),
+    ):
+        output.say(line)
+    if rows:
+        table = output.table(">PID", "RUN", ">RANK", "STATE", ">STEPS", ">A STEP", ">COST", ">MODULES", "USER")
+        output.show(output.fill(table, [_cells(row) for row in rows]))
+        for line in _notes(rows):
+            click.echo(output.wrap(line))
+
+
+def _nothing(user: int | None) -> str:
+    if user is None:
+        return "nothing is attached; `hookd ps` lists what can be"
+    return f"nothing of user {user_name(user)} is attached; `hookd ps --user {user_name(user)}` lists what can be"
+
+
+def _serves(one: dict[str, Any], pid: int, *, held: bool = False) -> bool:
+    return any(target["pid"] == pid and (target["is_held"] or not held) for target in one["targets"])
+
+
+def _server(one: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if one is None else {key: value for key, value in one.items() if key != "targets"}
+
+
+def _who_serves(
+    daemon: dict[str, Any] | None, others: list[dict[str, Any]], of_root: RootDaemon | None = None
+) -> Iterator[str]:
+    if daemon is not None:
+        yield f"daemon: {daemon['url']}/metrics"
+    elif of_root is not None:
+        yield f"daemon: {of_root.told}. {of_root.hint}"
+    elif not others:
+        yield "daemon: none answers (pages are read directly)"
+    for one in others:
+        pids = ", ".join(str(target["pid"]) for target in one["targets"]) or "nothing yet"
+        yield f"hookd attach (process {one['pid']}): {one['url']}/metrics serves {pids}"
+
+
+def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Say in lines of their own what a table of 80 columns has no room for."""
+    from hookd.tool.daemon.metrics.selection import told
+
+    if any("step" in row and _is_from_attach(row["step"]) for row in rows):
+        yield "* counted from the attach: the program's own number of the step is not known"
+    for row in rows:
+        if "error" in row:
+            yield f"{row['pid']}: {row['error']}" + (f" ({row['hint']})" if row["hint"] else "")
+            continue
+        if is_called_only(row["step"]):
+            yield f"{row['pid']}: {row['step']['text']}"
+        if blind := row["modules"].get("compiled", 0):
+            yield f"{row['pid']}: {blind:.0f} more modules are compiled and not seen inside"
+        if row["changed_by"]:
+            yield f"{row['pid']}: {', '.join(row['changed_by'])} changes the training"
+        if row["series_dropped"]:
+            yield f"{row['pid']}: {told(row['series_dropped'])}"
+        if row["how"]:
+            yield f"{row['pid']}: it {row['how']}"
+        if row["paused"]:
+            yield f"{row['pid']}: {row['paused']}"
+        if row["hang"]:
+            yield f"{row['pid']}: {hang(row['hang'])}"
+        yield from (f"{row['pid']}: {line}" for line in ongoing(row["ongoing"]))
+        if row["incident"]:
+            when = f"{moment(row['incident_time'])}  " if isinstance(row["incident_time"], (int, float)) else ""
+            more = f" (and {row['incidents'] - 1} more: hookd report {row['pid']})" if row["incidents"] > 1 else ""
+            repeated = f" ({row['incident_count']:,} times)" if row["incident_count"] > 1 else ""
+            yield f"{row['pid']}: {when}{row['incident']}{repeated}{more}"
+
+
+def _is_from_attach(step: dict[str, Any]) -> bool:
+    return not step["is_absolute"] and not is_called_only(step)
+
+
+def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
+    if not isinstance(found, HookdError) and "identity" not in found:
+        reason = found.get("target", {}).get("reason") or "corrupt"
+        found = PageError("its page cannot be trusted, and is read no more", reason=reason, hint="The process goes on.")
+    if isinstance(found, HookdError):
+        return {"pid": pid, **found.as_json()}
+    identity, target = found["identity"], found.get("target", {})
+    incidents = found["incidents"]
+    foremost = _foremost(incidents)
+    return {
+        "pid": pid,
+        "user": targets.owner(found),
+        "run": target.get("run", identity.get("run")),
+        "rank": str(target.get("rank", identity.get("rank"))),
+        "state": state(found),
+        "step": found["step"],
+        "step_seconds": step_seconds(found),
+        "overhead_ratio": found["overhead"]["ratio"],
+        "modules": found["observed"],
+        "plugins": {one["name"]: one.get("settings", {}) for one in found["plugins"]},
+        "changed_by": [one["name"] for one in found["plugins"] if one.get("changes_training")],
+        "ongoing": target.get("ongoing", {}),
+        "incidents": target.get("incidents", len(incidents)),
+        "incident": foremost.get("message"),
+        "incident_time": foremost.get("time"),
+        "incident_count": foremost.get("count", 1),
+        "last_incident": incidents[-1].get("message") if incidents else None,
+        "paused": paused(found),
+        "how": target.get("how"),
+        "hang": target.get("hang"),
+        "series_dropped": target.get("series_dropped", 0),
+    }
+
+
+def _foremost(incidents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Give the first NaN or infinity, from which all others follow, else the newest that is no question; {}: none."""
+    born = next((one for one in incidents if one.get("kind") in BORN), None)
+    others = [one for one in incidents if one.get("kind") != ASKED]
+    return born or (others[-1] if others else {})
+
+
+def hang(told: dict[str, Any]) -> str:
+    """Say where a target hangs, since when, and for whom it waits."""
+    whom = f", waits for rank {', '.join(told['waits_for'])}" if told["waits_for"] else ""
+    least = "at least " if told["at_least"] else ""
+    return f"hangs {told['where']} for {least}{told['for_s']:.0f} s{whom}"
+
+
+def ongoing(told: dict[str, Any]) -> Iterator[str]:
+    """Say what the daemon has told of a target and is not over, but for a hang, which has words of its own."""
+    for kind, one in told.items():
+        if kind != "hang":
+            yield f"{kind} since {moment(one['time'])}: {one['message']}"
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    if "error" in row:
+        return (str(row["pid"]), "", "", row["reason"], "", "", "", "", "")
+    return (
+        str(row["pid"]),
+        output.shorten(str(row["run"]), 16),
+        output.shorten(row["rank"], 10),
+        row["state"],
+        str(row["step"]["current"]) + ("*" if _is_from_attach(row["step"]) else ""),
+        output.seconds(row["step_seconds"]),
+        output.percent(row["overhead_ratio"]),
+        f"{row['modules'].get('observed', 0):.0f}",
+        output.shorten(row["user"], 10),
+    )

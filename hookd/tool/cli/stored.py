@@ -1,0 +1,53 @@
+"""Where commands find incidents: at the daemon where one runs, else in its file."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hookd.tool.daemon.client import DaemonClient
+
+
+def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: Any) -> list[dict[str, Any]]:
+    """Give incidents; see `hookd.tool.daemon.incidents.rows.query` for what may be asked.
+
+    Args:
+        client: the daemon, if there is one; a directory that is named goes before it.
+        state_dir: where the file is, None: where the daemon of this user has it.
+        wanted: of the query.
+
+    Raises:
+        HookdError: the file cannot be read.
+    """
+    if client is not None and state_dir is None:
+        return client.incidents(**wanted)
+    import sqlite3
+
+    from hookd.tool.daemon.incidents import store
+
+    folder = place(state_dir)
+    try:
+        reader = store.read_only(folder)
+        if reader is None:
+            return []
+        with closing(reader):
+            return store.query(reader, **wanted)
+    except (OSError, sqlite3.Error) as exc:
+        raise HookdError(
+            f"the incidents in {folder / store.NAME} cannot be read: {exc}",
+            reason="store",
+            hint="`hookd serve` sets a damaged file aside; --state-dir names another.",
+        ) from exc
+
+
+def place(state_dir: Path | None = None) -> Path:
+    """Name the directory of the file: the one that was given, else that of the configuration."""
+    from hookd.tool.config import default_state_dir, load
+
+    return state_dir or load({}, os.environ).state_dir or default_state_dir(os.environ, os.geteuid())

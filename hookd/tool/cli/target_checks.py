@@ -1,0 +1,327 @@
+"""What `hookd doctor PID` looks at in one process, from outside: nothing is stopped and nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError
+from hookd.tool.cli import output, targets, untested
+from hookd.tool.cli.checks import Check
+from hookd.wire import proven
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from hookd.tool.inject.interpreter import Interpreter
+    from hookd.tool.linux.memory import Opened
+    from hookd.tool.linux.proc import Status
+
+NAMESPACES = {"mnt": "mount", "pid": "pid", "user": "user", "net": "network"}
+WATCH_S = 0.5
+"""For how long the main thread is watched."""
+
+
+def of_target(pid: int, host: str | None = None) -> Iterator[Check]:
+    """Look at one process for every reason not to attach, and for what a reader may wonder about.
+
+    Args:
+        pid: of the process.
+        host: of `--host`: the daemon that may hold it.
+    """
+    from hookd.tool.linux import proc
+
+    try:
+        status = proc.status(pid)
+    except HookdError as error:
+        cure = error.hint
+        if hidden := _hides_processes():
+            cure = f"/proc is mounted with {hidden}, which hides those of other users: sudo hookd doctor {pid}"
+        yield Check(f"process {pid}", "bad", error.message, cure)
+        return
+    yield _owner(status)
+    states = list(_state(status))
+    yield from states
+    if status.state in "ZX":
+        return
+    yield from _disabled(pid)
+    inside = list(_inside(status))
+    yield from inside
+    yield from _surroundings(status)
+    if any(check.name == "Python" and check.state == "ok" for check in inside):
+        yield from _agent(pid, host)
+        # Of one that is stopped, or that an attach refuses anyhow, it says nothing where the main thread is.
+        if all(check.state != "bad" for check in (*states, *inside)):
+            yield from _main_thread(pid)
+
+
+def _hides_processes() -> str:
+    with contextlib.suppress(OSError), open("/proc/self/mounts") as mounts:  # noqa: PTH123
+        found = re.search(r" /proc proc \S*?(hidepid=(?:[124]|invisible|noaccess|ptraceable))", mounts.read())
+        return found[1] if found else ""
+    return ""
+
+
+def _owner(status: Status) -> Check:
+    from hookd.tool.linux import permission
+    from hookd.tool.linux.owner import user_name
+
+    name, who = f"process {status.pid}", f"{status.name}, of user {user_name(status.uid)}, threads: {status.threads}"
+    try:
+        permission.require_owner(status)
+    except HookdError as error:
+        return Check(name, "bad", f"{who}; {error.message}", f"sudo hookd attach {status.pid}")
+    return Check(name, "ok", who)
+
+
+def _state(status: Status) -> Iterator[Check]:
+    from hookd.tool.attach import target
+    from hookd.tool.linux import proc
+
+    try:
+        target.require_awake(status.pid)
+    except HookdError as error:
+        tracer = ""
+        if status.tracer:
+            with contextlib.suppress(HookdError):
+                tracer = f" ({proc.status(status.tracer).name})"
+        yield Check("state", "bad", error.message + tracer, error.hint)
+        return
+    if frozen := _frozen(status.pid):
+        yield Check(
+            "state", "bad", f"its cgroup is frozen ({frozen})", "An attach waits until whoever froze it lets it go on."
+        )
+    elif status.state == "D":
+        cure = "An attach waits until the kernel lets it go; look at the disk or network file system that it waits for."
+        yield Check("state", "note", "waits in the kernel and cannot be interrupted (D)", cure)
+
+
+def _frozen(pid: int) -> str:
+    """Name the cgroup in which a process is frozen, "" where it is in none."""
+    from hookd.tool.linux import cgroups
+
+    for group in cgroups.folders(pid, "freezer"):
+        for name, told in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+            with contextlib.suppress(OSError):
+                if (group / name).read_text().strip() != told:  # it may be FREEZING for a while
+                    return str(group)
+    return ""
+
+
+def _disabled(pid: int) -> Iterator[Check]:
+    from hookd.tool.attach import discover
+
+    with contextlib.suppress(OSError, HookdError):
+        if discover.is_disabled(pid):
+            cure = "Who started it does not want hookd there: start it without HOOKD_DISABLE."
+            yield Check("HOOKD_DISABLE", "bad", "is set in its environment", cure)
+
+
+def _inside(status: Status) -> Iterator[Check]:
+    """Look at what is mapped, and from there at the interpreter and at the way in."""
+    from hookd.tool.linux import permission, proc
+    from hookd.tool.linux.memory import Opened
+
+    pid = status.pid
+    try:
+        memory = Opened(pid, proc.program(pid))
+    except OSError as exc:
+        denied = permission.explain(pid, exc)
+        yield Check("access", "bad", f"{denied.message} ({denied.reason})", denied.hint)
+        return
+    except HookdError as error:
+        yield Check("Python", "bad", error.message, error.hint)
+        return
+    with memory:
+        yield from _python(status, memory)
+
+
+def _python(status: Status, memory: Opened) -> Iterator[Check]:
+    from hookd.tool.attach import discover
+    from hookd.tool.inject import interpreter
+    from hookd.tool.linux import headroom, permission
+
+    try:
+        maps = memory.mappings()
+        python = interpreter.find(memory, maps)
+    except OSError as exc:
+        denied = permission.explain(status.pid, exc)
+        yield Check("access", "bad", f"{denied.message} ({denied.reason})", denied.hint)
+        return
+    except HookdError as error:
+        yield Check("Python", "bad", error.message, error.hint)
+        return
+    yield Check("Python", "ok", f"CPython {python.version[0]}.{python.version[1]} in {python.image}")
+    yield from _foundation(status.pid, memory, python)
+    if not discover.has_torch(maps):
+        yield Check(
+            "torch", "bad", "no torch is loaded in it", "Attach when it has imported torch; hookd ps lists who has."
+        )
+    yield from untested.of_build({mapping.path for mapping in maps})
+    for shortage in headroom.shortages(status.pid, maps):
+        yield Check("room", "bad", f"{shortage.message} ({shortage.reason})", shortage.hint)
+    yield from _way_in(status, memory, python)
+
+
+def _foundation(pid: int, memory: Opened, python: Interpreter) -> Iterator[Check]:
+    """Show what an attach stands on in the interpreter; on a version that is not proven a failed check is in the way."""
+    from hookd.tool.inject import foundation
+
+    try:
+        found = list(foundation.checks(memory, python))
+    except OSError as exc:
+        yield Check("foundation", "bad", f"its memory cannot be read: {exc}", f"sudo hookd attach {pid}")
+        return
+    failed = "note" if python.is_proven else "bad"
+    cure = f"ptrace is used instead{'' if python.is_proven else f' with: hookd attach --force {pid}'}."
+    yield from (Check(one.name, failed, one.found, cure) for one in found if not one.holds)
+    if held := ", ".join(f"{one.name} ({one.found})" for one in found if one.holds):
+        newer = "" if python.is_proven else ", but this version is not yet proven"
+        yield Check("foundation", "note" if newer else "ok", f"holds{newer}: {held}")
+
+
+def _torch(status: Mapping[str, Any], version: object) -> Iterator[Check]:
+    """Show what the agent stands on in torch, by its own word."""
+    found = [(str(name), bool(holds), str(seen)) for name, holds, seen in status.get("torch", ())]
+    yield from (Check(name, "note", seen) for name, holds, seen in found if not holds)
+    if found and all(holds for _, holds, _ in found):
+        newer = ", but this version is not yet proven" if proven.minor(str(version)) > proven.NEWEST_TORCH else ""
+        yield Check("torch", "note" if newer else "ok", f"{version}: all {len(found)} checks hold{newer}")
+
+
+def _way_in(status: Status, memory: Opened, python: Interpreter) -> Iterator[Check]:
+    from hookd.tool.inject import remote_debug
+
+    pid = status.pid
+    try:
+        remote = remote_debug.find(memory, python)
+    except OSError as exc:
+        yield Check("way in", "bad", f"its memory cannot be read: {exc}", f"sudo hookd attach {pid}")
+        return
+    if remote is None:
+        yield Check("way in", "ok", "ptrace: the main thread stands still for a fraction of a millisecond")
+        return
+    if not remote.is_enabled:
+        cure = f"hookd attach --force {pid} uses ptrace; or start it without PYTHON_DISABLE_REMOTE_DEBUG."
+        yield Check("way in", "bad", "remote debugging was switched off by who started it", cure)
+        return
+    if removed := remote_debug.remove_stale(status):
+        yield Check("files", "note", f"removed what a killed hookd had left: {', '.join(removed)}")
+    try:
+        folder = remote_debug.ScriptFolder(status)
+    except OSError:
+        yield Check("way in", "note", "no writable directory for a script: ptrace, with a short stop")
+        return
+    folder.remove()
+    yield Check("way in", "ok", "CPython's own remote debugging: nothing is stopped")
+
+
+def _surroundings(status: Status) -> Iterator[Check]:
+    from hookd.tool.linux import proc
+
+    other = [
+        name
+        for kind, name in NAMESPACES.items()
+        if (theirs := proc.link(status.pid, f"ns/{kind}")) and theirs != proc.link(os.getpid(), f"ns/{kind}")
+    ]
+    if other:
+        cure = "It is reached through /proc; another user namespace needs root of ours." if "user" in other else ""
+        yield Check("container", "note", f"in another {', '.join(other)} namespace", cure)
+    if status.seccomp == 2:  # noqa: PLR2004  proc(5): a filter
+        yield Check("seccomp", "note", "a filter is on it: it must allow mmap, munmap, memfd_create and Unix sockets")
+
+
+def _agent(pid: int, host: str | None) -> Iterator[Check]:
+    from hookd.tool.attach import discover, upgrade
+    from hookd.tool.attach.request import AttachRequest
+
+    try:
+        there = discover.identity(pid)
+    except (HookdError, OSError):  # it may not be looked into, which is said already
+        return
+    if there is None:
+        return
+    status = _status(pid)
+    found = f"of hookd {there.get('agent_version')}, by {there.get('method')}{_holders(status, there, host)}"
+    if upgrade.is_ours(there):
+        yield Check("agent", "ok", f"there already, {found}; attach joins it")
+        yield from _torch(status, there.get("torch"))
+        if (why := status.get("why_patched")) is not None:
+            yield _calls(str(why))
+        return
+    try:
+        upgrade.plan(pid, AttachRequest(()), there)
+    except HookdError as error:
+        yield Check("agent", "bad", error.message, error.hint)
+        return
+    yield Check("agent", "note", f"there already, {found}; attach replaces it")
+
+
+def _calls(why_patched: str) -> Check:
+    """How the calls of modules are seen."""
+    if why_patched:
+        return Check("calls", "note", f"nn.Module.__call__ is replaced in Python: {why_patched}")
+    return Check("calls", "ok", "nn.Module.__call__ is entered in C")
+
+
+def _status(pid: int) -> dict[str, Any]:
+    """Return what the agent says of itself; `reason` alone where it does not answer."""
+    from hookd.tool.attach import Control
+
+    try:
+        with Control.connect(pid, WATCH_S * 4) as control:
+            return control.request("status")
+    except HookdError as error:
+        return {"reason": error.reason}
+
+
+def _holders(status: Mapping[str, Any], there: Mapping[str, Any], host: str | None) -> str:
+    """Say who keeps the agent there."""
+    if "reason" in status:
+        return f", which does not answer ({status['reason']})"
+    if holders := status.get("holders", ()):
+        return f", held by {', '.join(targets.names(holders, host))}"
+    if there.get("method") != "attach":
+        return ", stays as long as its process"
+    return ", kept until detached" if there.get("keep") else ", held by nobody: it leaves when its lease is over"
+
+
+def _main_thread(pid: int) -> Iterator[Check]:
+    """Watch it for a moment: who does not come back to the interpreter cannot run what is queued."""
+    from hookd.tool.linux import proc
+
+    def switches() -> bytes:
+        lines = proc.read(pid, "status").split(b"\n")
+        return b"".join(line for line in lines if line.startswith(b"voluntary")) + proc.read(pid, "syscall")
+
+    try:
+        before = switches()
+        is_still = _holds(lambda: switches() == before and not before.endswith(b"running\n"), WATCH_S)
+    except (HookdError, OSError):
+        return
+    if is_still:
+        cure = f"If that is a hang: hookd attach --force {pid}. Else attach waits for it: --timeout S."
+        yield Check("main thread", "note", f"has not moved for {WATCH_S:g} s: {proc.whereabouts(pid)}", cure)
+    else:
+        yield Check("main thread", "ok", "comes and goes")
+
+
+def _holds(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not condition():
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def shown(checks: Sequence[Check], marks: dict[str, str]) -> Iterator[str]:
+    """Put checks into lines that fit the screen: what was found, and below it what mends it."""
+    indent = max((len(check.name) for check in checks), default=0) + 4
+    for check in checks:
+        yield output.wrap(f"{marks[check.state]} {check.name}".ljust(indent) + check.found, " " * indent)
+        if check.cure:
+            yield output.wrap(" " * indent + check.cure, " " * indent)

@@ -1,0 +1,56 @@
+"""`hookd top`: a live view of all targets, and of the modules of one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from hookd.tool.cli import options, output, targets
+
+if TYPE_CHECKING:
+    from hookd.tool.cli.top.node import Node
+
+
+@click.command(short_help="Watch targets and their modules live, as top does.")
+@click.argument("word", metavar="[PID|RUN]", required=False)
+@click.option("-d", "--interval", "interval_s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True,
+              metavar="S", help="Seconds from one refresh to the next.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Print one table, of one interval, and end; so without a terminal, too.")
+@options.user
+@options.host
+@options.json
+def top(*, word: str | None, interval_s: float, once: bool, user: int | None, host: str | None, as_json: bool) -> int:
+    """Watch all targets live; with a PID the modules of one, with a RUN its ranks. Press h for the keys.
+
+    It reads pages and asks no target: to look costs the training nothing.
+    """
+    from hookd.tool.cli.top import plain
+    from hookd.tool.cli.top.node import Node
+
+    node = Node(targets.reader(host), user)
+    node.read(time.monotonic())
+    try:
+        pid, run = node.of(word) if word else (None, None)
+        if as_json or once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            plain.show(node, pid, run, interval_s, as_json=as_json)
+            return 0
+        return _live(node, pid, run, interval_s)
+    finally:
+        node.close()
+
+
+def _live(node: Node, pid: int | None, run: str | None, interval_s: float) -> int:
+    from hookd.tool.cli.top import live, plain, screen
+    from hookd.tool.cli.top.app import App
+
+    if screen.is_dumb():
+        output.say(
+            "this terminal (TERM) can only write one line below the other: a table at each interval; Ctrl-C ends"
+        )
+        while True:
+            plain.show(node, pid, run, interval_s, as_json=False)
+            click.echo()
+    return live.run(App(node, interval_s, pid=pid, run=run))

@@ -1,0 +1,157 @@
+"""The table of the modules of one target."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.cli import output
+from hookd.tool.cli.top.cells import safe
+from hookd.tool.cli.top.growth import Growth
+from hookd.tool.cli.top.modules import Finding, Modules
+from hookd.tool.cli.top.node_table import size
+from hookd.tool.cli.top.table import Column, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hookd.wire.page import Snapshot
+
+
+def _share(value: float) -> str:
+    return f"{value * 100:.1f}%"
+
+
+def _calls(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value / 1000:.3g}k"
+
+
+COLUMNS = {
+    "module": Column("MODULE", 20, 0, lambda name: safe(name) or "(loss)", is_right=False, is_falling=False),
+    "type": Column("TYPE", 14, 20, safe, is_right=False, is_falling=False),
+    "share": Column("SHARE", 6, 1, _share),
+    "self_share": Column("SELF", 6, 6, _share),
+    "forward_share": Column("FWD", 6, 3, _share),
+    "backward_share": Column("BWD", 6, 4, _share),
+    "calls_per_s": Column("CALL/S", 6, 5, _calls),
+    "forward_s": Column("A CALL", 7, 12, output.seconds),
+    "output_bytes": Column("MEM", 5, 7, size),
+    "output_norm": Column("NORM", 8, 8, output.number),
+    "grad_norm": Column("GRAD", 8, 9, output.number),
+    "update_ratio": Column("UPDATE", 8, 13, output.number),
+    "zero_ratio": Column("ZEROS", 6, 14, output.percent),
+    "finding": Column("FINDING", 12, 2, safe, is_right=False),
+}
+"""By the key that `--json` has too. Shares are of the forward and backward time of the whole model."""
+GAUGES = {
+    "output_bytes": "hookd_memory_output_bytes",
+    "output_norm": "hookd_activations_norm",
+    "grad_norm": "hookd_activations_grad_norm",
+    "update_ratio": "hookd_activations_update_ratio",
+    "zero_ratio": "hookd_activations_zero_ratio",
+}
+WRONG, BORN = "red", "bold red"
+"""Styles of what has a finding, and of where the first NaN was born."""
+DIRECTIONS = ("forward", "backward")
+COUNTERS = ("calls", "seconds", "self_seconds")
+
+
+class ModuleTable:
+    """Makes a table of each copy of a page, with what its counters have grown by since the one before."""
+
+    def __init__(self) -> None:
+        self._modules = Modules()
+        self._age = 0
+        self._growths = {direction: Growth() for direction in DIRECTIONS}
+        self._now = 0.0
+        self._findings: dict[int, Finding] = {}
+
+    def take(self, now: float, snapshot: Snapshot) -> None:
+        """Take a copy of the page, of `now` in monotonic seconds."""
+        self._now = now
+        self._modules.take(snapshot)
+        if self._modules.age != self._age:
+            self._age = self._modules.age
+            self._growths = {direction: Growth() for direction in DIRECTIONS}
+        for direction, growth in self._growths.items():
+            columns = [self._modules.column(self._family(direction, counter), 0.0) for counter in COUNTERS]
+            growth.advance(now, self._of_roots(columns[0]), *columns)
+        self._findings = self._modules.findings()
+
+    def _family(self, direction: str, counter: str) -> str:
+        """Name the family of a counter; what a device took tells more than what it took to launch."""
+        device = f"hookd_timing_{direction}_device_seconds"
+        return device if counter == "seconds" and self._modules.has(device) else f"hookd_timing_{direction}_{counter}"
+
+    def build(self) -> Table:
+        """Make the table of the last copy; a column in which nothing can stand is left out."""
+        modules = self._modules
+        values: dict[str, Sequence[Any]] = {"module": modules.names, "type": modules.types, **self._shares()}
+        values |= {key: modules.column(name) for key, name in GAUGES.items() if modules.has(name)}
+        if self._findings:
+            values["finding"] = [
+                self._findings[row].short if row in self._findings else "" for row in range(len(modules.names))
+            ]
+        return Table(
+            columns={key: column for key, column in COLUMNS.items() if key in values},
+            values=values,
+            names=modules.names,
+            texts=[f"{name} {kind}".lower() for name, kind in zip(modules.names, modules.types, strict=True)],
+            detail=self._detail,
+            parents=modules.parents,
+            styles={row: BORN if one.short.startswith("first") else WRONG for row, one in self._findings.items()},
+        )
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Give a row for each module: numbers that are not known are null."""
+        table = self.build()
+        rows = zip(*(table.values[key] for key in table.columns), strict=True)
+        return [
+            {key: None if value != value else value for key, value in zip(table.columns, row, strict=True)}  # noqa: PLR0124
+            for row in rows
+        ]
+
+    def _shares(self) -> dict[str, list[float]]:
+        """Divide by the time of all roots what each module's calls have taken in the last interval."""
+        if not self._modules.has("hookd_timing_forward_seconds"):
+            return {}
+        calls, forward, own = self._grown("forward")
+        backward, own_backward = self._backward(self._of_roots(calls))
+        growth = self._growths["forward"]
+        is_still = growth.is_stale(self._now)
+        whole = 0.0 if is_still else self._of_roots(forward) + self._of_roots(backward)
+        shares = {
+            "share": _divided(map(sum, zip(forward, backward, strict=True)), whole),
+            "self_share": _divided(map(sum, zip(own, own_backward, strict=True)), whole),
+            "forward_share": _divided(forward, whole),
+            "backward_share": _divided(backward, whole),
+            "calls_per_s": [0.0] * len(calls) if is_still else _divided(calls, growth.elapsed_s),
+            "forward_s": [f / n if n > 0 else math.nan for f, n in zip(forward, calls, strict=True)],
+        }
+        if self._modules.has("hookd_timing_forward_device_seconds"):
+            del shares["self_share"]  # of a device's time it is not known
+        return shares
+
+    def _backward(self, calls: float) -> tuple[list[float], list[float]]:
+        """Bring the backward's seconds to as many calls as the forward's: they are counted at sampled steps alone."""
+        passes, seconds, own = self._grown("backward")
+        whole = self._of_roots(passes)
+        scale = calls / whole if whole > 0 else 1.0
+        return [value * scale for value in seconds], [value * scale for value in own]
+
+    def _of_roots(self, values: Sequence[float]) -> float:
+        return sum(values[row] for row, parent in enumerate(self._modules.parents) if parent < 0)
+
+    def _grown(self, direction: str) -> list[list[float]]:
+        """Give the columns of COUNTERS; of modules that were met since the last interval nothing has grown yet."""
+        count = len(self._modules.names)
+        return [column + [0.0] * (count - len(column)) for column in self._growths[direction].columns]
+
+    def _detail(self, row: int) -> str:
+        name, kind = safe(self._modules.names[row]) or "(loss)", safe(self._modules.types[row])
+        found = self._findings[row].whole if row in self._findings else ""
+        return f"{name}: {kind}" + (f"; {safe(found)}" if found else "")
+
+
+def _divided(values: Iterable[float], by: float) -> list[float]:
+    return [value / by if by > 0 else math.nan for value in values]

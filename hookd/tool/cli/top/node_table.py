@@ -1,0 +1,115 @@
+"""The table of all targets, or of the ranks of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.cli import output
+from hookd.tool.cli.top.cells import safe
+from hookd.tool.cli.top.table import Column, Table
+from hookd.tool.reports.reading import is_called_only
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hookd.tool.cli.top.target import Target
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def size(value: float) -> str:
+    """Write bytes for people: 1.2G."""
+    for unit in "BKMGT":
+        if value < 999.5 or unit == "T":
+            return f"{value:.0f}{unit}" if unit == "B" or value >= 99.5 else f"{value:.3g}{unit}"
+        value /= 1024
+    raise AssertionError
+
+
+COLUMNS = {
+    "pid": Column("PID", 7, 1, is_falling=False),
+    "run": Column("RUN", 10, 0, safe, is_right=False, is_falling=False),
+    "rank": Column("RANK", 4, 2, lambda rank: safe(str(rank)), is_falling=False),
+    "user": Column("USER", 6, 6, safe, is_right=False, is_falling=False),
+    "state": Column("STATE", 8, 3, safe, is_right=False, is_falling=False),
+    "step": Column("STEP", 8, 4),
+    "steps_per_s": Column("STEP/S", 6, 5, _rate),
+    "step_s": Column("A STEP", 7, 6, output.seconds),
+    "overhead_ratio": Column("COST", 6, 8, output.percent),
+    "rss_bytes": Column("RSS", 5, 10, size),
+    "loss": Column("LOSS", 8, 7, output.number),
+    "incidents": Column("INC", 3, 5),
+}
+"""By the key that `--json` has too."""
+_STYLES = {"hangs": "bold red", "paused": "yellow", "corrupt": "red", "protocol": "red"}
+
+
+def build(targets: Sequence[Target]) -> Table:
+    """Tabulate targets as they are at their last reading."""
+    rows = [_row(target) for target in targets]
+    values: dict[str, Sequence[Any]] = {key: [row[key] for row in rows] for key in COLUMNS}
+    columns = {key: column for key, column in COLUMNS.items() if _has_any(key, values[key])}
+    return Table(
+        columns=columns,
+        values=values,
+        names=[(target.pid, target.start) for target in targets],
+        texts=[f"{row['pid']} {row['run']} {row['rank']} {row['state']} {target.script}".lower()
+               for row, target in zip(rows, targets, strict=True)],
+        detail=lambda at: _detail(targets[at]),
+        styles={at: style for at, target in enumerate(targets) if (style := _style(target))},
+    )  # fmt: skip
+
+
+def listed(targets: Sequence[Target], run: str | None = None) -> list[Target]:
+    """Give the targets of a run, or all, by run and rank."""
+    found = [one for one in targets if run in (None, one.run)]
+    return sorted(
+        found, key=lambda one: (one.run, _rank(one) if isinstance(_rank(one), int) else -1, one.rank, one.pid)
+    )
+
+
+def _rank(target: Target) -> int | str:
+    return int(target.rank) if target.rank.isdecimal() and len(target.rank) < 10 else target.rank
+
+
+def _has_any(key: str, values: Sequence[Any]) -> bool:
+    """Tell whether a column is worth its place: one of a plugin that nobody has loaded is not."""
+    return key != "loss" or any(value == value for value in values)  # noqa: PLR0124  NaN
+
+
+def _row(target: Target) -> dict[str, Any]:
+    return {
+        "pid": target.pid,
+        "run": target.run,
+        "rank": _rank(target),
+        "user": target.user,
+        "state": target.state,
+        "step": target.step["current"],
+        "steps_per_s": target.steps_per_s,
+        "step_s": target.step_s,
+        "overhead_ratio": target.value("hookd_overhead_ratio"),
+        "rss_bytes": target.rss,
+        "loss": target.loss,
+        "incidents": target.incidents,
+    }
+
+
+def as_json(targets: Sequence[Target]) -> list[dict[str, Any]]:
+    """Give what `--json` prints: numbers that are not known are null."""
+    return [
+        {key: None if value != value else value for key, value in _row(one).items()}  # noqa: PLR0124  NaN
+        | {"rank": one.rank, "is_absolute": one.step["is_absolute"], "message": one.message or None}
+        for one in targets
+    ]
+
+
+def _style(target: Target) -> str:
+    return "dim" if target.ended else _STYLES.get(target.state, "red" if target.incidents else "")
+
+
+def _detail(target: Target) -> str:
+    is_whole = target.step["is_absolute"] or is_called_only(target.step)
+    star = "" if is_whole else "; steps are counted from the attach"
+    return safe(target.message) or f"{safe(target.script)}{star}"

@@ -1,0 +1,84 @@
+"""`hookd trace PID`: what some steps are made of, for Perfetto."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import click
+
+from hookd.errors import HookdError
+from hookd.tool.cli import options, output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+
+
+@click.command(short_help="Record N steps with torch's profiler and hookd's modules.")
+@click.argument("pid", type=options.Pid())
+@click.option("--steps", type=click.IntRange(1, 10_000), default=3, show_default=True, metavar="N",
+              help="Optimizer steps to trace.")  # fmt: skip
+@click.option("-o", "--output", "path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Where to write it; compressed if it ends in .gz.  [default: hookd-trace-PID.json]")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
+              metavar="S", help="Seconds that the steps may take.")  # fmt: skip
+@click.option("--max-size", "max_mib", type=click.IntRange(1, 16_384), default=256, show_default=True, metavar="MIB",
+              help="The largest trace to take, uncompressed.")  # fmt: skip
+@options.json
+def trace(*, pid: int, steps: int, path: Path | None, timeout_s: float, max_mib: int, as_json: bool) -> int:
+    """Record N steps with torch's profiler, and hookd's modules in it; open the file in ui.perfetto.dev."""
+    from hookd.tool.attach.trace import take
+
+    path = path or Path(f"hookd-trace-{pid}.json")
+    with replacing(path) as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file) as packed:
+                found = take(pid, steps, cast("BinaryIO", packed), timeout_s=timeout_s, max_bytes=max_mib * MIB)
+        else:
+            found = take(pid, steps, file, timeout_s=timeout_s, max_bytes=max_mib * MIB)
+    if as_json:
+        output.emit({"pid": pid, "path": str(path), **asdict(found), "is_cut": found.steps < steps})
+    for line in _told(asdict(found), path, steps):
+        output.say(line)
+    return 0
+
+
+def _told(found: dict[str, Any], path: Path, steps: int) -> Iterator[str]:
+    first, last = found["first"], found["first"] + found["steps"] - 1
+    which = f"step {first}" if first == last else f"steps {first} to {last}"
+    yield (
+        f"{path}: {which}, {found['bytes'] / MIB:.1f} MiB; beside the steps the profiler held the training up for"
+        f" {output.seconds(found['pause_s'])}"
+    )
+    if found["steps"] < steps:
+        yield f"it ends after {found['steps']} of {steps} steps, because the target's memory grew: see --max-size"
+    if not found["all_threads"]:
+        yield "this torch shows the thread that takes the steps and the backward's; other threads are not in it"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `path` when the block ends well, and leaves nothing behind when it does not.
+
+    Only its owner can read it, whatever the umask is: it shows the code and the shapes of a training.
+
+    Raises:
+        HookdError: reason "cannot-write".
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            yield file
+        part.replace(path)
+    except OSError as exc:
+        raise HookdError(f"cannot write {path}: {exc.strerror or exc}", reason="cannot-write",
+                         hint="Name another file with -o.") from exc  # fmt: skip
+    finally:
+        part.unlink(missing_ok=True)

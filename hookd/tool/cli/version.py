@@ -1,0 +1,21 @@
+"""`hookd version`."""
+
+from __future__ import annotations
+
+import platform
+
+import click
+
+from hookd.tool.cli import options, output
+from hookd.version import __version__
+
+
+@click.command()
+@options.json
+def version(*, as_json: bool) -> None:
+    """Print the version of hookd and of the Python that runs it."""
+    found = {"hookd": __version__, "python": platform.python_version()}
+    if as_json:
+        output.emit(found)
+    else:
+        click.echo(f"hookd {found['hookd']} (Python {found['python']})")

@@ -1,0 +1,67 @@
+"""Arrays of tables in a configuration: `[[rule]]`, `[[webhook]]`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hookd.errors import ConfigError
+from hookd.tool.config.values import as_text
+
+Readers = Mapping[str, Callable[[object], Any]]
+
+
+def read_tables(
+    content: object, name: str, source: str, readers: Readers, problems: list[str]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Read an array of tables.
+
+    Args:
+        content: what TOML gives.
+        name: of the array.
+        source: the file.
+        readers: by key; they raise ValueError or ConfigError.
+        problems: what is wrong is appended.
+
+    Returns:
+        For each table where it stands, in words, and its values.
+    """
+    if not isinstance(content, list) or not all(isinstance(one, Mapping) for one in content):
+        problems.append(f"{source}: {name} is no list of tables; write [[{name}]]")
+        return []
+    places = [f"{source}: [[{name}]] {n}" for n in range(1, len(content) + 1)]
+    return [(where, _read(one, where, readers, problems)) for where, one in zip(places, content, strict=True)]
+
+
+def _read(table: Mapping[str, Any], where: str, readers: Readers, problems: list[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in readers:
+            close = difflib.get_close_matches(key, readers, 1, 0.6)
+            there_are = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(sorted(readers))}"
+            problems.append(f"{where} has no key '{key}'; {there_are}")
+            continue
+        try:
+            values[key] = readers[key](value)
+        except ConfigError as exc:
+            problems.append(f"{where} {key}: {exc.message}. {exc.hint}".rstrip(". ") + ".")
+        except ValueError as exc:
+            problems.append(f"{where} {key}: {value!r} {exc}.")
+    return values
+
+
+def read_text(value: object) -> str:
+    """Read a text that says something."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("is no text")
+    return value
+
+
+def read_texts(value: object) -> dict[str, str]:
+    """Read a table of plain values as texts."""
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError('is no table of variables; write { NAME = "value" }')
+    if any(isinstance(one, (Mapping, list)) for one in value.values()):
+        raise ValueError("holds more than plain values")
+    return {str(name): as_text(one) for name, one in value.items()}

@@ -1,0 +1,137 @@
+"""Whom the daemon tells of incidents: `[[webhook]]`.
+
+[[webhook]]
+url = "https://alerts.example.org/hookd"
+secret_file = "/etc/hookd/webhook.secret"  # signs each message; `secret` gives it here
+kinds = ["nan", "inf", "hang", "lost"]     # else all
+labels = { severity = "critical", team = "vision" }
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from hookd.errors import ConfigError
+from hookd.tool.config.tables import read_tables, read_text, read_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PREFIX = "whsec_"
+"""Before a secret in base64, as Standard Webhooks writes it."""
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """One `[[webhook]]`.
+
+    Attributes:
+        url: where messages are posted; it may hold a secret itself, so only `host` is ever told.
+        secret: the key that signs them; None: they are not signed.
+        kinds: of incidents; empty: all.
+        labels: that each message has beside its own.
+    """
+
+    url: str = field(repr=False)
+    secret: bytes | None = field(default=None, repr=False)
+    kinds: frozenset[str] = frozenset()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Tell this one from others, and the same after a restart."""
+        return "webhook-" + hashlib.sha256(self.url.encode()).hexdigest()[:16]
+
+    @property
+    def host(self) -> str:
+        """Give what may be told of the address."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def read_webhooks(content: object, source: str, problems: list[str]) -> tuple[Webhook, ...]:
+    """Read the array of tables `[[webhook]]`; what is wrong is appended to `problems`."""
+    tables = read_tables(content, "webhook", source, _READERS, problems)
+    found = [hook for where, values in tables if (hook := _webhook(values, where, problems)) is not None]
+    names = [one.name for one in found]
+    if len(set(names)) != len(names):
+        problems.append(f"{source}: two [[webhook]] have the same url; give one of them all the kinds")
+    return tuple(found)
+
+
+def _webhook(values: dict[str, Any], where: str, problems: list[str]) -> Webhook | None:
+    if "url" not in values:
+        problems.append(f"{where} has no url")
+        return None
+    if "secret" in values and "secret_file" in values:
+        problems.append(f"{where} has both secret and secret_file; give one")
+    secret = values.pop("secret_file", None)
+    return Webhook(**{"secret": secret, **values})
+
+
+def _read_url(value: object) -> str:
+    url = read_text(value)
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("is no address; write https://HOST/PATH")
+    return url
+
+
+def _read_secret(value: object) -> bytes:
+    """Read a key: base64 after `whsec_`, else the text itself."""
+    text = read_text(value)
+    if not text.startswith(PREFIX):
+        return text.encode()
+    try:
+        return base64.b64decode(text.removeprefix(PREFIX), validate=True)
+    except binascii.Error as exc:
+        raise ValueError(f"is no base64 after {PREFIX}") from exc
+
+
+def _read_hidden(value: object) -> bytes:
+    """Read a key that stands in the configuration itself: a ConfigError does not repeat it."""
+    try:
+        return _read_secret(value)
+    except ValueError as exc:
+        raise ConfigError(f"this {exc}") from exc
+
+
+def _read_secret_file(value: object) -> bytes:
+    path = Path(read_text(value)).expanduser()
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ValueError(f"cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+    if not text:
+        raise ValueError("is empty")
+    return _read_secret(text)
+
+
+def _read_kinds(value: object) -> frozenset[str]:
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
+        raise ValueError('is no list of kinds; write ["nan", "hang"]')
+    return frozenset(value)
+
+
+def _read_labels(value: object) -> dict[str, str]:
+    labels = read_texts(value)
+    if bad := [name for name in labels if not _LABEL.match(name)]:
+        raise ValueError(f"has a label that is no name: {bad[0]}")
+    return labels
+
+
+_READERS = {
+    "url": _read_url,
+    "secret": _read_hidden,
+    "secret_file": _read_secret_file,
+    "kinds": _read_kinds,
+    "labels": _read_labels,
+}

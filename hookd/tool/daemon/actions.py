@@ -1,0 +1,341 @@
+"""What a daemon does to targets when told to: attach, detach, change plugins, hold. Blocking; run in threads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError, NoSuchTarget, UsageError
+from hookd.tool.attach import AttachRequest, Control, attach, detach, payload
+from hookd.tool.attach.change import change, enable_together
+from hookd.tool.config import PluginSpec
+from hookd.tool.daemon import audit
+from hookd.tool.daemon.fleet.identity import Identity
+from hookd.tool.linux.accounts import Budget, uid_of
+from hookd.tool.linux.owner import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from hookd.tool.config import ServeConfig
+    from hookd.tool.daemon.fleet.fleet import Fleet
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.metrics.collector import Tally
+
+ORPHAN_TIMEOUT_S = 2.0
+"""How long an agent may take to say who holds it."""
+LONGEST_S = 86400.0
+"""How long a request may take, if it asks for that."""
+YOUNG_S = 10.0
+"""An agent attached so recently may get its lease any moment."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked for one attach.
+
+    Attributes:
+        plugins: to load; None: the configured ones.
+        timeout_s: how long it may take.
+        keep: the agent stays when nobody holds it.
+        run: the label; found from the target if None.
+        force: also try what may disturb a target that hangs, or has little room.
+        plugin_dirs: beside the configured ones.
+        only_trainers: refuse a process that turns out to be a data loader's worker.
+    """
+
+    plugins: tuple[PluginSpec, ...] | None = None
+    timeout_s: float = 10.0
+    keep: bool = False
+    run: str | None = None
+    force: bool = False
+    plugin_dirs: tuple[Path, ...] = ()
+    only_trainers: bool = False
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Order:
+        """Read the body of `POST /v1/attach`.
+
+        Raises:
+            UsageError: a key is unknown or has the wrong type.
+        """
+        kinds: dict[str, Any] = {
+            "timeout_s": (int, float),
+            "keep": bool,
+            "force": bool,
+            "only_trainers": bool,
+            "run": str,
+            "plugins": list,
+            "plugin_dirs": list,
+        }
+        values = {key: value for key, value in body.items() if key != "pid" and value is not None}
+        for key, value in values.items():
+            if key not in kinds or not isinstance(value, kinds[key]) or isinstance(value, bool) != (kinds[key] is bool):
+                raise UsageError(f"the request's '{key}' is unknown or has the wrong type", reason="bad-request")
+        if "timeout_s" in values:
+            values["timeout_s"] = read_timeout(values)
+        listed = values.pop("plugins", None)
+        plugins = None if listed is None else tuple(PluginSpec.from_json(item) for item in listed)
+        plugin_dirs = tuple(Path(str(item)) for item in values.pop("plugin_dirs", ()))
+        return cls(plugins=plugins, plugin_dirs=plugin_dirs, **values)
+
+
+class Actions:
+    """Changes targets, and remembers which agents this daemon holds.
+
+    Args:
+        fleet: where the targets are.
+        tally: counts the attaches.
+        config: of the daemon.
+        lease_s: how long an agent attached here stays without a lease.
+    """
+
+    def __init__(self, fleet: Fleet, tally: Tally, config: ServeConfig, lease_s: float) -> None:
+        self._fleet = fleet
+        self._tally = tally
+        self._config = config
+        self._lease_s = lease_s
+        self._busy: set[int] = set()
+        self._undecided: list[Target] = []
+        self._idle = threading.Condition()
+
+    def attach(self, pid: int, order: Order, by: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Attach to a process, hold its agent and serve it.
+
+        Args:
+            pid: of the process.
+            order: what is asked for.
+            by: who asks, as the kernel says: `{"uid", "pid"}`; None for a rule of the configuration.
+
+        Raises:
+            HookdError: why not; the process goes on as before.
+        """
+        specs = self._config.plugins if order.plugins is None else order.plugins
+        audit.require_allowed(self._config, pid, [spec.name for spec in specs], order.plugin_dirs, by)
+        self._fleet.require_room(pid)
+        with self._alone(pid, 0.0 if by is None else order.timeout_s):  # a person's joins one by rule that is under way
+            try:
+                result = attach(pid, self._request(pid, order))
+            except HookdError as exc:
+                self._tally.count(exc.reason)
+                raise
+            self._tally.count("ok", None if result.method == "existing" else result.pause_s)
+            self._fleet.adopt(pid)
+            target = self._fleet.get(pid)
+            if not order.keep:
+                self.hold(target)
+        return {
+            "pid": pid,
+            "method": result.method,
+            "pause_s": result.pause_s,
+            "wall_s": result.wall_s,
+            "run": target.claim.run,
+            "rank": target.claim.rank,
+            "user": user_name(target.claim.uid),
+            "state": target.state,
+            "control": str(result.control),
+            "plugins": list(result.loaded),
+            "added": list(result.added),
+            "replaced": result.replaced,
+            "payload": result.payload,
+            "carried": result.carried,
+            "unproven": result.unproven,
+            "identity": result.identity,
+        }
+
+    def _request(self, pid: int, order: Order) -> AttachRequest:
+        config = self._config
+        plugins = config.plugins if order.plugins is None else order.plugins
+        return AttachRequest(
+            plugins=tuple(map(config.with_options, plugins)),
+            timeout_s=order.timeout_s,
+            lease_s=None if order.keep else self._lease_s,
+            run=order.run if order.run is not None else self._other_run(pid),
+            force=order.force,
+            only_trainers=order.only_trainers,
+            plugin_dirs=(*order.plugin_dirs, *config.plugin_dirs),
+            budget=config.budget,
+            detail=config.detail,
+        )
+
+    def _other_run(self, pid: int) -> str | None:
+        """Give the name for the page when another job has that name already: so it survives this daemon.
+
+        Processes of one parent may be ranks of one job that will say so later: what they are is left to their agents.
+        """
+        identity = Identity.of_process(pid)
+        if any(other.ended is None and other.identity.ppid == identity.ppid for other in self._fleet.targets()):
+            return None
+        run = self._fleet.claim(identity, pid).run
+        return None if run == identity.run else run
+
+    def hold(self, target: Target) -> None:
+        """Open a lease on a target's agent, unless there is one; an agent that refuses is logged.
+
+        Agents of `hookd run` and `hookd.start()` belong to their process, those attached with `--keep` to nobody.
+        """
+        identity = target.identity
+        if target.lease is not None or target.ended is not None or identity.method != "attach" or identity.keep:
+            return
+        try:
+            control = Control.connect(target.pid)
+            control.request("lease", seconds=self._lease_s)
+        except (HookdError, OSError) as exc:
+            _log.warning("no lease: %s", exc)
+            return
+        if not target.take_lease(control):
+            control.close()
+
+    def adopt_orphans(self, new: Iterable[Target]) -> None:
+        """Hold the agents that nobody holds: an earlier daemon's. Called again and again; one thread at a time.
+
+        An agent that a foreground attach holds is left to it: Ctrl-C there must detach, also while we serve. A young
+        agent without a lease is looked at again, because who attaches takes the lease a moment later. A user's agents take
+        ORPHAN_TIMEOUT_S and one answer at most: beyond that they wait for the next call, others' do not.
+
+        Args:
+            new: targets that have not been looked at before.
+        """
+        budget, undecided = Budget(ORPHAN_TIMEOUT_S, time.monotonic), []
+        for target in (*self._undecided, *new):
+            owner = target.identity.uid
+            if budget.is_over(owner):
+                undecided.append(target)
+                continue
+            with budget.of(owner):
+                if not self._is_decided(target):
+                    undecided.append(target)
+        self._undecided = undecided
+
+    def _is_decided(self, target: Target) -> bool:
+        """Hold the target's agent if it is an orphan; False if it is too early to say."""
+        identity = target.identity
+        if identity.method != "attach" or identity.keep or target.ended is not None or target.lease is not None:
+            return True
+        try:
+            with Control.connect(target.pid, ORPHAN_TIMEOUT_S) as control:
+                status = control.request("status")
+        except HookdError as exc:
+            _log.info("not taken over: %s", exc)
+            return True
+        except OSError:  # of ours: no descriptor is free, say
+            return False
+        except Exception:  # noqa: BLE001  whatever a target makes of us, the others are adopted
+            _log.exception("target %d is not taken over", target.pid)
+            return True
+        if status.get("leases") != 0:
+            return True
+        if _seconds(status.get("age_s")) < YOUNG_S:  # by the agent's own clock: the wall's may have been set
+            return False
+        self.hold(target)
+        return True
+
+    def is_held_by_others(self, target: Target) -> bool:
+        """Tell whether another daemon holds the agent too."""
+        if target.lease is None:
+            return True
+        leases = target.lease.request("status").get("leases")
+        return isinstance(leases, int) and leases > 1
+
+    def detach(self, pid: int, timeout_s: float = 10.0, by: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Tell a target's agent to go, whoever attached it.
+
+        Args:
+            pid: of the target.
+            timeout_s: how long it may take.
+            by: who asks, as the kernel says; None: this daemon itself, which is not logged.
+
+        Raises:
+            HookdError: it does not go; NoSuchTarget when there is none.
+        """
+        with self._alone(pid, timeout_s):  # an attach by rule may be about to end
+            user = user_name(uid_of(pid))
+            answer = detach(pid, timeout_s)
+            run = rank = None
+            with contextlib.suppress(NoSuchTarget):
+                target = self._fleet.get(pid)
+                run, rank = target.claim.run, target.claim.rank
+                target.release()
+                self._fleet.leave(target)
+        if by is not None:
+            audit.detached({"pid": pid, "user": user, "run": run, "rank": rank}, by)
+        return {"pid": pid, "restored": answer.get("restored"), "residue": answer.get("residue", [])}
+
+    def change_plugins(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Load, unload, reload or configure a plugin: `{"op", "plugin"}`, see `api.py` and `hookd.tool.attach.change`.
+
+        Raises:
+            HookdError: the agent refuses, or there is no such plugin.
+        """
+        op, spec, timeout_s = str(body.get("op")), PluginSpec.from_json(body.get("plugin")), read_timeout(body)
+        directories = body.get("plugin_dirs", [])
+        if not isinstance(directories, list):
+            raise UsageError("the request's 'plugin_dirs' is no list", reason="bad-request")
+        if op == "load":
+            spec = self._config.with_options(spec)
+        more = tuple(Path(str(directory)) for directory in directories)
+        if op != "unload":  # what is there may always go
+            audit.require_allowed(self._config, pid, [spec.name], more, by)
+        answer = {"pid": pid, **change(pid, op, spec, (*more, *self._config.plugin_dirs), timeout_s)}
+        audit.changed(answer, op, spec.name, by)
+        return answer
+
+    def apart(self, order: Order) -> tuple[Order, tuple[PluginSpec, ...]]:
+        """Take out of an order the plugins that may change the training."""
+        specs = self._config.plugins if order.plugins is None else order.plugins
+        first, later = payload.apart(specs, (*order.plugin_dirs, *self._config.plugin_dirs))
+        return replace(order, plugins=first), later
+
+    def enable_together(self, results: Sequence[dict[str, Any]], spec: PluginSpec, order: Order) -> None:
+        """Load what changes the training into processes that were attached to; see `hookd.tool.attach.change`."""
+        ourselves = {"uid": os.getuid(), "pid": os.getpid()}
+
+        def enable(op: str, pid: int) -> dict[str, Any]:
+            try:
+                audit.require_allowed(self._config, pid, [spec.name], order.plugin_dirs, ourselves)
+                directories = (*order.plugin_dirs, *self._config.plugin_dirs)
+                return change(pid, op, self._config.with_options(spec), directories, order.timeout_s)
+            except HookdError as exc:
+                return exc.as_json()
+
+        enable_together(results, spec.name, enable)
+
+    @contextlib.contextmanager
+    def _alone(self, pid: int, wait_s: float = 0.0) -> Iterator[None]:
+        """Keep two requests from attaching to, or detaching from, one process at a time."""
+        with self._idle:
+            if not self._idle.wait_for(lambda: pid not in self._busy, wait_s):
+                raise HookdError(
+                    f"process {pid} is being attached or detached right now", reason="busy", hint="Try again."
+                )
+            self._busy.add(pid)
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._busy.discard(pid)
+                self._idle.notify_all()
+
+
+def read_timeout(body: Mapping[str, Any], default: float = 10.0) -> float:
+    """Read the `timeout_s` of a request, in seconds.
+
+    Raises:
+        UsageError: it is no time: NaN and infinity stand in JSON as Python reads it.
+    """
+    value = body.get("timeout_s", default)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= LONGEST_S:
+        raise UsageError(f"the request's 'timeout_s' is no time up to {LONGEST_S:g} s", reason="bad-request")
+    return float(value)
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.inf

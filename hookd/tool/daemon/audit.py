@@ -1,0 +1,92 @@
+"""What is brought into targets: allowed by the configuration, and never without a line in the log of who and what.
+
+The hash of a payload or of a plugin is that of every byte that was carried. What a target's own environment has was not
+carried; its hash is what the agent has read there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import PermissionDenied
+from hookd.tool.daemon.incidents.incident_log import plain
+from hookd.tool.linux.owner import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from hookd.tool.config import ServeConfig
+
+_log = logging.getLogger(__name__)
+_DID = {"load": "loaded", "unload": "taken out", "reload": "reloaded", "configure": "configured"}
+
+
+def require_allowed(
+    config: ServeConfig, pid: int, names: Iterable[str], plugin_dirs: Sequence[Path], by: Mapping[str, int] | None
+) -> None:
+    """Refuse what `[plugins] allow` does not name, and log it.
+
+    Where there is such a list, a plugin's source is sought in the daemon's own environment and directories alone: else
+    whoever asks could give another one a name that is allowed.
+
+    Raises:
+        PermissionDenied: reason "plugin-not-allowed".
+    """
+    if config.plugins_allow is None:
+        return
+    refused = [name for name in names if not config.allows(name)]
+    if refused:
+        what, hint = (
+            f"plugin {', '.join(refused)} is not allowed",
+            f"It allows {', '.join(config.plugins_allow) or 'none'}.",
+        )
+    elif plugin_dirs:
+        what = "a plugin directory of a request is not allowed"
+        hint = "With an allow-list the daemon looks in [attach] plugin_dirs alone."
+    else:
+        return
+    _log.warning("process %d: %s by [plugins] allow, %s", pid, what, who(by))
+    raise PermissionDenied(
+        f"{what} by this daemon's configuration ([plugins] allow)", reason="plugin-not-allowed", hint=hint
+    )
+
+
+def attached(answer: Mapping[str, Any], why: str, by: Mapping[str, int] | None = None) -> None:
+    """Log an attach: whose process it is, who has asked for it, and what was carried."""
+    is_there = answer["method"] == "existing"
+    whose = _process(answer["pid"], answer["user"])
+    did = f"holds the agent that is in {whose} already," if is_there else f"attached to {whose}"
+    carried = "; ".join(_carried(name, source) for name, source in answer.get("carried", {}).items())
+    payload = f"; payload sha256 {answer['payload']}" if answer.get("payload") else ""
+    asked = f", {who(by)}" if by else ""
+    _log.info(
+        "%s %s: run %s, rank %s%s%s%s", did, why, answer["run"], answer["rank"], asked,
+        payload, f"; plugins {carried}" if carried else "",
+    )  # fmt: skip
+
+
+def detached(answer: Mapping[str, Any], by: Mapping[str, int] | None) -> None:
+    """Log a detach: whose process it was, and who has asked for it."""
+    served = f": run {answer['run']}, rank {answer['rank']}" if answer["run"] is not None else ""
+    _log.info("detached from %s as asked%s, %s", _process(answer["pid"], answer["user"]), served, who(by))
+
+
+def _process(pid: int, user: str) -> str:
+    return f"process {pid}" + (f" of user {plain(user)}" if user else "")
+
+
+def changed(answer: Mapping[str, Any], op: str, name: str, by: Mapping[str, int] | None) -> None:
+    """Log a change of a target's plugins."""
+    _log.warning("plugin %s %s in process %d, %s", _carried(name, answer), _DID.get(op, op), answer["pid"], who(by))
+
+
+def _carried(name: str, source: Mapping[str, Any]) -> str:
+    version, sha256 = plain(source.get("version") or ""), source.get("sha256")
+    return " ".join(filter(None, (plain(name), version, f"(sha256 {sha256})" if sha256 else "")))
+
+
+def who(by: Mapping[str, int] | None) -> str:
+    """Name who asks, as the kernel knows them; None is the daemon's own rule."""
+    return f"for user {plain(user_name(by['uid']))} (process {by['pid']})" if by else "by its own rule"

@@ -1,0 +1,211 @@
+"""The processes that the rules want attached to: which, by what rule, and when to try (again). Blocking on /proc."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError
+from hookd.tool.attach import discover, environment
+from hookd.tool.attach.census import INSPECTION_S, inspected
+from hookd.tool.attach.launch import is_launched
+from hookd.tool.config.rules import Traits, decide
+from hookd.tool.daemon.incidents.incident_log import plain
+from hookd.tool.daemon.turns import Turns, Want
+from hookd.tool.linux import proc
+from hookd.tool.linux.accounts import account
+from hookd.tool.linux.owner import user_name
+from hookd.tool.linux.waiter import WAITERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hookd.tool.attach.discover import Candidate
+    from hookd.tool.config.rules import Rule
+
+SETTLE_S = 1.0
+"""A process younger than this may have been forked a moment ago, and not have said yet that it is a worker."""
+FIRST_WAIT_S = 10.0
+LONGEST_WAIT_S = 3600.0
+NEVER_AGAIN = ("data-worker", "disabled")
+"""Refusals of the target's own: there is nothing to try again."""
+GONE = ("died", "zombie", "no-such-process", "not-attached")
+_log = logging.getLogger(__name__)
+
+
+class Wanted:
+    """Which processes to attach to, and when. Usable from several threads.
+
+    Args:
+        rules: of the configuration.
+        is_dismissed: tells by pid and start time of a process that a person has detached from.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        rules: tuple[Rule, ...],
+        is_dismissed: Callable[[int, int], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rules = rules
+        self._is_dismissed = is_dismissed
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._wants: dict[int, Want] = {}
+        self._unknown: dict[int, int] = {}
+        self._turns = Turns()
+
+    def see(self, found: Iterable[Candidate]) -> None:
+        """Ask the rules about processes that are new or have changed."""
+        for one in found:
+            with self._lock:
+                known = self._wants.get(one.pid)
+                if known is not None and known.start == one.start and one.state == "attachable":
+                    continue
+                self._wants.pop(one.pid, None)
+            if one.state == "attachable" and not self._is_dismissed(one.pid, one.start):
+                self._consider(one)
+
+    def _consider(self, one: Candidate) -> None:
+        try:
+            with WAITERS.within(INSPECTION_S):
+                seen, program = traits(one), proc.executable(one.pid)
+        except (HookdError, OSError):  # it has ended, or may not be seen
+            return
+        if seen is None:
+            self._leave_alone(one)
+            return
+        rule = decide(self._rules, seen)
+        if rule is not None and not is_launched(seen.environment):  # `hookd run` has its own way in
+            at = self._clock() + self._settling(one)
+            want = Want(one.pid, one.start, account(one.uid), program, rule, at)
+            with self._lock:
+                self._wants[one.pid] = want
+
+    def _leave_alone(self, one: Candidate) -> None:
+        """Say once that no rule is asked about a process, for nobody knows what its environment asks for."""
+        with self._lock:
+            is_told, self._unknown[one.pid] = self._unknown.get(one.pid) == one.start, one.start
+        if not is_told:
+            _log.warning(
+                "process %d of user %s has written over its environment, which may have HOOKD_DISABLE in it: no rule is asked; "
+                "`hookd attach %d` asks the process itself", one.pid, user_name(one.uid), one.pid,
+            )  # fmt: skip
+
+    @staticmethod
+    def _settling(one: Candidate) -> float:
+        return SETTLE_S if discover.age_s(one.start) < SETTLE_S else 0.0
+
+    def due(self) -> list[Want]:
+        """Return those to be tried now, having looked at them once more. `attached` or `failed` must follow for each."""
+        chosen = []
+        while (want := self._take()) is not None:
+            if self._is_wanted(want):
+                chosen.append(want)
+            else:
+                self._end(want, is_attached=None)
+                self._drop(want)
+        return chosen
+
+    def _take(self) -> Want | None:
+        with self._lock:
+            return self._turns.take(self._wants.values(), self._clock())
+
+    def _end(self, want: Want, *, is_attached: bool | None) -> None:
+        with self._lock:
+            self._turns.end(want, self._clock(), is_attached=is_attached)
+
+    def _is_wanted(self, want: Want) -> bool:
+        found = inspected(want.pid)
+        is_there = found is not None and found.start == want.start and found.state == "attachable"
+        return is_there and not self._is_dismissed(want.pid, want.start)
+
+    def _drop(self, want: Want) -> None:
+        with self._lock:
+            if self._wants.get(want.pid) is want:
+                del self._wants[want.pid]
+
+    def attached(self, want: Want) -> None:
+        """Ask no more for this process."""
+        self._end(want, is_attached=True)
+        self._drop(want)
+
+    def failed(self, want: Want, error: HookdError) -> None:
+        """Wait after a failed attempt, twice as long each time."""
+        is_final = error.reason in NEVER_AGAIN
+        self._end(want, is_attached=None if is_final else False)
+        if is_final:
+            want.at = float("inf")  # it stays known, and so is not considered again
+            return
+        if error.reason in GONE:
+            self._drop(want)
+            return
+        wait_s = min(FIRST_WAIT_S * 2**want.failures, LONGEST_WAIT_S)
+        with self._lock:
+            want.failures += 1
+            want.why, want.at = (error.reason, error.message), self._clock() + wait_s
+        _log.warning(
+            "process %d of user %s: attach by %s failed: %s; again in %g s",
+            want.pid, user_name(want.uid), plain(want.rule.told), error.message, wait_s,
+        )  # fmt: skip
+
+    def reset(self, pid: int) -> None:
+        """Forget the failures in a process: a person attaches to it."""
+        with self._lock:
+            if (want := self._wants.get(pid)) is not None:
+                want.failures, want.why, want.at = 0, ("", ""), self._clock() + FIRST_WAIT_S
+
+    def prune(self) -> None:
+        """Forget the processes that have ended."""
+        with self._lock:
+            wants, unknown = list(self._wants.values()), list(self._unknown.items())
+            self._turns.forget(self._clock())
+        for want in wants:
+            if not _lives(want):
+                self._drop(want)
+        for pid, start in unknown:
+            if not proc.is_same(pid, start):
+                self._unknown.pop(pid, None)
+
+    def backing_off(self) -> list[dict[str, Any]]:
+        """Describe the processes in which attach has failed and will be tried again."""
+        now = self._clock()
+        with self._lock:
+            wants = [want for want in self._wants.values() if want.failures]
+        return [
+            {
+                "pid": want.pid,
+                "failures": want.failures,
+                "reason": want.why[0],
+                "error": want.why[1],
+                "again_in_s": 0.0 if want.is_tried else round(max(0.0, want.at - now), 1),
+            }
+            for want in wants
+        ]
+
+
+def traits(one: Candidate) -> Traits | None:
+    """Read what the rules look at; None where nobody can tell the environment.
+
+    Raises:
+        HookdError: it has ended.
+        OSError: it may not be seen.
+    """
+    user = frozenset({str(one.uid), user_name(one.uid)})
+    variables = environment.of(one.pid)
+    return None if variables is None else Traits(" ".join(one.cmdline), user, _cgroup(one.pid), variables)
+
+
+def _cgroup(pid: int) -> str:
+    """Give the path below the unified hierarchy (the line `0::PATH`), or below the first one of a version 1 system."""
+    lines = proc.read(pid, "cgroup").decode("utf-8", "replace").splitlines()
+    paths = {line.split(":", 2)[0]: line.split(":", 2)[2] for line in lines if line.count(":") >= 2}
+    unified = paths.pop("0", "")
+    return unified if unified not in ("", "/") or not paths else next(iter(paths.values()))
+
+
+def _lives(want: Want) -> bool:
+    return proc.is_same(want.pid, want.start)

@@ -1,0 +1,64 @@
+"""Targets and daemon as JSON: the one shape that both the control socket and the read-only API give."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.daemon.metrics.selection import Selection
+from hookd.tool.reports.report import build_report, describe_steps
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.metrics.selection import Limits
+
+
+def target_row(target: Target) -> dict[str, Any]:
+    """Describe a target in short, from its last copy (at most about a second old)."""
+    identity, snapshot = target.identity, target.last()
+    return {
+        "pid": target.pid,
+        "start_ticks": target.start_ticks,
+        "run": target.claim.run,
+        "rank": target.claim.rank,
+        "local_rank": identity.local_rank,
+        "world_size": identity.world_size,
+        "state": target.state,
+        "reason": target.ended.reason if target.ended is not None else None,
+        "ended": target.ended.time if target.ended is not None else None,
+        "how": target.ended.death.message if target.ended is not None and target.ended.death is not None else None,
+        "step": describe_steps(snapshot) if snapshot is not None else None,
+        "heartbeat_age_s": target.heartbeat_age_s(),
+        "hang": target.hang,
+        "ongoing": target.ongoing if target.ended is None else {},
+        "incidents": target.distinct_incidents() + sum(target.told.values()),
+        "script": identity.script,
+        "method": identity.method,
+        "keep": identity.keep,
+        "is_held": target.lease is not None,
+        "started": identity.started,
+        "attached": identity.attached,
+        "python": identity.python,
+        "torch": identity.torch,
+        "agent_version": identity.agent_version,
+        "uid": identity.uid,
+        "user": identity.user,
+    }
+
+
+def target_report(target: Target, limits: Limits) -> dict[str, Any]:
+    """Give everything that the page of a target says, see `report.build_report`, and how the daemon sees the target.
+
+    Beside its row stands `series_dropped`: how many series the limits keep from /metrics.
+    """
+    snapshot, selection = target.read(), Selection(limits)
+    report = build_report(snapshot) if snapshot is not None else {}
+    if snapshot is not None:
+        selection.served(snapshot, 0.0)
+    return {**report, "target": {**target_row(target), "series_dropped": selection.dropped}}
+
+
+def daemon_version() -> dict[str, Any]:
+    """Say which daemon this is."""
+    return {"version": __version__, "pid": os.getpid(), "protocol": 1}

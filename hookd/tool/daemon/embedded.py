@@ -1,0 +1,74 @@
+"""The daemon inside a foreground `hookd attach PID…`: its targets alone, and it leaves them as they were."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.daemon.process import signals
+from hookd.tool.daemon.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hookd.tool.config import ServeConfig
+    from hookd.tool.daemon.actions import Order
+
+    Tell = Callable[[str, dict[str, Any]], None]
+
+
+def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tell) -> list[dict[str, Any]]:
+    """Attach to `pids`, serve them until Ctrl-C or SIGTERM or until all have ended, and detach.
+
+    Both sockets are bound before a target is touched. What another daemon holds too is not detached, and nothing is
+    with `order.keep`. If no attach succeeds it ends at once.
+
+    Args:
+        config: how to serve.
+        pids: of the targets.
+        order: for each of them.
+        tell: called in this thread with what happens: ("serving", status), ("attached", result), ("failed", error with
+            its pid), ("ended", row), ("detached", result or error).
+
+    Returns:
+        For each pid in order the result of its attach, or the error: `{"pid", "error", "reason", "hint", "exit_code"}`.
+
+    Raises:
+        HookdError: it could not bind.
+    """
+    return asyncio.run(_run(config, pids, order, tell))
+
+
+async def _run(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tell) -> list[dict[str, Any]]:
+    async with Service(config, only=frozenset(pids)) as service:
+        with signals() as stop:
+            tell("serving", service.status())
+            results = await service.attach_all(pids, order)
+            for result in results:
+                tell("failed" if "error" in result else "attached", result)
+            if any("error" not in result for result in results):
+                await _until(stop, asyncio.create_task(_all_ended(service, config.poll_s, tell)))
+            if not order.keep:
+                for result in await service.detach_own():
+                    tell("detached", result)
+    return results
+
+
+async def _until(stop: asyncio.Future[Any], ended: asyncio.Task[None]) -> None:
+    await asyncio.wait((stop, ended), return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await ended
+
+
+async def _all_ended(service: Service, poll_s: float, tell: Tell) -> None:
+    """Return when no target is served any more: the last one has lingered so that its end can be scraped."""
+    told: set[tuple[int, int]] = set()
+    while rows := service.rows():
+        for row in rows:
+            name = (row["pid"], row["attached"])
+            if row["ended"] is not None and name not in told:
+                told.add(name)
+                tell("ended", row)
+        await asyncio.sleep(poll_s)

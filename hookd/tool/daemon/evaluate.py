@@ -1,0 +1,119 @@
+"""Have an expression evaluated in a target: allowed by the configuration alone, and never without a trace. Blocking."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import ControlError, HookdError, PermissionDenied, UsageError
+from hookd.tool.attach import Control
+from hookd.tool.daemon.audit import who
+from hookd.tool.daemon.incidents.incident_log import plain
+from hookd.tool.linux import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ANSWER_S = 5.0
+"""How long the agent may take to answer, beyond what the expression may."""
+LONGEST_S = 3600.0
+MOST_EXPRESSION = 16 << 10
+"""Characters; both are the agent's own limits (`hookd/target/remote/evaluate.py`)."""
+_log = logging.getLogger(__name__)
+
+
+def require_allowed(pid: int, by: Mapping[str, int], *, allowed: bool, is_embedded: bool) -> None:
+    """Refuse what the configuration does not allow, and log it.
+
+    Raises:
+        PermissionDenied: reason "eval-not-allowed".
+    """
+    if allowed and not is_embedded:
+        return
+    _log.warning("eval in process %d refused, %s", pid, who(by))
+    if is_embedded:
+        text, hint = "a foreground attach evaluates nothing", "Use `hookd serve` with [eval] allow = true."
+    else:
+        text = "this daemon's configuration does not allow to evaluate expressions"
+        hint = "Whoever runs it can: [eval] allow = true in its file, then start it again."
+    raise PermissionDenied(text, reason="eval-not-allowed", hint=hint)
+
+
+def evaluate(pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
+    """Evaluate `body["expression"]` for `body["timeout_s"]` seconds at most; log who asks, for what, and what came of it.
+
+    Returns:
+        `pid`, `state` (done, raised, interrupted, running), `seconds`, and what `hookd.target.remote.evaluate` says of it; `error`
+        where the target no longer answers.
+
+    Raises:
+        HookdError: it was not begun.
+    """
+    expression, timeout_s = body.get("expression"), body.get("timeout_s", 5.0)
+    if not isinstance(expression, str) or not 0 < len(expression) <= MOST_EXPRESSION:
+        raise UsageError(f"an expression has 1 to {MOST_EXPRESSION} characters", reason="bad-request")
+    if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or not 0 < timeout_s <= LONGEST_S:
+        raise UsageError("the request's 'timeout_s' is no time", reason="bad-request")
+    _log.info("eval in process %d begins, %s: %s", pid, who(by), plain(expression))
+    began = time.monotonic()
+    try:
+        answer = _asked(pid, expression, float(timeout_s), by)
+    except HookdError as error:
+        _log.warning("eval in process %d failed, %s: %s", pid, who(by), plain(error.message))
+        raise
+    outcome = " ".join(filter(None, (answer["state"], plain(answer.get("type") or ""))))
+    _log.info("eval in process %d: %s after %.3g s, %s", pid, outcome, time.monotonic() - began, who(by))
+    return {"pid": pid, **answer}
+
+
+def _asked(pid: int, expression: str, limit_s: float, by: Mapping[str, int]) -> dict[str, Any]:
+    if proc.status(pid).state in "Tt":
+        raise ControlError(f"process {pid} is stopped", reason="stopped", hint=f"kill -CONT {pid} lets it go on.")
+    with Control.connect(pid, ANSWER_S) as control:
+        began = time.monotonic()
+        try:
+            number = control.request("eval", expression=expression, limit_s=limit_s, by=dict(by)).get("number")
+            return _followed(control, number, began + limit_s + ANSWER_S)
+        except ControlError as error:
+            if error.reason != "gone":
+                raise
+            return _silent(error, time.monotonic() - began)
+
+
+def _followed(control: Control, number: object, until: float) -> dict[str, Any]:
+    """Ask again and again until there is an outcome; the agent itself keeps to the limit."""
+    pause_s = 0.001
+    while time.monotonic() < until:
+        answer = control.request("eval_look", number=number)
+        if answer.get("state") != "running" or answer.get("is_given_up") is True:
+            return _read(answer)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.1)
+    raise ControlError(f"the agent in process {control.pid} does not keep to the time", reason="gone")
+
+
+def _silent(error: ControlError, seconds: float) -> dict[str, Any]:
+    """Say of an expression that was sent that the target has not answered since."""
+    text = f"it was sent, and nothing has come back: {error.message}; the target hangs or has ended, perhaps by what it was to evaluate. If it has not begun, it will not"
+    return {"state": "running", "seconds": seconds, "error": text, "frames": []}
+
+
+def _read(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Take what an answer may hold."""
+    state, seconds, frames = (answer.get(key) for key in ("state", "seconds", "frames"))
+    read: dict[str, Any] = {
+        "state": state if state in ("done", "raised", "interrupted") else "running",
+        "seconds": float(seconds) if isinstance(seconds, (int, float)) else 0.0,
+    }
+    if read["state"] == "running":
+        read["frames"] = [str(frame) for frame in frames] if isinstance(frames, list) else []
+    for key in ("type", "result", "traceback"):
+        if key in answer:
+            read[key] = str(answer[key])
+    if read["state"] == "done":
+        read["is_cut"] = answer.get("is_cut") is True
+    value = answer.get("value")
+    if "value" in answer and (value is None or isinstance(value, (bool, int, float, str))):
+        read["value"] = value
+    return read

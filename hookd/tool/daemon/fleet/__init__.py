@@ -1,0 +1,1 @@
+"""The targets of a daemon, from their first sight to their end."""

@@ -1,0 +1,318 @@
+"""How a target ended: what is kept about it in its life, what the kernel tells of its end, and the words for that.
+
+What nobody tells stays unknown: nothing here is concluded from what is merely likely. docs/deaths.md has the ladder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError
+from hookd.tool.daemon.incidents.incident_log import plain as one_line
+from hookd.tool.linux import exits, oom, proc
+from hookd.tool.reports.report import build_report, describe_steps
+from hookd.wire.page import CALL_RECORD, PHASE_RECORD, PHASES, STEP_RECORD
+from hookd.wire.page.layout import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from hookd.wire.page import Record, Snapshot
+
+LATELY_S = 30.0
+"""A process that was killed for want of memory may take so long to give it back, and ends only then."""
+LAST = 64
+"""So many of the last events are kept."""
+MAX_DETAIL = 64 << 10
+"""Characters of JSON that the last statistics may take."""
+MAX_THREADS = 16
+MAX_CGROUPS = 1000
+"""So many are remembered."""
+_ROOT = "(root)"
+
+
+class Memory:
+    """A memory cgroup with targets in it: whether the kernel has killed there of late. Any thread may call.
+
+    Args:
+        counter: see `oom.counter_of`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, counter: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counter, self._clock = counter, clock
+        self._lock = threading.Lock()
+        self._count = oom.kills(counter)
+        self._grown, self._at = 0, clock()
+
+    def look(self) -> None:
+        """Note how many more there are; called with each poll: what is long ago is not about who dies now."""
+        with self._lock:
+            count, now = oom.kills(self._counter), self._clock()
+            if now - self._at > LATELY_S:
+                self._grown = 0
+            if count is not None and self._count is not None and count > self._count:
+                self._grown, self._at = self._grown + count - self._count, now
+            self._count = count if count is not None else self._count
+
+    def take(self) -> bool:
+        """Whether somebody was killed here of late; each kill is told once, for each has one victim."""
+        self.look()
+        with self._lock:
+            self._grown, is_told = max(0, self._grown - 1), self._grown > 0
+            return is_told
+
+
+class Memories:
+    """The memory cgroups of all targets, each read once in a poll."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._found: dict[bytes, Path] = {}  # by what /proc/PID/cgroup says
+        self._known: weakref.WeakValueDictionary[Path, Memory] = weakref.WeakValueDictionary()
+
+    def of(self, pid: int) -> Memory | None:
+        """Give that of a process; None where it has none that we can read."""
+        counter = self._counter(pid)
+        if counter is None:
+            return None
+        found = self._known.get(counter) or Memory(counter, self._clock)
+        return self._known.setdefault(counter, found)
+
+    def _counter(self, pid: int) -> Path | None:
+        """Find it; to go through our mounts for each of thousands of processes of one cgroup takes too long."""
+        name = b""
+        with contextlib.suppress(OSError, HookdError):
+            name = proc.read(pid, "cgroup")
+        counter = self._found.get(name) or oom.counter_of(pid)
+        if len(self._found) >= MAX_CGROUPS:
+            self._found.clear()
+        if name and counter is not None:
+            self._found[name] = counter
+        return counter
+
+    def look(self) -> None:
+        """Read all."""
+        for one in list(self._known.values()):
+            one.look()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of an end.
+
+    Attributes:
+        status: as wait(2) gives it, None where nobody tells.
+        source: which rung of the ladder told it, see `exits.Exit`.
+        oom: who says that the kernel has killed it for want of memory: "kernel log", "cgroup", or "".
+        container_ended: the first process of its container has ended as well, or is about to.
+    """
+
+    status: int | None = None
+    source: str = ""
+    oom: str = ""
+    container_ended: bool = False
+
+
+class Witness:
+    """What must be known of a process before it ends.
+
+    Attributes:
+        memory: its memory cgroup, if that can be read.
+    """
+
+    def __init__(self, pid: int, ticks: int) -> None:
+        self._pid, self._ticks = pid, ticks
+        self.memory: Memory | None = None
+        self._image = ""
+        with contextlib.suppress(OSError, HookdError):
+            self._image = proc.image(pid)
+        self._init = exits.container_init(pid)
+
+    def gather(self, pidfd: int) -> Evidence:
+        """Ask for what is known of the end, by now."""
+        found = exits.find(self._pid, self._ticks, self._image, pidfd)
+        is_killed = found.status is not None and found.status & 0x7F == signal.SIGKILL
+        return Evidence(
+            found.status,
+            found.source,
+            self._oom() if is_killed else "",
+            is_killed and self._init is not None and not exits.is_alive(*self._init),
+        )
+
+    def _oom(self) -> str:
+        """Ask the kernel's log, which names who was killed; without one that of the cgroup has to do."""
+        victims = oom.killed(self._ticks / os.sysconf("SC_CLK_TCK"))
+        if victims and self._pid not in victims:
+            return ""
+        # Taken also where the log names it: the cgroup's count must not be there for the next one, should the log not be.
+        is_counted = self.memory is not None and self.memory.take()
+        return "kernel log" if victims else "cgroup" if is_counted else ""
+
+
+@dataclass(frozen=True)
+class Death:
+    """An end in words.
+
+    Attributes:
+        reason: a word or two, of a bounded number: it is a label. "exited" (0, or Python's own exit with a status that
+            nobody tells), "exit 3", "signal SIGSEGV", "oom", "exec", "page closed", "unknown".
+        message: for a person, without the pid.
+        is_incident: whether a person should be told.
+        fields: what else is known, as JSON.
+    """
+
+    reason: str
+    message: str
+    is_incident: bool = True
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+def judge(evidence: Evidence, snapshot: Snapshot | None, records: Sequence[Record] = ()) -> Death:
+    """Put an end into words.
+
+    Args:
+        evidence: of how it ended.
+        snapshot: the last copy of its page; None if it never had a good one.
+        records: the last of the recorder.
+    """
+    exited = snapshot is not None and snapshot.state == "exited"
+    exception = _exception(snapshot) if exited and snapshot is not None else None
+    reason, message = _verdict(evidence, exited=exited, exception=exception)
+    fields = {"reason": reason, "known_from": evidence.source or ("page" if exited else None), **_status(evidence)}
+    if exception is not None and reason != "exited":
+        fields["exception"] = exception
+    if snapshot is not None:
+        fields |= _last(snapshot, records)
+    place = "" if exited else _place(fields)
+    is_bad = reason != "exited" or (evidence.status is None and exception is not None)
+    return Death(reason, one_line(message + place), is_bad, fields)
+
+
+def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, Any] | None) -> tuple[str, str]:
+    after = f" after {_told(exception)}" if exception is not None else ""
+    if evidence.source == "exec":
+        return "exec", "became another program (exec)"
+    if evidence.source == "alive":
+        return (
+            "page closed",
+            "still runs, but has closed hookd's descriptors: nothing more is known of it; attach again",
+        )
+    if evidence.status is None:
+        if exited:
+            return "exited", f"came to Python's own exit{after}; its exit code is not known"
+        return "unknown", "ended without Python's own exit; how is not known: no rung of the ladder could tell"
+    number, code = evidence.status & 0x7F, evidence.status >> 8
+    if not number and not code:
+        return "exited", "ended with exit code 0" + ("" if exited else ", without Python's own exit")
+    if not number:
+        how = after if exited else ", without Python's own exit: by os._exit, or by native code"
+        return f"exit {code}", f"ended with exit code {code}{how}"
+    if evidence.oom:
+        who = {"kernel log": "the kernel's log names it", "cgroup": "its memory cgroup counts the kill"}[evidence.oom]
+        return "oom", f"was killed for want of memory (OOM, {_name(number)}): {who}"
+    return f"signal {_name(number)}", _by_signal(evidence, number) + (
+        f", during Python's own exit{after}" if exited else ""
+    )
+
+
+def _by_signal(evidence: Evidence, number: int) -> str:
+    core = ", core dumped" if evidence.status is not None and evidence.status & 0x80 else ""
+    container = "; its container has ended with it" if evidence.container_ended else ""
+    text = signal.strsignal(number)
+    return (
+        f"was killed by {_name(number)} ({text}){core}{container}" if text else f"was killed by {_name(number)}{core}"
+    )
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def _status(evidence: Evidence) -> dict[str, Any]:
+    if evidence.status is None:
+        return {}
+    number = evidence.status & 0x7F
+    if not number:
+        return {"exit_code": evidence.status >> 8}
+    found: dict[str, Any] = {"signal": _name(number), "core_dumped": bool(evidence.status & 0x80)}
+    return found | {"oom": evidence.oom or None, "container_ended": evidence.container_ended}
+
+
+def _exception(snapshot: Snapshot) -> dict[str, str] | None:
+    """Give what the agent has left about the exception that Python printed last; the words are the target's."""
+    raw = snapshot.identity.get("exception")
+    if not isinstance(raw, dict) or not isinstance(raw.get("type"), str):
+        return None
+    return {key: raw[key] for key in ("type", "message", "where", "module") if isinstance(raw.get(key), str)}
+
+
+def _told(exception: Mapping[str, str]) -> str:
+    message, where, module = (exception.get(key, "") for key in ("message", "where", "module"))
+    first = message.strip().partition("\n")[0]
+    inside = [part for part in (f"module {module}" if module else "", where) if part]
+    return exception["type"] + (f": {first}" if first else "") + (f" ({', '.join(inside)})" if inside else "")
+
+
+# -- what it did last
+
+
+def _last(snapshot: Snapshot, records: Sequence[Record]) -> dict[str, Any]:
+    """Give where each thread was last, the last events, and what the plugins said last."""
+    report = build_report(snapshot)
+    step = describe_steps(snapshot)
+    threads = report["threads"][:MAX_THREADS]
+    main = next((one for one in threads if one["tid"] == snapshot.identity.get("pid")), None)
+    first = next((one for one in (main, *threads) if one is not None and one["module"]), main)
+    modules = {one["module"] for one in threads}
+    return {
+        "step": step["current"] + 1,
+        "is_step_absolute": step["is_absolute"],
+        "module": first["module"] if first is not None else None,
+        "phase": first["phase"] if first is not None else None,
+        "threads": threads,
+        "events": [_event(snapshot, one) for one in records[-LAST:]],
+        "statistics": _bounded(report["metrics"], [one for one in report["modules"] if one["name"] in modules]),
+    }
+
+
+def _place(fields: Mapping[str, Any]) -> str:
+    module, phase = fields.get("module"), fields.get("phase")
+    if module:
+        return f"; last in {'the root module' if module == _ROOT else module} ({phase})"
+    return f"; last in phase {phase}" if phase not in (None, "other") else ""
+
+
+def _event(snapshot: Snapshot, record: Record) -> dict[str, Any]:
+    """Put a record into words; its numbers are the target's."""
+    event: dict[str, Any] = {"time": record.when, "step": record.step}
+    if record.kind == STEP_RECORD:
+        return {"event": "step", **event, "seconds": record.value}
+    if record.kind == PHASE_RECORD:
+        number = int(record.value) if 0 <= record.value < len(PHASES) else 0
+        return {"event": PHASES[number], **event}
+    if record.kind == CALL_RECORD:
+        entry = snapshot.modules.get(record.module)
+        return {"event": "call", **event, "module": entry.name if entry is not None else None}
+    return {"event": f"kind {record.kind}", **event, "value": record.value}
+
+
+def _bounded(metrics: Mapping[str, Any], modules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Give the statistics as far as there is room for them."""
+    for found in ({"metrics": metrics, "modules": modules}, {"modules": modules}):
+        clean: dict[str, Any] = plain(found)
+        if len(json.dumps(clean)) <= MAX_DETAIL:
+            return clean
+    return {}

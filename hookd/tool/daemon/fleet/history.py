@@ -1,0 +1,155 @@
+"""The last minutes of each target, for who looks at its page: steps, times of a step, losses.
+
+A sample is 64 bytes, taken every 2 s; of a target 450 are kept, which are 15 minutes and 29 kB.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+from hookd.tool.daemon.fleet.ranks import family
+from hookd.tool.reports.report import steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.watch.watcher import Declared
+    from hookd.tool.daemon.watch.watcher import Sample as Told
+    from hookd.wire.page import Snapshot
+
+EVERY_S = 2.0
+SPAN_S = 900.0
+LOSSES = 4
+"""Losses of one step that are kept: of so many backwards."""
+RECENT_S = 30.0
+"""What is told as of now is of so many seconds, or of the last sample's where a step takes longer."""
+_WIDTH = 4 + LOSSES
+_CAPACITY = int(SPAN_S / EVERY_S)
+ABSENT = math.nan
+NOT_FINITE = math.inf
+
+
+class Sample(NamedTuple):
+    """A target at one time.
+
+    Attributes:
+        time: unix seconds, by the clock as it is set when somebody asks: what it is set by is not time that has passed.
+        steps: counted since the attach.
+        timed: of those, the ones whose time is known.
+        seconds: that those have taken together.
+        losses: of the first backwards of a step; ABSENT where none is told, NOT_FINITE for a NaN or an infinity.
+    """
+
+    time: float
+    steps: float
+    timed: float
+    seconds: float
+    losses: tuple[float, ...]
+
+
+class History:
+    """A watcher that keeps what it sees, and has nothing to say at a scrape.
+
+    Args:
+        clock: monotonic seconds: when it is time for the next sample.
+        now: unix seconds, as a sample that is given out has them.
+    """
+
+    families: Sequence[Declared] = ()
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
+        self._clock, self._now = clock, now
+        self._due = -math.inf
+        self._lock = threading.Lock()
+        self._kept: dict[Target, array[float]] = {}
+
+    def look(self, targets: Sequence[Target]) -> None:
+        """Take a sample of each target that lives, if it is time for it; those that are gone are forgotten."""
+        if self._clock() < self._due:
+            return
+        self._due = self._clock() + EVERY_S - 0.5  # polls are about a second apart, and not to the point
+        now = self._clock()
+        taken = {one: _sample(snapshot, now) for one in targets if (snapshot := _living(one)) is not None}
+        with self._lock:
+            self._kept = {one: self._kept.get(one) or array("d") for one in targets}
+            for target, sample in taken.items():
+                kept = self._kept[target]
+                kept.extend(sample)
+                del kept[: -_WIDTH * _CAPACITY]
+
+    def samples(self, target: Target) -> Iterable[Told]:  # noqa: ARG002  a watcher is asked so
+        """Say nothing at a scrape: Prometheus keeps a history of its own."""
+        return ()
+
+    def of(self, target: Target) -> list[Sample]:
+        """Give the samples of a target, the oldest first; none of one that was never looked at."""
+        with self._lock:
+            kept = list(self._kept.get(target, ()))
+        shift = self._now() - self._clock()
+        rows = (kept[at : at + _WIDTH] for at in range(0, len(kept), _WIDTH))
+        return [Sample(row[0] + shift, row[1], row[2], row[3], tuple(row[4:])) for row in rows]
+
+
+def _living(target: Target) -> Snapshot | None:
+    return target.last() if target.ended is None else None
+
+
+def _sample(snapshot: Snapshot, now: float) -> array[float]:
+    """Give the cells of one sample. What a page says may be anything: numbers are checked when they are used."""
+    timed, seconds = _times(snapshot)
+    told = family(snapshot, "hookd_activations_loss", ("backward",))
+    found = {} if told is None else dict(zip((one[0] for one in told.values), told.first, strict=True))
+    losses = [told.cells[found[str(n)]] if told and str(n) in found else ABSENT for n in range(LOSSES)]
+    known = (NOT_FINITE if str(n) in found and not math.isfinite(one) else one for n, one in enumerate(losses))
+    return array("d", (now, float(steps(snapshot)), timed, seconds, *known))
+
+
+def _times(snapshot: Snapshot) -> tuple[float, float]:
+    """Give how many steps were timed and what they took, from the histogram of the core."""
+    times = family(snapshot, "hookd_step_seconds", ())
+    if times is None or not times.first:
+        return 0.0, 0.0
+    cells = times.cells[times.first[0] : times.first[0] + times.width]
+    return sum(cells[:-1]), cells[-1]
+
+
+def step_times(samples: Sequence[Sample]) -> list[tuple[float, float]]:
+    """Give the mean time of a step between each two samples, as pairs of unix time and seconds; no steps, no pair."""
+    means = ((after.time, _mean(before, after)) for before, after in itertools.pairwise(samples))
+    return [(when, mean) for when, mean in means if mean is not None]
+
+
+def _mean(before: Sample, after: Sample) -> float | None:
+    count, seconds = after.timed - before.timed, after.seconds - before.seconds
+    mean = seconds / count if count > 0 else math.nan
+    return mean if 0 < mean < math.inf else None
+
+
+def step_now(samples: Sequence[Sample]) -> float | None:
+    """Give the mean time of the last steps, in seconds, None where that is not known."""
+    ends = recent(samples)
+    return _mean(*ends) if ends is not None else None
+
+
+def steps_per_second(samples: Sequence[Sample]) -> float | None:
+    """Give how many steps a target makes in a second at the moment."""
+    ends = recent(samples)
+    if ends is None:
+        return None
+    made, seconds = ends[1].steps - ends[0].steps, ends[1].time - ends[0].time
+    return made / seconds if seconds > 0 and made >= 0 else None
+
+
+def recent(samples: Sequence[Sample]) -> tuple[Sample, Sample] | None:
+    """Give the last sample, and the one before it from which it is told how fast things go."""
+    if len(samples) < 2:
+        return None
+    last = samples[-1]
+    at = next(n for n, one in enumerate(samples) if one.time >= last.time - RECENT_S)
+    return samples[min(at, len(samples) - 2)], last

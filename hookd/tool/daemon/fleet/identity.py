@@ -1,0 +1,155 @@
+"""Who a target is: what its page says of it, every field checked, and what its process shows from outside."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError
+from hookd.tool.attach import process_snapshot
+from hookd.tool.linux import commandline, proc
+from hookd.tool.linux.accounts import account, uid_of
+from hookd.tool.linux.owner import user_name
+from hookd.wire import labels
+from hookd.wire.page.layout import clean as valid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hookd.tool.attach.process_snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the target says of itself, every field checked: the page belongs to a process that is not ours."""
+
+    run: str
+    rank: str
+    local_rank: int = 0
+    world_size: int = 1
+    script: str = ""
+    python: str = ""
+    torch: str = ""
+    method: str = ""
+    agent_version: str = ""
+    uid: int = -1  # the user who answers for it, see `account`
+    process_uid: int = -1  # the kernel's, which may be of a range that is lent to that user
+    ppid: int = 0
+    started: float = 0.0
+    attached: float = 0.0
+    step_offset: int | None = None
+    keep: bool = False
+    meeting: str = ""  # where the ranks of the job meet, see `_meeting`
+
+    @classmethod
+    def of_page(cls, raw: Mapping[str, Any], *, pid: int) -> Identity:
+        """Read the identity of a page; what has another type than it should is as if it were not there."""
+        seen = _look(pid, settles=False)  # an agent runs in it: it has done its exec
+        script = text(raw, "script")
+        offset, process_uid = raw.get("step_offset"), uid_of(pid)
+        return cls(
+            run=labels.clean(text(raw, "run")) or labels.script_name(script),
+            rank=labels.clean(text(raw, "rank")) or "0",
+            local_rank=_whole(raw, "local_rank"),
+            world_size=max(1, _whole(raw, "world_size")),
+            script=script,
+            python=text(raw, "python"),
+            torch=text(raw, "torch"),
+            method=text(raw, "method"),
+            agent_version=text(raw, "agent_version"),
+            uid=account(process_uid),
+            process_uid=process_uid,
+            ppid=_parent(pid),
+            started=_real(raw, "started"),
+            attached=_real(raw, "attached"),
+            step_offset=offset if _is_whole(offset) else None,
+            keep=raw.get("keep") is True,
+            meeting=_meeting(seen),
+        )
+
+    @classmethod
+    def of_process(cls, pid: int) -> Identity:
+        """Guess from outside what a process would say of itself: before its attach, or when its page is unreadable."""
+        seen = _look(pid, settles=True)
+        environ, script = (seen.environ, script_of(seen.cmdline)) if seen is not None else ({}, "")
+        process_uid = uid_of(pid)
+        return cls(
+            run=labels.run_label(environ, script),
+            rank=labels.rank_label(environ),
+            local_rank=labels.local_rank(environ),
+            world_size=labels.world_size(environ),
+            script=script,
+            uid=account(process_uid),
+            process_uid=process_uid,
+            ppid=_parent(pid),
+            meeting=_meeting(seen),
+        )
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether a person or a launcher named the run, and not merely its script."""
+        return self.run != labels.script_name(self.script)
+
+    @functools.cached_property
+    def user(self) -> str:
+        """The name of its owner, the number where there is none here, "" where the owner is not known."""
+        return user_name(self.uid)
+
+
+OF_THE_KERNEL = ("uid", "process_uid", "ppid", "meeting")
+"""The fields that come from the process, by its pid, and not from the page."""
+
+
+def script_of(cmdline: Sequence[str]) -> str:
+    """Find the script, or the module after `-m`, in the command line of a Python process; "" when there is none."""
+    name, is_module = commandline.program(cmdline)
+    return valid(name.rpartition(".")[2] + ".py" if is_module and name else name)
+
+
+def text(raw: Mapping[str, Any], key: str) -> str:
+    """Return a text of a page's object, "" where there is none."""
+    value = raw.get(key)
+    return valid(value) if isinstance(value, str) else str(value) if _is_whole(value) else ""
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and abs(value) < 1 << 63
+
+
+def _whole(raw: Mapping[str, Any], key: str) -> int:
+    value = raw.get(key)
+    return int(value) if _is_whole(value) else 0  # type: ignore[arg-type]
+
+
+def _real(raw: Mapping[str, Any], key: str) -> float:
+    value = raw.get(key)
+    return float(value) if isinstance(value, float) or _is_whole(value) else 0.0  # type: ignore[arg-type]
+
+
+def _look(pid: int, *, settles: bool) -> Snapshot | None:
+    try:
+        return process_snapshot.take(pid, settles=settles)
+    except (HookdError, OSError, LookupError, ValueError):  # it goes while it is read
+        return None
+
+
+def _parent(pid: int) -> int:
+    try:
+        return proc.status(pid).ppid
+    except (HookdError, OSError, LookupError, ValueError):
+        return 0
+
+
+def _meeting(seen: Snapshot | None) -> str:
+    """Return a hash of address and port where a job's ranks meet, in their network: 127.0.0.1 of two containers is not one place.
+
+    "" where the environment that the process was started with does not have them (torch.distributed's `env://`).
+    """
+    if seen is None:
+        return ""
+    address, port = seen.environ.get("MASTER_ADDR", ""), seen.environ.get("MASTER_PORT", "")
+    where = f"{address}:{port} {seen.network}"
+    return hashlib.sha256(os.fsencode(where)).hexdigest()[:32] if address and port else ""

@@ -1,0 +1,194 @@
+"""Who was held when a daemon ended: a file from which the next one tells who has gone meanwhile. Their pages went with them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError
+from hookd.tool.daemon.incidents.incident_log import Herald
+from hookd.tool.daemon.incidents.store import END, boot_id
+from hookd.tool.linux import proc
+from hookd.tool.reports.report import describe_steps
+from hookd.wire.labels import Claim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from hookd.tool.daemon.fleet.fleet import Fleet
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.watch.watcher import Declared, Sample
+
+NAME = "held.json"
+NOTE_S = 5.0
+"""How often the file is written anew: so far back may lie what it says of a step."""
+MAX_BYTES = 1 << 26
+"""More than 20,000 targets with the longest names that there are."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A target that an earlier daemon has served, in so far as an incident is told of it.
+
+    Attributes:
+        page: device and inode of its page.
+        seen: when it was last seen alive, in unix seconds.
+        step: the last that was seen, of the whole run if `is_absolute`, else counted from the attach.
+        boot: of the machine.
+        uid: owner of the process, -1 where an older daemon has not noted it.
+        wanted, launcher, meeting: see `labels.Claim`.
+    """
+
+    pid: int
+    start_ticks: int
+    page: tuple[int, int]
+    run: str
+    rank: str
+    seen: float
+    step: int
+    is_absolute: bool
+    boot: str
+    uid: int = -1
+    wanted: str = ""
+    launcher: int = 0
+    meeting: str = ""
+    told: dict[str, int] = field(default_factory=dict, compare=False)
+    herald: Herald = field(default_factory=Herald, compare=False)
+
+    @classmethod
+    def of(cls, target: Target, boot: str) -> Held:
+        """Note a target that is alive."""
+        snapshot = target.last()
+        step = {"current": 0, "is_absolute": False} if snapshot is None else describe_steps(snapshot)
+        claim = target.claim
+        return cls(
+            target.pid, target.start_ticks, target.page, claim.run, claim.rank, time.time(), int(step["current"]),
+            step["is_absolute"] is True, boot, claim.uid, claim.wanted, claim.launcher, claim.meeting,
+        )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Held:
+        """Read what `as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        device, inode = row["page"]
+        # A daemon in another time namespace has counted from another boot.
+        shift = (offset := proc.boot_offset_ticks(os.getpid())) - int(row.get("offset", offset))
+        return cls(
+            int(row["pid"]), int(row["start_ticks"]) + shift, (int(device), int(inode)), str(row["run"]), str(row["rank"]),
+            float(row["seen"]), int(row["step"]), bool(row["is_absolute"]), str(row["boot"]),
+            int(row.get("uid", -1)), str(row.get("wanted", row["run"])), int(row.get("launcher", row["pid"])),
+            str(row.get("meeting", "")),
+        )  # fmt: skip
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what is written of it."""
+        noted = {key: value for key, value in vars(self).items() if key not in ("told", "herald")}
+        return {**noted, "offset": proc.boot_offset_ticks(os.getpid())}
+
+    @property
+    def claim(self) -> Claim:
+        """The run and rank that it was served under."""
+        claim = Claim(self.pid, self.launcher, self.rank, self.wanted, self.run, uid=self.uid)
+        claim.meeting = self.meeting
+        return claim
+
+    def is_running(self, boot: str) -> bool:
+        """Tell whether the very process still runs."""
+        if self.boot != boot:
+            return False
+        try:
+            return proc.is_running(self.pid, self.start_ticks)
+        except HookdError:
+            return False
+        except OSError:  # it may not be seen
+            return True
+
+
+class Roster:
+    """Notes who is alive, and tells once who has gone since the last daemon noted it. A `Watcher`.
+
+    Args:
+        path: of the file; None keeps nothing.
+        fleet: by which is told.
+        clock: monotonic seconds.
+    """
+
+    families: Sequence[Declared] = ()
+
+    def __init__(self, path: Path | None, fleet: Fleet, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._fleet = fleet
+        self._clock = clock
+        self._boot = boot_id()
+        self._members: frozenset[tuple[int, int]] | None = None
+        self._before = [] if path is None else _read(path)
+        fleet.reserve(one.claim for one in self._before if one.boot == self._boot)
+        self._due = 0.0
+        self._is_failing = False
+
+    def look(self, targets: Sequence[Target]) -> None:
+        """Tell who has gone, at the first look; write the file when somebody has come or gone, or it is a while ago."""
+        if self._path is None:
+            return
+        alive = [target for target in targets if target.ended is None]
+        members = frozenset((target.pid, target.start_ticks) for target in alive)
+        if self._members is None:
+            self._tell_gone(self._before)
+        if members != self._members or self._clock() >= self._due:
+            self._members, self._due = members, self._clock() + NOTE_S
+            self._write(self._path, [Held.of(target, self._boot) for target in alive])
+
+    def samples(self, target: Target) -> Iterable[Sample]:  # noqa: ARG002  a watcher's
+        """Give nothing."""
+        return ()
+
+    def _tell_gone(self, held: Iterable[Held]) -> None:
+        for one in held:
+            if one.is_running(self._boot):
+                continue  # a target again; or its agent has left meanwhile
+            why = "" if one.boot == self._boot else "; the machine has been booted since"
+            message = (
+                f"process {one.pid} was gone when the daemon came back: last seen alive at {_moment(one.seen)}, how it "
+                f"ended is unknown{why}"
+            )
+            known = {"step": one.step, "is_step_absolute": one.is_absolute, "last_seen": one.seen, "reason": "unknown"}
+            self._fleet.tell(one, "lost", message, seq=END, **known)
+
+    def _write(self, path: Path, held: Sequence[Held]) -> None:
+        """Replace the file as a whole: a daemon that is killed in between leaves the old one."""
+        new = path.with_suffix(".new")
+        try:
+            new.unlink(missing_ok=True)
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                json.dump([one.as_json() for one in held], file)
+            new.replace(path)
+            self._is_failing = False
+        except OSError as exc:
+            if not self._is_failing:
+                _log.warning("a daemon after this one will not know who was alive: %s: %s", path, exc)
+            self._is_failing = True
+
+
+def _read(path: Path) -> list[Held]:
+    """Read what the last daemon has noted; nothing if it is damaged."""
+    try:
+        with path.open("rb") as file:
+            return [Held.from_json(row) for row in json.loads(file.read(MAX_BYTES))]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, LookupError, OverflowError) as exc:
+        _log.warning("who was alive when the last daemon ended is not known: %s: %s", path, exc)
+        return []
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

@@ -1,0 +1,56 @@
+"""The ranks of one run on this node, and numbers out of their pages, checked: a page is another process's."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.wire.page import Family, Snapshot
+
+MOST = 2.0**53
+"""No count, no checksum and no sum of seconds is larger."""
+
+
+def by_run(targets: Iterable[Target]) -> dict[str, list[Target]]:
+    """Give the living ranks of each run that has several of them here, by its name."""
+    runs: dict[str, list[Target]] = {}
+    for target in targets:
+        if target.ended is None and target.identity.world_size > 1:
+            runs.setdefault(target.claim.run, []).append(target)
+    return {run: sorted(ranks, key=_order) for run, ranks in runs.items() if len(ranks) > 1}
+
+
+def _order(target: Target) -> tuple[int, str, int]:
+    rank = target.claim.rank
+    return (int(rank) if rank.isascii() and rank.isdigit() else 0, rank, target.pid)
+
+
+def named(ranks: Iterable[Target]) -> str:
+    """Name ranks for a person: `rank 1`, `ranks 0, 2, 3`."""
+    names = [target.claim.rank for target in sorted(ranks, key=_order)]
+    shown = [*names[:8], f"{len(names) - 8} more"] if len(names) > 9 else names
+    return f"rank{'s' * (len(names) != 1)} {', '.join(shown)}"
+
+
+def family(snapshot: Snapshot, name: str, labels: tuple[str, ...]) -> Family | None:
+    """Find a family of a page that has these labels."""
+    return next((one for one in snapshot.families if one.name == name and one.labels == labels), None)
+
+
+def counts(found: Family | None) -> dict[str, float]:
+    """Give the values of a family with one label, or none, by its value; without those that are no counts."""
+    if found is None:
+        return {}
+    values = (
+        (labels[0] if labels else "", found.cells[at]) for labels, at in zip(found.values, found.first, strict=True)
+    )
+    return {label: value for label, value in values if math.isfinite(value) and 0 <= value < MOST}
+
+
+def step_of(target: Target, steps: float) -> int:
+    """Give the number of a step as a person counts it, from what the agent has counted."""
+    return int(steps) + (target.identity.step_offset or 0)

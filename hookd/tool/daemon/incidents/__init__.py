@@ -1,0 +1,1 @@
+"""Incidents: stored, written to a log, sent to receivers."""

@@ -1,0 +1,271 @@
+"""Where every incident enters: how many kinds there may be, how many rows a second, and how it is told what was dropped."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hookd.tool.daemon.incidents.kinds import Kinds
+from hookd.tool.daemon.incidents.store import DROPPED
+from hookd.tool.linux.owner import user_name
+from hookd.tool.reports.collapse import same
+from hookd.tool.reports.wording import process_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from hookd.tool.daemon.incidents.store import IncidentStore
+    from hookd.wire.labels import Claim
+
+SUM_UP_S = 5.0
+"""How often that incident is written anew while more are dropped."""
+LOG_S, LINES = 60.0, 5
+"""How often the log says so, and in how many lines at a time."""
+MOST_COUNTED = 10**12
+"""Dropped incidents of one scope are counted so far."""
+MAX_KNOWN = 20_000
+"""Incidents of all targets that are known to be repeated when they come again; of others the store knows it."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How many new rows: `burst` at once, after that `per_s`."""
+
+    burst: int
+    per_s: float
+
+
+LIMITS = {"target": Limit(100, 1.0), "run": Limit(400, 4.0), "user": Limit(1000, 10.0)}
+"""By scope; a row needs room in all three. Equal incidents are one row, see `hookd.tool.reports.collapse`."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Whose incidents they are.
+
+    Attributes:
+        process: pid, start ticks, inode of the page.
+        claim: the run and rank as they are served.
+        owner: the uid of the process, from the kernel; -1: not known.
+    """
+
+    process: tuple[int, int, int]
+    claim: Claim
+    owner: int
+
+
+class Scope(NamedTuple):
+    """What a limit counts: a target, a run of a user, all of a user's. The daemon's own incidents are counted apart."""
+
+    level: str
+    name: tuple[object, ...]
+    is_own: bool
+
+    def words(self, source: Source) -> str:
+        """Name it, given one of its sources."""
+        claim, user = source.claim, user_name(source.owner)
+        process = process_of({"pid": source.process[0], "user": user})
+        return {
+            "target": f"run {claim.run}, rank {claim.rank} ({process})",
+            "run": f"run {claim.run}{f' of user {user}' if user else ''}",
+            "user": f"user {user or 'unknown'}",
+        }[self.level]
+
+
+class _Bucket:
+    """A token bucket, full at first."""
+
+    def __init__(self, limit: Limit, now: float) -> None:
+        self._limit = limit
+        self._left = float(limit.burst)
+        self._seen = now
+
+    def left(self, now: float) -> float:
+        """Return how many rows there is room for."""
+        self._left = min(float(self._limit.burst), self._left + (now - self._seen) * self._limit.per_s)
+        self._seen = now
+        return self._left
+
+    def take(self) -> None:
+        """Use the room of one row."""
+        self._left -= 1
+
+
+@dataclass
+class _Loss:
+    """Incidents of a scope that were dropped.
+
+    Attributes:
+        source: of the first of them.
+        first, last: unix seconds.
+        number: under which the store has the incident that says so; 0: it does not yet.
+        changed: monotonic seconds of the last one.
+        told, logged: how many the store and the log have been told of.
+        written: monotonic seconds of when the store was.
+    """
+
+    source: Source
+    first: float
+    last: float
+    count: int = 0
+    number: int = 0
+    changed: float = 0.0
+    told: int = 0
+    written: float = float("-inf")
+    logged: int = 0
+
+
+class Admission:
+    """Admits incidents to the store. Any thread may call.
+
+    Args:
+        store: where they go.
+        clock: monotonic seconds.
+
+    Attributes:
+        kinds: those that there are.
+    """
+
+    def __init__(self, store: IncidentStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: dict[Scope, _Bucket] = {}
+        self._known: OrderedDict[tuple[object, ...], None] = OrderedDict()
+        self._losses: dict[Scope, _Loss] = {}
+        self._logged_at = float("-inf")
+        self.kinds = Kinds()
+
+    def add(self, source: Source, incidents: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], int]:
+        """Store incidents of a page.
+
+        Returns:
+            Those that are neither repeated nor dropped, and how many were dropped.
+        """
+        new: list[Mapping[str, Any]] = []
+        admitted: list[Mapping[str, Any]] = []
+        dropped = 0
+        with self._lock:
+            for one in incidents:
+                incident = self._bounded(source, one)
+                name = (*source.process, same(incident))
+                if name not in self._known:
+                    if not self._admit(source, is_own=False):
+                        dropped += 1
+                        continue
+                    new.append(incident)
+                self._remember(name)
+                admitted.append(incident)
+            claim = source.claim
+            self._store.add(source.process, claim.run, claim.rank, admitted, owner=source.owner)
+        return new, dropped
+
+    def tell(self, source: Source, incident: Mapping[str, Any]) -> bool | None:
+        """Store what the daemon itself has seen, see `IncidentStore.tell`; None if it is dropped."""
+        with self._lock:
+            if not self._admit(source, is_own=True):
+                return None
+            claim = source.claim
+            return self._store.tell(source.process, claim.run, claim.rank, incident, owner=source.owner)
+
+    def missed(self, source: Source, count: int) -> None:
+        """Count incidents that were gone from a page before they were read."""
+        with self._lock:
+            narrowest = next(_scopes(source, is_own=False))
+            # What is told of them is a row, for which there must be room; where there is none it counts them itself.
+            if narrowest in self._losses or self._admit(source, is_own=False):
+                self._lose(narrowest, source, count)
+
+    def keep(self, processes: Collection[tuple[int, int, int]]) -> None:
+        """Forget the kinds of all targets but these."""
+        self.kinds.keep(processes)
+
+    def sum_up(self, *, is_last: bool = False) -> None:
+        """Write down how many were dropped, and forget what is over; about once a second, and at the end."""
+        now = self._clock()
+        with self._lock:
+            self._log(now)
+            for scope, loss in list(self._losses.items()):
+                if loss.count > loss.told and (is_last or now - loss.written >= SUM_UP_S):
+                    self._write(scope, loss, now)
+                if loss.count == loss.logged == loss.told and now - loss.changed >= LOG_S:
+                    del self._losses[scope]
+            for scope in [one for one, bucket in self._buckets.items() if bucket.left(now) >= LIMITS[one.level].burst]:
+                del self._buckets[scope]
+
+    # ---- one incident. Locked.
+
+    def _bounded(self, source: Source, incident: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the incident under a kind that there may be."""
+        told = str(incident.get("kind", ""))
+        kind = self.kinds.bounded(source.owner, source.process, told)
+        return (
+            incident
+            if kind == told
+            else {**incident, "kind": kind, "message": f"{told}: {incident.get('message', '')}"}
+        )
+
+    def _remember(self, name: tuple[object, ...]) -> None:
+        self._known[name] = None
+        self._known.move_to_end(name)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def _admit(self, source: Source, *, is_own: bool) -> bool:
+        now = self._clock()
+        scopes = list(_scopes(source, is_own=is_own))
+        buckets = [self._buckets.get(one) or _Bucket(LIMITS[one.level], now) for one in scopes]
+        full = next((one for one, bucket in zip(scopes, buckets, strict=True) if bucket.left(now) < 1), None)
+        if full is not None:
+            self._lose(full, source, 1)
+            return False
+        for scope, bucket in zip(scopes, buckets, strict=True):
+            bucket.take()
+            self._buckets[scope] = bucket
+        return True
+
+    # ---- what was dropped. Locked.
+
+    def _log(self, now: float) -> None:
+        new = [(scope, loss) for scope, loss in self._losses.items() if loss.count > loss.logged]
+        if not new or now - self._logged_at < LOG_S:
+            return
+        self._logged_at = now
+        for scope, loss in sorted(new, key=lambda one: one[1].count, reverse=True)[:LINES]:
+            _log.warning("%s", _sentence(scope, loss))
+        if len(new) > LINES:
+            _log.warning("incidents of %d more targets, runs or users were dropped", len(new) - LINES)
+        for _, loss in new:
+            loss.logged = loss.count
+
+    def _lose(self, scope: Scope, source: Source, count: int) -> None:
+        now = time.time()
+        loss = self._losses.setdefault(scope, _Loss(source, now, now))
+        loss.count = min(loss.count + count, MOST_COUNTED)  # a page may claim any number
+        loss.last, loss.changed = now, self._clock()
+
+    def _write(self, scope: Scope, loss: _Loss, now: float) -> None:
+        process, claim = loss.source.process, loss.source.claim
+        loss.number = loss.number or self._store.free_number(process)
+        incident = {
+            "kind": DROPPED, "message": _sentence(scope, loss), "time": loss.first, "seq": loss.number, "last": loss.last,
+            "dropped": loss.count,
+        }  # fmt: skip
+        self._store.replace(process, claim.run, claim.rank, incident, owner=loss.source.owner)
+        loss.told, loss.written = loss.count, now
+
+
+def _scopes(source: Source, *, is_own: bool) -> Iterator[Scope]:
+    yield Scope("target", source.process, is_own)
+    yield Scope("run", (source.owner, source.claim.run), is_own)
+    yield Scope("user", (source.owner,), is_own)
+
+
+def _sentence(scope: Scope, loss: _Loss) -> str:
+    spent = max(1.0, loss.last - loss.first)
+    return f"{loss.count:,} more incidents of {scope.words(loss.source)} were dropped in {spent:,.0f} s"

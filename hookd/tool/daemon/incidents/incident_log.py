@@ -1,0 +1,92 @@
+"""Tell of incidents while they happen: a line each in the daemon's log, or on the terminal of a foreground attach."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookd.tool.linux.owner import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hookd.tool.daemon.fleet.last_session import Held
+    from hookd.tool.daemon.fleet.targets import Target
+
+LINES = 3
+"""So many lines of one kind from one target in WINDOW_S; more are counted: what vanishes does so in every layer."""
+WINDOW_S = 30.0
+KINDS = 20
+"""So many kinds are told apart in that time; there are about a dozen."""
+MAX_LENGTH = 400
+"""Characters of a message, which is the target's own word."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Window:
+    began: float
+    told: int = 0
+    held: int = 0
+
+
+class Herald:
+    """Logs the incidents of one target, the first of each kind at once. Used by one thread at a time.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._windows: dict[str, _Window] = {}
+
+    def tell(self, target: Target | Held, incidents: Iterable[Mapping[str, object]]) -> None:
+        """Log new incidents, as far as there were not too many of their kind."""
+        now = self._clock()
+        for incident in incidents:
+            kind = plain(incident.get("kind"))
+            if len(self._windows) >= KINDS and kind not in self._windows:
+                kind = "other kinds"
+            window = self._windows.setdefault(kind, _Window(now))
+            if window.told < LINES:
+                window.told += 1
+                _log.warning("%s", line(target, incident))
+            else:
+                window.held += 1
+        self._sum_up(target, now - WINDOW_S)
+
+    def end(self, target: Target | Held) -> None:
+        """Log how many were held back: there will be no more."""
+        self._sum_up(target, self._clock())
+
+    def _sum_up(self, target: Target | Held, until: float) -> None:
+        """Close the windows that began at `until` or before."""
+        for kind, window in list(self._windows.items()):
+            if window.began <= until:
+                del self._windows[kind]
+                if window.held:
+                    _log.warning("%d more of %s %s: hookd report %d", window.held, kind, who(target), target.pid)
+
+
+def line(target: Target | Held, incident: Mapping[str, object]) -> str:
+    """Put an incident into one line: kind, target and its user, step, message."""
+    step = incident.get("step")
+    counted = "" if incident.get("is_step_absolute", True) else " (counted from the attach)"
+    at = f" at step {step}{counted}" if isinstance(step, int) else ""
+    return f"{plain(incident.get('kind'))} {who(target)}{at}: {plain(incident.get('message'))}"
+
+
+def who(target: Target | Held) -> str:
+    """Name a target in a line."""
+    owner = user_name(target.claim.uid)
+    whose = f" of user {plain(owner)}" if owner else ""
+    return f"in process {target.pid}{whose} (run {plain(target.claim.run)}, rank {plain(target.claim.rank)})"
+
+
+def plain(text: object) -> str:
+    """Make one line of what a target says, without anything that a terminal would obey."""
+    clean = "".join(char if char.isprintable() else " " for char in str(text)[: MAX_LENGTH + 1])
+    return clean if len(clean) <= MAX_LENGTH else clean[: MAX_LENGTH - 1] + "…"

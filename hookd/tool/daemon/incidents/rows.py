@@ -1,0 +1,260 @@
+"""The rows of the incident store: how an incident becomes one, and how they are asked for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.linux.owner import user_name
+from hookd.tool.reports.collapse import same
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+MAX_ROWS = 1000
+"""What one query gives at most."""
+AHEAD_S = 60.0
+"""How far a target's clock may be ahead of ours."""
+KEY = ("boot", "pid", "start", "page", "same")
+"""The columns that name an incident."""
+FIELDS = (*KEY, "seq", "time", "run", "rank", "kind", "module", "step", "message", "owner", "count", "last", "last_seq")
+COLUMNS = ("id", *FIELDS, "detail")
+UNKNOWN = -1
+"""The owner of a process whose user is not known."""
+_MARKS = ", ".join("?" * len(FIELDS))
+_TARGET = " AND ".join(f"{name} = ?" for name in KEY[:-1])
+# Pages are read by several daemons, at once or one after the other, and nothing is counted twice: their numbers grow.
+_COUNT = f"""
+UPDATE incidents SET count = count + MIN(?, ? - last_seq), last = MAX(last, ?), last_seq = ?
+WHERE {_TARGET} AND same = ? AND last_seq < ?
+"""  # noqa: S608  ours, as below
+# Not by INSERT OR IGNORE or ON CONFLICT, which use up an id each time.
+_INSERT = f"""
+INSERT INTO incidents ({", ".join(FIELDS)}, detail, bytes) SELECT {_MARKS}, ?, ?
+WHERE NOT EXISTS (SELECT 1 FROM incidents WHERE {_TARGET} AND (same = ? OR seq = ?))
+"""  # noqa: S608
+_OVERHEAD = 200
+"""Bytes of a row beside its message and detail, about."""
+_PROCESS = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(3))
+
+
+def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what names an incident."""
+    return tuple(row[name] for name in KEY)
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one row for two of the same key: the first one's words, and the count of both.
+
+    Of what the daemon itself has seen there is one, and its last words hold.
+    """
+    if new["seq"] < 0:
+        return dict(new)
+    ends = {name: max(old[name], new[name]) for name in ("last", "last_seq")}
+    return {**old, **ends, "count": old["count"] + new["count"]}
+
+
+def insertion(row: Mapping[str, Any], detail: str) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the statements that store a row, or count it where there is one of its key; each with its values."""
+    last = (row["last_seq"], row["last"], row["last_seq"])
+    values = tuple(row[name] for name in FIELDS)
+    return [
+        (_COUNT, (row["count"], *last, *key(row), row["last_seq"])),
+        (_INSERT, (*values, detail, size(row, detail), *key(row), row["seq"])),
+    ]
+
+
+def size(row: Mapping[str, Any], detail: str) -> int:
+    """Return about how many bytes a row takes."""
+    return _OVERHEAD + len(row["message"]) + len(detail)
+
+
+def named(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with the name of their owner as `user`, each name looked up once: that may ask the network."""
+    every = list(rows)
+    names = {owner: user_name(owner) for owner in {row["owner"] for row in every}}
+    return [{**row, "user": names[row["owner"]]} for row in every]
+
+
+def fair(rows: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Choose `limit` rows so that nobody's are crowded out: owners take turns, and targets have shares within an owner.
+
+    Args:
+        rows: the newest first.
+        limit: how many.
+
+    Returns:
+        They keep their order. Where all are of one target, it has the newest `limit`.
+    """
+    of_target: Counter[Any] = Counter()
+    of_owner: Counter[Any] = Counter()
+    portions = []
+    for at, row in enumerate(rows):
+        target = (row["owner"], row["pid"], row["start"])
+        portions.append((of_target[target] // _share(limit), at, row))
+        of_target[target] += 1
+    turns = []
+    for _, at, row in sorted(portions, key=lambda one: one[:2]):
+        turns.append((of_owner[row["owner"]], at, row))
+        of_owner[row["owner"]] += 1
+    chosen = sorted(turns, key=lambda one: one[:2])[:limit]
+    return [row for _, _, row in sorted(chosen, key=lambda one: one[1])]
+
+
+def _share(limit: int) -> int:
+    return max(1, limit // 5)
+
+
+def query(
+    connection: sqlite3.Connection,
+    *,
+    id: int | None = None,  # noqa: A002  the column's name
+    after: int | None = None,
+    run: str | None = None,
+    pid: int | None = None,
+    user: int | None = None,
+    kind: str | None = None,
+    since: float | None = None,
+    limit: int = MAX_ROWS,
+    order: str = "time",
+    processes: Collection[tuple[str, int, int]] | None = None,
+) -> list[dict[str, Any]]:
+    """Return incidents that match all that is asked for, the newest first, `MAX_ROWS` at most.
+
+    Where there are more than `limit`, they are chosen as `fair` does. Of one run or process each owner's are the newest:
+    several users may have had the name, one after the other.
+
+    Args:
+        connection: to the file.
+        id: the one of this number.
+        after: those of a higher number, the lowest first, each of them.
+        run: as it is served.
+        pid: of the target.
+        user: the uid of the owner.
+        kind: as it was told.
+        since: unix seconds; the last occurrence counts.
+        limit: how many at most.
+        order: "time", or "id" for the order in which they were stored.
+        processes: only of these, by boot, pid and start ticks.
+    """
+    asked = {
+        "run = ?": run, "pid = ?": pid, "owner = ?": user, "kind = ?": kind, "last >= ?": since, "id = ?": id,
+        "id > ?": after,
+    }  # fmt: skip
+    wanted = {condition: value for condition, value in asked.items() if value is not None}
+    conditions, values = list(wanted), [*wanted.values()]
+    if not all(isinstance(value, str) or -(2**63) <= value < 2**63 for value in values):
+        return []  # SQLite has no such numbers
+    if processes is not None:
+        conditions.append(f"(boot, pid, start) IN (SELECT {_PROCESS} FROM json_each(?))")  # noqa: S608  ours
+        values.append(json.dumps([list(one) for one in processes]))
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    limit = max(0, min(limit, MAX_ROWS))
+    columns = ", ".join(COLUMNS)
+    by = "id" if after is not None else "id DESC" if order == "id" else "last DESC, id DESC"
+    if after is not None:
+        sql = f"SELECT {columns} FROM incidents {where} ORDER BY {by} LIMIT ?"  # noqa: S608  ours
+        rows = connection.execute(sql, (*values, limit))
+    elif wanted or processes is not None:
+        sql = _FAIR.format(columns=columns, where=where, by=by)
+        share = _share(limit) if run is None and pid is None else max(1, limit)
+        rows = connection.execute(sql, (*values, share, limit))
+    else:
+        sql = _NEWEST + _FAIR.format(columns=columns, where="WHERE id IN newest", by=by)
+        rows = connection.execute(sql.replace("\nWITH portions", ", portions", 1), (limit, limit, _share(limit), limit))
+    return named(map(row_of, rows))
+
+
+_FAIR = """
+WITH portions AS (
+    SELECT id, owner, last, (ROW_NUMBER() OVER (PARTITION BY owner, pid, start ORDER BY {by}) - 1) AS n
+    FROM incidents {where}
+), turns AS (
+    SELECT id, last, ROW_NUMBER() OVER (PARTITION BY owner ORDER BY n / ?, {by}) AS turn FROM portions
+)
+SELECT {columns} FROM incidents WHERE id IN (SELECT id FROM turns ORDER BY turn, {by} LIMIT ?) ORDER BY {by}
+"""
+"""The same choice as that of `fair`."""
+_NEWEST = """
+WITH RECURSIVE targets (owner, pid, start) AS (
+    SELECT * FROM (SELECT owner, pid, start FROM incidents ORDER BY owner, pid, start LIMIT 1)
+    UNION ALL
+    SELECT next.owner, next.pid, next.start FROM targets AS this, incidents AS next WHERE next.id = COALESCE(
+        (SELECT id FROM incidents WHERE owner = this.owner AND pid = this.pid AND start > this.start ORDER BY start LIMIT 1),
+        (SELECT id FROM incidents WHERE owner = this.owner AND pid > this.pid ORDER BY pid, start LIMIT 1),
+        (SELECT id FROM incidents WHERE owner > this.owner ORDER BY owner, pid, start LIMIT 1)
+    )
+), newest (id) AS (
+    SELECT one.id FROM targets, incidents AS one WHERE one.id IN (
+        SELECT id FROM incidents WHERE owner = targets.owner AND pid = targets.pid AND start = targets.start
+        ORDER BY id DESC LIMIT ?
+    )
+    UNION SELECT id FROM (SELECT id FROM incidents ORDER BY last DESC LIMIT ?)
+)
+"""
+"""The newest of each target, by way of the index alone: of a full store all others need not be looked at."""
+
+
+def fits(
+    row: Mapping[str, Any],
+    processes: Collection[tuple[str, int, int]] | None,
+    *,
+    id: int | None = None,  # noqa: A002  the column's name
+    after: int | None = None,
+    user: int | None = None,
+    since: float | None = None,
+    limit: int = MAX_ROWS,  # noqa: ARG001  it holds for all
+    order: str = "time",  # noqa: ARG001  the same
+    **wanted: Any,
+) -> bool:
+    """Tell whether a row that is not in the file fits a query."""
+    return (
+        id is None
+        and after is None
+        and (user is None or row["owner"] == user)
+        and (since is None or row["last"] >= since)
+        and all(value is None or row[name] == value for name, value in wanted.items())
+        and (processes is None or (row["boot"], row["pid"], row["start"]) in set(processes))
+    )
+
+
+def row_of(values: Sequence[Any]) -> dict[str, Any]:
+    """Make a row of the values of COLUMNS."""
+    row = dict(zip(COLUMNS, values, strict=True))
+    return {**row, "detail": json.loads(row["detail"])}
+
+
+def values_of(incident: Mapping[str, Any], run: str, rank: str, owner: int) -> dict[str, Any]:
+    """Return the columns from `same` on; the page may hold anything under these names."""
+    seq, when, step, module = (incident.get(name) for name in ("seq", "time", "step", "module"))
+    number = seq if _is_number(seq, int) else 0
+    now = time.time()
+    # A time to come would be kept for ever, and stand above all others.
+    moment = min(float(when), now + AHEAD_S) if when is not None and _is_number(when, (int, float)) else now
+    return {
+        "same": same({**incident, "seq": number}),
+        "seq": number,
+        "time": moment,
+        "run": _text(run),
+        "rank": _text(rank),
+        "kind": _text(incident.get("kind", "")),
+        "module": _text(module) if isinstance(module, str) else None,
+        "step": step if _is_number(step, int) else None,
+        "message": _text(incident.get("message", "")),
+        "owner": owner,
+        "count": 1,
+        "last": moment,
+        "last_seq": number,
+    }
+
+
+def _text(value: object) -> str:
+    """Give a text that SQLite takes: half a surrogate pair is none."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _is_number(value: object, kinds: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and -(2**63) <= value < 2**63  # type: ignore[operator]

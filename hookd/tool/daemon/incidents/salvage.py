@@ -1,0 +1,56 @@
+"""What can be read of a damaged incident store goes into the new one, with its numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.daemon.incidents import database
+from hookd.tool.daemon.incidents.rows import COLUMNS, row_of, size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_INSERT = f"""
+INSERT OR IGNORE INTO incidents ({", ".join(COLUMNS)}, bytes) VALUES ({", ".join("?" * (len(COLUMNS) + 1))})
+"""  # noqa: S608  ours
+_TYPES = {
+    **dict.fromkeys(("id", "pid", "start", "page", "seq", "owner", "count", "last_seq"), int),
+    **dict.fromkeys(("time", "last"), float),
+    **dict.fromkeys(("boot", "same", "run", "rank", "kind", "message"), str),
+}
+
+
+def salvage(damaged: Path, into: sqlite3.Connection) -> int:
+    """Copy the incidents that can be read; return how many.
+
+    Raises:
+        sqlite3.Error: they cannot be written.
+    """
+    with database.transaction(into):
+        return sum(into.execute(_INSERT, values).rowcount for values in _rows(damaged))
+
+
+def _rows(damaged: Path) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of COLUMNS and the size of what can be read: from the first on, and from the last back."""
+    with contextlib.suppress(sqlite3.Error, OSError):
+        has_log = damaged.with_name(damaged.name + "-wal").exists()
+        old = (database.open_to_read if has_log else database.open_unchanging)(damaged)
+        if old is None:
+            return
+        with contextlib.closing(old):
+            for order in ("ASC", "DESC"):
+                with contextlib.suppress(sqlite3.Error):
+                    for values in old.execute(f"SELECT {', '.join(COLUMNS)} FROM incidents ORDER BY id {order}"):  # noqa: S608
+                        if _is_whole(values):
+                            yield (*values, size({"message": values[COLUMNS.index("message")]}, values[-1]))
+
+
+def _is_whole(values: tuple[Any, ...]) -> bool:
+    try:
+        row = row_of(values)
+    except (ValueError, TypeError):
+        return False
+    return isinstance(row["detail"], dict) and all(isinstance(row[name], kind) for name, kind in _TYPES.items())

@@ -1,0 +1,352 @@
+"""The incident store: what was worth telling a person, kept beyond the life of target and daemon. SQLite."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hookd.tool.daemon.incidents import database
+from hookd.tool.daemon.incidents.database import NAME
+from hookd.tool.daemon.incidents.rows import (
+    COLUMNS,
+    KEY,
+    MAX_ROWS,
+    UNKNOWN,
+    fair,
+    fits,
+    key,
+    merged,
+    named,
+    query,
+    row_of,
+    values_of,
+)
+from hookd.tool.daemon.incidents.write_queue import RETRY_S, Ledger, Write
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from hookd.tool.daemon.incidents.receivers import Receiver
+
+__all__ = ["END", "MAX_BYTES", "MAX_ROWS", "NAME", "IncidentStore", "query", "read_only"]
+
+END = -1
+"""The number of the incident that tells of a target's end: there is one at most."""
+DROPPED = "dropped"
+"""The kind of the incident that says how many others were dropped; it is never over."""
+OVER = "_over"
+"""What lasts is told by a kind, that it is over by the same with this behind it: `hang`, `hang_over`."""
+MAX_BYTES = 100_000_000
+"""Bytes of the file where nobody says otherwise."""
+ANSWER_S = 1.0
+"""How long who asks waits for what is being written; then it comes from the list."""
+
+_log = logging.getLogger(__name__)
+
+_IS = " AND ".join(f"{name} = ?" for name in KEY)
+_NUMBER = f"SELECT id FROM incidents WHERE {_IS}"  # noqa: S608  ours, as below
+_ID = f"({_NUMBER})"
+_REPLACE = f"UPDATE incidents SET message = ?, detail = ?, last = ? WHERE {_IS}"  # noqa: S608
+_NOTICE = f"INSERT OR IGNORE INTO notices SELECT ?, id, NULL FROM incidents WHERE {_IS}"  # noqa: S608
+_WAS_NOTICED = f"SELECT 1 FROM notices WHERE receiver = ? AND incident = {_ID}"  # noqa: S608
+_DELIVERED = f"UPDATE notices SET delivered = ? WHERE receiver = ? AND incident = {_ID}"  # noqa: S608
+_UNDELIVERED = f"""
+SELECT {", ".join(COLUMNS)} FROM incidents WHERE id IN (
+    SELECT incident FROM notices JOIN incidents ON id = incident WHERE receiver = ? AND delivered IS NULL
+    ORDER BY ROW_NUMBER() OVER (PARTITION BY owner ORDER BY incident), incident LIMIT ?
+) ORDER BY id
+"""  # noqa: S608  ours
+_OWN = (
+    "SELECT seq, kind, time, message FROM incidents WHERE boot = ? AND pid = ? AND start = ? AND page = ? AND seq < 0"
+)
+_SEEN = "SELECT MAX(last_seq) FROM incidents WHERE boot = ? AND pid = ? AND start = ? AND page = ?"
+_IS_DISMISSED = "SELECT 1 FROM dismissed WHERE boot = ? AND pid = ? AND start = ?"
+
+
+class Own(NamedTuple):
+    """What daemons have seen of one target themselves.
+
+    Attributes:
+        told: by kind, how many incidents.
+        ongoing: by kind, `time` and `message` of those that are not over; not the end.
+    """
+
+    told: dict[str, int]
+    ongoing: dict[str, dict[str, Any]]
+
+
+class IncidentStore:
+    """Takes incidents in and gives them out. Any thread may call; nothing is raised for what the disk does.
+
+    Only `flush`, `close` and who asks for incidents wait for the disk; see `Ledger`.
+
+    Args:
+        path: of the file; None: in memory only.
+        max_bytes: how large the file may become; then the oldest incidents go.
+        retry_s: how long to wait after a write that failed.
+    """
+
+    def __init__(self, path: Path | None, *, max_bytes: float = MAX_BYTES, retry_s: float = RETRY_S) -> None:
+        self._boot = boot_id()
+        self._receivers: list[Receiver] = []
+        self._telling = threading.Lock()
+        self._ledger = Ledger(path, max_bytes, self._news, retry_s)
+
+    @classmethod
+    def open(cls, state_dir: Path | None, *, max_bytes: float = MAX_BYTES) -> IncidentStore:
+        """Open the store in `state_dir`; without one it is in memory alone.
+
+        Where the file cannot be written that is logged, the incidents are kept in memory, and it is tried again.
+        """
+        return cls(None if state_dir is None else state_dir / NAME, max_bytes=max_bytes)
+
+    # ---- what is told to it
+
+    def listen(self, receiver: Receiver) -> None:
+        """Tell a receiver of each incident that is new to it. To be called before the first one comes."""
+        self._receivers.append(receiver)
+
+    def add(
+        self,
+        target: tuple[int, int, int],
+        run: str,
+        rank: str,
+        incidents: Iterable[Mapping[str, Any]],
+        *,
+        owner: int = UNKNOWN,
+    ) -> None:
+        """Store incidents of one page; of equal ones the first, with their number, see `collapse.same`.
+
+        Args:
+            target: pid, start ticks, inode of the page.
+            run: as it is served.
+            rank: as it is served.
+            incidents: with `seq`, and as far as they have them `time`, `kind`, `module`, `step`, `message`. The
+                numbers of a page grow.
+            owner: the uid of the process.
+        """
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for incident in incidents:
+            row = self._row(target, run, rank, incident, owner)
+            rows[key(row)] = merged(rows[key(row)], row) if key(row) in rows else row
+        self._ledger.put({name: self._write(row) for name, row in rows.items()})
+
+    @property
+    def repairs(self) -> int:
+        """Return how often a damaged file was replaced: what it had, and a page still has, can be added again."""
+        return self._ledger.repairs
+
+    def seen(self, target: tuple[int, int, int]) -> int:
+        """Return the highest number on the page of a target that is stored, 0 if none is."""
+        asked = (self._boot, *target)
+        found = self._ledger.read(lambda one: one.execute(_SEEN, asked).fetchone()[0], None)
+        return max(0, found or 0)
+
+    def free_number(self, target: tuple[int, int, int]) -> int:
+        """Return the next number below 0 that no incident of a target has."""
+        return min([END, *self._own(target)]) - 1
+
+    def replace(
+        self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any], *, owner: int = UNKNOWN
+    ) -> None:
+        """Store what the daemon itself has seen, with its `seq` and `last`, in place of what it told before."""
+        row = self._row(target, run, rank, incident, owner)
+        row["last"] = incident["last"]
+        values = (row["message"], json.dumps(row["detail"]), row["last"], *key(row))
+        self._put(row, (_REPLACE, values))
+
+    def tell(
+        self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any], *, owner: int = UNKNOWN
+    ) -> bool:
+        """Store what the daemon itself has seen. Without a `seq` it gets the next free number below 0.
+
+        Returns:
+            False if it was told already: there is one of this number, or what lasts is not over. Several daemons may
+            look at one target; the receivers of each are told nevertheless.
+        """
+        with self._telling:  # no other thread gives such numbers
+            own = self._own(target)
+            known = _told_as(incident, own)
+            number = min([END, *own]) - 1 if known is None else known
+            self._put(self._row(target, run, rank, {**incident, "seq": incident.get("seq", number)}, owner))
+        return known is None
+
+    def own(self, target: tuple[int, int, int]) -> Own:
+        """Sum up what daemons have seen of a target themselves, whichever daemon it was."""
+        told: dict[str, int] = {}
+        ongoing: dict[str, dict[str, Any]] = {}
+        for number, own in sorted(self._own(target).items(), reverse=True):  # as they were told
+            kind = own["kind"]
+            told[kind] = told.get(kind, 0) + 1
+            if kind.endswith(OVER):
+                ongoing.pop(kind.removesuffix(OVER), None)
+            elif number != END and kind != DROPPED:
+                ongoing[kind] = {"time": own["time"], "message": own["message"]}
+        return Own(told, ongoing)
+
+    def prune(self, before: float) -> None:
+        """Forget what is older than `before`, in unix seconds, also of what no disk has taken yet."""
+        waiting = {name for name, one in self._ledger.waiting().items() if one.row and one.row["last"] < before}
+        self._ledger.drop(waiting.__contains__)
+        old = ("DELETE FROM incidents WHERE last < ?", (before,))
+        self._ledger.put({("pruned",): Write([old, ("DELETE FROM dismissed WHERE boot != ?", (self._boot,))])})
+
+    def dismiss(self, pid: int, start: int) -> None:
+        """Remember that somebody has detached from a process."""
+        row = (self._boot, pid, start, time.time())
+        write = Write([("INSERT OR IGNORE INTO dismissed VALUES (?, ?, ?, ?)", row)])
+        self._ledger.put({("dismissed", pid, start): write})
+
+    def recall(self, pid: int) -> None:
+        """Forget it: somebody has attached to the process again."""
+        self._ledger.drop(lambda name: name[:2] == ("dismissed", pid))
+        write = Write([("DELETE FROM dismissed WHERE boot = ? AND pid = ?", (self._boot, pid))])
+        self._ledger.put({("recalled", pid): write})
+
+    def is_dismissed(self, pid: int, start: int) -> bool:
+        """Tell whether somebody has detached from the process and nobody has attached since."""
+        waiting = self._ledger.waiting()
+        if ("dismissed", pid, start) in waiting or ("recalled", pid) in waiting:
+            return ("dismissed", pid, start) in waiting
+        asked = (self._boot, pid, start)
+        return self._ledger.read(lambda one: one.execute(_IS_DISMISSED, asked).fetchone(), None) is not None
+
+    def delivered(self, receiver: str, incidents: Iterable[Mapping[str, Any]]) -> None:
+        """Remember that a receiver need not be told of these incidents again."""
+        now = time.time()
+        names = [key(incident) for incident in incidents]
+        self._ledger.put(
+            {("delivered", receiver, *name): Write([(_DELIVERED, (now, receiver, *name))]) for name in names}
+        )
+
+    # ---- what is asked of it
+
+    def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Any) -> list[dict[str, Any]]:
+        """Give incidents, the newest first; see `rows.query`. `of`: only those of these processes, by pid and start ticks.
+
+        What is not in the file yet has no `id`.
+        """
+        processes = None if of is None else [(self._boot, *one) for one in of]
+        self.flush(ANSWER_S)
+        waiting = named(row for row in self._waiting() if fits(row, processes, **wanted))
+        stored: list[dict[str, Any]] = self._ledger.read(lambda one: query(one, processes=processes, **wanted), [])
+        if not waiting:
+            return stored
+        found = {key(row): row for row in stored}
+        for row in reversed(waiting):
+            old = found.get(key(row))
+            if old is None or old["last_seq"] < row["last_seq"]:  # else it was written meanwhile
+                found[key(row)] = row if old is None else {**merged(old, row), "id": old["id"]}
+        limit = max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))
+        if wanted.get("order") == "id":  # what has no number yet is the newest
+            order = sorted(found.values(), key=lambda row: (row["id"] is None, row["id"] or row["last"]), reverse=True)
+        else:
+            order = sorted(found.values(), key=lambda row: row["last"], reverse=True)
+        return fair(order, limit)
+
+    def undelivered(self, receiver: str, limit: int) -> list[dict[str, Any]]:
+        """Return incidents in the file of which a receiver was not told yet, the oldest first; owners have equal shares."""
+        self.flush(ANSWER_S)
+        waiting = self._ledger.waiting()
+        found: list[Any] = self._ledger.read(lambda one: one.execute(_UNDELIVERED, (receiver, limit)).fetchall(), [])
+        return named(row for row in map(row_of, found) if ("delivered", receiver, *key(row)) not in waiting)
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until all is in the file, or cannot be written; tell whether it is."""
+        return self._ledger.flush(timeout_s)
+
+    def close(self) -> None:
+        """Write what waits, and close the file."""
+        self._ledger.close()
+
+    # ---- rows
+
+    def _row(
+        self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any], owner: int
+    ) -> dict[str, Any]:
+        names = zip(KEY, (self._boot, *target), strict=False)
+        return {"id": None, **dict(names), **values_of(incident, run, rank, owner), "detail": dict(incident)}
+
+    def _put(self, row: dict[str, Any], *more: tuple[str, tuple[Any, ...]]) -> None:
+        self._ledger.put({key(row): self._write(row, *more)})
+
+    def _write(self, row: dict[str, Any], *more: tuple[str, tuple[Any, ...]]) -> Write:
+        notices = [(_NOTICE, (one.name, *key(row))) for one in self._receivers if one.wants(row)]
+        return Write([*more, *notices], row)
+
+    def _waiting(self) -> list[dict[str, Any]]:
+        """Give what is on its way. To be asked before the file is: then nothing falls between the two."""
+        return [write.row for write in self._ledger.waiting().values() if write.row is not None]
+
+    def _own(self, target: tuple[int, int, int]) -> dict[int, dict[str, Any]]:
+        """Give the numbers below 0 of a target, with `kind`, `time` and `message`."""
+        of = (self._boot, *target)
+        own = {row["seq"]: row for row in self._waiting() if key(row)[:-1] == of and row["seq"] < 0}
+        rows: list[Any] = self._ledger.read(lambda one: one.execute(_OWN, of).fetchall(), [])
+        return own | {number: {"kind": kind, "time": when, "message": text} for number, kind, when, text in rows}
+
+    def _news(self, writes: Iterable[Write]) -> Callable[[], None]:
+        """Find out who is to be told of what. The file is asked, so that a restart tells nothing twice."""
+        rows = [self._whole(write.row) for write in writes if write.row is not None]
+        news = [
+            (receiver, row)
+            for row, grown in rows
+            for receiver in self._receivers
+            if receiver.wants(row) and (grown or not self._was_noticed(receiver, row))
+        ]
+
+        def tell() -> None:
+            told = named(row for _, row in news)
+            for (receiver, _), row in zip(news, told, strict=True):
+                try:
+                    receiver.receive({**row, "id": self._number(row)})
+                except Exception:  # noqa: BLE001  whatever it is, incidents are stored
+                    _log.exception("%s cannot be told of an incident", receiver.name)
+
+        return tell
+
+    def _whole(self, row: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Return a row with what the file has of it, and whether its count has one more digit by this."""
+        sql = f"SELECT {', '.join(COLUMNS)} FROM incidents WHERE {_IS}"  # noqa: S608  ours
+        found: Any = self._ledger.read(lambda one: one.execute(sql, key(row)).fetchone(), None)
+        old = None if found is None else row_of(found)
+        if old is None or row["seq"] < 0 or row["last_seq"] <= old["last_seq"]:
+            return row, False
+        whole = merged(old, row)
+        return whole, len(str(whole["count"])) > len(str(old["count"]))
+
+    def _number(self, row: Mapping[str, Any]) -> int | None:
+        found = self._ledger.read(lambda one: one.execute(_NUMBER, key(row)).fetchone(), None)
+        return None if found is None else int(found[0])
+
+    def _was_noticed(self, receiver: Receiver, row: Mapping[str, Any]) -> bool:
+        asked = (receiver.name, *key(row))
+        return self._ledger.read(lambda one: one.execute(_WAS_NOTICED, asked).fetchone(), None) is not None
+
+
+def _told_as(incident: Mapping[str, Any], own: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """Find the number under which something is told already: its own, or that of the last word on what lasts."""
+    if "seq" in incident:
+        number: int = incident["seq"]
+        return number if number in own else None
+    lasting = str(incident["kind"]).removesuffix(OVER)
+    words = [number for number, one in own.items() if one["kind"] in (lasting, lasting + OVER)]
+    return min(words) if words and own[min(words)]["kind"] == incident["kind"] else None
+
+
+def read_only(state_dir: Path) -> sqlite3.Connection | None:
+    """Open the store for reading, beside a daemon that writes or without one; None when there is none."""
+    return database.open_to_read(state_dir / NAME)
+
+
+def boot_id() -> str:
+    """Name this boot of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

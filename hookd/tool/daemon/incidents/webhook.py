@@ -1,0 +1,246 @@
+"""Post incidents to a webhook: one message for each user, run, rank and kind, again and again until it is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import itertools
+import logging
+import random
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from hookd.tool.daemon.incidents import alertmanager
+from hookd.tool.daemon.incidents.rows import key
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hookd.tool.config import Webhook
+    from hookd.tool.daemon.incidents.store import IncidentStore
+
+MAX_WAITING = 1000
+"""Incidents that wait in memory; more of them wait in the store until these are told."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often, and how patiently. All in seconds.
+
+    Attributes:
+        window_s: so long after a message, what is like it is gathered for the next: storms are collapsed.
+        timeout_s: how long one attempt may take.
+        first_s: the wait after the first failure, doubled with each more, of which a random half is taken off.
+        longest_s: no wait is longer.
+    """
+
+    window_s: float = 30.0
+    timeout_s: float = 10.0
+    first_s: float = 1.0
+    longest_s: float = 300.0
+
+    def wait_s(self, failures: int) -> float:
+        """Give the wait after so many failures in a row."""
+        whole: float = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32))
+        return whole * random.uniform(0.5, 1)  # noqa: S311  spreads daemons, keeps no secret
+
+
+@dataclass
+class _Group:
+    name: tuple[int | str, ...]
+    owner: int
+    due: float
+    incidents: dict[tuple[Any, ...], Mapping[str, Any]] = field(default_factory=dict)
+
+
+class Sender:
+    """A receiver of incidents that posts them. `run` belongs to the event loop; `receive` to the store's thread.
+
+    A message that was taken is marked in the store, so what is not marked is posted after a restart: at least once.
+
+    Args:
+        config: whom to tell of what.
+        store: where it is marked.
+        url: gives the address of this daemon.
+        pace: how often.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: Webhook,
+        store: IncidentStore,
+        url: Callable[[], str] = str,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = config.name
+        self._config = config
+        self._store = store
+        self._url = url
+        self._pace = pace or Pace()
+        self._clock = clock
+        self._instance = socket.gethostname()
+        self._inbox: deque[Mapping[str, Any]] = deque(maxlen=MAX_WAITING)
+        self._groups: dict[tuple[int | str, ...], _Group] = {}
+        self._sent: dict[tuple[int | str, ...], float] = {}
+        self._turns: dict[int, float] = {}  # by owner, when one of theirs was posted last
+        self._queued: set[tuple[Any, ...]] = set()
+        self._told: dict[tuple[Any, ...], None] = {}  # lately: the store may give one out before it tells of it
+        self._is_behind = True  # of the store: what an earlier daemon has left
+        self._is_failing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._came = asyncio.Event()
+
+    def wants(self, incident: Mapping[str, Any]) -> bool:
+        """Want the kinds that were chosen."""
+        return not self._config.kinds or incident["kind"] in self._config.kinds
+
+    def receive(self, incident: Mapping[str, Any]) -> None:
+        """Take an incident in."""
+        self._is_behind = self._is_behind or len(self._inbox) == MAX_WAITING
+        self._inbox.append(incident)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the next daemon tells it
+                self._loop.call_soon_threadsafe(self._came.set)
+
+    async def run(self) -> None:
+        """Post what comes, until cancelled."""
+        self._loop, self._came = asyncio.get_running_loop(), asyncio.Event()
+        self._groups, self._queued, self._is_behind = {}, set(), True  # an earlier round may have failed
+        timeout = aiohttp.ClientTimeout(total=self._pace.timeout_s)
+        # The proxies of the environment are used, as any other client's are.
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
+            while True:
+                self._take_in()
+                if self._is_behind and not self._groups:
+                    await self._catch_up()
+                group = self._due()
+                if group is not None:
+                    await self._deliver(session, group)
+                else:
+                    await self._pause()
+
+    # ---- what waits
+
+    def _take_in(self) -> None:
+        self._came.clear()
+        while self._inbox:
+            self._queue(self._inbox.popleft())
+
+    async def _catch_up(self) -> None:
+        """Take in what the store has, and memory had no room for."""
+        self._is_behind = False
+        rows = await asyncio.to_thread(self._store.undelivered, self.name, MAX_WAITING)
+        self._is_behind = len(rows) == MAX_WAITING
+        for row in rows:
+            self._queue(row)
+
+    def _queue(self, incident: Mapping[str, Any]) -> None:
+        if _news(incident) in self._queued or _news(incident) in self._told:
+            return
+        waiting = sum(len(group.incidents) for group in self._groups.values() if group.owner == incident["owner"])
+        if len(self._queued) >= MAX_WAITING or waiting >= max(1, MAX_WAITING // 2):  # the rest is for other users
+            self._is_behind = True
+            return
+        self._queued.add(_news(incident))
+        name = (incident["owner"], incident["run"], incident["rank"], incident["kind"])
+        if name not in self._groups:
+            last = self._sent.get(name)
+            due = self._clock() if last is None else last + self._pace.window_s
+            self._groups[name] = _Group(name, incident["owner"], due)
+        self._groups[name].incidents[key(incident)] = incident  # of one that has grown the last
+
+    def _due(self) -> _Group | None:
+        now = self._clock()
+        self._sent = {name: at for name, at in self._sent.items() if now - at < self._pace.window_s}
+        due = [group for group in self._groups.values() if group.due <= now]
+        group = min(due, key=lambda one: (self._turns.get(one.owner, 0.0), one.due), default=None)
+        if group is None:
+            return None
+        self._turns[group.owner] = self._sent[group.name] = now
+        return self._groups.pop(group.name)
+
+    async def _pause(self) -> None:
+        due = min((group.due for group in self._groups.values()), default=None)
+        wait_s = None if due is None else max(0.0, due - self._clock())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._came.wait(), wait_s)
+
+    # ---- one message
+
+    async def _deliver(self, session: aiohttp.ClientSession, group: _Group) -> None:
+        """Post until it is taken, or refused for good."""
+        incidents = list(group.incidents.values())
+        body = alertmanager.message(
+            incidents, instance=self._instance, url=self._url(), receiver="hookd", more=self._config.labels
+        )
+        names = [_news(incident) for incident in incidents]
+        number = "msg_" + hashlib.sha256(repr((self.name, names)).encode()).hexdigest()[:32]
+        for failures in itertools.count(1):
+            why = await self._post(session, number, body)
+            if why is None:
+                break
+            self._tell_failure(why)
+            await asyncio.sleep(self._pace.wait_s(failures))
+        self._store.delivered(self.name, incidents)
+        self._queued.difference_update(names)
+        self._told.update(dict.fromkeys(names))
+        for name in list(self._told)[: -2 * MAX_WAITING]:
+            del self._told[name]
+
+    async def _post(self, session: aiohttp.ClientSession, number: str, body: bytes) -> str | None:
+        """Post once; give why it must be posted again, None if not.
+
+        As with Alertmanager (notify/webhook/webhook.go, 0.25) 2xx is success and 5xx may pass; so may 408, 425 and 429.
+        """
+        headers = {"Content-Type": "application/json", "User-Agent": f"hookd/{__version__}"}
+        headers |= signed(self._config.secret, number, int(time.time()), body)
+        try:
+            # A redirect is not followed: it would carry the message to whom nobody has named.
+            async with session.post(self._config.url, data=body, headers=headers, allow_redirects=False) as response:
+                status = response.status
+        except asyncio.TimeoutError:
+            return f"no answer within {self._pace.timeout_s:g} s"
+        except (aiohttp.ClientError, OSError) as exc:  # its text may hold the whole address
+            return f"{type(exc).__name__} {getattr(exc, 'strerror', None) or ''}".strip()
+        if status >= 500 or status in (408, 425, 429):
+            return f"status {status}"
+        if status >= 300:
+            _log.error("%s refuses incidents with status %d: these are not told again", self._config.host, status)
+        elif self._is_failing:
+            self._is_failing = False
+            _log.warning("%s takes incidents again", self._config.host)
+        return None
+
+    def _tell_failure(self, why: str) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            _log.warning("%s cannot be told of incidents (%s): tried again until it can", self._config.host, why)
+
+
+def _news(incident: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Name what is told once: an incident, and again each time that its count has one more digit."""
+    return (*key(incident), len(str(incident["count"])))
+
+
+def signed(secret: bytes | None, number: str, unix_s: int, body: bytes) -> dict[str, str]:
+    """Give the headers by which the receiver knows the sender, and a message that it has had.
+
+    Source: Standard Webhooks 1.0 (https://www.standardwebhooks.com): HMAC-SHA256 over `id.timestamp.body`.
+    """
+    headers = {"webhook-id": number, "webhook-timestamp": str(unix_s)}
+    if secret is not None:
+        digest = hmac.digest(secret, f"{number}.{unix_s}.".encode() + body, "sha256")
+        headers["webhook-signature"] = "v1," + base64.b64encode(digest).decode()
+    return headers

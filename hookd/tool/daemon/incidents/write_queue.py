@@ -1,0 +1,337 @@
+"""What is to go into the store's file, and the one thread that writes it.
+
+Who has something to write puts it into a list and goes on, so a slow disk delays nobody; what a full one does not take
+stays in the list until there is room. Whoever asks has to look at both, the list first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.daemon.incidents import database
+from hookd.tool.daemon.incidents.rows import fair, insertion, merged, size
+from hookd.tool.daemon.incidents.salvage import salvage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+MAX_WAITING = 10_000
+"""Writes that wait for a disk; beyond that those of who has most are given up, which is logged."""
+MAX_WAITING_BYTES = 30_000_000
+"""Bytes that they may have, about."""
+MAX_BATCH = 500
+"""Writes in one transaction."""
+RETRY_S = 5.0
+"""How long to wait after a write that failed."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Write:
+    """What is executed together.
+
+    Attributes:
+        statements: with their values, behind the one that stores the row.
+        row: the incident to be stored, if there is one; `count` is by how much it has grown since the last write.
+        is_told: whether `news` has seen it.
+        detail: the row's, as JSON.
+    """
+
+    statements: list[tuple[str, tuple[Any, ...]]]
+    row: dict[str, Any] | None = None
+    is_told: bool = False
+    detail: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.detail = "" if self.row is None else json.dumps(self.row["detail"])
+
+    @property
+    def bytes(self) -> int:
+        """Return about how many bytes it takes."""
+        return 0 if self.row is None else size(self.row, self.detail)
+
+    def execute(self, connection: sqlite3.Connection) -> None:
+        """Write it.
+
+        Raises:
+            sqlite3.Error: it cannot be written.
+        """
+        first = [] if self.row is None else insertion(self.row, self.detail)
+        for sql, values in (*first, *self.statements):
+            connection.execute(sql, values)
+
+    def then(self, other: Write) -> Write:
+        """Return one write for two of the same incident."""
+        assert self.row is not None
+        assert other.row is not None
+        return Write(other.statements, merged(self.row, other.row), self.is_told)
+
+
+class Ledger:
+    """Writes to the file and reads from it. Any thread may call; nothing is raised for what the disk does.
+
+    Args:
+        path: of the file; None: there is none, and all stays in the list.
+        max_bytes: how large the file may become, see `database.bound`.
+        news: called in the writing thread with writes that it has not seen yet, before they are written; what it
+            returns is called after the attempt, whether that failed or not.
+        retry_s: how long to wait after a write that failed.
+
+    Attributes:
+        repairs: how often a damaged file was replaced.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        max_bytes: float,
+        news: Callable[[Iterable[Write]], Callable[[], None]],
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._news = news
+        self._retry_s = retry_s
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._inode = 0
+        self._reading = threading.Lock()
+        self._changed = threading.Condition()  # guards what follows
+        self._waiting: dict[tuple[Any, ...], Write] = {}
+        self._bytes = 0
+        self._writing: Mapping[tuple[Any, ...], Write] = {}
+        self.repairs = 0
+        self._lost = 0
+        self._failure = ""
+        self._is_damaged = self._is_closing = False
+        self._was_tried = True
+        self._connect()
+        self._thread = threading.Thread(target=self._run, name="hookd-incidents", daemon=True)
+        self._thread.start()
+
+    def put(self, writes: Mapping[tuple[Any, ...], Write]) -> None:
+        """Put writes into the list by name: an incident that is there is counted, anything else is replaced."""
+        with self._changed:
+            for name, write in writes.items():
+                old = self._waiting.get(name)
+                if write.row is None:
+                    self._remove(name)
+                    old = None
+                is_on_its_way = old is not None and self._writing.get(name) is old
+                self._set(name, write if old is None or is_on_its_way else old.then(write))
+            if len(self._waiting) > MAX_WAITING or self._bytes > MAX_WAITING_BYTES:
+                self._make_room()
+            self._changed.notify_all()
+
+    def drop(self, is_meant: Callable[[tuple[Any, ...]], bool]) -> None:
+        """Take writes out of the list again."""
+        with self._changed:
+            for name in [name for name in self._waiting if is_meant(name)]:
+                self._remove(name)
+
+    def _set(self, name: tuple[Any, ...], write: Write) -> None:
+        old = self._waiting.get(name)
+        self._bytes += write.bytes - (0 if old is None else old.bytes)
+        self._waiting[name] = write
+
+    def _remove(self, name: tuple[Any, ...]) -> None:
+        if (old := self._waiting.pop(name, None)) is not None:
+            self._bytes -= old.bytes
+
+    def _make_room(self) -> None:
+        """Give up a tenth of the incidents that wait, or half of those that are too large: of who has most. Locked."""
+        names = {id(write.row): name for name, write in self._waiting.items() if write.row is not None}
+        rows = [write.row for write in reversed(self._waiting.values()) if write.row is not None]
+        few = len(rows) // 2 if self._bytes > MAX_WAITING_BYTES else len(rows) - MAX_WAITING // 10
+        kept = {id(row) for row in fair(rows, max(0, few))}
+        for name in [name for number, name in names.items() if number not in kept]:
+            self._remove(name)
+        self._lost += len(names) - len(kept)
+        while len(self._waiting) > MAX_WAITING:
+            self._remove(next(iter(self._waiting)))
+
+    def waiting(self) -> dict[tuple[Any, ...], Write]:
+        """Give what is on its way."""
+        with self._changed:
+            return dict(self._waiting)
+
+    def read(self, ask: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """Ask the file; one that cannot be read has nothing to say."""
+        try:
+            with self._reading:
+                return otherwise if self._reader is None else ask(self._reader)
+        except sqlite3.Error as exc:
+            self._suspect(exc)
+            return otherwise
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all is in the file, or cannot be written; tell whether it is."""
+        with self._changed:
+            self._was_tried = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._waiting or (self._was_tried and bool(self._failure)), timeout_s)
+            return not self._waiting
+
+    def close(self) -> None:
+        """Write what waits, and close the file."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        lost = [write for write in self._waiting.values() if write.row is not None]
+        if lost and self._path is not None:
+            _log.error("%d incidents are lost: %s: %s", len(lost), self._path, self._failure)
+        with self._reading:
+            self._disconnect()
+
+    # ---- the thread that writes
+
+    def _run(self) -> None:
+        self._check()
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._is_work, self._retry_s if self._failure and self._path else None)
+                waiting, is_last = dict(self._waiting), self._is_closing
+                batch = self._writing = dict(list(waiting.items())[:MAX_BATCH])
+            tell = self._news([write for write in waiting.values() if not write.is_told])
+            self._write(batch)
+            tell()
+            with self._changed:
+                self._was_tried = True
+                for name, write in waiting.items():
+                    write.is_told = True
+                    if name not in batch and name in self._waiting:
+                        self._waiting[name].is_told = True
+                self._changed.notify_all()
+                if is_last and (self._failure or not self._waiting):
+                    return
+
+    def _is_work(self) -> bool:
+        """Say whether there is something to do; a disk that refuses is asked again when somebody waits for it. Locked."""
+        if self._is_closing or self._is_damaged:
+            return True
+        if not self._failure:
+            return bool(self._waiting)
+        return not self._was_tried or any(not write.is_told for write in self._waiting.values())
+
+    def _write(self, batch: Mapping[tuple[Any, ...], Write]) -> None:
+        """Write all or nothing; a failure is logged when it begins and when it is over."""
+        try:
+            if self._writer is None or self._is_damaged:
+                self._mend()
+            assert self._writer is not None
+            assert self._path is not None
+            database.bound(self._writer, self._path, self._max_bytes)
+            with database.transaction(self._writer):
+                for write in batch.values():
+                    write.execute(self._writer)
+        except Exception as exc:  # noqa: BLE001  a thread that ended would store nothing any more
+            self._suspect(exc)
+            self._failed(str(exc), batch)
+        else:
+            self._succeeded(batch)
+
+    def _failed(self, why: str, batch: Mapping[tuple[Any, ...], Write]) -> None:
+        with self._changed:
+            self._writing = {}
+            for name, write in batch.items():
+                later = self._waiting.get(name)
+                if write.row is not None and later is not None and later is not write:
+                    self._set(name, write.then(later))
+            if not self._failure and self._path is not None:
+                _log.warning("incidents are kept in memory only: %s: %s; they are stored when it can be written: make room"
+                             " there, or name another directory by --state-dir", self._path, why)  # fmt: skip
+            self._failure = why
+
+    def _succeeded(self, batch: Mapping[tuple[Any, ...], Write]) -> None:
+        with self._changed:
+            self._writing = {}
+            for name, write in batch.items():
+                if self._waiting.get(name) is write:
+                    self._remove(name)
+            if self._lost:
+                _log.error("%d incidents were too many to wait for the disk, and are lost", self._lost)
+            if self._failure:
+                _log.warning("incidents are stored again in %s", self._path)
+            self._failure, self._lost = "", 0
+
+    # ---- the file
+
+    def _connect(self) -> None:
+        """Open the file before anybody asks; what is wrong with it is mended by the first write, or told."""
+        try:
+            self._open()
+        except (OSError, sqlite3.Error, database.NewerSchemaError) as exc:
+            self._suspect(exc)
+            if self._is_damaged:
+                self._write({})
+            else:
+                self._failed(str(exc), {})
+
+    def _open(self) -> None:
+        if self._path is None:
+            raise FileNotFoundError("there is no file")
+        try:
+            self._writer = database.open_to_write(self._path)
+        except (OSError, sqlite3.OperationalError):
+            with contextlib.suppress(sqlite3.Error):
+                self._reader = database.open_to_read(self._path)  # a disk that cannot be written can be read, perhaps
+            raise
+        self._reader = database.open_to_read(self._path)
+        self._inode = self._path.stat().st_ino
+
+    def _disconnect(self) -> None:
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+        self._reader = self._writer = None
+
+    def _suspect(self, error: Exception) -> None:
+        """Have the file mended where an error says that it is damaged."""
+        if isinstance(error, sqlite3.Error) and database.is_broken(error):
+            with self._changed:
+                self._is_damaged = True
+                self._changed.notify_all()
+
+    def _mend(self) -> None:
+        """Open the file anew; a damaged one is given another name first, unless somebody else has done so."""
+        kept = None
+        with self._reading:
+            self._disconnect()
+            if self._is_damaged and self._path is not None and self._is_ours(self._path):
+                kept = database.set_aside(self._path)
+            self._is_damaged, self._inode = False, 0
+            self._open()
+        if kept is not None and self._writer is not None:
+            saved = salvage(kept, self._writer)
+            self.repairs += 1
+            _log.error("the incident store %s is damaged: it is kept as %s, and a new one begins with the %d incidents that"
+                       " can be read; more may be saved by `sqlite3 %s .recover`", self._path, kept.name, saved, kept)  # fmt: skip
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            return self._inode in (0, os.stat(path).st_ino)  # noqa: PTH116
+        except OSError:
+            return False
+
+    def _check(self) -> None:
+        """Look for damage once, behind the back of a daemon that begins to serve."""
+        try:
+            reader = database.open_to_read(self._path) if self._path is not None else None
+            if reader is not None:
+                with contextlib.closing(reader):
+                    database.check(reader)
+        except sqlite3.Error as exc:
+            self._suspect(exc)

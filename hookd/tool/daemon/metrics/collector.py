@@ -1,0 +1,354 @@
+"""Turn the fleet into Prometheus families, anew at every scrape: what is not there any more leaves no ghost."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from hookd.tool.daemon.fleet.targets import STATES
+from hookd.tool.daemon.incidents.incident_log import plain
+from hookd.tool.daemon.incidents.kinds import Kinds
+from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, PageFamily, Part, Told, cumulative
+from hookd.tool.daemon.metrics.selection import MAX_PER_USER, Limits, Selection, told
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+
+    from hookd.tool.daemon.fleet.fleet import Fleet
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.watch.watcher import Declared, Watcher
+    from hookd.wire.page import Family, Snapshot
+
+_log = logging.getLogger(__name__)
+PAUSE_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0)
+PREFIX = "hookd_"
+_DROPPED = "hookd_series_dropped"
+_STANDARD_LABELS = ("run", "rank")
+_INFO_LABELS = (
+    "pid", "local_rank", "world_size", "script", "method", "user", "python", "torch", "agent_version", "reason",
+    "target_pod", "target_namespace", "target_container",
+)  # fmt: skip
+
+
+class Tally:
+    """Attaches of this daemon, counted. Any thread may count."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._results = {"ok": 0}
+        self._pauses = [0] * (len(PAUSE_BUCKETS_S) + 1)
+        self._pause_sum_s = 0.0
+
+    def count(self, result: str, pause_s: float | None = None) -> None:
+        """Count one attach: "ok", or the reason why not; with the seconds that the main thread stood still."""
+        with self._lock:
+            self._results[result] = self._results.get(result, 0) + 1
+            if pause_s is not None:
+                bucket = next((n for n, bound in enumerate(PAUSE_BUCKETS_S) if pause_s <= bound), len(PAUSE_BUCKETS_S))
+                self._pauses[bucket] += 1
+                self._pause_sum_s += pause_s
+
+    def sums(self) -> tuple[int, int]:
+        """Give how many attaches were done, and how many were not."""
+        with self._lock:
+            return self._results["ok"], sum(self._results.values()) - self._results["ok"]
+
+    def families(self) -> Iterator[Metric]:
+        """Give hookd_attach_total and hookd_attach_pause_seconds."""
+        attaches = CounterMetricFamily("hookd_attach", "Attaches by their result.", labels=["result"])
+        pauses = HistogramMetricFamily(
+            "hookd_attach_pause_seconds", "How long an attach stopped the target's main thread."
+        )
+        with self._lock:
+            for result, count in self._results.items():
+                attaches.add_metric([result], count)
+            pauses.add_metric([], cumulative(PAUSE_BUCKETS_S, self._pauses), self._pause_sum_s)
+        yield attaches
+        yield pauses
+
+
+class FleetCollector:
+    """A prometheus_client collector over a fleet. One `collect` at a time.
+
+    Args:
+        fleet: whose targets are served.
+        tally: of the daemon's attaches.
+        limits: of each target's series.
+        backing_off: gives the processes in which an attach by rule has failed.
+        clock: monotonic seconds.
+        watchers: who have more to say of each target.
+        kinds: of incidents, those that there are.
+        more: gives the families of plugins, told which names of families, with their kinds, are free.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        tally: Tally,
+        limits: Limits,
+        backing_off: Callable[[], Sized] = tuple,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        watchers: Sequence[Watcher] = (),
+        kinds: Kinds | None = None,
+        more: Callable[[Callable[[str, str], bool]], Iterable[Metric]] = lambda _: (),
+    ) -> None:
+        self._fleet = fleet
+        self._watchers = watchers
+        self._kinds = kinds or Kinds()
+        self._more = more
+        self._backing_off = backing_off
+        self._tally = tally
+        self._limits = limits
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._series: dict[Target, TargetSeries] = {}
+        self._errors: Counter[Target] = Counter()
+        self._last_scrape_s = 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        """Give every family of every target as prometheus_client has them."""
+        for family in self.families():
+            yield family.metric() if isinstance(family, PageFamily) else family
+
+    def families(self) -> list[Metric | PageFamily]:
+        """Give every family of every target, those of the same name merged."""
+        with self._lock:
+            started = self._clock()
+            targets = self._fleet.targets()
+            self._series = {one: self._series_of(one) for one in targets}
+            merged = _Merged(family for watcher in self._watchers for family in watcher.families)
+            of_user = Counter(target.identity.uid for target in targets)
+            for target, series in self._series.items():
+                try:
+                    series.add_to(merged, started, MAX_PER_USER // of_user[target.identity.uid])
+                    for watcher in self._watchers:
+                        series.add_samples(merged, watcher)
+                except Exception:  # noqa: BLE001  whatever is wrong with one target, the others are served
+                    self._failed(target)
+                merged.core(*_ERRORS).add_sample(_ERRORS[0] + "_total", series.standard, float(self._errors[target]))
+            self._errors = Counter({one: self._errors[one] for one in targets})
+            own = list(self._own_families())
+            self._last_scrape_s = self._clock() - started
+        of_pages = [family for family in merged.of_pages.values() if family.parts]
+        return [*own, *merged.own.values(), *of_pages, *self._more(merged.is_free)]
+
+    def told(self) -> dict[str, float | None]:
+        """Say for a person what the last scrape took, and how many attaches were done and refused."""
+        attached, refused = self._tally.sums()
+        return {"scrape_s": self._last_scrape_s or None, "attached": attached, "refused": refused}
+
+    def _failed(self, target: Target) -> None:
+        self._errors[target] += 1
+        if self._errors[target] == 1:
+            _log.exception(
+                "process %d is not served, or not as a whole: that it is not is an error of hookd's", target.pid
+            )
+
+    def _series_of(self, target: Target) -> TargetSeries:
+        known = self._series.get(target)
+        return (
+            known
+            if known is not None and known.claim is target.claim
+            else TargetSeries(target, self._limits, self._kinds)
+        )
+
+    def _own_families(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("hookd_build", "The version of this daemon.", value={"version": __version__})
+        yield GaugeMetricFamily(
+            "hookd_scrape_duration_seconds", "How long the scrape before this one took to collect.", self._last_scrape_s
+        )
+        yield from self._tally.families()
+        yield GaugeMetricFamily(*_BACKING_OFF, len(self._backing_off()))
+
+
+class _Merged:
+    """Families of one scrape by name. Targets may disagree on a name: who comes first is right.
+
+    Attributes:
+        own: the daemon's families about its targets.
+        of_pages: the pages' families.
+    """
+
+    def __init__(self, watched: Iterable[Declared]) -> None:
+        self.own: dict[str, Metric] = {}
+        self.incidents = PageFamily(*_INCIDENTS)
+        self.of_pages = {_INCIDENTS[0]: self.incidents}
+        reserved = [*_CORE_NAMES, *(name for family in watched for name in _names(family.name, family.kind))]
+        self._owners = dict.fromkeys(reserved, "")  # by name of a family or sample, the family that has it
+
+    def core(self, name: str, kind: str, text: str) -> Metric:
+        """Give one of the daemon's own families."""
+        if name not in self.own:
+            self.own[name] = Metric(name, text, kind)
+        return self.own[name]
+
+    def is_free(self, name: str, kind: str) -> bool:
+        """Whether neither the daemon nor a page has a family, or a sample, of such a name."""
+        return not any(one in self._owners for one in _names(name, kind))
+
+    def of_page(self, family: Family) -> PageFamily | None:
+        """Give the family to which a page's is added; None if its name or labels collide with another's."""
+        if set(_STANDARD_LABELS) & set(family.labels) or not family.name.startswith(PREFIX):
+            return None
+        names = _names(family.name, family.kind)
+        if any(self._owners.get(name, family.name) != family.name for name in names):
+            return None
+        self._owners.update(dict.fromkeys(names, family.name))
+        known = self.of_pages.get(family.name)
+        if known is None:
+            known = self.of_pages[family.name] = PageFamily(family.name, family.help, family.kind)
+        return known if known.kind == family.kind else None
+
+
+class TargetSeries:
+    """The series of one target under one claim, with what is kept of them from scrape to scrape."""
+
+    def __init__(self, target: Target, limits: Limits, kinds: Kinds) -> None:
+        self._target = target
+        self._kinds = kinds
+        self._selection = Selection(limits)
+        self._heads: dict[tuple[int, int, int], dict[int, Heads]] = {}
+        self.claim = target.claim
+        self.standard = {"run": self.claim.run, "rank": self.claim.rank}
+        self._refused = 0
+        self._told = 0
+
+    def add_to(self, merged: _Merged, now: float, most: int) -> None:
+        """Add everything that this target has to say, in `most` lines of its page."""
+        target = self._target
+        snapshot = target.read()
+        is_alive = target.ended is None
+        self._add_state(merged)
+        self._add_process(merged, is_alive=is_alive)
+        if snapshot is None or target.state == "corrupt":
+            return
+        before, self._heads = self._heads, {}  # what a page has retired is forgotten with its key, see `page.Family`
+        refused = 0
+        counts: dict[str, float] = {}
+        for family, indexes in self._selection.served(snapshot, now, most):
+            if family.name == _DROPPED or not (is_alive or family.kind in ("counter", "histogram")):
+                continue
+            if family.name == _INCIDENTS[0]:
+                self._count_incidents(counts, family)
+                continue
+            heads = self._heads[family.key] = before.get(family.key, {})
+            if (into := merged.of_page(family)) is not None:
+                into.parts.append(Part(family, indexes, self.standard, heads))
+            else:
+                refused += len(indexes)
+        self._refused = max(self._refused, refused)
+        if counts := {**counts, **target.told}:
+            samples = [({**self.standard, "kind": kind}, float(n)) for kind, n in sorted(counts.items())]
+            merged.incidents.parts.append(Told(_INCIDENTS[0] + "_total", samples))
+        merged.core(*_LOST).add_sample(_LOST[0] + "_total", self.standard, float(target.incidents_dropped))
+        self._add_dropped(merged, snapshot)
+        self._tell_dropped()
+
+    def add_samples(self, merged: _Merged, watcher: Watcher) -> None:
+        """Add what a watcher has to say of this target."""
+        for family, extra, value in watcher.samples(self._target):
+            name = family.name + SUFFIXES[family.kind][0]
+            merged.core(family.name, family.kind, family.help).add_sample(name, {**self.standard, **extra}, value)
+
+    def _count_incidents(self, counts: dict[str, float], family: Family) -> None:
+        """Add a page's counts of incidents, under kinds that there may be."""
+        if family.labels != ("kind",) or family.kind != "counter":
+            return
+        target, kinds = self._target, self._kinds
+        process = (target.pid, target.start_ticks, target.page[1])
+        for (kind,), first in zip(family.values, family.first, strict=True):
+            if 0 <= (value := family.cells[first]) < math.inf:
+                name = kinds.bounded(target.identity.uid, process, kind)
+                counts[name] = counts.get(name, 0.0) + value
+
+    def _tell_dropped(self) -> None:
+        """Log it, once: who looks for a series that is not there looks at the log next."""
+        if self._selection.dropped > 2 * self._told:  # a model is met module by module
+            self._told = self._selection.dropped
+            _log.warning("process %d (run %s): %s", self._target.pid, plain(self.claim.run), told(self._told))
+
+    def _add_state(self, merged: _Merged) -> None:
+        target, identity = self._target, self._target.identity
+        is_up = float(target.ended is None)
+        merged.core(*_UP).add_sample("hookd_target_up", self.standard, is_up)
+        values = (
+            target.pid, identity.local_rank, identity.world_size, identity.script, identity.method, identity.user,
+            identity.python, identity.torch, identity.agent_version, target.ended.reason if target.ended else "",
+            target.container.pod, target.container.namespace, target.container.container,
+        )  # fmt: skip
+        info = {**self.standard, **{label: str(value) for label, value in zip(_INFO_LABELS, values, strict=True)}}
+        merged.core(*_INFO).add_sample("hookd_target_info", info, 1.0)
+        for state in STATES:
+            is_in = float(state == target.state)
+            merged.core(*_STATE).add_sample("hookd_target_state", {**self.standard, "state": state}, is_in)
+        if (age := target.heartbeat_age_s()) is not None:
+            merged.core(*_AGE).add_sample("hookd_heartbeat_age_seconds", self.standard, age)
+
+    def _add_process(self, merged: _Merged, *, is_alive: bool) -> None:
+        usage = self._target.usage()
+        values = (
+            (_CPU, usage.cpu_s, True),
+            (_MEMORY, usage.rss_bytes, is_alive),
+            (_THREADS, usage.threads, is_alive),
+            (_FDS, usage.fds, is_alive),
+        )
+        for (name, kind, text), value, is_served in values:
+            if value is not None and is_served:
+                sample = name + "_total" if kind == "counter" else name
+                merged.core(name, kind, text).add_sample(sample, self.standard, float(value))
+
+    def _add_dropped(self, merged: _Merged, snapshot: Snapshot) -> None:
+        told = next((family for family in snapshot.families if family.name == _DROPPED and family.first), None)
+        by_agent = max(float(snapshot.dropped), told.cells[told.first[0]] if told is not None else 0.0)
+        if math.isfinite(by_agent):
+            value = by_agent + self._selection.dropped + self._refused
+            merged.core(*_DROPS).add_sample(_DROPPED + "_total", self.standard, value)
+
+
+def _names(name: str, kind: str) -> list[str]:
+    """Give all that a family and its samples are called."""
+    return [name, *(name + suffix for suffix in SUFFIXES[kind])]
+
+
+_UP = ("hookd_target_up", "gauge", "1 while the target is attached and its page can be read, else 0.")
+_INFO = ("hookd_target_info", "gauge", "Which process this is, and how it ended. Always 1.")
+_STATE = ("hookd_target_state", "gauge", "1 for the state that the target is in.")
+_AGE = ("hookd_heartbeat_age_seconds", "gauge", "Time since the target last called a module or stepped.")
+_CPU = ("hookd_process_cpu_seconds", "counter", "CPU time of the target.")
+_MEMORY = ("hookd_process_resident_memory_bytes", "gauge", "Resident memory of the target.")
+_THREADS = ("hookd_process_threads", "gauge", "Threads of the target.")
+_FDS = ("hookd_process_open_fds", "gauge", "Open file descriptors of the target.")
+_INCIDENTS = ("hookd_incidents", "Things worth telling a person.", "counter")
+_LOST = (
+    "hookd_incidents_dropped",
+    "counter",
+    "Incidents that were too many of their target, run or user to be stored.",
+)
+_ERRORS = ("hookd_target_errors", "counter", "Scrapes in which something of this target was left out for an error.")
+_DROPS = (_DROPPED, "counter", "Series that are not served: over the limit, without room, or in conflict.")
+_BACKING_OFF = (
+    "hookd_attach_backing_off",
+    "Processes that a rule wants and in which attach has failed; it is tried again, each time after a longer wait.",
+)
+_CORE_NAMES = (
+    "hookd_build", "hookd_build_info", "hookd_scrape_duration_seconds", "hookd_attach", "hookd_attach_total",
+    _BACKING_OFF[0], "hookd_attach_pause_seconds", "hookd_attach_pause_seconds_bucket", "hookd_attach_pause_seconds_sum",
+    "hookd_attach_pause_seconds_count", _UP[0], _INFO[0], "hookd_target", _STATE[0], _AGE[0], _CPU[0],
+    _CPU[0] + "_total", _MEMORY[0], _THREADS[0], _FDS[0], _DROPPED, _DROPPED + "_total",
+    _LOST[0], _LOST[0] + "_total", _ERRORS[0], _ERRORS[0] + "_total",
+)  # fmt: skip
+"""What no page may use for a family or a sample."""

@@ -1,0 +1,188 @@
+"""Which series of a target are served: Prometheus pays for each of them, every day, for ever.
+
+Full detail stays in the page, for `report` and the API. Served are, in this order, until `max_series` are: everything
+without a module, modules with a finding, the top of the tree, those that a person has selected by a plugin's options
+`modules` or `types`, the `top_modules` costliest (of a model whose costs nobody measures, the first), the rest down to
+`max_depth`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookd.tool.reports.reading import depth
+from hookd.tool.reports.report import plugin_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from hookd.wire.page import Family, Snapshot
+
+CORE = frozenset({
+    "hookd_steps", "hookd_step_calls", "hookd_step_seconds", "hookd_modules", "hookd_incidents", "hookd_overhead_seconds",
+    "hookd_overhead_ratio", "hookd_overhead_budget_ratio", "hookd_sampling_interval_steps", "hookd_plugin_errors",
+    "hookd_plugin_state", "hookd_plugin_changes_training", "hookd_series_dropped", "hookd_agent_ticks", "hookd_compiling",
+    "hookd_collectives_issued", "hookd_plugin_call_seconds", "hookd_plugin_series_refused",
+    "hookd_plugin_held_bytes",
+})  # fmt: skip
+"""Families of the agent itself: not dropped until there are MAX_CORE lines of them."""
+MAX_CORE = 1000
+"""A real agent has some 300 with thirty plugins. A page is another process's, and may have 200,000 under these names."""
+FINDINGS = frozenset({"hookd_nan_origin", "hookd_nan_nonfinite", "hookd_activations_finding"})
+"""Families in which a series above 0 is a finding about its module."""
+COSTS = frozenset({"hookd_timing_forward_seconds", "hookd_timing_backward_seconds"})
+"""Families whose sum is what a module costs."""
+MAX_PER_USER = 100_000
+"""Lines of all targets of one user: of a user with more than a hundred targets each has its part of them."""
+SELECTORS = ("modules", "types")
+"""Options by which a person says which modules a plugin looks at; `*` is all of them."""
+INCUMBENT = 1.25
+"""A module that is served already counts as so much costlier: neighbours must not take turns."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of one target is served. `detail` "all" lifts every limit; `ServeConfig` tells of each."""
+
+    detail: str = "auto"
+    max_series: int = 1000
+    max_depth: int = 2
+    top_modules: int = 50
+
+
+class Selection:
+    """What is served of one target, reconsidered when something changes; used by one thread at a time.
+
+    Attributes:
+        dropped: lines that are left out; it only grows, as a counter must.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.dropped = 0
+        self._limits = limits
+        self._chosen: frozenset[str] = frozenset()
+        self._seen: object = None
+        self._plan: list[Sequence[int]] = []
+        self._reconsider_at = 0.0
+        self._wait_s = 1.0
+
+    def served(self, snapshot: Snapshot, now: float, most: int = MAX_PER_USER) -> list[tuple[Family, Sequence[int]]]:
+        """Give each family with the indexes of its series that are served.
+
+        Args:
+            snapshot: of the target.
+            most: lines that this target may have, whatever its limits.
+            now: monotonic seconds; costs are compared anew at growing intervals, at last once an hour.
+        """
+        families = snapshot.families
+        if self._limits.detail == "all":
+            return [(family, range(len(family.first))) for family in families]
+        found = sorted(_findings(families))
+        asked = _selective(snapshot)
+        most = min(most, MAX_PER_USER)
+        seen = (most, found, asked, [(family.key, len(family.first)) for family in families])
+        if seen != self._seen or now >= self._reconsider_at:
+            self._wait_s = 1.0 if seen != self._seen else min(3600.0, 2 * self._wait_s)
+            self._seen, self._reconsider_at = seen, now + self._wait_s
+            self._plan = self._decide(snapshot, found, asked, most)
+            lines = sum(
+                _lines(family) * (len(family.first) - len(kept))
+                for family, kept in zip(families, self._plan, strict=True)
+            )
+            self.dropped = max(self.dropped, lines)
+        return list(zip(families, self._plan, strict=True))
+
+    def _decide(
+        self, snapshot: Snapshot, found: Sequence[str], asked: tuple[str, ...], most: int
+    ) -> list[Sequence[int]]:
+        """Give the indexes to serve for each family: what has no module comes first, then whole modules."""
+        left, core = min(self._limits.max_series, most), min(MAX_CORE, most)
+        plan: dict[int, Sequence[int]] = {}
+        for number, family in enumerate(snapshot.families):
+            if "module" not in family.labels:
+                is_core = family.name in CORE
+                room = max(0, core if is_core else left) // _lines(family)
+                plan[number] = range(min(len(family.first), room))
+                taken = len(plan[number]) * _lines(family)
+                left -= taken
+                core -= taken if is_core else 0
+        self._chosen = self._choose(snapshot, found, asked, left)
+        for number, family in enumerate(snapshot.families):
+            if number not in plan:
+                at = family.labels.index("module")
+                plan[number] = [k for k, values in enumerate(family.values) if values[at] in self._chosen]
+        return [plan[number] for number in range(len(snapshot.families))]
+
+    def _choose(self, snapshot: Snapshot, found: Sequence[str], asked: tuple[str, ...], left: int) -> frozenset[str]:
+        """Take modules in order of importance until the lines that are `left` are used up."""
+        lines: dict[str, int] = {}
+        for family in snapshot.families:
+            for module in _modules(family):
+                lines[module] = lines.get(module, 0) + _lines(family)
+        cost = self._costs(snapshot.families)
+        costliest = sorted(lines, key=lambda name: -cost.get(name, 0.0))[: self._limits.top_modules]
+        by_depth = sorted(lines, key=depth)
+        top = [name for name in by_depth if depth(name) <= 1]
+        rest = [name for name in by_depth if depth(name) <= self._limits.max_depth]
+        selected = [name for family in snapshot.families if family.name.startswith(asked) for name in _modules(family)]
+        chosen = set()
+        for name in dict.fromkeys([*found, *top, *selected, *costliest, *rest]):
+            left -= lines.get(name, 0)
+            if left < 0:
+                break
+            chosen.add(name)
+        return frozenset(chosen)
+
+    def _costs(self, families: Iterable[Family]) -> dict[str, float]:
+        """Give what each module costs, in seconds since the attach, children included."""
+        cost: dict[str, float] = {}
+        for family in families:
+            if family.name in COSTS and family.labels == ("module",):
+                for (module,), first in zip(family.values, family.first, strict=True):
+                    cost[module] = cost.get(module, 0.0) + family.cells[first]
+        return {name: s * (INCUMBENT if name in self._chosen else 1.0) for name, s in cost.items() if s > 0}
+
+
+def told(dropped: int) -> str:
+    """Say that series are left out, and what changes it."""
+    return (
+        f"{dropped} series are not on /metrics (`hookd report` has them): HOOKD_DETAIL=all where it is served, or"
+        ' detail = "all" or a larger max_series or max_depth under [metrics] in the configuration, serves them'
+    )
+
+
+def _lines(family: Family) -> int:
+    """Give how many lines one series makes: of a histogram every bucket, the sum and the count."""
+    return len(family.buckets) + 3 if family.kind == "histogram" else 1
+
+
+def _modules(family: Family) -> Iterator[str]:
+    if "module" in family.labels:
+        at = family.labels.index("module")
+        yield from (values[at] for values in family.values)
+
+
+def _selective(snapshot: Snapshot) -> tuple[str, ...]:
+    """Give how the families of those plugins begin that were asked for certain modules."""
+    plugins = snapshot.identity.get("plugins")
+    return (
+        tuple(f"hookd_{name}_" for name in plugins if _is_selective(snapshot, name))
+        if isinstance(plugins, dict)
+        else ()
+    )
+
+
+def _is_selective(snapshot: Snapshot, name: str) -> bool:
+    settings = plugin_options(snapshot.identity, name, "settings")
+    return any(settings.get(selector, "*") != "*" for selector in SELECTORS)
+
+
+def _findings(families: Iterable[Family]) -> set[str]:
+    return {
+        module
+        for family in families
+        if family.name in FINDINGS
+        for module, first in zip(_modules(family), family.first, strict=False)  # no label, no modules
+        if family.cells[first] > 0
+    }

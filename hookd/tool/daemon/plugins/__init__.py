@@ -1,0 +1,1 @@
+"""The parts of plugins that run in the daemon."""

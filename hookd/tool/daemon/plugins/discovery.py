@@ -1,0 +1,253 @@
+"""The daemon halves of plugins: found as metadata and source, imported only where they are needed, and never with torch."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.abc
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookd._pluggy import PluginManager, PluginValidationError
+from hookd.errors import HookdError, PluginError, worded
+from hookd.serving import DaemonPlugin, hookspecs
+from hookd.tool.attach import sources, trusted
+from hookd.wire.plugin_frames import author_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+
+    Hooks = dict[str, tuple[Callable[..., Any], tuple[str, ...]]]
+
+GROUP = "hookd.daemon_plugins"
+EXTRA = "daemon"
+"""The extra under which a distribution names what its daemon half alone requires: a target is never given that."""
+_IMPORTING: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+"""By module, held while it is imported: of two halves in one file the second must not find it half made."""
+
+
+@dataclass(frozen=True)
+class Half:
+    """A daemon half that was found.
+
+    Attributes:
+        name: of the plugin.
+        source: where it is; `source.entry` is `module:Class`.
+        path: of its file, where it was found in a plugin directory.
+    """
+
+    name: str
+    source: sources.Source
+    path: Path | None = None
+
+    def has(self, hook: str) -> bool:
+        """Whether the source has the name of a hook in it."""
+        return any(hook.encode() in text for text in self.source.files.values())
+
+    def load(self) -> tuple[DaemonPlugin, Hooks]:
+        """Import it and make the plugin.
+
+        Returns:
+            It, and by hook the method with the arguments that it takes.
+
+        Raises:
+            PluginError: with the author's line where there is one.
+        """
+        module, _, name = self.source.entry.partition(":")
+        own = module
+        try:
+            with without_torch():
+                made = getattr(self._imported(module), name)
+                own = made.__module__
+                plugin = made()
+        except (Exception, SystemExit) as exc:
+            told = f"{worded(exc)}{author_place(exc, own)}{self._missing(exc)}"
+            raise PluginError(f"{self.name}: cannot be imported: {told}") from exc
+        if not isinstance(plugin, DaemonPlugin) or plugin.name != self.name:
+            raise PluginError(f"{self.source.entry} is no hookd.serving.DaemonPlugin with the name {self.name!r}")
+        return plugin, hooks(plugin)
+
+    def _missing(self, error: BaseException) -> str:
+        """Say how to install what an import has not found, where the plugin's distribution has an extra for it."""
+        if not isinstance(error, ModuleNotFoundError):
+            return ""
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+            extras = importlib.metadata.metadata(self.source.origin).get_all("Provides-Extra") or ()
+            if EXTRA in extras:
+                return f"; what its half in the daemon requires comes with: pip install '{self.source.origin}[{EXTRA}]'"
+        return ""
+
+    def _imported(self, module: str) -> Any:
+        with _IMPORTING[module]:
+            return self._import(module)
+
+    def _import(self, module: str) -> Any:
+        if self.path is None:
+            return importlib.import_module(module)
+        known = sys.modules.get(module)
+        if known is not None and self._is_mine(getattr(known, "__file__", None)):
+            return known
+        there = importlib.util.find_spec(module) if known is None else None
+        if known is not None or (there is not None and not self._is_mine(there.origin)):
+            raise ImportError(f"there is a module {module!r} already: give {self.path} another name")
+        folder = [str(self.path.parent)] if self.path.name == "__init__.py" else None
+        spec = importlib.util.spec_from_file_location(module, self.path, submodule_search_locations=folder)
+        assert spec is not None
+        assert spec.loader is not None
+        made = sys.modules[module] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(made)
+        except BaseException:
+            del sys.modules[module]
+            raise
+        return made
+
+    def _is_mine(self, file: str | None) -> bool:
+        """Whether a module's file is this one, which is so where its directory is on sys.path."""
+        with contextlib.suppress(OSError):
+            return self.path is not None and file is not None and self.path.samefile(file)
+        return False
+
+
+def found(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[list[Half], list[PluginError]]:
+    """Find all daemon halves that are allowed: in the directories given, then among those installed; no name twice.
+
+    Returns:
+        Them, and what is wrong with others: a file that is no Python.
+    """
+    halves: dict[str, Half] = {}
+    problems: list[PluginError] = []
+    for half in (*_in_directories(plugin_dirs), *_installed()):
+        if isinstance(half, PluginError):
+            problems.append(half)
+        elif allows(half.name):
+            halves.setdefault(half.name, half)
+    return [halves[name] for name in sorted(halves)], problems
+
+
+def _in_directories(plugin_dirs: Sequence[Path]) -> Iterator[Half | PluginError]:
+    ours = trusted.Trust(frozenset({0, os.geteuid()}))  # it runs here, whosever the targets are
+    for directory in plugin_dirs:
+        try:
+            for one in sources.in_directory(directory, ours, "DaemonPlugin"):
+                yield one if isinstance(one, PluginError) else _with_caches(Half(one.name, one, Path(one.origin)), ours)
+        except PluginError as error:
+            yield error
+
+
+def _with_caches(half: Half, ours: trusted.Trust) -> Half | PluginError:
+    """Check the directories of compiled code as well: what lies there is run in the place of the source."""
+    assert half.path is not None
+    root, name = half.path.parent, "__pycache__"
+    try:
+        for cache in root.rglob(name) if half.path.name == "__init__.py" else [root / name]:
+            if cache.is_dir():
+                ours.directory(cache)
+    except PluginError as error:
+        return error
+    return half
+
+
+def _installed() -> Iterator[Half | PluginError]:
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        try:
+            yield Half(entry.name, sources.installed_source(entry))
+        except HookdError as error:
+            yield PluginError(f"{entry.name}: {error.message}")
+
+
+def hooks(plugin: DaemonPlugin) -> Hooks:
+    """Give what a plugin implements: by hook the method, and the arguments that it takes.
+
+    Raises:
+        PluginError: it has no proper name, or a hook that is none, with the author's line.
+    """
+    if not plugin.name.isidentifier() or not plugin.name.islower():
+        raise PluginError(
+            f"{type(plugin).__name__}: {plugin.name!r} cannot be a plugin's name: a lower-case word is needed"
+        )
+    for attribute in dir(type(plugin)):
+        function = getattr(type(plugin), attribute, None)
+        if hasattr(function, "hookd_impl"):
+            raise _wrong(plugin, function, f"{attribute} is marked for the target: import hookimpl from hookd.serving")
+        if hasattr(function, "hookd_daemon_impl") and attribute not in _SPECS:
+            near = difflib.get_close_matches(attribute, _SPECS, 1)
+            meant = f"did you mean {near[0]!r}?" if near else f"the hooks are: {', '.join(_SPECS)}"
+            raise _wrong(plugin, function, f"there is no hook {attribute!r}; {meant}")
+    manager = PluginManager("hookd_daemon")
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(plugin, name=plugin.name)
+    except PluginValidationError as exc:
+        raise PluginError(f"{plugin.name}: {exc}") from exc
+    implemented: Hooks = {}
+    for hook in _SPECS:
+        for impl in getattr(manager.hook, hook).get_hookimpls():
+            if impl.kwargnames or impl.wrapper or impl.hookwrapper:
+                raise _wrong(plugin, impl.function, f"{hook} has a default, or is a wrapper: neither is called")
+            implemented[hook] = (impl.function, tuple(impl.argnames))
+    return implemented
+
+
+_SPECS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, "hookd_daemon_spec"))
+
+
+def _wrong(plugin: DaemonPlugin, function: Any, text: str) -> PluginError:
+    code = getattr(function, "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return PluginError(f"{plugin.name}: {text}{where}")
+
+
+class _NoTorch(importlib.abc.MetaPathFinder):
+    """Refuses torch in a process that must stay small and start quickly.
+
+    The list of finders is replaced and not changed: another thread that goes through it would skip a finder.
+    """
+
+    def __init__(self) -> None:
+        self._entered = 0
+        self._lock = threading.Lock()
+        self._before: list[Any] = []
+
+    def enter(self) -> None:
+        with self._lock:
+            self._entered += 1
+            if self not in sys.meta_path:
+                self._before = sys.meta_path
+                sys.meta_path = [self, *self._before]
+
+    def leave(self) -> None:
+        """Put the list back at the last call, with what others have done to it meanwhile."""
+        with self._lock:
+            self._entered -= 1
+            if self._entered == 0:
+                others = [one for one in sys.meta_path if one is not self]
+                sys.meta_path = self._before if others == self._before else others
+                self._before = []
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name.partition(".")[0] == "torch":
+            raise ImportError("the daemon never imports torch: keep the target half in a module of its own", name=name)
+        return None
+
+
+@contextlib.contextmanager
+def without_torch() -> Iterator[None]:
+    """Refuse to import torch while this is entered, by however many threads."""
+    _NO_TORCH.enter()
+    try:
+        yield
+    finally:
+        _NO_TORCH.leave()
+
+
+_NO_TORCH = _NoTorch()

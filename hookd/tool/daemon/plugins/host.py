@@ -1,0 +1,228 @@
+"""All daemon halves of a daemon: who is told what and when, and what of theirs is served."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from hookd.errors import PluginError
+from hookd.serving import MAX_SERIES, Metrics, Panel, Reading
+from hookd.tool.daemon.incidents.incident_log import plain
+from hookd.tool.daemon.incidents.receivers import Caller
+from hookd.tool.daemon.plugins import discovery
+from hookd.tool.daemon.plugins.worker import STATES, Hosted, Job
+from hookd.tool.reports.report import steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from hookd.serving import Told
+    from hookd.tool.config import ServeConfig
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.incidents.store import IncidentStore
+
+    Collected = list[tuple[str, Told]]
+
+FRESH_S = 30.0
+"""For how long a panel is shown, and what `collect` has told is served: that, and until its next time."""
+PANEL_EVERY_S = 5.0
+MAX_ROWS, MAX_COLUMNS, MAX_CELL = 100, 12, 200
+_log = logging.getLogger(__name__)
+
+
+def load(config: ServeConfig, clock: Callable[[], float] = time.monotonic) -> Host:
+    """Find the daemon halves that the configuration allows, and have each begin in its own thread."""
+    found, problems = discovery.found(config.plugin_dirs, config.allows)
+    for problem in problems:
+        _log.error("%s", plain(problem.message))
+    for unknown in sorted(set(config.daemon_plugin_options) - {half.name for half in found}):
+        _log.warning("[daemon_plugins.%s]: there is no such plugin, or it is not allowed", plain(unknown))
+    return Host([Hosted(half, config.daemon_plugin_options.get(half.name, {}), clock) for half in found], clock)
+
+
+class Host:
+    """Asks the daemon halves after each look at the targets, and keeps what they have said.
+
+    Args:
+        hosted: the halves.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, hosted: Sequence[Hosted] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self.hosted = tuple(hosted)
+        self._clock = clock
+        self._known: dict[Target, Reading] = {}
+        self._ever: dict[str, set[tuple[str, ...]]] = {one.name: set() for one in hosted}
+        self._dropped = dict.fromkeys(self._ever, 0)
+        self._collected: dict[str, tuple[float, Collected]] = {}
+        self._panels: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._asked: dict[tuple[str, str], tuple[Job | None, float]] = {}
+        self._lock = threading.Lock()
+
+    def look(self, targets: Iterable[Target]) -> None:
+        """Tell of targets that are new or gone, and ask for metrics and panels; one thread at a time, never waits."""
+        if not self.hosted:
+            return
+        for one in self.hosted:
+            one.look()
+        readings = {target: _reading(target) for target in targets if target.ended is None}
+        self._tell_changes(readings, {target: target.ended.reason for target in targets if target.ended is not None})
+        runs: dict[str, list[Reading]] = {}
+        for reading in readings.values():
+            runs.setdefault(reading.run, []).append(reading)
+        for one in self.hosted:
+            self._ask(one, "collect", one.every_s, lambda one=one: self._ask_collect(one, runs))  # type: ignore[misc]
+            self._ask(one, "web_panel", PANEL_EVERY_S, lambda one=one: self._ask_panel(one, runs))  # type: ignore[misc]
+
+    def _ask(self, one: Hosted, hook: str, every_s: float, ask: Callable[[], Job | None]) -> None:
+        """Ask for what is wanted again and again: in its time, and not before the last answer is there."""
+        job, at = self._asked.get((one.name, hook), (None, -every_s))
+        if hook in one.hooks and (job is None or job.done.is_set()) and self._clock() - at >= every_s:
+            self._asked[one.name, hook] = (ask(), self._clock())
+
+    def _tell_changes(self, readings: Mapping[Target, Reading], ended: Mapping[Target, str]) -> None:
+        for target, reading in readings.items():
+            if target not in self._known:
+                self._tell("target_attached", target=reading)
+        for target, reading in self._known.items():
+            if target not in readings:
+                self._tell("target_lost", target=reading, reason=ended.get(target, "gone"))
+        self._known = dict(readings)
+
+    def _tell(self, hook: str, **arguments: Any) -> None:
+        for one in self.hosted:
+            one.ask(hook, rounds=[dict(arguments)])
+
+    def _ask_collect(self, one: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
+        """Ask for all runs; what was said is served once the last of them is done."""
+        room = [MAX_SERIES]
+        told = {run: Metrics(one.name, self._ever[one.name], room) for run in runs}
+        rounds = [{"run": run, "ranks": ranks, "metrics": told[run]} for run, ranks in runs.items()]
+        return one.ask("collect", functools.partial(self._keep, one, told), rounds=rounds)
+
+    def _keep(self, one: Hosted, told: Mapping[str, Metrics]) -> None:
+        said = [(run, family) for run, metrics in told.items() for family in metrics.told.values()]
+        with self._lock:
+            self._dropped[one.name] += sum(metrics.dropped for metrics in told.values())
+            self._collected[one.name] = (self._clock() + one.every_s + FRESH_S, said)
+
+    def _ask_panel(self, one: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
+        asked: dict[str, Any] = {"runs": runs}
+        return one.ask("web_panel", functools.partial(self._keep_panel, one.name, asked), rounds=[asked])
+
+    def _keep_panel(self, name: str, asked: Mapping[str, Any]) -> None:
+        panel = asked["result"]
+        if panel is not None and not isinstance(panel, Panel):
+            raise PluginError(f"web_panel gave a {type(panel).__name__}, and must give a hookd.serving.Panel or None")
+        shown = None if panel is None else _plain_panel(name, panel)
+        with self._lock:
+            if shown is None:
+                self._panels.pop(name, None)
+            else:
+                self._panels[name] = (self._clock(), shown)
+
+    def receivers(self, store: IncidentStore) -> list[Caller]:
+        """Make a receiver for each plugin that tells of incidents; what is skipped or fails counts as told."""
+        return [
+            Caller(f"plugin {one.name}", lambda incident, one=one: one.call("incident", incident=incident), store)  # type: ignore[misc]
+            for one in self.hosted
+            if one.half.has("incident")
+        ]
+
+    def panels(self) -> list[dict[str, Any]]:
+        """Give the panels as `{"plugin", "title", "columns", "rows"}`: short printable text, numbers and None. Never waits.
+
+        Nothing in them is HTML: who shows them escapes them.
+        """
+        with self._lock:
+            return [panel for _, (at, panel) in sorted(self._panels.items()) if self._clock() - at < FRESH_S]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Describe the plugins."""
+        with self._lock:
+            return [{**one.row(), "series_dropped": self._dropped[one.name]} for one in self.hosted]
+
+    def families(self, is_free: Callable[[str, str], bool]) -> Iterator[Metric]:
+        """Give what the plugins have told last, and what became of them. Never waits for one.
+
+        Args:
+            is_free: tells of a family's name and kind whether nobody else serves it.
+        """
+        if not self.hosted:
+            return
+        with self._lock:
+            said = [one for until, told in self._collected.values() if self._clock() < until for one in told]
+        merged: dict[str, Metric] = {}
+        for run, told in said:
+            known = merged.get(told.name)
+            if known is None and is_free(told.name, told.kind):
+                known = merged[told.name] = Metric(told.name, told.help, told.kind)
+            if known is None or known.type != told.kind:
+                continue
+            sample = told.name + ("_total" if told.kind == "counter" else "")
+            for values, value in told.samples.items():
+                known.add_sample(sample, {"run": run, **dict(zip(told.labels, values, strict=True))}, value)
+        yield from merged.values()
+        yield from self._own_families()
+
+    def _own_families(self) -> Iterator[Metric]:
+        errors = CounterMetricFamily(*_ERRORS, labels=["plugin", "hook"])
+        states = GaugeMetricFamily(*_STATE, labels=["plugin", "state"])
+        seconds = CounterMetricFamily(*_SECONDS, labels=["plugin"])
+        drops = CounterMetricFamily(*_DROPPED, labels=["plugin"])
+        for one in self.hosted:
+            for hook in sorted({*one.hooks, *one.errors}):
+                errors.add_metric([one.name, hook], one.errors[hook])
+            for state in STATES:
+                states.add_metric([one.name, state], float(one.state == state))
+            seconds.add_metric([one.name], one.seconds)
+            drops.add_metric([one.name], self._dropped[one.name])
+        yield from (errors, states, seconds, drops)
+
+    def close(self) -> None:
+        """Let all of them close; blocks for two seconds each at most."""
+        for one in self.hosted:
+            one.close()
+
+
+def _reading(target: Target) -> Reading:
+    snapshot = target.last()
+    claim, counted = target.claim, steps(snapshot) if snapshot is not None else None
+    families = snapshot.families if snapshot is not None else ()
+    return Reading(claim.run, claim.rank, target.pid, target.state, counted, families)
+
+
+def _plain_panel(name: str, panel: Panel) -> dict[str, Any]:
+    """Take of a panel what may be shown.
+
+    Raises:
+        PluginError: there are no columns, or a row has another number of cells than there are.
+    """
+    columns = [_text(column) for column in panel.columns][:MAX_COLUMNS]
+    if not columns:
+        raise PluginError(f"{name}: its panel has no columns")
+    rows = [[_cell(cell) for cell in row] for row in list(panel.rows)[:MAX_ROWS]]
+    if any(len(row) != len(columns) for row in rows):
+        raise PluginError(f"{name}: a row of its panel has not {len(columns)} cells, as there are columns")
+    return {"plugin": name, "title": _text(panel.title), "columns": columns, "rows": rows}
+
+
+def _cell(value: object) -> str | float | None:
+    if value is None or (isinstance(value, (int, float)) and value == value and abs(value) < 2.0**63):  # noqa: PLR0124  NaN
+        return value
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    return "".join(char if char.isprintable() else " " for char in str(value)[:MAX_CELL])
+
+
+_ERRORS = ("hookd_daemon_plugin_errors", "Errors of each plugin's half in the daemon, by hook.")
+_STATE = ("hookd_daemon_plugin_state", "1 for the state that a plugin's half in the daemon is in.")
+_SECONDS = ("hookd_daemon_plugin_seconds", "Time spent in each plugin's half in the daemon.")
+_DROPPED = ("hookd_daemon_plugin_series_dropped", "Series over a limit of each plugin's half in the daemon.")

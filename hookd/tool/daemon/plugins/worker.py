@@ -1,0 +1,268 @@
+"""One daemon half at work: a thread of its own, in which it may wait and fail without anybody else noticing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import HookdError, worded
+from hookd.serving.hookspecs import TIMES_S
+from hookd.tool.daemon.incidents.incident_log import plain
+from hookd.wire.plugin_frames import author_line, line_of
+from hookd.wire.probation import Probation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hookd.serving import DaemonPlugin
+    from hookd.tool.daemon.plugins.discovery import Half, Hooks
+
+MAX_ERRORS = 10
+MAX_TROUBLES = 20
+"""Of so many errors the text is kept."""
+BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
+MAX_WAITING = 100
+"""Calls that wait for a plugin; with more of them the newest is not made."""
+_TURN = threading.Lock()
+"""Held by the one that is imported, until its time is over: two threads at once in libraries that import each other fail."""
+STATES = ("starting", "active", "quarantined", "refused")
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Job:
+    """A hook to be called, once for each of `rounds`; `done` is set when that is over, however it went."""
+
+    hook: str
+    rounds: Sequence[Mapping[str, Any]]
+    then: Callable[[], None] | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Hosted:
+    """A daemon half with its thread, which imports it first. Any thread may ask for calls; none waits for its code.
+
+    Args:
+        half: where it was found.
+        options: for its `configure`.
+        clock: monotonic seconds.
+
+    Attributes:
+        state: one of STATES.
+        every_s: seconds from one `collect` to the next.
+        hooks: what it implements, once it is imported.
+        errors: by hook. seconds: spent in it. skipped: calls that were not made, aside or behind.
+        troubles: the last errors: hook and text, with the author's line (`where`) and the traceback.
+    """
+
+    def __init__(self, half: Half, options: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+        self.half = half
+        self.hooks: Hooks = {}
+        self.state = "starting"
+        self.every_s = 0.0
+        self.troubles: deque[dict[str, str]] = deque(maxlen=MAX_TROUBLES)
+        self.errors: Counter[str] = Counter()
+        self.seconds = 0.0
+        self.skipped = 0
+        self._clock = clock
+        self._readmits = True
+        self._probation = Probation(BACK_OFF_S, LONGEST_BACK_OFF_S)
+        self._since = 0  # errors since it was last admitted
+        self._lock = threading.Lock()
+        self._waiting: queue.Queue[Job | None] = queue.Queue(MAX_WAITING)
+        self._under_way: tuple[Job, float] | None = None
+        self._late: Job | None = None
+        self._has_turn = False
+        self._plugin: object = half.source.entry.partition(":")[0]  # its module's name, until there is the plugin
+        configure = Job("configure", [{"options": options}])
+        # A daemon thread: a plugin that never returns must not keep the process.
+        self._thread = threading.Thread(
+            target=self._run, args=(configure,), name=f"hookd-plugin-{half.name}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The plugin's name."""
+        return self.half.name
+
+    @property
+    def trouble(self) -> dict[str, str]:
+        """The last error, empty where there was none."""
+        return self.troubles[-1] if self.troubles else {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it does nothing now, and nothing waits for it."""
+        return self.state != "starting" and self._waiting.unfinished_tasks == 0
+
+    def ask(
+        self, hook: str, then: Callable[[], None] | None = None, *, rounds: Sequence[Mapping[str, Any]]
+    ) -> Job | None:  # fmt: skip
+        """Have a hook called, once for each of `rounds` (its arguments), unless the plugin has it not or is put aside.
+
+        Args:
+            hook: its name.
+            then: called after the last round, in the plugin's thread, unless it has failed or come too late.
+            rounds: each with a key for every argument of the hook; what it returns is put there as "result".
+        """
+        if self.state == "refused" or (self.state != "starting" and hook not in self.hooks):
+            return None
+        job = Job(hook, rounds, then)
+        if self.state != "quarantined":
+            with contextlib.suppress(queue.Full):
+                self._waiting.put_nowait(job)
+                return job
+        self.skipped += 1
+        return None
+
+    def call(self, hook: str, **arguments: Any) -> None:
+        """Have a hook called and wait until it has returned, at most for its time; blocks."""
+        job = self.ask(hook, rounds=[arguments])
+        if job is not None and not job.done.wait(TIMES_S[hook]):
+            self.look()
+
+    def look(self) -> None:
+        """See whether a call takes too long, and let it back in when its time is over. Called about once a second."""
+        now, under_way = self._clock(), self._under_way
+        if under_way is not None:
+            job, began = under_way
+            if now - began >= TIMES_S[job.hook] and self._late is not job:
+                self._late = job
+                if self.state == "starting":
+                    self._end_turn()
+                    self._refuse(f"its import and configure take longer than {TIMES_S[job.hook]:g} s", self._where())
+                    return
+                frame = self._where()
+                self._failed(job.hook, f"{job.hook} takes longer than {TIMES_S[job.hook]:g} s", frame, "", is_dear=True)
+            return
+        with self._lock:
+            if self.state == "quarantined" and self._probation.is_over(now):
+                self.state, self._since = "active", 0
+                self._probation.admit(now)
+                _log.warning("plugin %s is let back in, on probation", self.name)
+
+    def close(self) -> None:
+        """Let it close, and its thread end, within the time for that; blocks."""
+        if self.state == "active":
+            self.call("close")
+        try:
+            self._waiting.put_nowait(None)
+        except queue.Full:
+            return
+        self._thread.join(0.1)
+
+    def _run(self, configure: Job) -> None:
+        self._start(configure)
+        while (job := self._waiting.get()) is not None:
+            began = self._clock()
+            self._under_way = (job, began)
+            try:
+                if self.state == "active":
+                    self._do(job)
+            finally:
+                self.seconds += self._clock() - began
+                self._under_way = None
+                job.done.set()
+                self._waiting.task_done()
+
+    def _start(self, job: Job) -> None:
+        """Import and configure it; what fails or takes too long here is refused for good. Its time begins at its turn."""
+        try:
+            plugin = self._load(job)
+            self._readmits = plugin.readmit
+            if job.hook in self.hooks:
+                function, names = self.hooks[job.hook]
+                function(**{name: job.rounds[0][name] for name in names})
+            self.every_s = float(plugin.every_s)
+        except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
+            text = error.message if isinstance(error, HookdError) else f"configure: {worded(error)}"
+            where = author_line(error, self._plugin)
+            # The way to an error of our own goes through our code alone, and tells an author nothing.
+            told = error if where or not isinstance(error, HookdError) else error.__cause__
+            self._refuse(text, where, "".join(traceback.format_exception(told)) if told is not None else "")
+        else:
+            source = self.half.source
+            if self.state == "starting":
+                _log.info("plugin %s %s (sha256 %s) runs here", self.name, plain(source.version), source.sha256)
+                self.state = "active"
+        finally:
+            self._under_way = None
+
+    def _load(self, job: Job) -> DaemonPlugin:
+        _TURN.acquire()
+        self._has_turn = True
+        self._under_way = (job, self._clock())
+        try:
+            self._plugin, self.hooks = plugin, _ = self.half.load()
+            return plugin
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Let the next one be imported: when this one is, or when its time is over, by whoever comes first."""
+        with self._lock:
+            had, self._has_turn = self._has_turn, False
+        if had:
+            _TURN.release()
+
+    def _refuse(self, text: str, where: str = "", trace: str = "") -> None:
+        self.errors["configure"] += 1
+        self.state = "refused"
+        self.troubles.append({"hook": "configure", "text": text[:500], "where": where, "traceback": trace[-3000:]})
+        _log.error("plugin %s is refused: %s", self.name, plain(text))
+
+    def _do(self, job: Job) -> None:
+        if job.hook not in self.hooks:
+            return
+        function, names = self.hooks[job.hook]
+        try:
+            for one in job.rounds:
+                result = function(**{name: one[name] for name in names})
+                if isinstance(one, dict):
+                    one["result"] = result
+            if job.then is not None and job is not self._late:
+                job.then()
+        except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
+            where, trace = author_line(error, self._plugin), "".join(traceback.format_exception(error))
+            self._failed(job.hook, worded(error), where, trace)
+
+    def _failed(self, hook: str, text: str, where: str, trace: str, *, is_dear: bool = False) -> None:
+        with self._lock:
+            self.errors[hook] += 1
+            self._since += 1
+            is_first = self.trouble.get("text") != text
+            self.troubles.append({"hook": hook, "text": text[:500], "where": where, "traceback": trace[-3000:]})
+            limit = 1 if is_dear or self._probation.is_on(self._clock()) else MAX_ERRORS
+            aside = self.state == "active" and self._since >= limit
+            if aside:
+                self.state = "quarantined"
+                wait_s = self._probation.put_aside(self._clock()) if self._readmits else 0.0
+                if not self._readmits:
+                    self._probation.until = None
+        if is_first:
+            at = f" at {where}" if where else ""
+            _log.error("plugin %s: %s: %s%s", self.name, hook, plain(text), plain(at))
+        if aside:
+            until = f"for {wait_s:g} s" if wait_s else "until the daemon starts again"
+            _log.error("plugin %s is quarantined %s after %d errors: %s", self.name, until, self._since, plain(text))
+
+    def _where(self) -> str:
+        """Say where its thread is."""
+        return line_of(self._thread.ident, self._plugin)
+
+    def row(self) -> dict[str, Any]:
+        """Describe it for people."""
+        source = self.half.source
+        return {
+            "name": self.name, "version": source.version, "sha256": source.sha256, "origin": source.origin,
+            "entry": source.entry, "state": self.state, "hooks": sorted(self.hooks), "errors": sum(self.errors.values()),
+            "seconds": self.seconds, "skipped": self.skipped, "error": self.trouble,
+        }  # fmt: skip

@@ -1,0 +1,413 @@
+"""The daemon itself: what runs when, from the first bind to the last close. asyncio, one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from hookd.errors import HookdError, PermissionDenied, worded
+from hookd.tool.config import default_control_path, default_state_dir
+from hookd.tool.daemon import api, audit, describe, turns
+from hookd.tool.daemon.actions import Actions, Order
+from hookd.tool.daemon.auto_attach import Wanted
+from hookd.tool.daemon.client import EMBEDDED_SOCKET
+from hookd.tool.daemon.evaluate import evaluate, require_allowed
+from hookd.tool.daemon.fleet.fleet import Fleet
+from hookd.tool.daemon.fleet.history import History
+from hookd.tool.daemon.incidents import receivers
+from hookd.tool.daemon.incidents.receivers import Caller
+from hookd.tool.daemon.incidents.store import IncidentStore
+from hookd.tool.daemon.incidents.webhook import Sender
+from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.selection import Limits
+from hookd.tool.daemon.plugins import host
+from hookd.tool.daemon.plugins.discovery import without_torch
+from hookd.tool.daemon.watch.watchers import watchers
+from hookd.tool.daemon.web import tcp
+from hookd.tool.daemon.web.site import Web
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+    from hookd.tool.config import ServeConfig
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.turns import Want
+
+EMBEDDED_LEASE_S = 60.0
+"""How long an agent outlives a foreground attach that was killed."""
+EMBEDDED_RETENTION_DAYS, EMBEDDED_RETENTION_MB = 365.0, 1000.0
+"""It does not read the configuration of `hookd serve`, whose incidents are in the same file: it forgets none of less."""
+ATTACH_THREADS = 16
+LOOK_THREADS = 4
+DEATH_THREADS = 2
+DAY_S = 86400.0
+FORGET_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Service:
+    """A daemon: binds, finds, looks, serves. Use as an async context manager; everything else from its event loop.
+
+    Args:
+        config: how to serve.
+        only: the pids that this daemon serves (embedded in a foreground attach); None for every process.
+        environ: decides the default places.
+
+    Attributes:
+        url: where it listens on TCP, with the port that the kernel chose.
+        control: its control socket.
+        is_ready: whether it has looked for targets once.
+        history: the last minutes of its targets.
+    """
+
+    def __init__(
+        self, config: ServeConfig, *, only: Collection[int] | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
+        environ = os.environ if environ is None else environ
+        functions = {word: receivers.load(word) for word in config.receivers}
+        self.config = config
+        self.is_embedded = only is not None
+        self.control = config.control or self._default_control(environ)
+        self.url = ""
+        self.is_ready = False
+        self._looked = asyncio.Event()
+        state_dir = config.state_dir or default_state_dir(environ, os.geteuid())
+        store = IncidentStore.open(
+            state_dir, max_bytes=self._at_least(config.retention_mb, EMBEDDED_RETENTION_MB) * 1e6
+        )
+        self.fleet = Fleet(store, linger_s=config.linger_s, only=only, per_user=config.targets_per_user)
+        self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
+        self.plugins = host.load(config)
+        self._callers = [Caller(word, function, store) for word, function in functions.items()]
+        self._callers += self.plugins.receivers(store)
+        told: list[receivers.Receiver] = [*self._senders, *self._callers]
+        for receiver in told:
+            store.listen(receiver)
+        self._tally = Tally()
+        lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
+        self._actions = Actions(self.fleet, self._tally, config, lease_s)
+        self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
+        self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
+        self.history = History()
+        noted = None if self.is_embedded else state_dir
+        self._watchers = watchers(self.fleet, config, noted, self.history)
+        self._collector = FleetCollector(
+            self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers,
+            kinds=self.fleet.admission.kinds, more=self.plugins.families,
+        )  # fmt: skip
+        self._started = time.time()
+        self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
+        # Threads of their own: a person does not wait for rules.
+        self._by_rule = ThreadPoolExecutor(turns.MOST, "hookd-rule")
+        # Waited for at the end: who still looks when targets and store are closed would take all targets for gone.
+        self._lookers = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
+        self._mourners = ThreadPoolExecutor(DEATH_THREADS, "hookd-death")  # many deaths at once keep no look waiting
+        self._tries: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Event()
+        self._watched: dict[int, Target] = {}
+        self._new: list[Target] = []
+        self._stack = contextlib.AsyncExitStack()
+
+    def _default_control(self, environ: Mapping[str, str]) -> Path:
+        """An embedded daemon has a socket of its own: the default one belongs to `hookd serve`.
+
+        Containers that share the directory may have daemons of the same pid: the pid alone is no name.
+        """
+        path = default_control_path(environ, os.geteuid())
+        name = EMBEDDED_SOCKET.format(f"{os.getpid()}-{secrets.token_hex(4)}")
+        return path.with_name(name) if self.is_embedded else path
+
+    def _at_least(self, setting: float, embedded: float) -> float:
+        return max(setting, embedded) if self.is_embedded else setting
+
+    async def __aenter__(self) -> Self:
+        """Bind both sockets, look for targets once, and go on looking.
+
+        Raises:
+            HookdError: reason "already-running", "address-in-use" or "control-socket".
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.fleet.store.close)
+            stack.push_async_callback(asyncio.to_thread, self.plugins.close)
+            stack.enter_context(without_torch())
+            for caller in self._callers:
+                stack.callback(caller.close)
+                await asyncio.to_thread(caller.catch_up)
+            stack.callback(self._attachers.shutdown)
+            stack.callback(self._by_rule.shutdown, cancel_futures=True)
+            stack.callback(self._close_targets)
+            stack.callback(self._lookers.shutdown)
+            stack.callback(self._mourners.shutdown)
+            stack.push_async_callback(asyncio.to_thread, self._let_go)
+            listener = self._bind_control(stack)
+            await self._bind_tcp(stack)
+            await self._serve_control(listener, stack)  # last: who gets an answer here may ask for everything
+            await self._scan()
+            self.is_ready = True
+            self._looked.set()
+            for work, interval_s in (
+                (self._poll, self.config.poll_s),
+                (self._scan, self.config.scan_s),
+                (self._attach_wanted, 0.0),
+                (self._adopt, self.config.scan_s),
+                (self._forget, FORGET_S),
+                (self._prune, DAY_S),
+                *((sender.run, FORGET_S) for sender in self._senders),
+            ):
+                task = asyncio.create_task(_repeat(work, interval_s))
+                stack.push_async_callback(_end, task)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def _bind_control(self, stack: contextlib.AsyncExitStack) -> socket.socket:
+        listener = api.bind(self.control)
+        stack.callback(listener.close)
+        stack.callback(self.control.unlink, missing_ok=True)
+        return listener
+
+    async def _serve_control(self, listener: socket.socket, stack: contextlib.AsyncExitStack) -> None:
+        runner = web.AppRunner(api.Api(self).app(), handle_signals=False, shutdown_timeout=2, **tcp.HTTP)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        tcp.refusing(runner)
+        await web.SockSite(runner, listener).start()
+
+    async def _bind_tcp(self, stack: contextlib.AsyncExitStack) -> None:
+        listen = self.config.listen
+        app = Web(self, self._collector).app()
+        try:
+            serving = tcp.serving(app, listen, self.config.web_config, allow_hosts=self.config.allow_hosts)
+            self.url = await stack.enter_async_context(serving)
+        except OSError as exc:
+            kind = PermissionDenied if isinstance(exc, PermissionError) else HookdError
+            # asyncio's own text holds the address once more; a name that is not found has no number of the kernel's.
+            why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror
+            raise kind(
+                f"cannot listen on {listen} ({why})",
+                reason="address-in-use",
+                hint="Choose another with --listen, port 0 for any.",
+            ) from exc
+
+    def _let_go(self) -> None:
+        """Give up every lease; the agents stay for their lease time, or as long as another daemon holds them."""
+        for target in self.fleet.targets():
+            target.release()
+
+    def _close_targets(self) -> None:
+        for pidfd in self._watched:
+            asyncio.get_running_loop().remove_reader(pidfd)
+        self.fleet.close()
+
+    # ---- what is repeated
+
+    async def _scan(self) -> None:
+        new, found = await asyncio.get_running_loop().run_in_executor(self._lookers, self.fleet.scan)
+        self._new += new
+        self._watch()
+        if not self.is_embedded:
+            await asyncio.to_thread(self._wanted.see, found)
+            self._turn.set()
+
+    async def _attach_wanted(self) -> None:
+        """Begin the next attempts by rule whenever the time or the end of another has made room for them."""
+        await self._turn.wait()
+        self._turn.clear()
+        for want in await asyncio.to_thread(self._wanted.due):
+            task = asyncio.create_task(self._try(want))
+            self._tries.add(task)
+            task.add_done_callback(self._tries.discard)
+
+    async def _try(self, want: Want) -> None:
+        """Attach by rule; a failure is counted, logged, and tried again later."""
+        order = Order(plugins=want.rule.plugins or None, timeout_s=self.config.timeout_s, only_trainers=True)
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(
+                self._by_rule, self._actions.attach, want.pid, order
+            )
+        except HookdError as error:
+            await asyncio.to_thread(self._wanted.failed, want, error)
+        except Exception as exc:  # noqa: BLE001  ours: told like any other, and tried again like any other
+            _log.exception("process %d", want.pid)
+            await asyncio.to_thread(self._wanted.failed, want, HookdError(worded(exc), reason="internal"))
+        else:
+            self._wanted.attached(want)
+            await asyncio.to_thread(audit.attached, answer, f"by {want.rule.told}")
+        self._turn.set()
+        self._watch()
+
+    async def _adopt(self) -> None:
+        new, self._new = self._new, []
+        if not self.is_embedded:
+            await asyncio.to_thread(self._actions.adopt_orphans, new)
+
+    async def _poll(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._lookers, self._look)
+        self._watch()
+
+    def _look(self) -> None:
+        self.fleet.poll()
+        targets = self.fleet.targets()
+        for watcher in self._watchers:
+            watcher.look(targets)
+        self.plugins.look(targets)
+
+    async def _forget(self) -> None:
+        await asyncio.to_thread(self._wanted.prune)
+
+    async def _prune(self) -> None:
+        days = self._at_least(self.config.retention_days, EMBEDDED_RETENTION_DAYS)
+        await asyncio.to_thread(self.fleet.forget, days * DAY_S)
+
+    def _watch(self) -> None:
+        """Have the event loop tell of each target's death at once; what has ended and only lingers needs no descriptor."""
+        loop = asyncio.get_running_loop()
+        alive = [one for one in self.fleet.targets() if one.ended is None or one.state == "corrupt"]
+        served = {target.pidfd: target for target in alive if target.pidfd >= 0}
+        for pidfd, target in list(self._watched.items()):
+            if served.get(pidfd) is not target:
+                self._unwatch(pidfd, target)
+        for pidfd, target in served.items():
+            if pidfd not in self._watched:
+                self._watched[pidfd] = target
+                loop.add_reader(pidfd, self._died, pidfd, target)
+
+    def _unwatch(self, pidfd: int, target: Target) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        del self._watched[pidfd]
+        target.close()
+
+    def _died(self, pidfd: int, target: Target) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        asyncio.get_running_loop().run_in_executor(self._mourners, self.fleet.lose, target)
+
+    # ---- what is asked for
+
+    async def looked(self, timeout_s: float) -> None:
+        """Wait until it has looked for targets once: a restart must not look like the end of those found last."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._looked.wait(), timeout_s)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Describe all targets in short."""
+        return [describe.target_row(target) for target in self.fleet.targets()]
+
+    def report(self, pid: int, *, has_curve: bool = False) -> dict[str, Any]:
+        """Give the report of a target, with the times of its last steps if asked for; blocks on its page.
+
+        Raises:
+            NoSuchTarget: it is none.
+        """
+        target = self.fleet.get(pid)
+        report = describe.target_report(target, self._limits)
+        return {**report, "curve": target.curve()} if has_curve else report
+
+    def status(self) -> dict[str, Any]:
+        """Describe the daemon and its targets in short."""
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "url": self.url,
+            "control": str(self.control),
+            "started": self._started,
+            "is_embedded": self.is_embedded,
+            "rules": len(self.config.rules),
+            "backing_off": self._wanted.backing_off(),
+            "targets": self.rows(),
+        }
+
+    async def attach(self, pid: int, order: Order, by: Mapping[str, int]) -> dict[str, Any]:
+        """Attach to a process because a person asks for it; see `Actions.attach`."""
+        self._wanted.reset(pid)
+        answer: dict[str, Any] = await self._run(self._actions.attach, pid, order, by)
+        await asyncio.to_thread(audit.attached, answer, "as asked", by)
+        await asyncio.to_thread(self.fleet.store.recall, pid)
+        return answer
+
+    async def attach_all(self, pids: Sequence[int], order: Order) -> list[dict[str, Any]]:
+        """Attach to several processes at once; give the result or the error of each.
+
+        What changes the training comes when all are attached, since all ranks of a job must agree on the step.
+        """
+        at_once, later = self._actions.apart(order) if len(pids) > 1 else (order, ())
+        results = list(await asyncio.gather(*(self._tried(self._actions.attach, pid, at_once) for pid in pids)))
+        for spec in later:
+            await asyncio.to_thread(self._actions.enable_together, results, spec, order)
+        return results
+
+    async def detach(self, pid: int, timeout_s: float, by: Mapping[str, int]) -> dict[str, Any]:
+        """Detach from a process because a person asks for it; see `Actions.detach`."""
+        answer: dict[str, Any] = await self._run(self._actions.detach, pid, timeout_s, by)
+        return answer
+
+    async def detach_all(self, timeout_s: float, by: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Detach from all targets at once; give the result or the error of each."""
+        pids = [target.pid for target in self.fleet.targets() if target.ended is None]
+        return list(await asyncio.gather(*(self._tried(self._actions.detach, pid, timeout_s, by) for pid in pids)))
+
+    async def detach_own(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+        """Detach what this daemon holds and nobody else does: the end of a foreground attach."""
+        held = [target for target in self.fleet.targets() if target.ended is None and target.lease is not None]
+        return list(await asyncio.gather(*(self._tried(self._leave, target, timeout_s) for target in held)))
+
+    def _leave(self, target: Target, timeout_s: float) -> dict[str, Any]:
+        if self._actions.is_held_by_others(target):
+            target.release()
+            return {"pid": target.pid, "restored": None, "residue": [], "left": "another daemon holds it"}
+        return self._actions.detach(target.pid, timeout_s)
+
+    async def change_plugins(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
+        """Load, unload, reload or configure a plugin; see `Actions.change_plugins`."""
+        answer: dict[str, Any] = await self._run(self._actions.change_plugins, pid, body, by)
+        return answer
+
+    async def evaluate(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
+        """Evaluate an expression in a target, if the configuration allows it; see `hookd.tool.daemon.evaluate`."""
+        require_allowed(pid, by, allowed=self.config.eval_allow, is_embedded=self.is_embedded)
+        self.fleet.get(pid)
+        return await asyncio.to_thread(evaluate, pid, body, by)
+
+    async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._attachers, work, *arguments)
+        finally:
+            self._watch()
+
+    async def _tried(self, work: Callable[..., Any], target: Target | int, *arguments: Any) -> dict[str, Any]:
+        pid = target if isinstance(target, int) else target.pid
+        try:
+            answer: dict[str, Any] = await self._run(work, target, *arguments)
+        except HookdError as exc:
+            return {"pid": pid, **exc.as_json()}
+        return answer
+
+
+async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    """Do the work for ever; a round that fails is logged, and the next one comes."""
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001  whatever it is, the daemon goes on serving
+            _log.exception("%s", getattr(work, "__name__", work))
+        await asyncio.sleep(interval_s)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,1 @@
+"""Conclusions from several targets, or from one over time: hangs, stragglers, silence, drift."""

@@ -1,0 +1,254 @@
+"""Hangs: a rank that makes no event for too long, and who of its run waits for whom. See docs/hangs.md.
+
+Everything is read from pages and /proc, so it needs no help of the target: one whose main thread is in native code,
+holds the GIL or is stopped looks the same. A run tells of one hang at a time: on the rank that is waited for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+from hookd.tool.daemon.watch.silence import Patience, Silence
+from hookd.tool.daemon.watch.verdict import Standing, judge, sentence
+from hookd.tool.daemon.watch.watcher import Declared, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hookd.tool.daemon.fleet.fleet import Fleet
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.watch.verdict import Verdict
+
+HANG, OVER = "hang", "hang_over"
+"""The kinds of its incidents."""
+LONGEST_LOOK_S = 5.0
+"""What lies between two looks counts for no more than this, or two of their intervals: the daemon may have been stopped."""
+_HANG = Declared(
+    "hookd_hang", "gauge", "1 while a rank hangs: role stands, it is waited for; role waits, it waits.", ("role",)
+)
+_PATIENCE = Declared(
+    "hookd_hang_patience_seconds", "gauge", "How long the rank may be silent where it was silent last."
+)
+ROLES = ("stands", "waits")
+
+
+@dataclasses.dataclass
+class _Told:
+    """A hang that was told.
+
+    Attributes:
+        target: on which.
+        for_s: how long it has stood by now.
+        before_s: what of that was before this daemon looked.
+    """
+
+    target: Target
+    for_s: float = 0.0
+    before_s: float = 0.0
+    at_least: bool = False
+
+
+class Hangs:
+    """Watches for hangs, see `hookd.tool.daemon.watch.watcher.Watcher`.
+
+    Args:
+        fleet: to which it tells them.
+        patience: when a silence is a hang.
+        poll_s: how often it looks, in seconds.
+        clock: monotonic seconds.
+    """
+
+    families: Sequence[Declared] = (_HANG, _PATIENCE)
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        patience: Patience | None = None,
+        *,
+        poll_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._patience = patience or Patience()
+        self._longest_look_s = max(LONGEST_LOOK_S, 2 * poll_s)
+        self._clock = clock
+        self._looked = clock()
+        self._now = 0.0  # by a clock that runs while somebody looks
+        self._silences: dict[Target, Silence] = {}
+        self._told: dict[Target, _Told] = {}
+
+    def look(self, targets: Sequence[Target]) -> None:
+        """Compare all pages with what was seen before, and judge every run."""
+        clock = self._clock()
+        self._now += min(max(0.0, clock - self._looked), self._longest_look_s)
+        self._looked = clock
+        runs: dict[str, list[Target]] = {}
+        for target in targets:
+            runs.setdefault(target.claim.run, []).append(target)
+        for members in runs.values():
+            self._see(members)
+        for target in self._silences.keys() - set(targets):
+            self._forget(target)
+
+    def samples(self, target: Target) -> Iterable[Sample]:
+        """Say whether it hangs; nothing of what has ended."""
+        silence, hang, snapshot = self._silences.get(target), target.hang, target.last()
+        if silence is None or snapshot is None or target.ended is not None:
+            return
+        for role in ROLES:
+            yield Sample(_HANG, {"role": role}, float(hang is not None and hang["role"] == role))
+        yield Sample(_PATIENCE, {}, silence.patience_s(snapshot))
+
+    def _see(self, members: Sequence[Target]) -> None:
+        """Look at the ranks of one run."""
+        new = [one for one in members if one not in self._silences]
+        for target in members:
+            self._follow(target)
+        told = next((self._told[one] for one in members if one in self._told), None)
+        if told is None and new:
+            told = self._recall(new, members)
+        if told is None:
+            self._judge(members)
+        elif told.target.hang is None:
+            self._end(told, members)
+        else:
+            self._update(told, members)
+
+    def _follow(self, target: Target) -> None:
+        silence = self._silences.get(target)
+        if silence is None:
+            silence = self._silences[target] = Silence(self._now, self._patience)
+        snapshot = target.last()
+        was_told = target.hang is not None
+        if target.ended is not None or snapshot is None or silence.see(snapshot, self._now, was_told=was_told):
+            target.hang = None
+
+    def _judge(self, members: Sequence[Target]) -> None:
+        """Tell of a hang if a rank of the run is silent for too long, and not because it waits for one that is not."""
+        if any(map(_is_leaving, members)):
+            return  # its page says no more what it does, and without it the others would be blamed
+        alive = self._judged(members)
+        gone = [one for one in members if one.ended is not None and one.state == "lost"]
+        overdue = [one for one in alive if self._is_overdue(one, is_deserted=bool(gone))]
+        if any(self._is_paused(one) for one in alive):
+            for one in alive:
+                self._silences[one].rearm(self._now)
+            return
+        if not overdue:
+            return
+        half_s = min(map(self._age_s, overdue)) / 2
+        standing = [one for one in alive if self._age_s(one) >= half_s]
+        if len(standing) < len(alive) and max(map(self._age_s, overdue)) < self._patience.start_s:
+            return  # the others go on: one of them evaluates, perhaps, and these wait for it
+        verdict = self._verdict(standing, gone)
+        guilty = {one.rank for one in verdict.guilty}
+        if any(one.claim.rank in guilty for one in (*overdue, *gone)):
+            self._tell(next((one for one in overdue if one.claim.rank in guilty), overdue[0]), verdict, standing)
+
+    @staticmethod
+    def _judged(members: Sequence[Target]) -> list[Target]:
+        """Give those of whom one may expect events; beside ranks of several, a launcher with an agent is none."""
+        pages = [(one, one.last()) for one in members if one.ended is None]
+        alive = [one for one, page in pages if page is not None and page.state == "running"]
+        return [one for one in alive if one.identity.world_size > 1] or alive
+
+    def _age_s(self, target: Target) -> float:
+        return self._silences[target].age_s(self._now)
+
+    def _is_overdue(self, target: Target, *, is_deserted: bool) -> bool:
+        snapshot = target.last()
+        silence = self._silences[target]
+        return snapshot is not None and silence.is_overdue(target, snapshot, self._now, is_deserted=is_deserted)
+
+    def _is_paused(self, target: Target) -> bool:
+        place = self._silences[target].place
+        return place is not None and place.phase == "paused"
+
+    def _verdict(self, standing: Sequence[Target], gone: Sequence[Target] = ()) -> Verdict:
+        ended = [Standing(one.claim.rank, ended=one.ended.reason) for one in gone if one.ended is not None]
+        return judge([*map(self._standing, standing), *ended])
+
+    def _standing(self, target: Target) -> Standing:
+        snapshot = target.last()
+        assert snapshot is not None  # only such are judged
+        return self._silences[target].standing(target, snapshot, self._now)
+
+    def _tell(self, target: Target, verdict: Verdict, standing: Sequence[Target]) -> None:
+        text = sentence(verdict, max(one.identity.world_size for one in standing))
+        self._describe(verdict, standing, text)
+        here = next(one for one in (*verdict.guilty, *verdict.waiting) if one.rank == target.claim.rank)
+        self._told[target] = _Told(target, here.for_s, at_least=here.at_least)
+        ranks = [dataclasses.asdict(one) for one in (*verdict.guilty, *verdict.waiting)]
+        fields = {**(target.hang or {}), "is_step_absolute": here.is_absolute, "ranks": ranks}
+        del fields["message"]
+        self._fleet.tell(target, HANG, text, place=self._silences[target].place, **fields)
+
+    @staticmethod
+    def _describe(verdict: Verdict, standing: Sequence[Target], text: str) -> None:
+        """Give each rank what a row about its target says of the hang."""
+        guilty = [one.rank for one in verdict.guilty]
+        where = {one.rank: one for one in (*verdict.guilty, *verdict.waiting)}
+        for target in standing:
+            rank, one = target.claim.rank, where[target.claim.rank]
+            target.hang = {
+                "role": "stands" if rank in guilty else "waits",
+                "waits_for": [] if rank in guilty else guilty,
+                "basis": verdict.basis,
+                "phase": one.phase,
+                "module": one.module,
+                "step": one.step,
+                "for_s": round(one.for_s, 1),
+                "at_least": one.at_least,
+                "where": one.where,
+                "message": text,
+            }
+
+    def _update(self, told: _Told, members: Sequence[Target]) -> None:
+        """Let the ages of a hang that goes on grow."""
+        told.for_s = told.before_s + self._age_s(told.target)
+        for target in members:
+            if target.hang is not None:
+                for_s = told.for_s if target is told.target else self._age_s(target)
+                target.hang = {**target.hang, "for_s": round(for_s, 1)}
+
+    def _end(self, told: _Told, members: Sequence[Target]) -> None:
+        """The rank that it was told of has moved, or has ended: say so, and wait anew for all."""
+        target = told.target
+        self._told.pop(target, None)
+        for one in members:
+            one.hang = None
+            self._silences[one].rearm(self._now)
+        lasted = f"{'at least ' if told.at_least else ''}{told.for_s:.0f} s"
+        message = f"rank {target.claim.rank} goes on after {lasted}"
+        if target.ended is not None:
+            what = "has ended" if target.state == "lost" else "is not looked at any more"
+            message = f"rank {target.claim.rank} {what} ({target.ended.reason}) after it had stood for {lasted}"
+        self._fleet.tell(target, OVER, message, lasted_s=round(told.for_s, 1), at_least=told.at_least)
+
+    def _recall(self, new: Iterable[Target], members: Sequence[Target]) -> _Told | None:
+        """Find a hang of which a daemon before this one has told and that was not over when it looked last."""
+        standing = self._judged(members)
+        for target in new:
+            if HANG in target.ongoing and target in standing:
+                found = self._fleet.store.query({(target.pid, target.start_ticks)}, kind=HANG, limit=1)
+                detail = found[0]["detail"] if found else {}
+                told = _Told(target, detail.get("for_s", 0.0), detail.get("for_s", 0.0), at_least=True)
+                place = self._silences[target].place
+                if place is not None and detail.get("place") == list(place):
+                    self._told[target] = told
+                    self._describe(self._verdict(standing), standing, found[0]["message"])
+                return told
+        return None
+
+    def _forget(self, target: Target) -> None:
+        """It is served no more."""
+        del self._silences[target]
+        self._told.pop(target, None)
+
+
+def _is_leaving(target: Target) -> bool:
+    """Whether its agent is on its way out: where a thread stands in a call, that waits for it."""
+    snapshot = target.last()
+    return target.ended is None and snapshot is not None and snapshot.state == "detaching"

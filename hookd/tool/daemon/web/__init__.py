@@ -1,0 +1,1 @@
+"""What is served over TCP: the port, who may read, the pages."""

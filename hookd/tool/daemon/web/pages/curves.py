@@ -1,0 +1,207 @@
+"""Lines over the last minutes, and bars over the order of a model, as SVG."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookd.tool.daemon.web.pages.html import Markup, tag
+from hookd.tool.daemon.web.pages.plots import tick
+from hookd.tool.reports import wording
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hookd.tool.daemon.web.pages.heat import Column, Warmth
+    from hookd.tool.daemon.web.pages.tree import Tree
+
+WIDTH, HEIGHT = 560, 200
+LEFT, RIGHT, TOP, BOTTOM = 58, 10, 12, 26
+BARS = 240
+"""Bars of a profile at most; of a larger model each stands for several modules, and has the largest of them."""
+BARS_HEIGHT = 64
+ORDERS = 2.0
+"""Of a profile of sizes: so many orders of magnitude are drawn at least, or a factor of 1.1 would look like a cliff."""
+FAR = 4.0
+"""What is so many times above nearly all others is cut off, or these would lie on the floor."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a picture.
+
+    Attributes:
+        label: what it is called.
+        colour: a number of the stylesheet's.
+        points: unix seconds and value; a value that is no number makes a mark at the top, and a gap.
+    """
+
+    label: str
+    colour: int
+    points: Sequence[tuple[float, float]]
+
+
+LARGEST = 1e300
+"""What is larger is drawn as that: the distance of two such numbers is no number any more."""
+
+
+def _drawn(value: float) -> float:
+    return max(-LARGEST, min(LARGEST, value))
+
+
+class _Frame:
+    """From times and values to places in a picture."""
+
+    def __init__(self, lines: Sequence[Line], *, is_from_zero: bool) -> None:
+        times = [when for line in lines for when, _ in line.points]
+        values = sorted(_drawn(value) for line in lines for _, value in line.points if math.isfinite(value))
+        self.first, self.last = min(times), max(*times, min(times) + 1.0)
+        self.largest = values[-1]
+        low, top = _range(values, is_from_zero=is_from_zero)
+        self.each = tick(max(top - low, 1e-6 * abs(top), 1e-300), 4)
+        self.low = math.floor(low / self.each + 1e-9) * self.each
+        self.top = self.low + max(1, math.ceil((top - self.low) / self.each - 1e-9)) * self.each
+
+    def x(self, when: float) -> float:
+        return LEFT + (when - self.first) / (self.last - self.first) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (min(max(value, self.low), self.top) - self.low) / (self.top - self.low)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+
+def _range(values: Sequence[float], *, is_from_zero: bool) -> tuple[float, float]:
+    """Give what an axis must have room for: from 0 or near it, but for small changes of a large number.
+
+    A change of a hundredth must not look like a cliff, and a few values far above all others are cut off.
+    """
+    low, top = values[0], values[-1]
+    if low >= 0:
+        top = min(top, FAR * max(values[int(0.95 * (len(values) - 1))], statistics.median(values)))
+        if is_from_zero or low < 0.6 * top:
+            low = 0.0
+    if top - low < 0.1 * abs(top):
+        low, top = low - 0.05 * abs(top), top + 0.05 * abs(top)
+    return low, top if top > low else low + 1.0
+
+
+def chart(title: str, lines: Sequence[Line], write: Callable[[float], str], *, is_from_zero: bool = False) -> Markup:
+    """Draw lines over time, with a legend where there are several.
+
+    Args:
+        title: of the picture.
+        lines: with their points.
+        write: makes the text of a number at the axis.
+        is_from_zero: whether the axis begins at 0 if nothing is below.
+    """
+    drawn = [line for line in lines if sum(math.isfinite(value) for _, value in line.points) > 1]
+    if not drawn:
+        return tag("figure", tag("figcaption", title), tag("p", "Nothing to draw yet.", class_="soft"))
+    frame = _Frame(drawn, is_from_zero=is_from_zero)
+    beyond = f", up to {write(frame.largest)}" if frame.largest > frame.top else ""
+    head = tag("figcaption", tag("span", title, beyond), *_now(drawn, write))
+    parts = [*_axes(frame, write), *(part for line in drawn for part in _line(frame, line))]
+    picture = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=_said(title, frame))
+    return tag("figure", head, picture, legend(drawn) if len(drawn) > 1 else None)
+
+
+def _said(title: str, frame: _Frame) -> str:
+    return f"{title}, the last {wording.span(frame.last - frame.first)}"
+
+
+def _now(lines: Sequence[Line], write: Callable[[float], str]) -> Iterator[Markup]:
+    if len(lines) == 1:
+        last = lines[0].points[-1][1]
+        yield tag("b", write(last) if math.isfinite(last) else "not finite")
+
+
+def legend(lines: Sequence[Line]) -> Markup:
+    """Say which colour is what."""
+    return tag("ul", *(tag("li", tag("i", class_=f"c{line.colour}"), line.label) for line in lines), class_="legend")
+
+
+def _axes(frame: _Frame, write: Callable[[float], str]) -> Iterator[Markup]:
+    for n in range(round((frame.top - frame.low) / frame.each) + 1):
+        value = frame.low + n * frame.each
+        y = f"{frame.y(value):.1f}"
+        yield tag("line", class_="grid" if n else "axis", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
+        told = "0" if abs(value) < frame.each / 2 else write(value)
+        yield tag("text", told, x=LEFT - 6, y=f"{frame.y(value) + 4:.1f}", text_anchor="end")
+    yield from _minutes(frame)
+
+
+def _minutes(frame: _Frame) -> Iterator[Markup]:
+    """Write how long ago it is, at round distances."""
+    span = frame.last - frame.first
+    each = next(one for one in (5, 10, 15, 30, 60, 120, 300, 600, 10**9) if span / one <= 5)
+    for n in range(int(span // each) + 1):
+        x, ago = frame.x(frame.last - n * each), n * each
+        if x >= LEFT - 1:
+            told = "now" if not n else f"{ago} s ago" if each < 60 else f"{ago // 60} min ago"
+            at = {"x": f"{x:.1f}", "text_anchor": "middle" if n else "end"}
+            yield tag("text", told, y=HEIGHT - 8, **at)
+
+
+def _line(frame: _Frame, line: Line) -> Iterator[Markup]:
+    """Draw a line in as many pieces as its gaps make."""
+    piece: list[str] = []
+    for when, value in line.points:
+        if math.isfinite(value):
+            piece.append(f"{frame.x(when):.1f},{frame.y(value):.1f}")
+            continue
+        yield from _piece(piece, line)
+        piece = []
+        x = frame.x(when)
+        if not math.isnan(value):  # nan: nothing was told; else it was told, and is no number
+            yield tag(
+                "path", tag("title", "not finite"), d=f"M{x - 4:.1f} {TOP - 8} l8 8 m0 -8 l-8 8", class_="notfinite"
+            )
+    yield from _piece(piece, line)
+
+
+def _piece(points: Sequence[str], line: Line) -> Iterator[Markup]:
+    if points:
+        points = points if len(points) > 1 else [*points, *points]
+        title = tag("title", line.label)
+        yield tag("polyline", title, points=" ".join(points), class_=f"line c{line.colour}")
+
+
+def profile(column: Column, tree: Tree) -> Markup:
+    """Draw one column over the order of the model, a bar for each module that has a number: by depth, so to speak."""
+    named = [(name, column.values[name]) for name in tree.nodes if name in column.values]
+    told = [(name, value) for name, value in named if value or column.scale == "size"]
+    if len(told) < 2:
+        return Markup()
+    each = math.ceil(len(told) / BARS)
+    groups = [max(told[at : at + each], key=_size) for at in range(0, len(told), each)]
+    warmth, top = column.warmth(), max((abs(one) for _, one in groups if math.isfinite(one)), default=0.0)
+    width = WIDTH * 2 / len(groups)
+    bars = []
+    for n, (name, value) in enumerate(groups):
+        tall = max(2.0, _height(value, top, warmth) * BARS_HEIGHT)
+        title = tag("title", f"{name}: {column.write(value) if math.isfinite(value) else value}")
+        at = {
+            "x": f"{n * width:.1f}",
+            "y": f"{BARS_HEIGHT - tall:.1f}",
+            "width": f"{max(0.5, width - min(2.0, width / 4)):.1f}",
+        }
+        bars.append(tag("rect", title, **at, height=f"{tall:.1f}", class_=warmth.of(value)))
+    said = f"{column.name} from the first module to the last"
+    box = f"0 0 {WIDTH * 2} {BARS_HEIGHT}"
+    return tag("svg", *bars, viewBox=box, role="img", aria_label=said, class_="profile", preserveAspectRatio="none")
+
+
+def _size(one: tuple[str, float]) -> float:
+    return abs(one[1]) if math.isfinite(one[1]) else math.inf
+
+
+def _height(value: float, top: float, warmth: Warmth) -> float:
+    """Give the height of a bar from 0 to 1; of sizes in orders of magnitude, from the smallest to the largest."""
+    if not math.isfinite(value):
+        return 1.0
+    if warmth.scale != "size":
+        return abs(value) / top if top else 0.0
+    orders = max(ORDERS, math.log10(warmth.top / warmth.low)) if warmth.low > 0 else ORDERS
+    return 1.0 - 0.95 * math.log10(warmth.top / abs(value)) / orders if value else 0.0

@@ -1,0 +1,65 @@
+"""What is around every page: head, navigation, and how it is renewed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from hookd.tool.daemon.web.pages import assets
+from hookd.tool.daemon.web.pages.html import Markup, link, tag
+from hookd.tool.reports.wording import moment
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REFRESH_S = 10
+"""How often a browser without script loads a page anew; the script fetches what has changed, see page.js."""
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self';"
+    " base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+"""Content-Security-Policy: our own files alone. A form may be sent to us: the search, which works without script."""
+
+
+def page(title: str, parts: Sequence[Markup], *, is_live: bool = True) -> str:
+    """Make a whole page.
+
+    Args:
+        title: of the page, for a browser's tab.
+        parts: what stands in it; the sections among them are renewed while somebody looks.
+        is_live: whether there is anything to renew.
+    """
+    reload = tag("noscript", tag("meta", http_equiv="refresh", content=REFRESH_S)) if is_live else None
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("title", f"{title} · hookd"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("link", rel="stylesheet", href=assets.path(assets.STYLE)),
+        tag("link", rel="icon", href=_ICON),
+        reload,
+        tag("script", src=assets.path(assets.SCRIPT), defer=True) if is_live else None,
+    )
+    skip = link("#main", "Skip to the content", class_="skip")
+    body = tag("body", skip, _header(), tag("main", *parts, id="main", tabindex=-1), _footer(), class_="web")
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath fill='none'"
+    " stroke='%232a78d6' stroke-width='2.4' d='M4 1v9a4 4 0 0 0 8 0V8m-2.5 2L12 7.5 14.5 10'/%3E%3C/svg%3E"
+)
+
+
+def _header() -> Markup:
+    places = {"/": "Targets", "/metrics": "Metrics", "/sd": "Service discovery", "/api/v1/targets": "Targets (JSON)",
+              "/api/v1/incidents": "Incidents (JSON)"}  # fmt: skip
+    nav = tag("nav", *(link(where, name) for where, name in places.items()), aria_label="Pages")
+    return tag("header", link("/", "hookd", class_="brand"), nav, tag("p", id="live", class_="soft"))
+
+
+def _footer() -> Markup:
+    said = f"hookd {__version__} · made {moment(time.time())} · the documentation is docs/ of hookd's sources"
+    return tag("footer", said)

@@ -1,0 +1,131 @@
+"""What the heat map shows: three views of a model, each of a few columns, and how warm a number is in its column."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from hookd.tool.daemon.web.pages.tree import added, over, share
+from hookd.tool.reports import wording
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hookd.tool.daemon.web.pages.tree import Tree
+
+LEVELS = 9
+"""How many warm colours there are above that of nothing."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the map.
+
+    Attributes:
+        name: its head.
+        values: by module.
+        write: makes a cell's text of a number.
+        scale: "share" (of 1), "size" (of orders of magnitude), or "sign" (of distance from 0, below and above).
+    """
+
+    name: str
+    values: Mapping[str, float]
+    write: Callable[[float], str]
+    scale: str
+
+    def warmth(self) -> Warmth:
+        """Give the scale that its numbers make."""
+        sizes = [abs(value) for value in self.values.values() if math.isfinite(value) and value]
+        if self.scale == "share" or not sizes:
+            return Warmth(self.scale, 0.0, 1.0)
+        return Warmth(self.scale, min(sizes), max(sizes))
+
+
+class Warmth(NamedTuple):
+    """A scale from the smallest to the largest size of a column."""
+
+    scale: str
+    low: float
+    top: float
+
+    def of(self, value: float) -> str:
+        """Give the class of a cell: `h0` to `h9`, with `below` for a negative number; `bad` for what is no number."""
+        if not math.isfinite(value):
+            return "bad"
+        size = abs(value)
+        if self.scale == "size":
+            spread = math.log(self.top) - math.log(self.low) if self.top > self.low else 0.0
+            ratio = (
+                (math.log(size) - math.log(self.low)) / spread if spread and size else float(bool(size and not spread))
+            )
+            level = 1 + round(ratio * (LEVELS - 1)) if size else 0
+        else:
+            level = math.ceil(math.sqrt(min(1.0, size / self.top)) * LEVELS)
+        return f"h{min(LEVELS, max(0, level))}" + (" below" if value < 0 and self.scale == "sign" else "")
+
+
+def _time(tree: Tree) -> Sequence[Column]:
+    forward, backward = tree.values("hookd_timing_forward_seconds"), tree.values("hookd_timing_backward_seconds")
+    own = added(tree.values("hookd_timing_forward_self_seconds"), tree.values("hookd_timing_backward_self_seconds"))
+    both = added(forward, backward)
+    whole = added(both, {})
+    calls, back = tree.values("hookd_timing_forward_calls"), tree.values("hookd_timing_backward_calls")
+    own_share = share({**own, **{root.name: whole.get(root.name, 0.0) for root in tree.roots}}, tree.roots)
+    for root in tree.roots:  # the whole was only there to be divided by
+        own_share[root.name] = own.get(root.name, 0.0) / whole[root.name] if whole.get(root.name) else 0.0
+    return (
+        Column("share", share(both, tree.roots), wording.percent, "share"),
+        Column("own", own_share, wording.percent, "share"),
+        Column("forward", over(forward, calls), wording.seconds, "size"),
+        Column("backward", over(backward, back), wording.seconds, "size"),
+    )
+
+
+def _of_activations(*columns: tuple[str, str, Callable[[float], str], str]) -> Callable[[Tree], Sequence[Column]]:
+    def made(tree: Tree) -> Sequence[Column]:
+        return [
+            Column(name, tree.values(f"hookd_activations_{thing}"), write, scale)
+            for name, thing, write, scale in columns
+        ]
+
+    return made
+
+
+class View(NamedTuple):
+    """A choice of columns: what it is called, what is said of it, how they are made of a tree."""
+
+    title: str
+    about: str
+    columns: Callable[[Tree], Sequence[Column]]
+
+
+VIEWS = {
+    "time": View(
+        "Time",
+        "Share of the time of all calls, what is inside included; own: without what is inside. Forward and backward: of one"
+        " call. The chart has each module's own share.",
+        _time,
+    ),
+    "activations": View(
+        "Activations",
+        "Of the module's output at the last sampled step. Blue is below 0. The chart has the standard deviation.",
+        _of_activations(
+            ("std", "std", wording.number, "size"), ("mean", "mean", wording.number, "sign"),
+            ("zeros", "zero_ratio", wording.percent, "share"), ("largest", "absmax", wording.number, "size"),
+        ),
+    ),
+    "gradients": View(
+        "Gradients",
+        "Of the module's own parameters at the last sampled step: norms of gradients and of weights; update: how far the step"
+        " moves them, over their norm. The chart has the norm of the gradients from the first module to the last, in orders of"
+        " magnitude.",
+        _of_activations(
+            ("grad norm", "grad_norm", wording.number, "size"), ("weights", "weight_norm", wording.number, "size"),
+            ("update", "update_ratio", wording.number, "size"), ("noise", "grad_noise_ratio", wording.percent, "share"),
+        ),
+    ),
+}  # fmt: skip
+"""By the word that stands in an address."""
+CHARTED = {"time": 1, "activations": 0, "gradients": 0}
+"""Which column of a view is drawn over the order of the model."""

@@ -1,0 +1,148 @@
+"""`/`: the targets by run, what happened last, and how the daemon itself is."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.daemon.web.pages import ranks
+from hookd.tool.daemon.web.pages.html import Markup, address, join, link, section, table, tag
+from hookd.tool.daemon.web.pages.ranks import Rank
+from hookd.tool.reports import wording
+from hookd.tool.reports.wording import count, moment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hookd.tool.daemon.fleet.history import History
+    from hookd.tool.daemon.fleet.targets import Target
+
+MOST = 500
+"""Targets that are shown; the API has all."""
+INCIDENTS = 15
+MILD = ("training_changed", "eval")
+
+
+def parts(
+    targets: Sequence[Target],
+    history: History,
+    incidents: Sequence[Mapping[str, Any]],
+    health: Mapping[str, Any],
+    panels: Sequence[Mapping[str, Any]] = (),
+) -> list[Markup]:
+    """Make the page.
+
+    Args:
+        targets: all that are served.
+        history: of them.
+        incidents: the last ones, as the store has them.
+        health: what the daemon says of itself, by name; None is left out.
+        panels: tables of the daemon's plugins, as `Plugins.panels` has them.
+    """
+    shown = sorted((Rank.of(one, history) for one in targets[:MOST]), key=ranks.order)
+    return [
+        tag("h1", "hookd: the targets of this node", class_="aside"),
+        section("targets", "Targets", *_targets(shown, len(targets))),
+        section("incidents", "Last incidents", incident_table(incidents, "Last incidents")),
+        *map(_panel, panels),
+        section("daemon", "This daemon", _facts(health)),
+    ]
+
+
+def _panel(panel: Mapping[str, Any]) -> Markup:
+    rows = ([_cell(value) for value in row] for row in panel["rows"])
+    return section(f"panel-{panel['plugin']}", panel["title"], table(panel["title"], panel["columns"], rows))
+
+
+def _cell(value: str | float | None) -> str:
+    return "-" if value is None else value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _targets(shown: Sequence[Rank], total: int) -> list[object]:
+    if not shown:
+        return [tag("p", "None yet. ", tag("code", "hookd ps"), " lists what can be one, ",
+                    tag("code", "hookd attach PID"), " makes it one.", class_="soft")]  # fmt: skip
+    head = ("run", "user", ">rank", ">pid", "state", *ranks.NUMBERS, ">incidents", "script")
+    said = [] if len(shown) == total else [tag("p", f"The first {len(shown)} of {total}.", class_="soft")]
+    changing = dict.fromkeys(str(rank.row["run"]) for rank in shown if rank.changed_by)
+    links = [part for one in changing for part in (", ", link(address("run", one), one))][1:]
+    banner = tag("p", tag("b", "A plugin changes the training"), " of ", *links, class_="banner", role="alert")
+    summary = f"{count(total, 'target')} of {count(len({one.row['run'] for one in shown}), 'run')}"
+    return [
+        banner if changing else None,
+        tag("p", summary, class_="soft"),
+        table("Targets by run", head, map(_row, shown)),
+        *said,
+    ]
+
+
+def _row(rank: Rank) -> list[object]:
+    row = rank.row
+    run = str(row["run"])
+    return [
+        link(address("run", run), run),
+        row["user"],
+        link(rank.where, row["rank"]),
+        row["pid"],
+        ranks.state(rank),
+        *ranks.numbers(rank),
+        ranks.told(rank),
+        tag("span", str(row["script"]).rpartition("/")[2], title=row["script"]),
+    ]
+
+
+def incident_table(rows: Sequence[Mapping[str, Any]], caption: str, *, has_run: bool = True) -> Markup:
+    """Tabulate incidents, each with its owner and a link to all that is kept of it."""
+    if not rows:
+        return tag("p", "None.", class_="soft")
+    head = ("incident", "when", *(["run"] if has_run else []), "user", ">rank", "kind", "module", "what")
+    return table(caption, head, [_incident(row, has_run=has_run) for row in rows])
+
+
+def _incident(row: Mapping[str, Any], *, has_run: bool) -> list[object]:
+    number = row["id"]
+    return [
+        "not stored yet" if number is None else link(address("incident", str(number)), f"#{number}"),
+        tag("span", moment(row["time"]), class_="when"),
+        *([link(address("run", str(row["run"])), row["run"])] if has_run else []),
+        row["user"],
+        row["rank"],
+        tag("span", row["kind"], class_="kind mild" if is_mild(row["kind"]) else "kind"),
+        tag("span", row["module"] or "", class_="mono"),
+        f"{row['message']}{wording.repeated(row)}",
+    ]
+
+
+def is_mild(kind: str) -> bool:
+    """Whether an incident of this kind tells of no fault: what a person has done, and what is over."""
+    return kind in MILD or kind.endswith("_over")
+
+
+def _facts(health: Mapping[str, Any]) -> Markup:
+    rows = [
+        tag("tr", tag("th", key, scope="row"), tag("td", value)) for key, value in health.items() if value is not None
+    ]
+    return tag("table", tag("tbody", *rows), class_="facts")
+
+
+def told_health(status: Mapping[str, Any], own: Mapping[str, float | None]) -> dict[str, object]:
+    """Say how the daemon is.
+
+    Args:
+        status: as `Service.status` gives it.
+        own: `resident_bytes`, `cpu_s`, `scrape_s`, `attached`, `refused`.
+    """
+    up_s = max(1.0, time.time() - float(status["started"]))
+    resident, cpu_s = own["resident_bytes"], own["cpu_s"]
+    kind = " (of a foreground attach)" if status["is_embedded"] else ""
+    return {
+        "process": f"{status['pid']}{kind}, up for {wording.span(up_s)}, since {moment(status['started'])}",
+        "control socket": join(tag("code", status["control"])),
+        "attaches": f"{own['attached'] or 0:.0f} done, {own['refused'] or 0:.0f} refused",
+        "attach by rule": f"{count(status['rules'], 'rule')}, {len(status['backing_off'])} tried again later",
+        "last scrape": wording.seconds(own["scrape_s"]) + " to collect" if own["scrape_s"] else "none yet",
+        "memory": None if resident is None else f"{resident / 1e6:,.0f} MB",
+        "CPU": None
+        if cpu_s is None
+        else f"{wording.seconds(cpu_s)}, {wording.percent(cpu_s / up_s)} of one since the start",
+    }

@@ -1,0 +1,47 @@
+"""`/incident/ID`: all that is kept of one incident, and a page for what is not there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.daemon.web.pages import parts as shared
+from hookd.tool.daemon.web.pages.html import Markup, address, join, link, tag
+from hookd.tool.reports.wording import process_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def parts(row: Mapping[str, Any], *, is_watched: bool) -> list[Markup]:
+    """Make the page of an incident.
+
+    Args:
+        row: as the store has it.
+        is_watched: whether its process is still a target.
+    """
+    told = {
+        **row["detail"],
+        **{key: row[key] for key in ("id", "time", "kind", "message", "module", "step", "count", "last")},
+    }
+    run = str(row["run"])
+    whose = join("run ", link(address("run", run), run), f", rank {row['rank']}, {process_of(row)}")
+    where = address("run", run, pid=row["pid"])
+    now = (
+        tag("p", link(where, "Its process as it is now"))
+        if is_watched
+        else tag("p", "Its process is gone.", class_="soft")
+    )
+    return [
+        tag("h1", f"incident #{row['id']}: {row['kind']}"),
+        tag("p", whose),
+        Markup(shared.incident(told, is_first=True)),
+        now,
+        tag("p", "In a terminal: ", tag("code", f"hookd report '#{row['id']}'")),
+    ]
+
+
+def missing(what: str, runs: Sequence[str]) -> list[Markup]:
+    """Make the page that says that something is not there, with what is."""
+    links = [tag("li", link(address("run", one), one)) for one in runs]
+    there = join(tag("p", "What is there:"), tag("ul", *links)) if links else tag("p", "No target is there now.")
+    return [tag("h1", "Not found"), tag("p", what), there, tag("p", link("/", "All targets"))]

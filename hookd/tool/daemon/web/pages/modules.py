@@ -1,0 +1,195 @@
+"""The module tree as a heat map: a part of it at a time, however large the model is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import parse_qsl
+
+from hookd.tool.daemon.web.pages.curves import profile
+from hookd.tool.daemon.web.pages.heat import CHARTED, VIEWS
+from hookd.tool.daemon.web.pages.html import join, link, section, tag
+from hookd.tool.reports.wording import count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hookd.tool.daemon.web.pages.heat import Column, Warmth
+    from hookd.tool.daemon.web.pages.html import Markup
+    from hookd.tool.daemon.web.pages.tree import Node, Tree
+
+PAGE = 100
+"""Modules of one parent, or found by name, that are shown at a time."""
+MOST = 300
+"""Modules that are shown at a time in all."""
+OPEN = 2
+"""So many levels are open at first."""
+
+
+class Asked(NamedTuple):
+    """What the reader has chosen.
+
+    Attributes:
+        view: a key of VIEWS.
+        module: the one that the tree begins at; empty for the roots.
+        search: a part of names or types; empty for the tree.
+        page: of the children of that module, or of what was found; from 1.
+    """
+
+    view: str = "time"
+    module: str = ""
+    search: str = ""
+    page: int = 1
+
+
+class Map:
+    """A heat map of one target.
+
+    Args:
+        tree: its modules.
+        asked: what to show of it.
+        where: gives the address of this page with other choices.
+    """
+
+    def __init__(self, tree: Tree, asked: Asked, where: Callable[..., str]) -> None:
+        self._tree, self._asked, self._where = tree, asked, where
+        self._columns: Sequence[Column] = VIEWS[asked.view].columns(tree)
+        self._warmth: list[Warmth] = [column.warmth() for column in self._columns]
+
+    def markup(self) -> Markup:
+        """Make the part of the page."""
+        view = VIEWS[self._asked.view]
+        return section(
+            "modules",
+            "Modules",
+            self._views(),
+            tag("p", view.about, class_="soft"),
+            profile(self._columns[CHARTED[self._asked.view]], self._tree),
+            self._found() if self._asked.search else self._below(),
+        )
+
+    def search(self) -> Markup:
+        """Make the form that looks for modules by name; it stands outside of what is renewed while somebody types."""
+        box = tag(
+            "input", type="search", name="q", value=self._asked.search, id="q", autocomplete="off", spellcheck="false"
+        )
+        kept = [tag("input", type="hidden", name=key, value=value) for key, value in self._kept()]
+        return tag(
+            "form", tag("label", "Find modules by name or type", for_="q"), box, *kept, tag("button", "Find"),
+            method="get", role="search", action="#modules",
+        )  # fmt: skip
+
+    def _kept(self) -> list[tuple[str, str]]:
+        """Give what a search keeps of the address."""
+        query = self._where(view=self._asked.view, m=None, q=None, p=None, at="").partition("?")[2]
+        return [(key, value) for key, value in parse_qsl(query) if key != "q"]
+
+    def _views(self) -> Markup:
+        links = [
+            link(
+                self._where(view=key, at="modules"),
+                view.title,
+                aria_current="true" if key == self._asked.view else None,
+            )
+            for key, view in VIEWS.items()
+        ]
+        return tag("nav", *links, class_="tabs", aria_label="What the map shows")
+
+    def _below(self) -> Markup:
+        """Show the tree below the chosen module."""
+        node = self._tree.nodes.get(self._asked.module)
+        if node is None and self._asked.module:
+            again = link(self._where(m=None, p=None, at="modules"), "Show all modules")
+            return tag("p", "This target has no such module now. ", again, class_="bad")
+        tops = self._tree.roots if node is None else node.children
+        if not tops:
+            return tag(
+                "p", "No module has been seen yet." if node is None else "Nothing is inside of it.", class_="soft"
+            )
+        shown = self._of_page(tops)
+        expanded = self._expanded(shown)
+        rows = [self._branch(one, expanded, depth=0) for one in shown]
+        return join(self._crumbs(node), self._head(), tag("div", *rows, class_="tree"), self._pages(len(tops)))
+
+    def _found(self) -> Markup:
+        """Show what was looked for, without the tree around it."""
+        word = self._asked.search.casefold()
+        nodes = [one for one in self._tree.nodes.values() if word in one.name.casefold() or word in one.type.casefold()]
+        again = link(self._where(q=None, p=None, at="modules"), "Show the tree")
+        said = tag("p", f"{count(len(nodes), 'module')} found. ", again, role="status")
+        rows = [tag("div", *self._cells(one, one.name), class_="leaf") for one in self._of_page(nodes)]
+        return join(said, self._head() if rows else None, tag("div", *rows, class_="tree"), self._pages(len(nodes)))
+
+    def _of_page(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        first = (min(self._asked.page, _last_page(len(nodes))) - 1) * PAGE
+        return nodes[first : first + PAGE]
+
+    def _expanded(self, shown: Sequence[Node]) -> set[str]:
+        """Choose whose children are shown, level by level, until there are enough."""
+        chosen, level, room = set(), list(shown), MOST - len(shown)
+        while level:
+            below: list[Node] = []
+            for node in level:
+                if 0 < len(node.children) <= min(room, PAGE):
+                    chosen.add(node.name)
+                    room -= len(node.children)
+                    below += node.children
+            level = below
+        return chosen
+
+    def _branch(self, node: Node, expanded: set[str], depth: int) -> Markup:
+        if not node.children:
+            return tag("div", *self._cells(node, node.label), class_="leaf")
+        if node.name not in expanded:
+            inside = link(self._where(m=node.name, p=None, at="modules"), node.label)
+            return tag("div", *self._cells(node, inside, f"{len(node.children)} inside"), class_="leaf")
+        inner = [self._branch(one, expanded, depth + 1) for one in node.children]
+        summary = tag("summary", *self._cells(node, node.label))
+        return tag("details", summary, tag("div", *inner), id=f"m{node.place}", open=depth < OPEN)
+
+    def _cells(self, node: Node, label: object, more: str = "") -> list[Markup]:
+        found = self._tree.findings.get(node.name)
+        name = tag(
+            "span",
+            tag("b", label),
+            tag("small", more or node.type) if more or node.type else None,
+            tag("small", found, class_="bad") if found else None,
+            class_="name",
+            title=node.name,
+        )
+        return [name, *(self._cell(node, n) for n in range(len(self._columns)))]
+
+    def _cell(self, node: Node, n: int) -> Markup:
+        column = self._columns[n]
+        value = column.values.get(node.name)
+        if value is None:
+            return tag("span", class_="cell")
+        return tag("span", column.write(value), class_=f"cell {self._warmth[n].of(value)}", title=column.name)
+
+    def _head(self) -> Markup:
+        names = (tag("span", column.name, class_="cell") for column in self._columns)
+        return tag("div", tag("span", "module", class_="name"), *names, class_="leaf head", aria_hidden="true")
+
+    def _crumbs(self, node: Node | None) -> Markup | None:
+        if node is None:
+            return None
+        above = [link(self._where(m=one.name, p=None, at="modules"), one.label) for one in self._tree.path(node)]
+        every = link(self._where(m=None, p=None, at="modules"), "all")
+        parts = [part for one in (every, *above) for part in (one, " / ")]
+        return tag("nav", *parts, tag("b", node.label), class_="crumbs", aria_label="Where this is in the model")
+
+    def _pages(self, total: int) -> Markup | None:
+        """Link to the page before and the one after, where there is more than one."""
+        last = _last_page(total)
+        if last == 1:
+            return None
+        page = min(self._asked.page, last)
+        parts: list[object] = [f"{(page - 1) * PAGE + 1} to {min(page * PAGE, total)} of {total}"]
+        if page > 1:
+            parts += [" · ", link(self._where(p=page - 1, at="modules"), "previous", rel="prev")]
+        if page < last:
+            parts += [" · ", link(self._where(p=page + 1, at="modules"), "next", rel="next")]
+        return tag("nav", *parts, class_="pages", aria_label="More modules")
+
+
+def _last_page(total: int) -> int:
+    return max(1, -(-total // PAGE))

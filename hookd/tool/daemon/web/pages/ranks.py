@@ -1,0 +1,155 @@
+"""Ranks beside each other: the table of the first page, and that of a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.daemon.describe import target_row
+from hookd.tool.daemon.fleet.history import Sample, step_now, steps_per_second
+from hookd.tool.daemon.fleet.ranks import family
+from hookd.tool.daemon.web.pages.html import Markup, address, join, link, tag
+from hookd.tool.reports import wording
+from hookd.tool.reports.reading import is_called_only
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hookd.tool.daemon.fleet.history import History
+    from hookd.tool.daemon.fleet.targets import Target
+    from hookd.wire.page import Snapshot
+
+SLOW = 1.1
+"""So many times the median of a run is slow."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A target as the pages tell of it.
+
+    Attributes:
+        target: itself.
+        row: in short, see `describe.target_row`.
+        samples: its last minutes.
+        cost: hookd's share of its time, None where it is not known.
+        changed_by: plugins that change its training now.
+    """
+
+    target: Target
+    row: Mapping[str, Any]
+    samples: Sequence[Sample]
+    cost: float | None
+    changed_by: Sequence[str]
+
+    @classmethod
+    def of(cls, target: Target, history: History) -> Rank:
+        """Gather what there is, without waiting for the page of the target."""
+        snapshot = target.last()
+        is_alive = target.ended is None
+        return cls(
+            target,
+            target_row(target),
+            history.of(target),
+            _cost(snapshot) if snapshot is not None else None,
+            _changing(snapshot) if snapshot is not None and is_alive else (),
+        )
+
+    @property
+    def step_s(self) -> float | None:
+        """Give the time of its last steps."""
+        return step_now(self.samples) if self.target.ended is None else None
+
+    @property
+    def rate(self) -> float | None:
+        """Give its steps per second."""
+        return steps_per_second(self.samples) if self.target.ended is None else None
+
+    @property
+    def where(self) -> str:
+        """Give the address of its part of the run's page."""
+        return address("run", str(self.row["run"]), pid=self.row["pid"])
+
+
+def _cost(snapshot: Snapshot) -> float | None:
+    found = family(snapshot, "hookd_overhead_ratio", ())
+    ratio = found.cells[found.first[0]] if found is not None and found.first else math.nan
+    return ratio if 0 <= ratio < math.inf else None
+
+
+def _changing(snapshot: Snapshot) -> Sequence[str]:
+    """Name the plugins that are loaded and change the training, which is more than to be able to."""
+    found = family(snapshot, "hookd_plugin_changes_training", ("plugin",))
+    changing = (
+        {} if found is None else {name: found.cells[at] for (name,), at in zip(found.values, found.first, strict=True)}
+    )
+    states = family(snapshot, "hookd_plugin_state", ("plugin", "state"))
+    pairs = [] if states is None else list(zip(states.values, states.first, strict=True))
+    active = {values[0] for values, at in pairs if states and values[1] == "active" and states.cells[at]}
+    return sorted(name for name, value in changing.items() if value and name in active)
+
+
+def order(rank: Rank) -> tuple[str, int, str, int]:
+    """Sort by run, then by rank as a number."""
+    name = str(rank.row["rank"])
+    is_number = name.isascii() and name.isdecimal() and len(name) < 10
+    return (str(rank.row["run"]), int(name) if is_number else 1 << 30, name, rank.row["pid"])
+
+
+def state(rank: Rank) -> Markup:
+    """Say in which state a target is; what is wrong with it stands first."""
+    row = rank.row
+    told = row["state"] if row["reason"] in (None, row["state"]) else f"{row['state']}: {row['reason']}"
+    if row["hang"]:
+        return tag("span", f"hangs {row['hang']['where']}", class_="bad")
+    ongoing = [kind for kind in row["ongoing"] if kind not in ("hang", row["state"])]
+    if ongoing:
+        return join(tag("span", ", ".join(ongoing), class_="bad"), f" ({told})")
+    kinds = {"attached": "good", "detached": "soft"}
+    is_end = row["reason"] == "exited"
+    return tag("span", told, class_=kinds.get(row["state"], "soft" if is_end else "bad"))
+
+
+def numbers(rank: Rank) -> list[object]:
+    """Give the cells that both tables end with: step, steps a second, time of a step, cost."""
+    step = rank.row["step"]
+    is_whole = step is None or step["is_absolute"] or is_called_only(step)
+    counted = None if step is None else tag(
+        "span", f"{step['current']:,}" + ("" if is_whole else "*"), title=None if is_whole else "counted from the attach"
+    )  # fmt: skip
+    rate = rank.rate
+    return [
+        counted,
+        "-" if rank.target.ended is not None else wording.number(rate),
+        wording.seconds(rank.step_s),
+        wording.percent(rank.cost),
+    ]
+
+
+NUMBERS = (">step", ">steps/s", ">a step", ">hookd's cost")
+"""The heads of `numbers`."""
+
+
+def told(rank: Rank) -> Markup | str:
+    """Give how many incidents there were, with the way to them."""
+    found = rank.row["incidents"]
+    return link(f"{rank.where}#incidents", found) if found else "0"
+
+
+def changed(ranks: Sequence[Rank], settings: Mapping[str, str]) -> Markup | None:
+    """Warn where a plugin changes the training: what is seen then is not what would be without hookd.
+
+    Args:
+        ranks: of one run.
+        settings: of each plugin, in words.
+    """
+    names = sorted({name for rank in ranks for name in rank.changed_by})
+    if not names:
+        return None
+    whose = [str(rank.row["rank"]) for rank in ranks if rank.changed_by]
+    where = "" if len(whose) == len(ranks) else f" on rank {', '.join(whose[:8])}"
+    said = " and ".join(f"{name} ({settings[name]})" if settings.get(name) else name for name in names)
+    return tag(
+        "p", tag("b", "This training is being changed"), f" by {said}{where}. It stops when the plugin is disabled: ",
+        tag("code", f"hookd plugin disable {ranks[0].row['pid']} {names[0]}"), class_="banner", role="alert",
+    )  # fmt: skip

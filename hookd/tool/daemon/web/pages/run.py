@@ -1,0 +1,264 @@
+"""`/run/NAME`: the ranks of a run beside each other, and of one of them its modules, plugins and state."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.daemon.fleet.history import LOSSES, step_times
+from hookd.tool.daemon.web.pages import parts as shared
+from hookd.tool.daemon.web.pages import plots, ranks
+from hookd.tool.daemon.web.pages.curves import Line, chart
+from hookd.tool.daemon.web.pages.heat import VIEWS
+from hookd.tool.daemon.web.pages.home import incident_table
+from hookd.tool.daemon.web.pages.html import Markup, address, join, link, section, table, tag
+from hookd.tool.daemon.web.pages.modules import Asked, Map
+from hookd.tool.daemon.web.pages.ranks import Rank
+from hookd.tool.daemon.web.pages.tree import Tree
+from hookd.tool.reports import wording
+from hookd.tool.reports.reading import counted, is_called_only, looks_at, paused
+from hookd.tool.reports.report import build_report, plugin_options
+from hookd.tool.reports.wording import count, moment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hookd.tool.daemon.fleet.history import History
+    from hookd.tool.daemon.fleet.targets import Target
+
+MOST_CURVES = plots.COLOURS
+"""Ranks whose curves are drawn."""
+MOST_RANKS = 256
+"""Ranks that a table has; of a larger run on one node the first."""
+
+NOTHING = Asked()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What an address asks for.
+
+    Attributes:
+        pid: of the rank to show; None for the first that lives.
+        modules: of its model.
+    """
+
+    pid: int | None = None
+    modules: Asked = NOTHING
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Choice:
+        """Read a query; what makes no sense is as if it were not there."""
+        view = query.get("view", "")
+        asked = Asked(
+            view if view in VIEWS else "time",
+            query.get("m", ""),
+            query.get("q", "").strip()[:200],
+            _whole(query.get("p", ""), 1) or 1,
+        )
+        return cls(_whole(query.get("pid", ""), None), asked)
+
+    def address(self, run: str, at: str = "", **other: Any) -> str:
+        """Give the address that asks for this, but for `other`."""
+        now: dict[str, Any] = {
+            "pid": self.pid,
+            "view": self.modules.view if self.modules.view != "time" else None,
+            "m": self.modules.module,
+            "q": self.modules.search,
+            "p": self.modules.page if self.modules.page > 1 else None,
+        }
+        return address("run", run, at=at, **{**now, **other})
+
+
+def _whole(text: str, default: int | None) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 10 else default
+
+
+def parts(
+    name: str, targets: Sequence[Target], history: History, incidents: Sequence[Mapping[str, Any]], choice: Choice
+) -> list[Markup]:
+    """Make the page.
+
+    Args:
+        name: of the run.
+        targets: its ranks, those that have ended and linger among them; may be empty.
+        history: of them.
+        incidents: of the run, the newest first.
+        choice: what to show.
+    """
+    every = sorted((Rank.of(one, history) for one in targets), key=ranks.order)
+    title = tag("h1", "run ", tag("b", name))
+    told = section("incidents", "Incidents", incident_table(incidents, "Incidents of this run", has_run=False))
+    if not every:
+        said = "None of its ranks is watched any more: this is what is kept of it."
+        return [title, section("gone", "Ranks", tag("p", said, class_="soft")), told]
+    chosen = _chosen(every, choice.pid)
+    return [
+        title,
+        tag("p", "of user ", tag("b", ", ".join(dict.fromkeys(one.row["user"] for one in every))), class_="soft"),
+        *_sections(name, every, chosen, replace(choice, pid=chosen.row["pid"] if choice.pid else None)),
+        told,
+    ]
+
+
+def _chosen(every: Sequence[Rank], pid: int | None) -> Rank:
+    """Give the rank to show: the one asked for, else the first that lives."""
+    alive = [one for one in every if one.target.ended is None]
+    return next((one for one in every if one.row["pid"] == pid), (alive or list(every))[0])
+
+
+def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> Iterator[Markup]:
+    snapshot = chosen.target.last()
+    report = build_report(snapshot, has_modules=False) if snapshot is not None else None
+    yield section("ranks", "Ranks", *_ranks(name, every, chosen, choice))
+    yield section("curves", "The last minutes", _curves(every, chosen))
+    shown = f"rank {chosen.row['rank']}, process {chosen.row['pid']} of user {chosen.row['user']}"
+    yield tag("section", tag("h2", shown, class_="of"), id="shown", aria_label=shown)
+    if snapshot is None or report is None or chosen.target.state == "corrupt":
+        said = "The page of this target cannot be trusted: what it says is shown no more. The process itself goes on."
+        yield section("state", "State", tag("p", said, class_="bad"))
+        return
+    report["pid"] = chosen.row["pid"]
+    yield section("state", "State", *_state(chosen, report))
+    heat = Map(Tree(snapshot), choice.modules, lambda at="", **other: choice.address(name, at, **other))
+    yield heat.markup()
+    yield heat.search()
+    yield section("plugins", "Plugins and what they cost", _plugins(report))
+
+
+def _ranks(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> Iterator[object]:
+    identity = [one.target.last() for one in every if one.changed_by]
+    settings = {
+        plugin: ", ".join(f"{key}={value}" for key, value in plugin_options(one.identity, plugin).items())
+        for one in identity
+        if one is not None
+        for plugin in {plugin for rank in every for plugin in rank.changed_by}
+    }
+    yield ranks.changed(every, settings)
+    for rank in every:
+        if rank.row["hang"]:
+            yield tag("p", tag("b", "Hang: "), rank.row["hang"]["message"], class_="banner", role="alert")
+            break
+    yield table("Ranks of this run", *_compared(name, every[:MOST_RANKS], chosen, choice))
+    if len(every) > MOST_RANKS:
+        yield tag("p", f"The first {MOST_RANKS} of {len(every)}.", class_="soft")
+    steps = [one.row["step"] for one in every if one.row["step"]]
+    if any(not step["is_absolute"] and not is_called_only(step) for step in steps):
+        yield tag("p", "* counted from the attach", class_="soft")
+
+
+def _compared(
+    name: str, every: Sequence[Rank], chosen: Rank, choice: Choice
+) -> tuple[Sequence[str], list[list[object]]]:
+    """Give head and rows of the table of ranks; of several with how each compares with the median."""
+    times = [seconds for one in every if (seconds := one.step_s)]
+    median, slowest = statistics.median(times) if times else 0.0, max(times, default=0.0)
+    head = ["rank", ">pid", "state", *ranks.NUMBERS, ">of median", "", ">incidents"]
+    rows = []
+    for one in every:
+        where = replace(choice, pid=one.row["pid"]).address(name)
+        current = "true" if one is chosen and len(every) > 1 else None
+        who = [link(where, one.row["rank"], aria_current=current), one.row["pid"], ranks.state(one)]
+        rows.append([*who, *ranks.numbers(one), *_of_median(one.step_s, median, slowest), one.row["incidents"]])
+    if len(every) > 1:
+        return head, rows
+    alone = [n for n, title in enumerate(head) if title not in (">of median", "")]
+    return [head[n] for n in alone], [[row[n] for n in alone] for row in rows]
+
+
+def _of_median(seconds: float | None, median: float, slowest: float) -> list[object]:
+    """Say how the time of a step compares with that of the other ranks, as a number and as a bar."""
+    if not seconds or not median:
+        return ["-", None]
+    is_slow = seconds > ranks.SLOW * median
+    told = tag("span", f"{seconds / median:.2f}x", class_="bad" if is_slow else None)
+    return [told, Markup(plots.bar(seconds / slowest))]
+
+
+def _curves(every: Sequence[Rank], chosen: Rank) -> Markup:
+    """Draw what ranks can be compared in, those that are slowest first; of one alone its losses."""
+    drawn = sorted(every, key=lambda one: one.step_s or 0.0, reverse=True)[:MOST_CURVES]
+    drawn = sorted({id(one): one for one in (*drawn[: MOST_CURVES - 1], chosen)}.values(), key=ranks.order)
+    times = [Line(f"rank {one.row['rank']}", n, step_times(one.samples)) for n, one in enumerate(drawn)]
+    losses = [Line(f"rank {one.row['rank']}", n, _loss(one, 0)) for n, one in enumerate(drawn)]
+    if len(drawn) == 1:
+        losses = [Line(f"backward {n}", n, _loss(chosen, n)) for n in range(LOSSES)]
+    left_out = f"The {len(drawn)} slowest of {len(every)} ranks are drawn. " if len(drawn) < len(every) else ""
+    said = tag(
+        "p", f"{left_out}The loss is what the first torch.autograd.backward of a step was called on; a time is the mean of"
+        " the steps since the point before.", class_="soft",
+    )  # fmt: skip
+    pictures = (
+        chart("Time of a step", times, wording.seconds, is_from_zero=True),
+        chart("Loss", losses, wording.number),
+    )
+    return join(tag("div", *pictures, class_="pictures"), said)
+
+
+def _loss(rank: Rank, backward: int) -> list[tuple[float, float]]:
+    return [(one.time, one.losses[backward]) for one in rank.samples]
+
+
+def _state(rank: Rank, report: dict[str, Any]) -> Iterator[object]:
+    row = rank.row
+    for why in filter(None, (row["how"] and f"It {row['how']}.", paused({**report, "target": row}))):
+        yield tag("p", why, class_="bad")
+    seen = {state: value for state, value in report["observed"].items() if value}
+    blind = ", ".join(f"{value:,.0f} {state.replace('_', ' ')}" for state, value in seen.items() if state != "observed")
+    what, number = counted(report["step"])
+    yield Markup(
+        shared.tiles(
+            (
+                (what, f"{number:,}"),
+                ("a step", wording.seconds(rank.step_s)),
+                ("steps a second", wording.number(rank.rate)),
+                ("of it hookd's cost", wording.percent(rank.cost)),
+                ("modules observed", f"{seen.get('observed', 0):,.0f}"),
+            )
+        )
+    )
+    yield from (Markup(part) for part in shared.phase_shares(report, rank.step_s))
+    age = row["heartbeat_age_s"]
+    yield Markup(
+        shared.facts(
+            (
+                ("script", row["script"]),
+                ("watched since", f"{moment(row['attached'])} ({row['method']})"),
+                ("Python, torch", f"{row['python']}, {row['torch']}"),
+                ("last event", None if age is None else f"{wording.span(age)} ago"),
+                ("not seen inside", blind),
+            )
+        )
+    )
+
+
+def _plugins(report: dict[str, Any]) -> Markup:
+    """Tabulate the plugins: state, errors, what they cost."""
+    if not report["plugins"]:
+        return tag("p", "None is loaded.", class_="soft")
+    head = ("plugin", "state", "training", "looks at", ">errors", ">time spent", "settings")
+    whole, own = (wording.seconds(report["overhead"][key]) for key in ("seconds", "own_seconds"))
+    made = table("Plugins", head, [_plugin(one) for one in report["plugins"]])
+    told = f"hookd and its plugins have taken {whole} together, hookd itself {own} of it."
+    return join(made, tag("p", told, class_="soft"))
+
+
+def _plugin(one: dict[str, Any]) -> list[object]:
+    state, changes = one["state"] or "-", one["changes_training"]
+    settings = ", ".join(f"{key}={value}" for key, value in (one["settings"] or one["options"]).items())
+    errors = one["errors"] or 0
+    return [
+        one["name"],
+        tag("span", state, class_="good" if state == "active" else "bad"),
+        tag("span", "changes it", class_="bad") if changes else "could change it" if changes is False else "only looks",
+        looks_at(one),
+        tag("span", f"{errors:.0f}", class_="bad") if errors else "0",
+        wording.seconds(one["overhead_seconds"]),
+        tag("span", settings, class_="mono"),
+    ]
+
+
+def title(name: str, targets: Sequence[Target]) -> str:
+    """Give the title of the page."""
+    return f"run {name} ({count(len(targets), 'rank')})"

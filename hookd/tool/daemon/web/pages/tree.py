@@ -1,0 +1,143 @@
+"""The modules of a target as a tree, with the numbers that a heat map shows: out of its last copy, without building all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hookd.tool.daemon.metrics.selection import FINDINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hookd.wire.page import Snapshot
+
+ROOT = "(root)"
+MOST_LEVELS = 64
+"""Of a deeper name the rest is one label: no model is built so, and a target may say what it likes."""
+MOST_NODES = 200_000
+
+
+@dataclass
+class Node:
+    """A module.
+
+    Attributes:
+        name: as the label `module` has it.
+        label: what is shown of it below its parent.
+        type: its class; empty for a container that is never called.
+        place: its number in the order of the model.
+        children: what is in it.
+    """
+
+    name: str
+    label: str
+    type: str = ""
+    place: int = 0
+    children: list[Node] = field(default_factory=list)
+
+
+class Tree:
+    """All modules of one copy of a page.
+
+    Attributes:
+        nodes: by name, in the order of the model, containers where their first child is.
+        roots: the outermost ones.
+        findings: how something is wrong with a module, by name.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self.nodes: dict[str, Node] = {}
+        self.roots: list[Node] = []
+        for _, entry in sorted(snapshot.modules.items()):
+            if self._has_room():
+                self._node(entry.name).type = entry.type
+        for name in self._measured():
+            if self._has_room():
+                self._node(name)
+        for place, node in enumerate(self.nodes.values()):
+            node.place = place
+        self.findings = self._found()
+
+    def _has_room(self) -> bool:
+        return len(self.nodes) < MOST_NODES
+
+    def _measured(self) -> Iterator[str]:
+        """Name modules that only have series; a loss, which has none, is no module."""
+        for family in self._snapshot.families:
+            if family.labels == ("module",):
+                yield from (name for (name,) in family.values if name)
+
+    def _node(self, name: str) -> Node:
+        if name in self.nodes:
+            return self.nodes[name]
+        above, label = parent(name)
+        into = None if above is None else self._node(above)
+        node = self.nodes[name] = Node(name, label)
+        (self.roots if into is None else into.children).append(node)
+        return node
+
+    def values(self, family: str) -> dict[str, float]:
+        """Give the values of a family by module; those that are no numbers are there, too."""
+        found = next((one for one in self._snapshot.families if one.name == family and one.labels == ("module",)), None)
+        if found is None:
+            return {}
+        return {name: found.cells[at] for (name,), at in zip(found.values, found.first, strict=True)}
+
+    def path(self, node: Node) -> list[Node]:
+        """Give what a module is in, the root first."""
+        path: list[Node] = []
+        above = parent(node.name)[0]
+        while above is not None:
+            path.insert(0, self.nodes[above])
+            above = parent(above)[0]
+        return path
+
+    def _found(self) -> Mapping[str, str]:
+        """Say in a word what is wrong with modules."""
+        found: dict[str, list[str]] = {}
+        for family in self._snapshot.families:
+            if family.name in FINDINGS and "module" in family.labels and "kind" in family.labels:
+                module, kind = family.labels.index("module"), family.labels.index("kind")
+                for values, at in zip(family.values, family.first, strict=True):
+                    if family.cells[at] > 0 and values[kind] not in found.setdefault(values[module], []):
+                        found[values[module]].append(values[kind])
+        return {name: ", ".join(kinds) for name, kinds in found.items()}
+
+
+def parent(name: str) -> tuple[str | None, str]:
+    """Divide the name of a module into that of the one it is in, None for a root, and what it is called there."""
+    head, dot, path = name.partition(".") if name.startswith("#") else ("", "", name)
+    if path in ("", ROOT):
+        return None, name
+    if path.count(".") > MOST_LEVELS:
+        cut = sum(map(len, path.split(".", MOST_LEVELS)[:MOST_LEVELS])) + MOST_LEVELS - 1
+        return head + dot + path[:cut], path[cut + 1 :]
+    above, _, label = path.rpartition(".")
+    return head + dot + (above or ROOT), label or path
+
+
+def share(spent: Mapping[str, float], roots: list[Node]) -> dict[str, float]:
+    """Give the share of each module in the seconds of all roots."""
+    whole = sum(_positive(spent.get(root.name)) for root in roots)
+    return {name: _positive(seconds) / whole for name, seconds in spent.items()} if whole else {}
+
+
+def added(*families: Mapping[str, float]) -> dict[str, float]:
+    """Add families up, module by module."""
+    total: dict[str, float] = {}
+    for one in families:
+        for name, value in one.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def over(values: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
+    """Divide, module by module, where there is something to divide by."""
+    return {name: value / counts[name] for name, value in values.items() if counts.get(name, 0) > 0}
+
+
+def _positive(value: float | None) -> float:
+    return value if value is not None and 0 < value < math.inf else 0.0

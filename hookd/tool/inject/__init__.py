@@ -1,0 +1,1 @@
+"""How code is brought into a running interpreter."""

@@ -1,0 +1,90 @@
+"""Calls in a stopped thread on aarch64. Injector.
+
+What is called returns to an address where nothing is mapped; the fault is seen by the tracer alone. If the tracer is
+killed between the call and `release` (about 0.1 ms) the target dies of that fault: the construction of `x86_64.py`
+would close this, but register x7 cannot be set at a system call stop here (arch/arm64/kernel/ptrace.c,
+report_syscall). The injector is made hard to kill instead.
+
+System calls in progress need no care: the kernel has rewound pc and x0 before the stop (do_signal).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from hookd.errors import AttachError
+from hookd.tool.inject import ptrace
+
+if TYPE_CHECKING:
+    from hookd.tool.linux.memory import Memory
+
+_NT_FLOATING, _NT_SVE = 2, 0x405
+# Below mmap_min_addr, so never mapped; aligned to 4, because a misaligned pc is another fault.
+_RETURN = 0xDEA0
+_NONE = 0xFFFFFFFFFFFFFFFF
+
+
+class _Registers(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_uint64 * 31),
+        ("sp", ctypes.c_uint64),
+        ("pc", ctypes.c_uint64),
+        ("pstate", ctypes.c_uint64),
+    )
+
+
+class ArmThread(ptrace.Thread):
+    """One thread on aarch64.
+
+    Args:
+        memory: of its process.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self._saved = _Registers()
+        self._changed = False
+
+    def ask(self, function: int) -> int:
+        """See `Thread`."""
+        return ctypes.c_int(self._run(function) & 0xFFFFFFFF).value
+
+    def call(self, function: int, *arguments: int) -> None:
+        """See `Thread`."""
+        self._run(function, *arguments)
+
+    def map_memory(self, mmap: int, size: int) -> int:
+        """See `Thread`."""
+        read_write, private_anonymous = 3, 0x22
+        address = self._run(mmap, 0, size, read_write, private_anonymous, _NONE, 0)
+        if address == _NONE:
+            raise AttachError(f"process {self.tid} gets no memory", reason="no-memory")
+        return address
+
+    def _save(self) -> None:
+        self._get_set(ptrace.NT_PRSTATUS, self._saved)
+        self._note, self._floating, self._floating_size = self._get_state((_NT_SVE, _NT_FLOATING))
+
+    def _restore(self) -> None:
+        if self._changed:
+            self._put_set(self._note, self._floating, self._floating_size)
+            self._put_set(ptrace.NT_PRSTATUS, self._saved, ctypes.sizeof(self._saved))
+
+    def _run(self, function: int, *arguments: int) -> int:
+        now = _Registers.from_buffer_copy(self._saved)
+        for i, value in enumerate(arguments):
+            now.x[i] = value
+        now.x[30] = _RETURN
+        now.sp = (now.sp - 256) & ~15
+        now.pc = function
+        self._changed = True
+        self._put_set(ptrace.NT_PRSTATUS, now, ctypes.sizeof(now))
+        state = self._proceed(ptrace.CONT)
+        self._get_set(ptrace.NT_PRSTATUS, now)
+        if os.WSTOPSIG(state) not in (signal.SIGSEGV, signal.SIGBUS) or now.pc != _RETURN:
+            name = signal.Signals(os.WSTOPSIG(state)).name
+            raise AttachError(f"a call in process {self.tid} failed with {name} at {now.pc:#x}", reason="fault")
+        return int(now.x[0])

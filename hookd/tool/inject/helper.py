@@ -1,0 +1,110 @@
+"""Start the injector, hand it one job, read its answer. Tool side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import threading
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hookd import errors
+from hookd.errors import AttachError
+from hookd.tool.linux.accounts import account_of
+from hookd.tool.linux.waiter import BOOTSTRAP, WAITERS, python_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hookd.tool.inject.injector import Job
+
+_START = BOOTSTRAP + "from hookd.tool.inject.injector import main\nmain()\n"
+_MARGIN_S = 5.0
+MOST, WIDTH = 6, 3
+"""So many injectors of this process at a time, and for one user's targets: each may stop a target, and is ahead of all
+other processes meanwhile. Those that hang for one user's targets leave room for others', and rules leave room for attaches that
+somebody has asked for, see `daemon.turns`."""
+WAIT_S = 60.0
+"""How long an attach waits for its turn: several times what those before it may take."""
+
+
+class Turns:
+    """Who may start an injector. Usable from several threads."""
+
+    def __init__(self) -> None:
+        self._running: Counter[int] = Counter()
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def of(self, user: int) -> Iterator[None]:
+        """Wait until one more may run for a user's target, and count it.
+
+        Raises:
+            AttachError: reason "busy", it has waited too long.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._running.total() < MOST and self._running[user] < WIDTH, WAIT_S):
+                raise AttachError(
+                    f"{self._running.total()} attaches are under way and do not end, {self._running[user]} of them to "
+                    "processes of this user",
+                    reason="busy", hint="Try again in a minute.",
+                )  # fmt: skip
+            self._running[user] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[user] -= 1
+                self._changed.notify_all()
+
+
+_TURNS = Turns()
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Start an injector, give it the job and wait for its answer; the job's descriptor is the only one that it inherits.
+
+    Raises:
+        HookdError: what the injector says went wrong.
+        OSError: EPERM or ENOSYS from ptrace.
+    """
+    user = account_of(job.pid)
+    WAITERS.require_few(user)
+    with _TURNS.of(user):
+        text, code = _answer(job, user)
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        raise AttachError(f"the injector for process {job.pid} ended with {code}", reason="internal") from None
+    if "error" in answer:
+        raise _error(answer["error"])
+    return dict(answer)
+
+
+def _answer(job: Job, user: int) -> tuple[bytes, int]:
+    """Run an injector to its end; return what it printed, and its exit status."""
+    process = subprocess.Popen(
+        python_command(_START),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", env={},
+        start_new_session=True, pass_fds=(job.memory,),
+    )  # fmt: skip
+    with process.stdin, process.stdout:  # type: ignore[union-attr]
+        try:
+            text, _ = process.communicate(json.dumps(asdict(job)).encode(), job.timeout_s + _MARGIN_S)
+        except BaseException as error:
+            if process.returncode is None:
+                WAITERS.leave(user, process.pid)  # it may wait for the target's memory, and then cannot be ended
+                process.returncode = -signal.SIGKILL
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise AttachError(f"the injector for process {job.pid} hangs", reason="internal") from None
+            raise
+    return text, process.returncode
+
+
+def _error(told: dict[str, Any]) -> Exception:
+    if told["kind"] == "OSError":
+        return OSError(told["errno"], told["message"])
+    return errors.rebuild(told["kind"], told["message"], told["reason"], told["hint"], AttachError)

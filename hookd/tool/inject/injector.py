@@ -1,0 +1,202 @@
+"""The injector: a process of its own that stops the target for a moment, does one job and ends.
+
+It is apart from the tool so that the tool's death, Ctrl-C or garbage collection cannot fall into the stop, and so that
+giving up is simple: when it exits, the kernel lets go of whatever it held. It reads one line of JSON, the job, from
+stdin and answers with one on stdout. Everything is loaded before the job is read. Started by `helper.py` with this
+directory alone importable, so it imports nothing but the standard library and its neighbours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import platform
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookd.errors import AttachError, HookdError, TargetUnsupported, worded
+from hookd.tool.inject import mailbox, ptrace, seccomp, selftest
+from hookd.tool.inject.interpreter import EVALUATE, GIL_CHECK, GIL_GIVE, GIL_TAKE, INITIALIZED, QUEUE
+from hookd.tool.linux import proc
+from hookd.tool.linux.memory import Memory
+from hookd.tool.linux.waiter import WAITERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MLOCK_NOW = 1
+_DIRECT_EVENTS = 4 * ptrace.MOST_EVENTS
+"""Who waits for the interpreter's lock wakes up every 5 ms (Python/ceval_gil.c), and code that runs makes system calls."""
+RTTIME_US = 100_000
+"""A stop takes 0.3 ms of the injector's processor time."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do.
+
+    Attributes:
+        ticks: start time of the process, so that a reused pid is noticed.
+        program: see `proc.program`: the symbols hold for no other program.
+        memory: descriptor of its memory, inherited from the tool.
+        code: Python source with @BOX@ for the mailbox's address.
+        box: address of the mailbox, 0 to make one.
+        size: of the mailbox, in bytes.
+        is_filtered: the process has seccomp filters: see first whether the agent would survive them.
+        direct: run the code at once, on a thread that has been proven to hang outside the interpreter.
+    """
+
+    pid: int
+    ticks: int
+    program: str
+    memory: int
+    symbols: dict[str, int]
+    returns: tuple[int, int]
+    code: str
+    token: int
+    size: int
+    timeout_s: float
+    box: int = 0
+    is_filtered: bool = False
+    direct: bool = False
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Do the job; give the address of the mailbox and the seconds for which the thread stood still.
+
+    Raises:
+        HookdError: nothing was changed in the target.
+        OSError: EPERM or ENOSYS from ptrace, for the tool to explain.
+    """
+    selftest.check()
+    text = mailbox.statement(job.code)
+    looked_ns = _require_mercy(job) if job.is_filtered and not job.box else 0
+    memory = Memory(job.pid, job.memory)
+    thread = ptrace.thread(memory, job.returns)
+    proc.require_alive(job.pid, job.ticks)
+    with ahead_of_others():
+        thread.stop(job.timeout_s)
+        try:
+            proc.require_program(job.pid, job.program)  # a thread that stands still can only leave it by its death
+            box = _operate(thread, memory, job, text)
+        finally:
+            thread.release()
+    return {"box": box, "pause_s": (looked_ns + thread.released_ns - thread.stopped_ns) / 1e9}
+
+
+def _require_mercy(job: Job) -> int:
+    """Check, in a stop of its own, that no filter ends the process for what an agent does; give the stop's ns."""
+    thread = ptrace.thread(Memory(job.pid, job.memory), job.returns)
+    with ahead_of_others():
+        thread.stop(job.timeout_s)
+        try:
+            programs = seccomp.filters(job.pid)
+        finally:
+            thread.release()
+    if names := seccomp.deadly(programs, platform.machine()):
+        raise TargetUnsupported(
+            f"a seccomp filter would end process {job.pid} for {', '.join(names)}", reason="seccomp-kills",
+            hint="Let the filter allow that, or answer it with an error (SECCOMP_RET_ERRNO).",
+        )  # fmt: skip
+    return thread.released_ns - thread.stopped_ns
+
+
+def _operate(thread: ptrace.Thread, memory: Memory, job: Job, text: bytes) -> int:
+    if thread.ask(job.symbols[INITIALIZED]) != 1:
+        raise AttachError(
+            f"Python is starting or ending in process {job.pid}",
+            reason="not-initialized",
+            hint="Try again in a moment.",
+        )
+    if job.box:
+        box = mailbox.MemoryBox(memory, job.box)
+        if mailbox.word(box, mailbox.CLAIMED) not in mailbox.UNCLAIMED:
+            return job.box  # it has run since the tool looked
+        if not job.direct:  # a direct call is over when it returns: nothing stays queued
+            mailbox.set_word(box, mailbox.SENT, mailbox.word(box, mailbox.SENT) + 1)
+    else:
+        box = mailbox.MemoryBox(memory, thread.map_memory(job.symbols["mmap"], job.size))
+        box.write(0, mailbox.opening(job.token, job.size) + mailbox.at_address(text, box.address))
+    if job.direct:
+        _evaluate(thread, job, box.address + mailbox.CODE)
+    else:
+        thread.call(job.symbols[QUEUE], job.symbols[EVALUATE], box.address + mailbox.CODE)
+    return box.address
+
+
+def _evaluate(thread: ptrace.Thread, job: Job, code: int) -> None:
+    """Run the code on the stopped thread, which waits outside the interpreter for something that does not come."""
+    if thread.ask(job.symbols[GIL_CHECK]) != 0:
+        raise AttachError(f"the main thread of process {job.pid} holds the interpreter's lock", reason="blocked")
+    unlocked, thread.most_events = 1, _DIRECT_EVENTS
+    thread.call(job.symbols[GIL_TAKE])
+    thread.call(job.symbols[EVALUATE], code)
+    thread.call(job.symbols[GIL_GIVE], unlocked)
+
+
+def harden() -> None:
+    """Make this process hard to interrupt: no signals, no garbage collection, no paging."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    gc.disable()
+    proc.libc().mlockall(_MLOCK_NOW)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
+
+
+@contextlib.contextmanager
+def ahead_of_others() -> Iterator[None]:
+    """Run before all normal processes for the time of a stop, where that is allowed.
+
+    A target that keeps the stop going has little of it: at RTTIME_US of processor time the kernel sends a signal, whose
+    handler makes this a normal process again, and the stop goes on to its end as one. Were it not to come to the handler,
+    the kernel would end it at twice that, which the target survives as it survives any death of the injector.
+    """
+    signal.signal(signal.SIGXCPU, _like_others)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGXCPU])
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_RTTIME, (RTTIME_US, 2 * RTTIME_US))
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    try:
+        yield
+    finally:
+        _like_others()
+
+
+def _like_others(*_: object) -> None:
+    with contextlib.suppress(OSError):  # where even that is forbidden it was never ahead
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def failure(exc: BaseException) -> dict[str, Any]:
+    """Turn an error into what the tool turns back into the same error."""
+    if isinstance(exc, HookdError):
+        return {"kind": type(exc).__name__, "message": exc.message, "reason": exc.reason, "hint": exc.hint}
+    if isinstance(exc, OSError):
+        return {"kind": "OSError", "errno": exc.errno or 0, "message": str(exc)}
+    return {
+        "kind": "AttachError",
+        "message": f"injector: {worded(exc)}",
+        "reason": "internal",
+        "hint": "",
+    }
+
+
+def main() -> None:
+    """Read one job, do it, answer. Without a job (the tool died) there is nothing to do."""
+    harden()
+    WAITERS.make_calls_here()
+    line = sys.stdin.readline()
+    if not line:
+        return
+    try:
+        result = run(Job(**json.loads(line)))
+    except Exception as exc:  # noqa: BLE001  everything is told to the tool
+        result = {"error": failure(exc)}
+    with contextlib.suppress(OSError):  # the tool died; the target is as it should be
+        os.write(1, json.dumps(result).encode())

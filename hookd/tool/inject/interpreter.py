@@ -1,0 +1,233 @@
+"""Find the Python interpreter in a process: its version and the few functions that an attach calls. Tool side.
+
+Works on the target's memory while it runs; nothing is stopped, nothing is written.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import struct
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookd.errors import TargetUnsupported
+from hookd.tool.inject import elf
+from hookd.tool.linux.proc import link
+from hookd.wire.proven import NEWEST_PYTHON, OLDEST_PYTHON, version_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hookd.tool.linux.memory import Memory
+    from hookd.tool.linux.proc import Mapping
+
+QUEUE, EVALUATE, INITIALIZED = "Py_AddPendingCall", "PyRun_SimpleString", "Py_IsInitialized"
+GIL_CHECK, GIL_TAKE, GIL_GIVE = "PyGILState_Check", "PyGILState_Ensure", "PyGILState_Release"
+RUNTIME = "_PyRuntime"
+DEBUG_COOKIE = b"xdebugpy"
+"""With this the runtime of 3.13 and newer begins, see `remote_debug.py`."""
+_NEEDED = (QUEUE, EVALUATE, INITIALIZED, GIL_CHECK, GIL_TAKE, GIL_GIVE)
+_OPTIONAL = ("Py_Version", RUNTIME)
+_MEMORY = ("mmap", "munmap")
+_SEARCH_S = 10.0
+"""How long images are looked through; the right one is among the first, as a rule. A hostile target has any number."""
+_MOST_CODE, _PORTION = 64 << 20, 1 << 20  # bytes of an image's code that are searched, and of each copy
+# x86_64: `mov $15, %rax; syscall`, what glibc and musl register as the return address of every signal handler; and
+# `syscall; ret`, with which they make the system calls that cannot fail.
+_SIGRETURN = bytes.fromhex("48c7c00f000000 0f05")
+_SYSCALL_RET = bytes.fromhex("0f05 c3")
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python interpreter in a process.
+
+    Attributes:
+        version: major and minor; (0, 0) if it cannot be told.
+        image: path of the program or library that holds it, in the target's words.
+        symbols: addresses, by name, of its functions and of libc's mmap and munmap.
+        returns: see `Libc`.
+    """
+
+    version: tuple[int, int]
+    image: str
+    symbols: dict[str, int]
+    returns: tuple[int, int]
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether hookd was tried on this version; a newer one has to pass `foundation.require`."""
+        return self.version <= NEWEST_PYTHON
+
+
+def find(memory: Memory, maps: Sequence[Mapping]) -> Interpreter:
+    """Look for Python in the images that a process maps.
+
+    Raises:
+        TargetUnsupported: reasons "32-bit", "architecture", "not-python", "python-version", "free-threaded".
+        OSError: the memory cannot be read.
+    """
+    pid, images = memory.pid, _images(maps)
+    exe = link(pid, "exe")
+    _require_machine(memory, [m for m in images if m.path == exe][:1])
+    image, symbols = _search(memory, images, _NEEDED, lambda path: _python_rank(path, exe))
+    if image is None:
+        raise TargetUnsupported(
+            f"process {pid} ({exe or 'no program'}) is no Python process", reason="not-python",
+            hint="`hookd ps` lists training processes.",
+        )  # fmt: skip
+    symbols.update(elf.Image(memory, image.start).find(_OPTIONAL))
+    version = _version(memory, symbols, [image.path, exe, *(m.path for m in maps)])
+    if version < OLDEST_PYTHON:
+        word = version_text(version) if version != (0, 0) else "an unknown version"
+        raise TargetUnsupported(
+            f"process {pid} runs Python {word}; hookd serves {version_text(OLDEST_PYTHON)} and newer",
+            reason="python-version",
+        )
+    if _is_free_threaded(memory, version, symbols):
+        raise TargetUnsupported(
+            f"process {pid} runs a free-threaded build of Python", reason="free-threaded",
+            hint="hookd counts under the interpreter's lock; use the ordinary build of the same version.",
+        )  # fmt: skip
+    libc = find_libc(memory, maps)
+    return Interpreter(version, image.path, symbols | libc.symbols, libc.returns)
+
+
+@dataclass(frozen=True)
+class Libc:
+    """The C library of a process.
+
+    Attributes:
+        symbols: addresses of `mmap` and `munmap`.
+        returns: addresses of the code that ends signal handlers, and of a system call followed by a return, to both
+            of which `x86_64.py` lets calls return; 0 where there is none.
+    """
+
+    symbols: dict[str, int]
+    returns: tuple[int, int]
+
+
+def find_libc(memory: Memory, maps: Sequence[Mapping]) -> Libc:
+    """Look for the C library in the images that a process maps.
+
+    Raises:
+        TargetUnsupported: reason "libc".
+    """
+    image, symbols = _search(memory, _images(maps), _MEMORY, _libc_rank)
+    if image is None:
+        raise TargetUnsupported(f"process {memory.pid} has no C library that hookd knows", reason="libc")
+    return Libc(symbols, (_code(memory, image.path, maps, _SIGRETURN), _code(memory, image.path, maps, _SYSCALL_RET)))
+
+
+def find_variable(memory: Memory, maps: Sequence[Mapping], name: str) -> int:
+    """Return the address of a variable of the C library; the program may have it by a copy relocation, and then it is there.
+
+    Raises:
+        TargetUnsupported: reason "libc", there is none.
+    """
+    exe = link(memory.pid, "exe")
+    image, symbols = _search(memory, _images(maps), (name,), lambda path: -1 if path == exe else _libc_rank(path))
+    if image is None:
+        raise TargetUnsupported(f"process {memory.pid} has no C library that hookd knows", reason="libc")
+    return symbols[name]
+
+
+def _images(maps: Sequence[Mapping]) -> list[Mapping]:
+    return [m for m in maps if m.offset == 0 and "r" in m.access and m.path.startswith("/") and not _is_device(m.path)]
+
+
+def _is_device(path: str) -> bool:
+    """Whether a mapping may be a device's registers, which to read may change."""
+    return re.match(r"/dev/(?!shm/)", path) is not None
+
+
+def _require_machine(memory: Memory, program: Sequence[Mapping]) -> None:
+    ours = platform.machine()
+    for mapping in program:
+        try:
+            found = elf.header(memory, mapping.start)
+        except elf.NotElfError:
+            continue
+        if found.bits == 32:
+            raise TargetUnsupported(f"process {memory.pid} is a 32-bit program", reason="32-bit")
+        if ours not in elf.MACHINES or found.machine != elf.MACHINES[ours]:
+            raise TargetUnsupported(
+                f"process {memory.pid} is built for another machine than {ours}", reason="architecture"
+            )
+
+
+def _search(
+    memory: Memory,
+    images: Sequence[Mapping],
+    names: Sequence[str],
+    rank: Callable[[str], int],
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Mapping | None, dict[str, int]]:
+    """Return the first image that defines all of `names`, asking those of the lowest `rank` first.
+
+    Raises:
+        AttachError: reason "unreadable", an image does not answer. Nothing more is asked of the process then: who waits there
+            holds a lock that it needs.
+    """
+    until = clock() + _SEARCH_S
+    for image in sorted(images, key=lambda m: rank(m.path)):
+        if clock() > until:
+            break
+        try:
+            symbols = elf.Image(memory, image.start).find(names)
+        except (elf.NotElfError, OSError, struct.error):
+            continue
+        if len(symbols) == len(names):
+            return image, symbols
+    return None, {}
+
+
+def _python_rank(path: str, exe: str) -> int:
+    name = path.rpartition("/")[2]
+    return 0 if "libpython" in name else 1 if path == exe else 2 if "python" in name else 3
+
+
+def _libc_rank(path: str) -> int:
+    name = path.rpartition("/")[2]
+    return 0 if re.match(r"libc[.-]|ld-musl|libc\.musl", name) else 1
+
+
+def _version(memory: Memory, symbols: dict[str, int], paths: Sequence[str]) -> tuple[int, int]:
+    """Tell the version: 3.11 and newer export it, older ones show it in the names of what they have loaded."""
+    if "Py_Version" in symbols:
+        (number,) = struct.unpack("<Q", memory.read(symbols["Py_Version"], 8))
+        return (number >> 24) & 0xFF, (number >> 16) & 0xFF
+    for path in paths:
+        found = re.search(r"(?:python|\.cpython-)(\d)\.?(\d+)", path.rpartition("/")[2])
+        if found:
+            return int(found[1]), int(found[2])
+    return 0, 0
+
+
+def _is_free_threaded(memory: Memory, version: tuple[int, int], symbols: dict[str, int]) -> bool:
+    """Read `free_threaded` of _Py_DebugOffsets (Include/internal/pycore_debug_offsets.h), the third of its words."""
+    if version < (3, 13) or RUNTIME not in symbols:
+        return False
+    cookie, _, flag = struct.unpack("<8sQQ", memory.read(symbols[RUNTIME], 24))
+    return bool(cookie == DEBUG_COOKIE and flag)
+
+
+def _code(memory: Memory, path: str, maps: Sequence[Mapping], wanted: bytes) -> int:
+    for mapping in maps:
+        if mapping.path != path or "x" not in mapping.access or "r" not in mapping.access:
+            continue
+        found = _find(memory, mapping.start, min(mapping.end, mapping.start + _MOST_CODE), wanted)
+        if found is not None:
+            return found
+    return 0
+
+
+def _find(memory: Memory, start: int, end: int, wanted: bytes) -> int | None:
+    """Search memory in portions: a mapping may be larger than ours."""
+    for at in range(start, end, _PORTION):
+        found = memory.read(at, min(_PORTION + len(wanted) - 1, end - at)).find(wanted)
+        if found >= 0:
+            return at + found
+    return None

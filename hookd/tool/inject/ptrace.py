@@ -1,0 +1,268 @@
+"""Stop one thread of another process, let it make a few calls, and let it go on as if nothing had been. Injector.
+
+What is promised for a stop:
+- no byte of code is written, no executable memory is made, nothing is allocated on the target's heap;
+- every register and the whole floating point state are put back;
+- signals that arrive meanwhile are held and sent again (what `sigqueue` attached to them is lost; so is the signal where the
+  process is another user's and CAP_KILL is not ours);
+- on x86_64 the target survives the death of the tracer at any moment: see `x86_64.py`;
+- it is over in a bounded time and after a bounded number of events, whatever the target does;
+- a thread that becomes another program, which may run as root, is let go as it is: nothing is put back into that.
+
+Source: ptrace(2); kernel/ptrace.c and kernel/signal.c of Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from hookd.errors import AttachError, TargetUnsupported
+from hookd.tool.linux.proc import libc, lost, status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hookd.tool.linux.memory import Memory
+
+CONT, DETACH, SYSCALL = 7, 17, 24
+SETOPTIONS, GETREGSET, SETREGSET, SEIZE, INTERRUPT, GETSIGMASK = 0x4200, 0x4204, 0x4205, 0x4206, 0x4207, 0x420A
+NT_PRSTATUS = 1
+_TRACE_SYSGOOD, _TRACE_EXEC = 1, 1 << 4
+_EVENT_EXEC, _EVENT_STOP = 4, 128
+_WALL = 0x40000000
+_SYSCALL_STOP = signal.SIGTRAP | 0x80
+_FAULTS = frozenset(
+    {signal.SIGTRAP, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGABRT}
+)
+_SPINS = 100
+MOST_EVENTS = 500
+"""So often the thread may stop, for a system call or a signal, before it is let go: what is called makes few."""
+GRACE_S = 0.25
+"""How long it may take to let go once the time of the calls is over."""
+
+
+def request(number: int, tid: int, address: int = 0, data: int = 0) -> None:
+    """Make one ptrace(2) request.
+
+    Raises:
+        OSError: as ptrace(2).
+    """
+    if libc().ptrace(number, tid, address, data) == -1:
+        code = ctypes.get_errno()
+        raise OSError(code, f"ptrace request {number:#x} on {tid}: {os.strerror(code)}")
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class Thread(abc.ABC):
+    """The main thread of a process under ptrace. The order of use is `stop`, calls, `release`.
+
+    Args:
+        memory: of the process.
+
+    Attributes:
+        stopped_ns: when it was seen to stand still, in ns of the monotonic clock.
+        released_ns: when it was let go.
+        most_events: so often it may stop before it is let go.
+    """
+
+    is_left_in_calls = False
+    """Whether a call that has not returned in time may go on, and the thread finds back by itself."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.tid, self._memory = memory.pid, memory
+        self.stopped_ns = self.released_ns = 0
+        self._seized = self._runs = self._is_late = False
+        self._held: list[int] = []
+        self._until, self._events, self.most_events = 0.0, 0, MOST_EVENTS
+
+    def stop(self, timeout_s: float) -> None:
+        """Seize the thread, bring it to a stand and save its state.
+
+        Args:
+            timeout_s: for this and all calls until `release`, which may take `GRACE_S` more.
+
+        Raises:
+            AttachError: reasons "traced", "stopped", "died", "blocked" (it does not stop).
+            OSError: EPERM and ENOSYS, for the caller to explain.
+        """
+        before = status(self.tid)
+        if before.state in "Tt":
+            raise AttachError(f"process {self.tid} is stopped", reason="traced" if before.tracer else "stopped")
+        self._until = time.monotonic() + timeout_s
+        request(SEIZE, self.tid, 0, _TRACE_SYSGOOD | _TRACE_EXEC)
+        self._seized = True
+        request(INTERRUPT, self.tid)
+        self._wait_for_interrupt()
+        self.stopped_ns = time.monotonic_ns()
+        self._save()
+
+    def release(self) -> None:
+        """Put everything back and let the thread go. Nothing happens if it is not held.
+
+        One that runs, left in a call, is let go by the kernel when this process ends.
+        """
+        if not self._seized:
+            return
+        self._until, self._events = time.monotonic() + GRACE_S, 0
+        is_left = self._is_late and self.is_left_in_calls
+        if self._runs and not is_left:
+            self._break_off()
+        if not is_left:
+            self._restore()
+        self._let_go()
+
+    def _break_off(self) -> None:
+        """Stop the thread in a call, wherever it is: a fault may be the call's return, and is not passed on."""
+        request(INTERRUPT, self.tid)
+        state = self._wait()
+        if state >> 16 != _EVENT_STOP and os.WSTOPSIG(state) not in _FAULTS:
+            self._held.append(os.WSTOPSIG(state))
+
+    def _let_go(self) -> None:
+        """Detach, and send the signals that were held."""
+        self._seized = False
+        send = self._sender() if self._held else None
+        if not self._runs:
+            request(DETACH, self.tid)
+        self.released_ns = time.monotonic_ns()
+        if send is not None:
+            for number in self._held:
+                with contextlib.suppress(OSError):  # it has ended
+                    send(number)
+
+    def _sender(self) -> Callable[[int], object]:
+        """Return what sends the process a signal, also when its pid may be another's: we do not hold it any more."""
+        try:
+            pidfd = os.pidfd_open(self.tid)
+        except OSError:  # before Linux 5.3
+            tgkill = {"x86_64": 234, "aarch64": 131}[platform.machine()]
+            return lambda number: libc().syscall(tgkill, self.tid, self.tid, number)
+        return lambda number: signal.pidfd_send_signal(pidfd, number)
+
+    @abc.abstractmethod
+    def ask(self, function: int) -> int:
+        """Call a C function that makes no system call and returns 0 or 1; give that."""
+
+    @abc.abstractmethod
+    def call(self, function: int, *arguments: int) -> None:
+        """Call a C function; what it returns is lost."""
+
+    @abc.abstractmethod
+    def map_memory(self, mmap: int, size: int) -> int:
+        """Call libc's `mmap` for private readable and writable memory; give its address."""
+
+    @abc.abstractmethod
+    def _save(self) -> None: ...
+
+    @abc.abstractmethod
+    def _restore(self) -> None: ...
+
+    def _wait_for_interrupt(self) -> None:
+        while True:
+            state = self._wait()
+            if state >> 16 == _EVENT_STOP:
+                if os.WSTOPSIG(state) == signal.SIGTRAP:
+                    return
+                self._seized = False
+                request(DETACH, self.tid)  # a group stop: somebody has just stopped the whole process
+                raise AttachError(f"process {self.tid} was stopped by a signal", reason="stopped")
+            self._resume(CONT, os.WSTOPSIG(state))  # a signal on its way: pass it on
+
+    def _proceed(self, how: int) -> int:
+        """Let the thread run until something of ours happens; give the wait status. Signals are held."""
+        while True:
+            self._resume(how)
+            state = self._wait()
+            if state >> 16 == _EVENT_STOP:
+                continue
+            if os.WSTOPSIG(state) in _FAULTS or os.WSTOPSIG(state) == _SYSCALL_STOP:
+                return state
+            self._held.append(os.WSTOPSIG(state))
+
+    def _resume(self, how: int, number: int = 0) -> None:
+        self._events += 1
+        if self._events > self.most_events:
+            self._is_late = True
+            raise AttachError(
+                f"process {self.tid} does not come back from a call: it has made {self._events // 2} system calls",
+                reason="fault",
+            )
+        request(how, self.tid, 0, number)
+        self._runs = True
+
+    def _wait(self) -> int:
+        for _ in self._moments():
+            try:
+                pid, state = os.waitpid(self.tid, os.WNOHANG | _WALL)
+            except ChildProcessError:  # another of its threads has made it another program, which ends this one
+                self._seized = False
+                raise lost(self.tid) from None
+            if pid:
+                self._runs = False
+                if not os.WIFSTOPPED(state):
+                    self._seized = False
+                    raise AttachError(f"process {self.tid} ended while hookd was attaching", reason="died")
+                if state >> 16 == _EVENT_EXEC:
+                    self._let_go()
+                    raise lost(self.tid)
+                return state
+        self._is_late = True
+        raise AttachError(f"the main thread of process {self.tid} does not stop", reason="blocked")
+
+    def _moments(self) -> Iterator[None]:
+        """Spin a little, then sleep until a child changes state; a stop is too short to sleep for long."""
+        for _ in range(_SPINS):
+            yield
+        while (left := self._until - time.monotonic()) > 0:
+            signal.sigtimedwait([signal.SIGCHLD], min(left, 0.002))
+            yield
+
+    def _get_set(self, note: int, buffer: ctypes.Array[ctypes.c_char] | ctypes.Structure) -> int:
+        """Read a register set; give its size in bytes."""
+        vector = _Iovec(ctypes.addressof(buffer), ctypes.sizeof(buffer))
+        request(GETREGSET, self.tid, note, ctypes.addressof(vector))
+        return int(vector.length)
+
+    def _put_set(self, note: int, buffer: ctypes.Array[ctypes.c_char] | ctypes.Structure, size: int) -> None:
+        vector = _Iovec(ctypes.addressof(buffer), size)
+        request(SETREGSET, self.tid, note, ctypes.addressof(vector))
+
+    def _get_state(self, notes: tuple[int, ...]) -> tuple[int, ctypes.Array[ctypes.c_char], int]:
+        """Read the first of the register sets `notes` that this machine has."""
+        buffer = ctypes.create_string_buffer(1 << 16)
+        for note in notes:
+            with contextlib.suppress(OSError):
+                return note, buffer, self._get_set(note, buffer)
+        raise TargetUnsupported("this kernel does not give the floating point state", reason="architecture")
+
+
+def thread(memory: Memory, returns: tuple[int, int]) -> Thread:
+    """Make the `Thread` of this machine.
+
+    Args:
+        memory: of its process.
+        returns: see `interpreter.Libc`.
+
+    Raises:
+        TargetUnsupported: reason "architecture".
+    """
+    machine = platform.machine()
+    if machine == "x86_64":
+        from hookd.tool.inject.x86_64 import X86Thread  # noqa: PLC0415  one machine, one module
+
+        return X86Thread(memory, returns)
+    if machine == "aarch64":
+        from hookd.tool.inject.aarch64 import ArmThread  # noqa: PLC0415
+
+        return ArmThread(memory)
+    raise TargetUnsupported(f"hookd cannot attach on {machine}", reason="architecture")

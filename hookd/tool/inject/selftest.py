@@ -1,0 +1,77 @@
+"""See on a child of our own that ptrace really does what it says: some sandboxes only pretend. Injector.
+
+Known impostors return from an injected mmap an address at which nothing is mapped, or lack /proc/PID/mem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+
+from hookd.errors import AttachError, HookdError, PermissionDenied
+from hookd.tool.inject import interpreter, ptrace
+from hookd.tool.linux import permission, proc
+from hookd.tool.linux.memory import Opened
+
+_SIZE = 8192
+_DIE_WITH_PARENT = 1
+
+
+def check() -> None:
+    """Stop a forked child, map memory in it, write and read it, let it go on.
+
+    The injector calls this before each job, which also takes all its code through once: a first run takes twice as
+    long. It has one thread, so that forking is safe.
+
+    Raises:
+        PermissionDenied: reason "ptrace-broken", "ptrace-refused" or "seccomp".
+    """
+    child = os.fork()
+    if child == 0:
+        _wait_forever()
+    try:
+        _exercise(child)
+    except OSError as exc:
+        if exc.errno == errno.ENOSYS:
+            raise permission.forbidden(exc) from exc
+        raise PermissionDenied(f"ptrace is refused here: {exc}", reason="ptrace-refused", hint=_HINT) from exc
+    except HookdError as exc:
+        raise PermissionDenied(f"ptrace is broken here: {exc}", reason="ptrace-broken", hint=_HINT) from exc
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
+
+
+_HINT = "Run hookd outside this sandbox, or start the training with `hookd run -- ...`."
+
+
+def _wait_forever() -> None:
+    try:
+        proc.libc().prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        while True:
+            time.sleep(3600)
+    finally:
+        os._exit(1)
+
+
+def _exercise(child: int) -> None:
+    with Opened(child, proc.program(child)) as memory:
+        # The child is a copy of this process: its symbols are ours.
+        found = interpreter.find_libc(memory, memory.mappings())
+        thread = ptrace.thread(memory, found.returns)
+        thread.stop(2.0)
+        try:
+            address = thread.map_memory(found.symbols["mmap"], _SIZE)
+            memory.write(address, b"hookd")
+            thread.call(found.symbols["munmap"], address + _SIZE // 2, _SIZE // 2)
+        finally:
+            thread.release()
+        ends = [m.end for m in memory.mappings() if m.start <= address < m.end]
+        if ends != [address + _SIZE // 2] or memory.read(address, 5) != b"hookd":
+            raise AttachError("memory that ptrace made is not there", reason="ptrace-broken")

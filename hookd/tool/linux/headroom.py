@@ -1,0 +1,194 @@
+"""Whether a process has room for an agent: memory, threads, mappings, descriptors. Tool side, read-only.
+
+All that an agent takes counts for the target. A memory cgroup that is at its limit has the kernel kill the training; where
+there is no thread or no descriptor more, an attach fails half-way, and what the training itself opens next fails as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hookd.errors import AttachError, HookdError
+from hookd.tool.linux import cgroups, proc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MEMORY = 48 << 20
+"""An agent with the default plugins takes 20 to 30 MiB, most of it while its modules are imported."""
+ADDRESSES = 320 << 20
+"""That, three stacks, and what glibc's allocator reserves for each thread (64 MiB, malloc/arena.c HEAP_MAX_SIZE). Where a thread
+gets no memory for the thread-local data of torch, glibc ends the process: met with 48 MiB left."""
+THREADS, MAPPINGS, DESCRIPTORS = 6, 128, 12
+"""An attach with the default plugins took 3, 34 and 6; the training needs some, too."""
+_FORCE = "--force attaches all the same."
+_MOST_MAPPINGS = Path("/proc/sys/vm/max_map_count")
+_LOAD, _MEMORY, _OVERCOMMIT = Path("/proc/loadavg"), Path("/proc/meminfo"), Path("/proc/sys/vm/overcommit_memory")
+_NEVER = 2  # include/uapi/linux/mman.h OVERCOMMIT_NEVER
+_LIMITS = {  # memory.high has no one killed: what is above it waits
+    "memory.limit_in_bytes": "memory.usage_in_bytes",
+    "memory.max": "memory.current",
+    "memory.high": "memory.current",
+}
+_RECLAIMABLE = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
+
+
+def require(pid: int, maps: Sequence[proc.Mapping]) -> None:
+    """Check that there is room, as far as can be seen.
+
+    Args:
+        pid: of the process.
+        maps: its mappings.
+
+    Raises:
+        AttachError: reason "no-memory", "no-threads", "no-mappings" or "no-descriptors".
+    """
+    for shortage in shortages(pid, maps):
+        raise shortage
+
+
+def shortages(pid: int, maps: Sequence[proc.Mapping]) -> Iterator[AttachError]:
+    """Yield, as the error that it makes of an attach, each thing that there is too little of."""
+    limits = _limits(pid)
+    yield from _memory(pid)
+    yield from _addresses(pid, limits)
+    yield from _committed()
+    yield from _threads(pid, limits)
+    yield from _mappings(pid, maps)
+    yield from _descriptors(pid, limits)
+
+
+def _memory(pid: int) -> Iterator[AttachError]:
+    left = min(_memory_left(pid), default=MEMORY)
+    if left < MEMORY:
+        yield AttachError(
+            f"the memory cgroup of process {pid} has {max(0, left) >> 20} MiB left, and an agent needs up to "
+            f"{MEMORY >> 20} MiB: the kernel could kill the training", reason="no-memory",
+            hint=f"Raise the limit of its container or job, or start it with `hookd run -- ...`. {_FORCE}",
+        )  # fmt: skip
+
+
+def _memory_left(pid: int) -> Iterator[int]:
+    """Yield how many bytes more each cgroup above a process may have."""
+    for group in cgroups.folders(pid, "memory"):
+        for limit, usage in _LIMITS.items():
+            with contextlib.suppress(OSError, ValueError):  # it is not there, or has no limit
+                yield _number(group / limit) - _number(group / usage) + _reclaimable(group)
+
+
+def _reclaimable(group: Path) -> int:
+    """Return how many bytes of a cgroup are pages of files, which can be dropped."""
+    pairs = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+    counts = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+    names = _RECLAIMABLE[2:] if "total_inactive_file" in counts else _RECLAIMABLE[:2]
+    return sum(int(counts.get(name, 0)) for name in names)
+
+
+def _addresses(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
+    """Compare what the process may map, and how much of that it may write."""
+    # Of /proc/PID/statm, in pages: size, and (6th) data with stacks.
+    for name, option, column, needed in (
+        ("Max address space", "as", 0, ADDRESSES),
+        ("Max data size", "data", 5, 2 * MEMORY),
+    ):
+        with contextlib.suppress(OSError, HookdError, LookupError, ValueError):
+            used = int(proc.read(pid, "statm").split()[column]) * os.sysconf("SC_PAGESIZE")
+            left = limits[name] - used
+            if left < needed:
+                yield AttachError(
+                    f"process {pid} may map {max(0, left) >> 20} MiB more (RLIMIT_{option.upper()}), and an agent maps up to "
+                    f"{needed >> 20} MiB", reason="no-memory", hint=f"prlimit --pid {pid} --{option}=unlimited. {_FORCE}",
+                )  # fmt: skip
+
+
+def _committed() -> Iterator[AttachError]:
+    """Compare what the kernel may promise to all processes, where it promises no more than it has."""
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        if _number(_OVERCOMMIT) != _NEVER:
+            return
+        pairs = (line.split() for line in _MEMORY.read_text().splitlines())
+        kib = {pair[0]: int(pair[1]) for pair in pairs}
+        left = (kib["CommitLimit:"] - kib["Committed_AS:"]) << 10
+        if left < 2 * MEMORY:
+            yield AttachError(
+                f"this machine may promise {max(0, left) >> 20} MiB more (vm.overcommit_memory=2), and an agent needs up to "
+                f"{2 * MEMORY >> 20} MiB", reason="no-memory", hint=f"Raise vm.overcommit_ratio. {_FORCE}",
+            )  # fmt: skip
+
+
+def _threads(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
+    left = min(_threads_left(pid, limits), default=THREADS)
+    if left < THREADS:
+        yield AttachError(
+            f"process {pid} may have {max(0, left)} threads more, and an agent needs room for {THREADS}",
+            reason="no-threads",
+            hint=f"Raise pids.max of its container or job (in Kubernetes podPidsLimit), or its RLIMIT_NPROC. {_FORCE}",
+        )
+
+
+def _threads_left(pid: int, limits: dict[str, int]) -> Iterator[int]:
+    for group in cgroups.folders(pid, "pids"):
+        with contextlib.suppress(OSError, ValueError):
+            yield _number(group / "pids.max") - _number(group / "pids.current")
+    with contextlib.suppress(OSError, HookdError, LookupError, ValueError):
+        most, uid = limits["Max processes"], proc.status(pid).uid
+        # Root is not bound by it. It counts all threads of a user: those of everybody are counted already.
+        if uid != 0 and most < int(_LOAD.read_text().split()[3].partition("/")[2]) + THREADS:
+            yield most - _threads_of(uid)
+
+
+def _threads_of(uid: int) -> int:
+    """Count the threads of all processes of a user that can be seen."""
+    count = 0
+    for name in os.listdir("/proc"):  # noqa: PTH208  names only
+        if name.isdecimal():
+            with contextlib.suppress(OSError, HookdError, LookupError, ValueError):
+                status = proc.status(int(name))
+                count += status.threads if status.uid == uid else 0
+    return count
+
+
+def _mappings(pid: int, maps: Sequence[proc.Mapping]) -> Iterator[AttachError]:
+    with contextlib.suppress(OSError, ValueError):
+        left = _number(_MOST_MAPPINGS) - len(maps)
+        if left < MAPPINGS:
+            yield AttachError(
+                f"process {pid} may have {max(0, left)} mappings more, and an agent needs room for {MAPPINGS}",
+                reason="no-mappings",
+                hint=f"sysctl vm.max_map_count={_number(_MOST_MAPPINGS) * 2}: it counts for each process. {_FORCE}",
+            )
+
+
+def _descriptors(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
+    with contextlib.suppress(OSError, HookdError, LookupError, ValueError):
+        most = limits["Max open files"]
+        left = most - sum(int(name) < most for name in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  names only
+        if left < DESCRIPTORS:
+            yield AttachError(
+                f"process {pid} may open {left} descriptors more, and an agent needs room for {DESCRIPTORS}",
+                reason="no-descriptors", hint=f"prlimit --pid {pid} --nofile={max(2 * most, 1024)}. {_FORCE}",
+            )  # fmt: skip
+
+
+def _limits(pid: int) -> dict[str, int]:
+    """Return the soft limits of a process that has some, by the names of /proc/PID/limits."""
+    found = {}
+    with contextlib.suppress(OSError, HookdError):
+        for line in proc.read(pid, "limits").decode().splitlines():
+            soft = line[26:].split()[:1]
+            if soft and soft[0].isdecimal():
+                found[line[:26].rstrip()] = int(soft[0])
+    return found
+
+
+def _number(file: Path) -> int:
+    """Return the number that a file holds.
+
+    Raises:
+        OSError: it is not there.
+        ValueError: there is no number in it: "max".
+    """
+    return int(file.read_text())

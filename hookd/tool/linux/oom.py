@@ -1,0 +1,91 @@
+"""Whether the kernel has killed for want of memory: what the memory cgroups count, and what its log says. Tool side.
+
+The count of a cgroup is `oom_kill` of memory.events (cgroup v2, of all below it too) or of memory.oom_control (v1, of
+it alone). It counts those killed for the limit of any cgroup above it, and for want of memory in the whole machine
+(mm/oom_kill.c `__oom_kill_process`), before they get the signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from hookd.tool.linux import cgroups, proc
+
+KERNEL_LOG = Path("/dev/kmsg")
+_MAX_RECORDS = 50_000
+_INITIAL_PID_SPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
+# mm/oom_kill.c, Linux 3.10 to 6.18. From its first character on: what follows the pid is the process's own word.
+_KILLED = re.compile(
+    r"(?:Memory cgroup out of memory: |Out of memory(?: \(oom_kill_allocating_task\))?: )?Killed process (\d+)\b"
+)
+
+
+def counter_of(pid: int) -> Path | None:
+    """Find the file that counts the kills in a process's memory cgroup, or in the nearest one above that counts.
+
+    None where it has none, or lies where our own mounts do not show it.
+    """
+    names = ("memory.oom_control", "memory.events")
+    files = (folder / name for folder in cgroups.folders(pid, "memory") for name in names)
+    return next((file for file in files if file.exists()), None)
+
+
+def kills(counter: Path) -> int | None:
+    """Read how many were killed in a cgroup so far; None where it is gone, or the kernel does not count (before 4.13)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in counter.read_text("ascii", "replace").splitlines():
+            word, _, number = line.partition(" ")
+            if word == "oom_kill":
+                return int(number)
+    return None
+
+
+def killed(since_s: float) -> list[int] | None:
+    """Give the pids that the kernel's log says were killed for want of memory.
+
+    Args:
+        since_s: seconds since boot; what is older is left out.
+
+    Returns:
+        None where the log may not be read, or its pids are not those that we see: in a container.
+    """
+    if proc.link(os.getpid(), "ns/pid") != _INITIAL_PID_SPACE:
+        return None
+    try:
+        fd = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return [pid for record in _records(fd) if (pid := victim(record, since_s)) is not None]
+    finally:
+        os.close(fd)
+
+
+def _records(fd: int) -> list[str]:
+    found: list[str] = []
+    for _ in range(_MAX_RECORDS):
+        try:
+            found.append(os.read(fd, 8192).decode("utf-8", "replace"))
+        except BrokenPipeError:  # overwritten meanwhile: the next read gives the oldest that is left
+            continue
+        except OSError:
+            break
+    return found
+
+
+def victim(record: str, since_s: float) -> int | None:
+    """Read from a record of /dev/kmsg who was killed for want of memory; None if it tells of nothing like that.
+
+    Its head is priority (with the facility, 0 for the kernel itself), number, microseconds since boot.
+    Source: Documentation/ABI/testing/dev-kmsg.
+    """
+    head, _, message = record.partition(";")
+    match = _KILLED.match(message)
+    words = head.split(",")
+    if match is None or len(words) < 3 or not (words[0].isdigit() and words[2].isdigit()):
+        return None
+    is_kernels = int(words[0]) < 8
+    return int(match[1]) if is_kernels and int(words[2]) / 1e6 >= since_s else None

@@ -1,0 +1,295 @@
+"""The calls that may never return, made by a child process in hookd's place: see `waiter.py`. Tool side.
+
+Whatever a target controls is touched here and not in hookd: a descriptor of the target is copied, a path below its root is
+walked. Even to close such a file may wait for ever (fs/fuse/file.c, `fuse_flush`). So nothing is passed back but what the
+kernel alone answers for: files of /proc, memory files, and bytes.
+
+Started with next to nothing importable: the standard library and `untrusted`.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import marshal
+import os
+import struct
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.linux import untrusted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Fds = Sequence[int]
+
+LENGTH = struct.Struct("<Q")
+"""What precedes a request and an answer. A request is a name of CALLS and its arguments; an answer an errno, 0 for none, the
+text of an `UnexpectedError`, and the result. Both are written by `marshal`; descriptors come with the length."""
+_MOST_FDS = 2
+# ext2 to ext4, xfs, btrfs, tmpfs, f2fs, bcachefs, zfs: include/uapi/linux/magic.h (Linux 6.18), zfs by its own sources.
+_LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0xF2F52010, 0xCA451A4E, 0x2FC12FC1})
+_OVERLAY = 0x794C7630
+_PIDFD_GETFD = 438  # on every machine; Linux 5.6
+
+
+def read_all(fd: int, limit: int) -> bytes:
+    """Read from a descriptor to its end, or as far as `limit`."""
+    parts, size = [], 0
+    while size < limit and (part := os.read(fd, min(limit - size, 1 << 16))):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+class Passed(int):
+    """A descriptor to hand over, and to close here."""
+
+
+def pread(fds: Fds, size: int, address: int) -> bytes:
+    """Read memory by an open /proc/PID/mem."""
+    return os.pread(fds[0], size, address)
+
+
+def pwrite(fds: Fds, data: bytes, address: int, until_ns: int) -> int:
+    """Write memory, but not after a moment of the monotonic clock; 0 for no such moment."""
+    if until_ns and time.monotonic_ns() > until_ns:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+    return os.pwrite(fds[0], data, address)
+
+
+def read(fds: Fds, limit: int) -> bytes:
+    """Read an open file from its beginning to its end, or as far as `limit`."""
+    os.lseek(fds[0], 0, os.SEEK_SET)
+    return read_all(fds[0], limit)
+
+
+def read_name(_: Fds, pid: int, name: str, limit: int) -> bytes:
+    """Read /proc/PID/NAME."""
+    fd = open_name(_, pid, name, os.O_RDONLY)
+    try:
+        return read_all(fd, limit)
+    finally:
+        os.close(fd)
+
+
+def open_name(_: Fds, pid: int, name: str, flags: int) -> Passed:
+    """Open /proc/PID/NAME."""
+    return Passed(os.open(f"/proc/{pid}/{name}", flags | os.O_CLOEXEC))
+
+
+def links(_: Fds, paths: Sequence[str]) -> list[str]:
+    """Read symbolic links below /proc, "" for each that cannot be read."""
+    return [_link(path) for path in paths]
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(f"/proc/{path}")  # noqa: PTH115  thousands at a time
+    except OSError:
+        return ""
+
+
+def open_memory_file(_: Fds, pid: int, number: int, uids: Sequence[int]) -> Passed:
+    """Open a memory file, see `untrusted.open_memory_file`."""
+    return Passed(untrusted.open_memory_file(pid, number, frozenset(uids)))
+
+
+def read_part(_: Fds, pid: int, number: int, uid: int, offset: int, size: int) -> tuple[int, bytes]:
+    """Read a part of a regular file that a process holds and `uid` owns; return the size of the whole, too."""
+    fd = untrusted.open_file(f"/proc/{pid}/fd/{number}", lambda status: status.st_uid == uid, follow=True)
+    try:
+        return os.fstat(fd).st_size, os.pread(fd, size, offset)
+    finally:
+        os.close(fd)
+
+
+def send_through_pair(fds: Fds, pid: int, number: int, inode: int) -> int:
+    """Send a socket through a Unix socket of a process, if the process itself made that one; return the pid of who did.
+
+    Args:
+        fds: a pidfd of the process, and the socket to send.
+        pid: of the process.
+        number: of its descriptor.
+        inode: of the socket that must be there.
+
+    Raises:
+        OSError: something else is there; or the socket is full, for which it does not wait.
+    """
+    process, sent = fds
+    fd = _copy_of(process, number)
+    try:
+        outer = _socket.socket(fileno=fd)  # not fstat: a file system says of its files what it likes
+        try:
+            if outer.family != _socket.AF_UNIX or os.fstat(fd).st_ino != inode:
+                raise OSError(errno.ESTALE, "its socket is not there any more")
+            # Of a pair that is who made it; nobody, or a service, where it was connected elsewhere.
+            maker = int(struct.unpack("iII", outer.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))[0])
+            if maker == pid:
+                rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", sent))]
+                outer.sendmsg([b"hookd"], rights, _socket.MSG_DONTWAIT)
+            return maker
+        finally:
+            outer.detach()
+    finally:
+        os.close(fd)
+
+
+def _copy_of(process: int, number: int) -> int:
+    import ctypes  # noqa: PLC0415  loading it takes as long as all else here, and most children do without
+
+    fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, number, 0))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    return fd
+
+
+def connect(fds: Fds, pid: int, path: str, uid: int) -> None:
+    """Connect a socket to a socket file of `uid` below the root of a process; see `untrusted.connect`."""
+    directory, name = _directory_of(pid, path)
+    try:
+        connection = _socket.socket(fileno=fds[0])
+        try:
+            untrusted.connect(connection, name, dir_fd=directory, uid=uid)
+        finally:
+            connection.detach()
+    finally:
+        os.close(directory)
+
+
+def remove_dead(_: Fds, pid: int, path: str, uid: int) -> bool:
+    """Remove a socket file of `uid` on which nobody listens, below the root of a process; return whether it is gone now."""
+    directory, name = _directory_of(pid, path)
+    probe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
+    try:
+        untrusted.connect(probe, name, dir_fd=directory, uid=uid)
+    except ConnectionRefusedError:
+        os.unlink(name, dir_fd=directory)
+        return True
+    finally:
+        probe.close()
+        os.close(directory)
+    return False
+
+
+def open_local_directory(_: Fds, pid: int, parts: Sequence[str]) -> Passed:
+    """Open a directory below the root of a process, if its file system is one that the kernel serves by itself."""
+    fd = untrusted.open_directory(pid, tuple(parts))
+    try:
+        _require_local(fd, pid)
+    except BaseException:
+        os.close(fd)
+        raise
+    return Passed(fd)
+
+
+def open_local_socket(_: Fds, pid: int, path: str, uid: int) -> Passed:
+    """Hold a socket file of `uid` below the root of a process, if its file system is one that the kernel serves by itself."""
+    directory, name = _directory_of(pid, path)
+    try:
+        with untrusted.held_socket(name, dir_fd=directory, uid=uid) as fd:
+            _require_local(fd, pid)
+            return Passed(os.dup(fd))
+    finally:
+        os.close(directory)
+
+
+def _require_local(fd: int, pid: int) -> None:
+    kind = _file_system(fd)
+    # Whoever mounts an overlay decides what lies below it, and any user may mount one in a user namespace of its own.
+    if kind not in _LOCAL and not (kind == _OVERLAY and _link(f"{pid}/ns/user") == _link("self/ns/user") != ""):
+        raise untrusted.UnexpectedError(errno.EREMOTE, f"a file system of the kind {kind:#x} may wait for its server")
+
+
+def _file_system(fd: int) -> int:
+    import ctypes  # noqa: PLC0415  see `_copy_of`
+
+    found = (ctypes.c_long * 32)()  # struct statfs, of which the kind is the first field: statfs(2)
+    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, found):
+        raise OSError(ctypes.get_errno(), "fstatfs")
+    return found[0] & 0xFFFFFFFF
+
+
+def _directory_of(pid: int, path: str) -> tuple[int, str]:
+    directory, _, name = path.rpartition("/")
+    return untrusted.open_directory(pid, tuple(part for part in directory.split("/") if part)), name
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    one.__name__: one
+    for one in (
+        *(pread, pwrite, read, read_name, open_name, links, open_memory_file, read_part),
+        *(send_through_pair, connect, remove_dead, open_local_directory, open_local_socket),
+    )
+}
+
+
+def capabilities() -> int:
+    """Return which effective capabilities this process has, a bit each, see `man 7 capabilities`."""
+    with open("/proc/self/status", "rb") as file:  # noqa: PTH123
+        return next(int(line.split()[1], 16) for line in file if line.startswith(b"CapEff:"))
+
+
+def give_up(kept: int) -> None:
+    """Drop all capabilities except these: a process of root's that has dropped some gets them back by exec, see capset(2)."""
+    ours = capabilities()
+    if not ours & ~kept:
+        return
+    import ctypes  # noqa: PLC0415  see `_copy_of`
+
+    words = [ours & kept & 0xFFFFFFFF, (ours & kept) >> 32]
+    version_3, sets = (
+        struct.pack("Ii", 0x20080522, 0),
+        struct.pack("6I", *(word for one in words for word in (one, one, 0))),
+    )
+    if ctypes.CDLL(None, use_errno=True).capset(version_3, sets):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def main() -> None:
+    """Answer requests on descriptor 0 until its other end is closed, with no more capabilities than the first argument says."""
+    give_up(int(sys.argv[1], 16))
+    os.closerange(3, 1 << 16)  # ours that a program may inherit
+    asked = _socket.socket(fileno=0)
+    while True:
+        head, ancillary, _, _ = asked.recvmsg(LENGTH.size, _socket.CMSG_SPACE(4 * _MOST_FDS))
+        if not head:
+            os._exit(0)
+        fds = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
+        (length,) = LENGTH.unpack(head + _take(asked, LENGTH.size - len(head)))
+        name, *arguments = marshal.loads(_take(asked, length))  # noqa: S302  written by hookd
+        answer = _answer(name, fds, arguments)
+        for fd in fds:
+            os.close(fd)
+        _send(asked, *answer)
+
+
+def _answer(name: str, fds: Fds, arguments: Sequence[Any]) -> tuple[int, str, Any]:
+    try:
+        return 0, "", CALLS[name](fds, *arguments)
+    except untrusted.UnexpectedError as error:
+        return error.errno or errno.EINVAL, error.strerror or "", None
+    except OSError as error:
+        return error.errno or errno.EIO, "", None
+
+
+def _send(asked: _socket.socket, number: int, text: str, result: Any) -> None:
+    is_passed = isinstance(result, Passed)
+    answer = marshal.dumps((number, text, None if is_passed else result))
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", result))] if is_passed else []
+    asked.sendmsg([LENGTH.pack(len(answer))], rights)
+    asked.sendall(answer)
+    if is_passed:
+        os.close(result)
+
+
+def _take(asked: _socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = asked.recv(size - len(data))
+        if not part:
+            os._exit(0)
+        data += part
+    return data

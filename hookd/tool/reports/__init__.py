@@ -1,0 +1,1 @@
+"""Reports of a target, put into words; needs the standard library alone."""

@@ -1,0 +1,245 @@
+"""What a page says, put together for a person or a script: one JSON-able object per target. Both sides, stdlib only."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from hookd.tool.reports.collapse import collapse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hookd.wire.page import Family, Snapshot
+
+OWN = "hookd"
+"""Stands for hookd itself where `hookd_overhead_seconds` has a plugin."""
+OUR_THREADS = ("hookd", "hookd-attach")
+"""Threads of the agent, which are told of only where they have called a module."""
+MAX_LOGS = 50
+"""Lines of the agent's log in a report, the last ones."""
+
+
+def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> dict[str, Any]:
+    """Merge the families of a page by module, plugin and incident.
+
+    A metric `hookd_<plugin>_<thing>` of a module stands at `modules[n]["metrics"][plugin][thing]`: a number, a
+    histogram `{"count", "sum", "mean"}`, or, where the family has labels beside `module`, a list of
+    `{**labels, "value": …}`. Those without a module stand at `metrics[plugin][thing]` in the same form. Numbers
+    that JSON does not have are None.
+
+    Args:
+        snapshot: of a page; may be the last one of a process that is gone.
+        has_modules: whether to tell of each module, which takes most of the time; else `modules` is empty.
+    """
+    values = _values(snapshot)
+    if _single(values, "hookd_overhead_ratio") is None:  # nothing is metered yet: what is 0 nobody has measured
+        _make_unknown(values.get("hookd_overhead_seconds", []))
+    return {
+        "identity": snapshot.identity,
+        "state": snapshot.state,
+        "step": describe_steps(snapshot),
+        "modules": _modules(snapshot) if has_modules else [],
+        "metrics": _metrics(family for family in snapshot.families if "module" not in family.labels),
+        "observed": {labels["state"]: value for labels, value in values.get("hookd_modules", []) if "state" in labels},
+        "plugins": _plugins(values, snapshot),
+        "overhead": {
+            "ratio": _single(values, "hookd_overhead_ratio"),
+            "seconds": _sum(values, "hookd_overhead_seconds"),
+            "own_seconds": _own(values.get("hookd_overhead_seconds", [])),
+        },
+        "incidents": collapse(snapshot.incidents),
+        "threads": _threads(snapshot),
+        "logs": snapshot.logs[-MAX_LOGS:],
+        "dropped_series": snapshot.dropped,
+    }
+
+
+def _make_unknown(series: list[tuple[dict[str, str], Any]]) -> None:
+    series[:] = [(labels, value or None) for labels, value in series]
+
+
+def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
+    """Say how many steps were counted, from where, and which one that is in the whole run if that is known.
+
+    Returns:
+        counted: since the agent is there. offset: steps before, None if unknown. current: of the whole run if
+        `is_absolute`, else the same as counted. calls: of the model, while nothing had been trained. text: for a person.
+    """
+    offset = snapshot.identity.get("step_offset")
+    done, calls = _count(snapshot, "hookd_steps"), _count(snapshot, "hookd_step_calls")
+    if calls and not done:
+        text = (
+            f"{calls} call{'' if calls == 1 else 's'} of the model, no step: nothing has been trained since the attach"
+        )
+        return {"counted": 0, "offset": None, "current": 0, "is_absolute": False, "calls": calls, "text": text}
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        text = f"{_done(done)} since the attach"
+        return {
+            "counted": done, "offset": None, "current": done, "is_absolute": False, "calls": calls, "text": text
+        }  # fmt: skip
+    current = done + offset
+    return {
+        "counted": done, "offset": offset, "current": current, "is_absolute": True, "calls": calls,
+        "text": _done(current),
+    }  # fmt: skip
+
+
+def _done(count: int) -> str:
+    """Say how many: what happens is told with the number of the step in progress, which is the next one."""
+    return f"{count} step{'' if count == 1 else 's'} done"
+
+
+def steps(snapshot: Snapshot) -> int:
+    """Give the steps of the training that the agent has counted."""
+    return _count(snapshot, "hookd_steps")
+
+
+def _count(snapshot: Snapshot, counter: str) -> int:
+    family = next((family for family in snapshot.families if family.name == counter), None)
+    value = family.cells[family.first[0]] if family is not None and family.first else 0.0
+    return int(value) if 0 <= value < 2**53 else 0
+
+
+def _modules(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Give a row for each module, in the order in which the agent met them: parents before their children."""
+    rows: dict[str, dict[str, Any]] = {
+        entry.name: {"name": entry.name, "type": entry.type, "root": entry.root, "metrics": {}}
+        for _, entry in sorted(snapshot.modules.items())
+    }
+    for family in snapshot.families:
+        if "module" not in family.labels:
+            continue
+        plugin, thing = _split(family.name)
+        for labels, value in _series(family):
+            name = labels.pop("module")
+            row = rows.setdefault(name, {"name": name, "type": "", "root": 0, "metrics": {}})
+            _put(row["metrics"].setdefault(plugin, {}), thing, labels, value)
+    return list(rows.values())
+
+
+def _metrics(families: Iterator[Family]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for family in families:
+        plugin, thing = _split(family.name)
+        for labels, value in _series(family):
+            _put(found.setdefault(plugin, {}), thing, labels, value)
+    return found
+
+
+def _put(things: dict[str, Any], thing: str, labels: dict[str, str], value: object) -> None:
+    if labels:
+        things.setdefault(thing, []).append({**labels, "value": value})
+    else:
+        things[thing] = value
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Divide `hookd_timing_forward_seconds` into plugin and thing; a family of the core has no plugin: `steps`."""
+    plugin, _, thing = name.removeprefix("hookd_").partition("_")
+    return plugin, thing or plugin
+
+
+def _series(family: Family) -> Iterator[tuple[dict[str, str], Any]]:
+    for values, cells in family.series:
+        labels = dict(zip(family.labels, values, strict=True))
+        if family.kind == "histogram":
+            count, total = sum(cells[:-1]), cells[-1]
+            mean = _number(total / count) if count else None
+            yield labels, {"count": _number(count), "sum": _number(total), "mean": mean}
+        else:
+            yield labels, _number(cells[0])
+
+
+def _number(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    return int(value) if value == int(value) and abs(value) < 2**53 else value
+
+
+def _values(snapshot: Snapshot) -> dict[str, list[tuple[dict[str, str], Any]]]:
+    return {family.name: list(_series(family)) for family in snapshot.families if "module" not in family.labels}
+
+
+def plugin_options(identity: Mapping[str, Any], name: str, which: str = "options") -> dict[str, str]:
+    """Give the options that a plugin was given, or by "settings" all that are in force, as the page tells of them.
+
+    By "source" of what it was made, by "error" its last one.
+    """
+    found: Any = identity
+    for key in ("plugins", name, which):
+        found = found.get(key) if isinstance(found, dict) else None
+    return {key: value for key, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+
+
+def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Give a row for each plugin that the agent has told about; of one that only looks `changes_training` is None."""
+    rows: dict[str, dict[str, Any]] = {}
+    identity = snapshot.identity
+
+    def row(labels: dict[str, str]) -> dict[str, Any]:
+        name = labels.get("plugin", "")
+        empty = {"name": name, "state": None, "changes_training": None, "errors": 0, "interval_steps": None,
+                 "overhead_seconds": None, "options": plugin_options(identity, name),
+                 "settings": plugin_options(identity, name, "settings"), "call_seconds": None, "series": 0,
+                 "source": plugin_options(identity, name, "source"), "error": plugin_options(identity, name, "error")}  # fmt: skip
+        return rows.setdefault(name, empty)
+
+    for labels, value in values.get("hookd_plugin_state", []):
+        if value:
+            row(labels)["state"] = labels.get("state")
+    columns = {
+        "errors": "hookd_plugin_errors",
+        "interval_steps": "hookd_sampling_interval_steps",
+        "overhead_seconds": "hookd_overhead_seconds",
+        "call_seconds": "hookd_plugin_call_seconds",
+    }
+    for column, name in columns.items():
+        for labels, value in values.get(name, []):
+            if labels.get("plugin") != OWN:
+                row(labels)[column] = value
+    for labels, value in values.get("hookd_plugin_changes_training", []):
+        row(labels)["changes_training"] = bool(value)
+    for family in snapshot.families:
+        if (owner := owner_of(family.name, rows)) is not None:
+            rows[owner]["series"] += len(family.first)
+    return sorted(rows.values(), key=lambda one: str(one["name"]))
+
+
+def owner_of(family: str, plugins: Iterable[str]) -> str | None:
+    """Give the plugin whose family it is: of several that its name begins with, the longest."""
+    return max((name for name in plugins if family.startswith(f"hookd_{name}_")), key=len, default=None)
+
+
+def _threads(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Say where each thread is, or was at the last copy."""
+    nowhere = {"name": None}
+    return [
+        {
+            "tid": beat.tid,
+            "name": beat.name,
+            "phase": beat.phase,
+            "module": snapshot.modules[beat.module].name if beat.module in snapshot.modules else nowhere["name"],
+            "step": beat.step,
+            "depth": beat.depth,
+            "events": beat.events,
+        }
+        for beat in snapshot.heartbeats
+        if beat.events or beat.name not in OUR_THREADS
+    ]
+
+
+def _single(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> Any:
+    return next((value for _, value in values.get(name, [])), None)
+
+
+def _own(seconds: list[tuple[dict[str, str], Any]]) -> Any:
+    """Give what hookd itself has taken, without its plugins."""
+    return next((value for labels, value in seconds if labels.get("plugin") == OWN), None)
+
+
+def _sum(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> float | None:
+    """Give the sum of what is known; None where there is something, and nothing of it is known."""
+    found = values.get(name, [])
+    known = [value for _, value in found if value is not None]
+    return float(sum(known)) if known or not found else None

@@ -1,0 +1,118 @@
+"""A few bytes of shared memory on which all ranks of a job agree about one change. Used on both sides.
+
+The tool that wants a change makes the memory file and hands it to every rank with the boundary at which the change is
+to take place. Then it commits. A rank that arrives at that boundary before the commit aborts. Whatever comes first
+decides, for all of them and for ever: the decision is a seal of the file, which the kernel sets in one step, together
+with the seal that forbids further ones. No lock, no clock, nothing that anybody has to be alive for afterwards.
+
+The contents are 8 bytes for each rank: the boundary from which on the change no longer holds, 0 while it does. A rank
+in which the plugin fails, or that detaches, writes there, and the others read it at each of their boundaries.
+
+A boundary is named by a *mark*: how many collectives the job's default process group has begun. All ranks begin the
+same ones in the same order, so it means the same step in each of them, whatever they call that step.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+import struct
+
+from hookd.wire.descriptors import Descriptor, fcntl
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034  # linux/fcntl.h
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
+_NAME = "hookd-agreement"
+_MAX_RANKS = 4096
+_ENOUGH_MARKS = 2
+
+
+class Agreement:
+    """One agreement, by its memory file, which it closes in the end."""
+
+    def __init__(self, file: Descriptor) -> None:
+        self._file = file
+
+    @property
+    def fd(self) -> int:
+        """Its number; -1 once it is closed.
+
+        Raises:
+            OSError: the program has closed it.
+        """
+        if self._file.number >= 0 and not self._file.is_ours():
+            raise OSError(errno.EBADF, "the program has closed the file of the agreement")
+        return self._file.number
+
+    @classmethod
+    def create(cls, ranks: int) -> Agreement:
+        """Make an undecided agreement among so many ranks."""
+        fd = posix.memfd_create(_NAME, posix.MFD_CLOEXEC | posix.MFD_ALLOW_SEALING)
+        posix.ftruncate(fd, 8 * ranks)
+        return cls(Descriptor(fd))
+
+    def decide(self, *, commit: bool) -> bool:
+        """Commit or abort, unless that is decided already; gives whether it is committed.
+
+        Raises:
+            OSError: the file cannot be sealed.
+        """
+        try:
+            fcntl(self.fd, _F_ADD_SEALS, _SEAL_SEAL | (_SEAL_GROW if commit else _SEAL_SHRINK))
+        except OSError as exc:
+            if exc.errno != errno.EPERM:
+                raise
+        seals = fcntl(self.fd, _F_GET_SEALS, 0)
+        return bool(seals & _SEAL_SEAL and seals & _SEAL_GROW)
+
+    def end(self, rank: int, mark: int) -> None:
+        """Say that the change does not hold from `mark` on, which must not be 0."""
+        posix.pwrite(self.fd, struct.pack("=Q", mark), 8 * rank)
+
+    def ended(self) -> tuple[int, int] | None:
+        """Give the earliest mark from which on the change does not hold, and the rank that says so; None: it holds."""
+        data = posix.pread(self.fd, 8 * _MAX_RANKS, 0)
+        marks = struct.unpack(f"={len(data) // 8}Q", data[: len(data) // 8 * 8])
+        found = [(mark, rank) for rank, mark in enumerate(marks) if mark]
+        return min(found) if found else None
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+
+def disagreement(marks: Sequence[Sequence[int]]) -> str:
+    """Say why the last boundaries of the ranks do not name the same steps, or "" if they do.
+
+    Args:
+        marks: for each rank those of its last boundaries, ascending.
+    """
+    if any(len(set(own)) < _ENOUGH_MARKS for own in marks):
+        return "a rank has not taken two steps with a collective between them"
+    low, high = max(own[0] for own in marks), min(own[-1] for own in marks)
+    common = [{mark for mark in own if low <= mark <= high} for own in marks]
+    if any(own != common[0] for own in common):
+        return "the ranks do not make the same collectives between their steps"
+    if len(common[0]) < _ENOUGH_MARKS:
+        return "the ranks are too far apart"
+    return ""
+
+
+def boundary_ahead(ranks: Iterable[tuple[Sequence[int], float]], margin_s: float) -> int:
+    """Choose a mark in the future of all ranks: three steps, or more if these take less than `margin_s`.
+
+    Args:
+        ranks: for each the marks of its last boundaries, two of them different at least, and the seconds between the
+            first and the last of them.
+        margin_s: how far ahead at least.
+    """
+    ahead = 0
+    for own, span_s in ranks:
+        length = own[-1] - own[0]
+        steps_s = length / max(span_s, 1e-6) * margin_s
+        ahead = max(ahead, own[-1] + int(max(3 * length / (len(own) - 1), steps_s)) + 1)
+    return ahead

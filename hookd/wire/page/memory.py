@@ -1,0 +1,145 @@
+"""Finding memory for a page in a process that may have little, without harm to it. Runs in the target."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import math
+import mmap
+import posix
+
+from hookd.errors import PageError
+from hookd.wire.descriptors import Descriptor, fcntl, moved_up, read
+from hookd.wire.originals import MOST_ADDRESSES, MOST_FILE_BYTES, limit
+from hookd.wire.page.layout import F_ADD_SEALS, MIN_SIZE, NAME, SIZE
+
+_CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 1, 2, 8  # linux/memfd.h
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # asm-generic/mman.h
+_STREAMS = 3
+_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4  # linux/fcntl.h
+_MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360, "s390x": 350}  # asm/unistd.h
+_SMALLER_MAY_DO = (errno.ENOMEM, errno.EAGAIN, errno.EFBIG, errno.ENOSPC)
+
+
+def allocate(size: int = SIZE) -> tuple[Descriptor, mmap.mmap]:
+    """Create and map a memfd of `size` bytes or fewer, at least MIN_SIZE, all zeros and none of them taken yet.
+
+    Raises:
+        PageError: reason "no-memfd" or "no-memory".
+        ValueError: size is no power of two from MIN_SIZE to SIZE.
+    """
+    if not MIN_SIZE <= size <= SIZE or size & (size - 1):
+        raise ValueError(f"{size} is no power of two from {MIN_SIZE} to {SIZE}")
+    size = _allowed(size)
+    # Moved up, also because the program may have closed a standard stream, and what it prints there would land in the page.
+    file = Descriptor(moved_up(_memfd()))
+    if file.number < _STREAMS:
+        file.close()
+        raise _no_memfd(OSError(errno.EMFILE, posix.strerror(errno.EMFILE)))
+    try:
+        return file, _map(file.number, size)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _allowed(size: int) -> int:
+    """Halve the size until the limits allow it; the training keeps three quarters of a scarce address space.
+
+    RLIMIT_FSIZE is asked beforehand because ftruncate kills with SIGXFSZ where it is exceeded.
+    """
+    file_bytes, address_bytes = limit(MOST_FILE_BYTES), limit(MOST_ADDRESSES)
+    allowed = math.inf if file_bytes is None else file_bytes
+    if address_bytes is not None:
+        allowed = min(allowed, (address_bytes - _mapped_bytes()) // 4)
+    while size > allowed and size > MIN_SIZE:
+        size //= 2
+    if size > allowed:
+        raise _no_memory(f"its limits leave {max(allowed, 0) / 2**20:.1f} MiB")
+    return size
+
+
+def _mapped_bytes() -> int:
+    try:
+        return int(read("/proc/self/statm").split()[0]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):  # no /proc here: the limit itself is the best we know
+        return 0
+
+
+def _memfd() -> int:
+    """Create the memfd, never executable where the kernel (6.3) can say so."""
+    try:
+        try:
+            return _memfd_create(_CLOEXEC | _ALLOW_SEALING | _NOEXEC_SEAL)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:
+                raise
+            return _memfd_create(_CLOEXEC | _ALLOW_SEALING)
+    except (OSError, LookupError) as exc:
+        raise _no_memfd(exc) from exc
+
+
+def _memfd_create(flags: int) -> int:
+    if hasattr(posix, "memfd_create"):
+        return posix.memfd_create(NAME, flags)
+    # A Python that was built on an old libc (conda, standalone builds).
+    fd = int(ctypes.CDLL(None, use_errno=True).syscall(_MEMFD_CREATE[posix.uname().machine], NAME.encode(), flags))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), posix.strerror(ctypes.get_errno()))
+    return fd
+
+
+def _map(fd: int, size: int) -> mmap.mmap:
+    """Give the memfd its size and map it, halving the size while that is refused."""
+    while True:
+        try:
+            posix.ftruncate(fd, size)
+            # Of nothing at first: a map of a file keeps a descriptor of its own, and closes that by its number.
+            memory = mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+            _cover(memory, mmap.MAP_SHARED, fd)
+        except OSError as exc:  # noqa: PERF203  up to five times
+            if size // 2 < MIN_SIZE or exc.errno not in _SMALLER_MAY_DO:
+                raise _no_memory(str(exc)) from exc
+            size //= 2
+        else:
+            break
+    with contextlib.suppress(OSError):  # if another process could shrink it, our next store would raise SIGBUS
+        fcntl(fd, F_ADD_SEALS, _SEAL | _SEAL_SHRINK | _SEAL_GROW)
+    return memory
+
+
+def _no_memfd(why: Exception) -> PageError:
+    return PageError(
+        f"process {posix.getpid()} cannot create a memfd: {why}",
+        reason="no-memfd",
+        hint="raise its RLIMIT_NOFILE (prlimit --pid PID --nofile=N), or allow memfd_create in its seccomp profile",
+    )
+
+
+def _no_memory(why: str) -> PageError:
+    return PageError(
+        f"process {posix.getpid()} has no room for a page of {MIN_SIZE >> 20} MiB: {why}",
+        reason="no-memory",
+        hint="raise its RLIMIT_AS or RLIMIT_FSIZE: prlimit --pid PID --as=unlimited --fsize=unlimited",
+    )
+
+
+def unshare(memory: mmap.mmap) -> None:
+    """Put private, empty memory in the place of a map, at the same addresses."""
+    with contextlib.suppress(OSError):
+        _cover(memory, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+
+
+def _cover(memory: mmap.mmap, flags: int, fd: int) -> None:
+    """Put another map in the place of a map.
+
+    Raises:
+        OSError: as mmap(2).
+    """
+    place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    call = ctypes.CDLL(None, use_errno=True)["mmap"]
+    call.restype = ctypes.c_void_p
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    if call(place, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, fd, 0) != place:
+        raise OSError(ctypes.get_errno(), posix.strerror(ctypes.get_errno()))

@@ -1,0 +1,344 @@
+"""The daemon's end of a page, which trusts nothing that it reads. Runs on the tool side.
+
+It reads with `pread` alone, within its own caps: a map of a sparse page would take its memory, and one of a page that
+shrinks would raise SIGBUS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import posix
+import stat
+import threading
+import time
+from array import array
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hookd.errors import PageError
+from hookd.wire.descriptors import fcntl
+from hookd.wire.page.layout import (
+    BEAT_CELLS,
+    DROPPED_WORD,
+    END_OF_TIME,
+    F_GET_SEALS,
+    HEAD_WORDS,
+    HEARTBEATS,
+    LOW32,
+    MAGIC,
+    MAGIC_WORD,
+    MIN_SIZE,
+    NAME_BYTES,
+    PHASES,
+    PROTOCOL,
+    PROTOCOL_WORD,
+    RECORD,
+    REGIONS,
+    SIZE,
+    SIZE_WORD,
+    STATE_WORD,
+    STATES,
+    TABLE_WORD,
+    TID,
+    WORDS,
+    Region,
+    divide,
+    plain,
+)
+from hookd.wire.page.log import decode, split
+from hookd.wire.page.schema import UNTRUSTED, Schema
+from hookd.wire.page.snapshot import Heartbeat, Record, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+READ_ATTEMPTS = 50  # a copy of a small page takes 0.1 ms; five in a row have met a compaction each under load
+READ_PATIENCE_S = 1.0
+_ZEROS = bytes(1 << 12)
+_MAX_IDENTITY = 1 << 20  # bytes, of a page of another protocol
+
+
+class PageReader:
+    """A page of another process. Any thread may call any method; every one raises PageError for what cannot be trusted.
+
+    Args:
+        fd: a page, opened for reading; it belongs to the reader from now on, which closes it if it refuses it.
+        any_protocol: take a page of another protocol too; of such a one only `identity` and `state` can be read.
+
+    Raises:
+        PageError: reason "corrupt" ("it is not written yet": try again), or "protocol" for another hookd's page.
+    """
+
+    def __init__(self, fd: int, *, any_protocol: bool = False) -> None:
+        self.fd = fd
+        self._lock = threading.Lock()  # one copy at a time
+        self._fd_lock = threading.Lock()  # a closed descriptor's number is soon another file's
+        self._schema: Schema | None = None
+        self._last: Snapshot | None = None
+        self._objects_seen: dict[str, tuple[int, list[dict[str, Any]]]] = {}
+        try:
+            self._regions = self._check(any_protocol=any_protocol)
+        except PageError:
+            self.close()
+            raise
+
+    def identity(self) -> dict[str, Any]:
+        """Return who the agent is."""
+        return self._consistent(self._identity)
+
+    def state(self) -> str:
+        """Return one of STATES."""
+        return _state(self._words())
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """Return where each thread is, in a few hundred microseconds."""
+        data = self._pread(*self._regions["heartbeat"])
+        names_at = HEARTBEATS * BEAT_CELLS * 8
+        tids = array("d")
+        tids.frombytes(data[:names_at])
+        beats = []
+        for slot, tid in enumerate(tids[TID::BEAT_CELLS]):  # mostly empty
+            if _whole(tid):
+                _, module, events, phase, step, depth = RECORD.unpack_from(data, slot * BEAT_CELLS * 8)
+                start = names_at + slot * NAME_BYTES
+                name = data[start : start + NAME_BYTES].partition(b"\0")[0].decode("utf-8", "replace")
+                phase_name = PHASES[_whole(phase)] if _whole(phase) < len(PHASES) else PHASES[0]
+                numbers = (_whole(module), _whole(events), phase_name, _whole(step), _whole(depth))
+                beats.append(Heartbeat(_whole(tid), name, *numbers))
+        return beats
+
+    def read(self, *, recorder: bool = False) -> Snapshot:
+        """Copy the page; return the last copy if it is rewritten faster than it can be copied.
+
+        Args:
+            recorder: copy the recorder's events too (about 100 ms when it is full), else `records` is empty.
+        """
+        try:
+            snapshot = self._consistent(lambda words: self._copy(words, recorder=recorder))
+        except _RestlessError:
+            if self._last is None:
+                raise
+            return self._last
+        self._last = snapshot
+        return snapshot
+
+    def recent(self, count: int) -> list[Record]:
+        """Return the last `count` events of the recorder, or nearly so many, in a few milliseconds."""
+        region = self._regions["recorder"]
+        numbers = array("d")
+        numbers.frombytes(_written(self._pread(*region)))
+        ring = region.length // RECORD.size
+        last = _whole(max(numbers[:: RECORD.size // 8], default=0.0))
+        slots = sorted({(number - 1) % ring for number in range(max(1, last - count + 1), last + 1)})
+        found = [record for slot in slots if (record := self._record(slot, ring, last - count)) is not None]
+        return sorted(found, key=lambda record: record.seq)
+
+    def _record(self, slot: int, ring: int, after: int) -> Record | None:
+        """Return what stands in a slot if it is whole, belongs there, and is younger than `after`."""
+        start = self._regions["recorder"].offset + slot * RECORD.size
+        first, second = self._pread(start, RECORD.size), self._pread(start, RECORD.size)
+        seq, when, kind, module, step, value = RECORD.unpack(first)
+        number = _whole(seq)
+        if first != second or number <= max(after, 0) or (number - 1) % ring != slot:
+            return None
+        return Record(number, when, _whole(kind), _whole(module), _whole(step), value)
+
+    def records(self) -> list[Record]:
+        """Return the recorder's events in order (about 100 ms when it is full)."""
+        return self._records()
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent; a thread that is reading gets a PageError."""
+        with self._fd_lock:
+            fd, self.fd = self.fd, -1
+            if fd >= 0:
+                with contextlib.suppress(OSError):  # it never was a descriptor, or somebody else closed it
+                    posix.close(fd)
+
+    def _consistent(self, copy: Callable[[tuple[int, ...]], T]) -> T:
+        """Call `copy` with the header's words until no log was rewritten meanwhile."""
+        deadline = time.monotonic() + READ_PATIENCE_S
+        with self._lock:
+            words = self._words()
+            for _ in range(READ_ATTEMPTS):
+                error = None
+                try:
+                    result = copy(words)
+                except PageError as exc:
+                    self._schema = None
+                    error = exc
+                before, words = words, self._words()
+                if all(before[head] >> 32 == words[head] >> 32 for head in HEAD_WORDS.values()):
+                    if error:
+                        raise error
+                    return result
+                if time.monotonic() > deadline:
+                    break
+        raise _RestlessError("the page is rewritten faster than it can be read", reason="corrupt")
+
+    def _copy(self, words: tuple[int, ...], *, recorder: bool) -> Snapshot:
+        schema = self._parse_schema(words)
+        cells = array("d")
+        cells.frombytes(self._pread(self._regions["values"].offset, schema.end * 8))
+        return Snapshot(
+            identity=self._identity(words),
+            state=_state(words),
+            generation=schema.generation,
+            families=[family.freeze(cells) for family in schema.families.values()],
+            modules=dict(schema.modules),
+            heartbeats=self.heartbeats(),
+            incidents=self._objects("incidents", words),
+            logs=self._objects("logs", words),
+            records=self._records() if recorder else [],
+            dropped=words[DROPPED_WORD],
+        )
+
+    def _parse_schema(self, words: tuple[int, ...]) -> Schema:
+        start, used, flips = self._used("schema", words)
+        schema = self._schema
+        if schema is None or schema.generation != flips or schema.parsed > used:
+            schema = self._schema = Schema(flips, self._regions["values"])
+        try:
+            schema.feed(self._pread(start + schema.parsed, used - schema.parsed))
+        except UNTRUSTED as exc:
+            raise _corrupt(f"its schema says {exc}") from exc
+        return schema
+
+    def _identity(self, words: tuple[int, ...]) -> dict[str, Any]:
+        objects = self._objects("identity", words)
+        if not objects:
+            raise _corrupt("it has no identity")
+        return objects[-1]
+
+    def _objects(self, name: str, words: tuple[int, ...]) -> list[dict[str, Any]]:
+        """Return the objects of a log, parsed when its head has moved since the last time."""
+        head, objects = self._objects_seen.get(name, (None, []))
+        if head == words[HEAD_WORDS[name]]:
+            return objects
+        start, used, _ = self._used(name, words)
+        end = 0
+        parsed: list[Any] = []
+        try:
+            for payload, end in split(self._pread(start, used)):  # noqa: B007
+                parsed.append(plain(decode(payload.decode())))
+        except UNTRUSTED as exc:
+            raise _corrupt(f"its {name} say {exc}") from exc
+        if not all(isinstance(item, dict) and (name == "identity" or _is_dated(item)) for item in parsed):
+            raise _corrupt(f"its {name} are none")
+        if end == used:
+            self._objects_seen[name] = (words[HEAD_WORDS[name]], parsed)
+        return parsed
+
+    def _records(self) -> list[Record]:
+        """Return the recorder's events in order: those on which two copies agree, because a single one may be torn."""
+        region = self._regions["recorder"]
+        first = _written(self._pread(*region))
+        second = self._pread(region.offset, len(first))
+        ring = region.length // RECORD.size
+        records = []
+        for slot, (seq, when, kind, module, step, value) in enumerate(RECORD.iter_unpack(first)):
+            number = _whole(seq)
+            mine = slice(slot * RECORD.size, (slot + 1) * RECORD.size)
+            if number and (number - 1) % ring == slot and first[mine] == second[mine]:
+                records.append(Record(number, when, _whole(kind), _whole(module), _whole(step), value))
+        records.sort(key=lambda record: record.seq)
+        return records
+
+    def _used(self, name: str, words: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return where a log's current half begins, how many bytes of it are used, and its flips."""
+        region, head = self._regions[name], words[HEAD_WORDS[name]]
+        half, flips, used = region.length // 2, head >> 32, head & LOW32
+        if used > half:
+            raise _corrupt(f"its {name} are longer than their region")
+        return region.offset + (flips & 1) * half, used, flips
+
+    def _check(self, *, any_protocol: bool) -> dict[str, Region]:
+        """Check what never changes: what kind of file it is, its size, its magic, its protocol, where its regions lie."""
+        size = _memory_file_size(self.fd)
+        words = self._words()
+        if words[MAGIC_WORD] != MAGIC:
+            raise _corrupt("it does not begin like one" if words[MAGIC_WORD] else "it is not written yet")
+        if words[PROTOCOL_WORD] != PROTOCOL:
+            if any_protocol:
+                return {"identity": _region_of_any(words, size)}
+            raise PageError(
+                f"the page speaks protocol {words[PROTOCOL_WORD]}, this hookd speaks {PROTOCOL}",
+                reason="protocol",
+                hint="use the version of hookd that attached it; `hookd attach PID` replaces an older agent, "
+                "`hookd detach PID` ends any",
+            )
+        if words[SIZE_WORD] != size or size & (size - 1) or not MIN_SIZE <= size <= SIZE:
+            raise _corrupt(f"it has {size} bytes and claims {words[SIZE_WORD]}")
+        regions = divide(size)
+        if tuple(itertools.chain(*regions.values())) != words[TABLE_WORD : TABLE_WORD + 2 * len(REGIONS)]:
+            raise _corrupt("its regions are not where they belong")
+        return regions
+
+    def _words(self) -> tuple[int, ...]:
+        return WORDS.unpack(self._pread(0, WORDS.size))
+
+    def _pread(self, offset: int, length: int) -> bytes:
+        try:
+            with self._fd_lock:
+                data = posix.pread(self.fd, length, offset)
+        except OSError as exc:
+            raise _corrupt(f"it cannot be read: {exc}") from exc
+        if len(data) != length:
+            raise _corrupt("it has shrunk")
+        return data
+
+
+def _region_of_any(words: tuple[int, ...], size: int) -> Region:
+    """Find the identity in a page of another protocol."""
+    offset, length = words[TABLE_WORD : TABLE_WORD + 2]
+    if not 0 < length <= _MAX_IDENTITY or offset + length > size:
+        raise _corrupt("its identity is not where one could be")
+    return Region(offset, length)
+
+
+class _RestlessError(PageError):
+    """The page was rewritten at every attempt to copy it."""
+
+
+def _corrupt(why: str) -> PageError:
+    return PageError(
+        f"the page cannot be trusted: {why}", reason="corrupt", hint="detach and attach that process again"
+    )
+
+
+def _memory_file_size(fd: int) -> int:
+    """Return its size; refuse what is no memory file: reading a pipe, or a file of FUSE or NFS, could hang."""
+    try:
+        status = posix.fstat(fd)
+        fcntl(fd, F_GET_SEALS, 0)
+    except OSError as exc:
+        raise _corrupt(f"it is no memory file ({exc})") from exc
+    if not stat.S_ISREG(status.st_mode):
+        raise _corrupt("it is no file")
+    return status.st_size
+
+
+def _written(ring: bytes) -> bytes:
+    """Cut off the records that were never written; `bytes.rstrip` alone takes 5 ns for each byte."""
+    end = len(ring)
+    while end >= len(_ZEROS) and ring.startswith(_ZEROS, end - len(_ZEROS)):
+        end -= len(_ZEROS)
+    written = len(ring[:end].rstrip(b"\0"))
+    return ring[: -(-written // RECORD.size) * RECORD.size]
+
+
+def _state(words: tuple[int, ...]) -> str:
+    if words[STATE_WORD] >= len(STATES):
+        raise _corrupt(f"its state is {words[STATE_WORD]}")
+    return STATES[words[STATE_WORD]]
+
+
+def _is_dated(item: dict[str, Any]) -> bool:
+    return type(item.get("seq")) is int and type(item.get("time")) is float and 0 <= item["time"] < END_OF_TIME
+
+
+def _whole(value: float) -> int:
+    """Return a count that was stored as a float; 0 for what is none, such as NaN."""
+    return int(value) if 0 <= value < 2**53 else 0

@@ -1,0 +1,35 @@
+"""The versions of Python and torch that hookd has been tried on. Stands on nothing, runs on both sides.
+
+A newer version is tried, not refused: the attach checks what it stands on, in the interpreter from outside
+(`hookd/tool/inject/foundation.py`) and in torch from inside (`hookd/target/boot/foundation.py`).
+"""
+
+from __future__ import annotations
+
+import re
+
+OLDEST_PYTHON = (3, 10)
+NEWEST_PYTHON = (3, 15)
+NEWEST_TORCH = (2, 15)
+
+
+def minor(version: str) -> tuple[int, int]:
+    """Return major and minor of a version such as `2.15.0+cu132`; (0, 0) where it has none."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def version_text(version: tuple[int, int]) -> str:
+    """Return a minor version as people write it."""
+    return f"{version[0]}.{version[1]}"
+
+
+def unproven(python: str, torch: str) -> str:
+    """Return a line about versions newer than any that hookd was tried on, "" where there is none."""
+    pairs = (("CPython", minor(python), NEWEST_PYTHON), ("torch", minor(torch), NEWEST_TORCH))
+    newer = [
+        f"{name} {version_text(found)} (the newest tried is {version_text(newest)})"
+        for name, found, newest in pairs
+        if found > newest
+    ]
+    return f"not yet proven on {' and '.join(newer)}; all checks hold" if newer else ""
