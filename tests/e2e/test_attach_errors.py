@@ -42,7 +42,8 @@ def attach_as(pid: int, preparation: str) -> str:
 
 ATTACH = """
 import ctypes, os, sys
-from hookd.tool.attach import AttachRequest, attach, live, helper, injector, selftest
+from hookd.tool.attach import AttachRequest, attach, live
+from hookd.tool.inject import helper, injector, selftest
 from hookd.errors import HookdError
 libc = ctypes.CDLL(None, use_errno=True)
 exec(sys.argv[2])

@@ -173,7 +173,9 @@ def test_as_another_user_it_names_the_owner_and_what_helps(tmp_path):
 
 AS_NOBODY = """
 import os, sys
-from hookd.tool.attach import discover, interpreter, owner, permission, proc, remote_debug, target, upgrade
+from hookd.tool.attach import discover, target, upgrade
+from hookd.tool.inject import interpreter, remote_debug
+from hookd.tool.linux import owner, permission, proc
 from hookd.tool.cli import ps, target_checks, targets
 from hookd.tool.daemon import client
 os.setgroups([]); os.setgid(65534); os.setuid(65534)  # after the imports: this Python may be out of its reach

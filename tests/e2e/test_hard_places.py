@@ -331,9 +331,7 @@ def test_a_free_threaded_build_is_refused(tmp_path):
             stub.inject(target.pid)
         assert caught.value.reason == "free-threaded"
         stub.finish(target)
-    start = (
-        "from hookd.target import bootstrap\ntry: bootstrap.start({})\nexcept Exception as error: print(error.reason)"
-    )
+    start = "from hookd.target.boot import bootstrap\ntry: bootstrap.start({})\nexcept Exception as error: print(error.reason)"
     path = os.pathsep.join(map(str, (REPOSITORY, Path(pluggy.__file__).parents[1])))
     with Process([python, "-c", start], env=target_environment(PYTHONPATH=path)) as embedded:
         assert embedded.finish() == ["free-threaded"]

@@ -80,7 +80,8 @@ def patched(word: str, act: str) -> str:
     """Give a program that attaches, and does something to itself before it writes a word of the mailbox."""
     return f"""
 import os, signal, sys
-from hookd.tool.attach import AttachRequest, mailbox
+from hookd.tool.attach import AttachRequest
+from hookd.tool.inject import mailbox
 from hookd.errors import HookdError
 write = mailbox.set_word
 def patched(box, offset, value):

@@ -45,7 +45,7 @@ class Other:
         for name in ("hookd", "plugins"):
             shutil.copytree(REPOSITORY / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
         (home / "hookd" / "version.py").write_text(f'__version__ = "{version}"\n')
-        layout = home / "hookd" / "page" / "layout.py"
+        layout = home / "hookd" / "wire" / "page" / "layout.py"
         text = layout.read_text().replace('"schema": size // 8 * 5', '"schema": size // 8 * 3')
         layout.write_text(re.sub(r"^PROTOCOL = \d+$", f"PROTOCOL = {protocol}", text, flags=re.MULTILINE))
         assert f"PROTOCOL = {protocol}\n" in layout.read_text()

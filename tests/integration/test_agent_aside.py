@@ -111,7 +111,7 @@ def test_what_it_raises_is_the_plugins_error() -> None:
 def test_the_end_of_the_process_waits_for_it() -> None:
     code = """
 import time, torch, hookd, sys
-from hookd.target import bootstrap, spawn
+from hookd.target.boot import bootstrap, spawn
 hookd.start(["nan"])
 context = bootstrap._agent._session.registry.named("nan").context
 context.aside(lambda: (time.sleep(0.5), print("done", flush=True)))

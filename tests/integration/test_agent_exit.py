@@ -12,7 +12,7 @@ from tests.support.environment import REPOSITORY, tool_environment
 PREAMBLE = """
 import atexit, os, sys, threading, time, torch
 from hookd import Plugin, hookimpl
-from hookd.target import bootstrap
+from hookd.target.boot import bootstrap
 
 begun = threading.Event()
 big = torch.ones(500, 500)
@@ -57,7 +57,7 @@ assert begun.wait(60)
 """
 
 AT_A_LOOK_AT_THE_PROCESS_GROUPS = """
-from hookd.target import stall
+from hookd.target.events import liveness as stall
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 looked = stall._issued

@@ -315,7 +315,7 @@ ENDING = """
 import os, sys, threading, torch, hookd, warnings
 from hookd.tool.attach.control import Control
 warnings.filterwarnings("ignore", "This process")  # an expression under way holds no fork up for long
-from hookd.target import bootstrap
+from hookd.target.boot import bootstrap
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 hookd.start(["timing"])

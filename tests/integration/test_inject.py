@@ -161,7 +161,9 @@ def test_the_target_survives_the_tracer_whenever_it_dies(tmp_path):
 
 KILLER = """
 import os, sys, time
-from hookd.tool.attach import injector, mailbox, proc, ptrace, selftest, target
+from hookd.tool.inject import injector, mailbox, ptrace, selftest
+from hookd.tool.linux import proc
+from hookd.tool.attach import target
 found = target.look(int(sys.argv[1]))
 selftest.check = lambda: None
 request = ptrace.request

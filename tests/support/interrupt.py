@@ -102,7 +102,7 @@ def follow(frame, event, _):
         seen.add(stage)
         if len(seen) == last:
             os.kill(os.getpid(), signal.SIGKILL)
-from hookd.tool.attach import selftest
+from hookd.tool.inject import selftest
 selftest.check = lambda: None  # it goes through most stages, but with a child of its own
 sys.setprofile(follow)
 main()

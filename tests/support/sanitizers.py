@@ -45,7 +45,7 @@ _TESTS = """
 import sys
 from pathlib import Path
 import pytest
-from hookd.target import native
+from hookd.target.boot import native
 image_of = native.image_of
 native.image_of = lambda name: Path(sys.argv[1]).read_bytes() if name == "entry" else image_of(name)
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported", *sys.argv[2:]]))

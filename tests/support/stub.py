@@ -55,7 +55,7 @@ def start(config, loader=None):
 LEAVES_AT_ONCE = b"""
 def start(config, loader=None, begin=start):
     begin(config, loader)
-    from hookd.target import loader as claims
+    from hookd.target.boot import loader as claims
     claims.release()
 def stop():
     pass

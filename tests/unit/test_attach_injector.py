@@ -16,7 +16,7 @@ from tests.support.processes import Process
 
 KEEPS_BUSY = """
 import os, time
-from hookd.tool.attach import injector
+from hookd.tool.inject import injector
 injector.harden()
 with injector.ahead_of_others():
     print(os.sched_getscheduler(0) == os.SCHED_FIFO, flush=True)
@@ -31,7 +31,7 @@ print(os.sched_getscheduler(0) == os.SCHED_OTHER, flush=True)
 ENDS = """
 import contextlib
 import os
-from hookd.tool.attach import injector
+from hookd.tool.inject import injector
 injector.harden()
 with injector.ahead_of_others():
     pass

@@ -27,7 +27,7 @@ from tests.support.processes import wait_until
 USER = 20001
 BUSY = """
 import os
-from hookd.tool.attach import waiter_child
+from hookd.tool.linux import waiter_child
 def pread(*_):
     while not os.path.exists({go!r}):
         pass
@@ -54,7 +54,7 @@ def memory():
 @pytest.fixture
 def slow(monkeypatch):
     """Have every child answer its first call and no other, as if what it reads never came."""
-    stopped = "import os\nfrom hookd.tool.attach import waiter_child\n"
+    stopped = "import os\nfrom hookd.tool.linux import waiter_child\n"
     stopped += "waiter_child.CALLS['pread'] = lambda *_: os.kill(os.getpid(), 19)\nmain()\n"
     monkeypatch.setattr(waiter, "_CHILD", waiter._CHILD.replace("main()\n", stopped))
     monkeypatch.setattr(waiter, "LIMIT_S", 0.2)
@@ -355,7 +355,7 @@ def test_links_of_several_processes_are_read_together(waiters):
 
 GIVES_UP = """
 import os, pathlib
-from hookd.tool.attach import waiter_child
+from hookd.tool.linux import waiter_child
 from hookd.tool.linux.waiter import Waiters
 waiter_child.give_up(1)  # CAP_CHOWN
 waiters = Waiters()

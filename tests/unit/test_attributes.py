@@ -16,7 +16,7 @@ TOOL_SIDE = ("bundle/replay.py", "bundle/read.py")
 """What makes a module of a bundle, in a process of its own."""
 FILES = [
     file
-    for folder, pattern in (("hookd", "*.py"), ("hookd/target", "*.py"), ("plugins", "**/*.py"), ("examples/plugins", "*.py"))
+    for folder, pattern in (("hookd/api", "**/*.py"), ("hookd/target", "**/*.py"), ("plugins", "**/*.py"), ("examples/plugins", "*.py"))
     for file in sorted((ROOT / folder).glob(pattern))
     if not str(file).endswith(TOOL_SIDE) and "tests" not in file.parts
 ]  # fmt: skip

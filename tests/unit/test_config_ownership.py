@@ -86,7 +86,7 @@ def test_a_link_is_judged_by_all_that_it_leads_through(file, tmp_path):
 
 VERSION = "..2026_11_25_12_55_48.1234567890"
 KUBELETS = "pods/0f1e/volumes/kubernetes.io~configmap/hookd"
-CHECK = "import sys; from hookd import cli; sys.exit(cli.main(['config', 'check', sys.argv[1]]))"
+CHECK = "import sys; from hookd.tool import cli; sys.exit(cli.main(['config', 'check', sys.argv[1]]))"
 
 
 def volume(place, owner=0):

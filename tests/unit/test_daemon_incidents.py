@@ -797,8 +797,8 @@ def test_every_kind_of_incident_stands_in_the_documentation():
     root = Path(__file__).parents[2]
     sources = [
         *root.glob("plugins/hookd_*/*.py"),
-        *root.glob("hookd/target/*.py"),
-        *root.glob("hookd/tool/daemon/*.py"),
+        *root.glob("hookd/target/**/*.py"),
+        *root.glob("hookd/tool/daemon/**/*.py"),
     ]
     calls = re.compile(
         r'(?:\.incident|report_incident|\bsee|\.tell)\((?:\s*(?:entry\.name|change\.name|"hookd"|target|one),)?\s*"([a-z_]+)"'

@@ -106,7 +106,7 @@ def test_where_others_may_plant_compiled_code_nothing_is_imported(tmp_path, file
 
 def test_torch_is_refused_with_the_authors_line(made):
     half = made("pass\n", head="\nimport torch")
-    load = f"from pathlib import Path; from hookd.tool.daemon import halves; halves.found((Path({str(half.path.parent)!r}),), bool)[0][0].load()"
+    load = f"from pathlib import Path; from hookd.tool.daemon.plugins import discovery as halves; halves.found((Path({str(half.path.parent)!r}),), bool)[0][0].load()"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60, check=False)
     said = done.stderr.splitlines()[-1]
     assert "the daemon never imports torch" in said

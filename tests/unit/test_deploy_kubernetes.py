@@ -158,7 +158,7 @@ def test_images_have_the_tag_of_this_version():
 
 
 def test_probes_ports_and_variables_are_those_of_the_daemon():
-    web = (ROOT / "hookd" / "daemon" / "web.py").read_text()
+    web = (ROOT / "hookd" / "tool" / "daemon" / "web" / "site.py").read_text()
     for container in hookd_containers()[1]:
         variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
         assert {name.removeprefix("HOOKD_").lower() for name in variables} <= set(config.SETTINGS)

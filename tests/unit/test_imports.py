@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pluggy
 import pytest
 
 import hookd
@@ -17,7 +15,8 @@ from hookd.tool.attach import payload
 
 PACKAGE = Path(hookd.__file__).parent
 HEAVY = ("torch", "aiohttp", "prometheus_client", "psutil", "rich", "yaml", "sqlite3")
-INJECTED = "context descriptors errors events hookspecs metrics nested originals page plugin version".split()
+INJECTED = """api.context api.events api.hookspecs api.metrics api.nested api.plugin errors version wire.descriptors wire.originals
+wire.page""".split()
 REPLACED = """_thread asyncio builtins datetime fcntl io os pathlib posixpath queue select selectors shutil signal socket subprocess
 tempfile threading time""".split()
 """What gevent, eventlet, freezegun, time-machine, pyfakefs and their like replace, as a whole or in parts."""
@@ -65,12 +64,8 @@ def test_the_help_pages_load_nothing_heavy(words):
 
 @pytest.mark.parametrize("module", INJECTED)
 def test_what_is_injected_imports_without_site_packages(module, tmp_path):
-    # As in a payload: our files and pluggy's under our name, nothing else to be found (-I: no environment, -S: no site).
-    shutil.copytree(
-        PACKAGE, tmp_path / "hookd", ignore=shutil.ignore_patterns("__pycache__", "cli", "daemon", "attach")
-    )
-    (tmp_path / "hookd" / "_pluggy.py").unlink()
-    shutil.copytree(Path(pluggy.__file__).parent, tmp_path / "hookd" / "_pluggy")
+    # As in a payload: nothing else is to be found (-I: no environment, -S: no site).
+    payload._write(dict(payload._agent_files()), tmp_path)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport hookd.{module}"
     loaded = loaded_by(code, "-I", "-S", env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
     assert "hookd" in loaded

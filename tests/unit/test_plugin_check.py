@@ -628,7 +628,7 @@ class TestBothHalves:
             ({"__init__": "import torch"}, {("daemon", "__init__.py", 1)}),
             ({"daemon": "from hookd_two.shared import x", "shared": "def x():\n    import torch.nn"}, {("daemon", "shared.py", 2)}),
             ({"daemon": "from hookd import hookimpl"}, {("daemon", "daemon.py", 1)}),
-            ({"daemon": "from hookd.tool.daemon import host"}, {("daemon", "daemon.py", 1)}),
+            ({"daemon": "from hookd.tool.daemon.plugins import host"}, {("daemon", "daemon.py", 1)}),
             ({"daemon": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"}, set()),
             ({"target": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from hookd.serving import Reading\n"}, set()),
         ],

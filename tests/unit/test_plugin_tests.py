@@ -77,8 +77,8 @@ def test_a_test_of_a_plugin_uses_what_is_public(path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("from hookd.target import portions", "hookd.target"),
-        ("from hookd import agent", "hookd.target"),
+        ("from hookd.target.events import batching", "hookd.target.events"),
+        ("from hookd import target", "hookd.target"),
         ("import hookd.tool.attach.change", "hookd.tool.attach.change"),
         ("import hookd\nhookd.target.events.batching", "hookd.target"),
         ("from tests.support.agent import running", "tests.support.agent"),

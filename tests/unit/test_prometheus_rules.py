@@ -94,7 +94,7 @@ def of_the_daemon():
 
 def of_the_agent():
     """Give what the code that runs in targets makes, by the calls that make it."""
-    for path in (REPOSITORY / "hookd" / "agent").glob("*.py"):
+    for path in (REPOSITORY / "hookd" / "target").rglob("*.py"):
         for kind, name in re.findall(r'\b(Counter|Gauge)\(\s*page,\s*"(\w+)"', path.read_text()):
             yield name + ("_total" if kind == "Counter" else "")
     for path in (REPOSITORY / "plugins").glob("hookd_*/*.py"):

@@ -16,7 +16,7 @@ from hookd.tool.linux import untrusted
 from hookd.wire.page import PageWriter
 
 ROOT = Path(hookd.__file__).parent
-TOOL_SIDE = ("attach", "check", "cli", "config", "daemon", "page")
+TOOL_SIDE = ("tool", "wire/page")
 KERNEL, OURS, OPERATOR, NEW = (
     "a file that the kernel makes up, which nobody can replace",
     "a file of hookd's own, in a directory that nobody else can write to",
