@@ -428,7 +428,7 @@ def test_match_picks_by_the_command_line(training):
 
 def test_the_whole_way_through_a_daemon(training, daemon):
     host, process = daemon
-    done = hookd("attach", str(training.pid), "--host", host, "--json")
+    done = hookd("attach", str(training.pid), "--host", host, "--timeout", "120", "--json")
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)["targets"][0]["run"]
     assert run in ("train.py", f"train.py~{training.pid}")  # others may train on this machine, by the same name

@@ -57,7 +57,7 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
     pids = [int(job.expect(rf"rank {rank} is (\d+)")[1]) for rank in (0, 1)]
     daemon = serve()
     host = ("--host", f"unix://{daemon.client.path}")
-    hookd("attach", *map(str, pids), "-p", "timing", *host)
+    hookd("attach", *map(str, pids), "-p", "timing", "--timeout", "120", *host)
     wait_until(lambda: all(row["step"]["counted"] > 5 for row in daemon.rows(RUN)), what="steps")
 
     (tmp_path / "sleep").touch()

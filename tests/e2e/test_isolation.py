@@ -120,15 +120,16 @@ def test_a_plugin_that_cannot_be_configured_is_refused_with_its_reason(attachabl
         process.expect(f"^step {step + 5} ")
 
 
-def test_hostile_plugins_can_be_attached_and_detached(attachable):
+def test_hostile_plugins_can_be_attached_and_detached(attachable, tmp_path):
     names = ("raises", "exits", "recurses", "returns", "calls", "select_raises", "leave_raises", "everything")
     plugins = [*tool.plugin_options(names), "--plugin-dir", PLUGIN_DIR]
-    job = Job("transformer.py", "--steps 60")
-    with training.start_warm(job, "--pause", "0.15") as process:
+    job, hurry = Job("transformer.py", "--steps 160"), tmp_path / "hurry"
+    with training.start_warm(job, "--pause", "0.15", "--hurry", str(hurry)) as process:
         process.expect("^step 5 ")
         with Attachment([process.pid], *plugins) as attachment:
             wait_until(lambda: attachment.metrics().total("hookd_steps_total") >= 5, what="five steps")
             quarantined = attachment.metrics().select("hookd_plugin_state", state="quarantined")
             assert {s.labels["plugin"] for s in quarantined if s.value} >= {"raises", "exits", "recurses", "returns"}
             attachment.detach()
+        hurry.touch()
         assert training.result(process.finish()) == training.plain_result(job)

@@ -68,7 +68,7 @@ def test_prometheus_follows_a_target_from_its_attach_to_its_death(stack, daemon,
     wait_until(lambda: prometheus.value('up{job="hookd"}') == 1, what="the first scrape")
 
     # given a training process that runs, when somebody attaches, then queries by run, rank and module answer
-    tool.hookd("attach", str(target.pid), "--host", host)
+    tool.hookd("attach", str(target.pid), "--host", host, "--timeout", "120")
     mine = f'run="{run}",rank="0"'
     wait_until(lambda: prometheus.value(f"hookd_target_up{{{mine}}}") == 1, what="the target in Prometheus")
     wait_until(lambda: prometheus.query(f"rate(hookd_steps_total{{{mine}}}[5s]) > 0"), what="steps that count up")

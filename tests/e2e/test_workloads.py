@@ -62,7 +62,7 @@ LIKE_OWN = [
     Job("workloads/loader.py", "--steps 110 --start forkserver"),
 ]
 """What they do, a job of ours or another of these does as well."""
-DDP = Job("workloads/ddp.py", f"--steps 60 {SMALL}", ranks=2)
+DDP = Job("workloads/ddp.py", f"--steps 150 {SMALL}", ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_attach_and_detach_leave_more_workloads_bit_identical(job, workloads, tm
 def test_attach_and_detach_leave_both_ranks_of_a_distributed_job_bit_identical(workloads):
     plain = training.plain_run(DDP)
     names = training.called_modules("workloads/charlm.py", SMALL)
-    with training.start(DDP, "--pause", "0.2") as process:
+    with training.start(DDP, "--pause", "0.08") as process:
         process.expect("^step 5 ")
         ranks = [pid for pid in family_of(process.pid) if is_worker(pid)]
         assert len(ranks) == 2
