@@ -156,7 +156,9 @@ class Entry:
 
     def __init__(self, library: Any, call: FunctionType, missing: Callable[..., Any]) -> None:
         self.original: Any = call
-        self._whole: Any = FunctionType(call.__code__, call.__globals__, call.__name__, call.__defaults__, call.__closure__)
+        self._whole: Any = FunctionType(
+            call.__code__, call.__globals__, call.__name__, call.__defaults__, call.__closure__
+        )
         self.plans = Plans(library)
         self._library = library
         there, size = ctypes.py_object, ctypes.c_size_t

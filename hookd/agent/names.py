@@ -69,6 +69,16 @@ class Model:
         """The root's own module."""
         return self.names[""]
 
+    @property
+    def has_lost_root(self) -> bool:
+        """Whether the root has died."""
+        return self.ref is not None and self.ref() is None
+
+    def has_children_of(self, root: nn.Module) -> bool:
+        """Whether its own root had the children of another one, as far as these were named in this model."""
+        named = {name: child for name, child in children_of(root).items() if name in self.names}
+        return bool(named) and all(self.names[name].torch() is child for name, child in named.items())
+
 
 class Names:
     """All models of this process.
@@ -186,7 +196,7 @@ class Names:
         for model in self.models:
             if model.signature != signature:
                 continue
-            if not model.alive or (_has_lost_root(model) and _has_children_of(model, root)):
+            if not model.alive or (model.has_lost_root and model.has_children_of(root)):
                 return model
         return None
 
@@ -251,16 +261,6 @@ class Names:
 
 def _signature(root: nn.Module) -> tuple[Any, ...]:
     return (type(root), tuple((name, type(child)) for name, child in children_of(root).items()))
-
-
-def _has_lost_root(model: Model) -> bool:
-    return model.ref is not None and model.ref() is None
-
-
-def _has_children_of(model: Model, root: nn.Module) -> bool:
-    """Whether a model was named after a root that had this one's children, as far as they were not another model's."""
-    named = {name: model.names[name] for name in children_of(root) if name in model.names}
-    return bool(named) and all(module._ref() is children_of(root)[name] for name, module in named.items())
 
 
 def _nearest(names: dict[str, Module], path: str) -> Module | None:
