@@ -122,6 +122,7 @@ def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
     files = {
         "hookd/__init__.py": b"",
         "hookd/target/__init__.py": b"",
+        "hookd/target/boot/__init__.py": b"",
         "hookd/target/boot/loader.py": Path(loader.__file__).read_bytes(),
     }
     files["hookd/target/boot/bootstrap.py"] = bootstrap + LEAVES_AT_ONCE

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 OTHER = PHASES.index("other")
 _HERE = __file__.rpartition("target/")[0]
-_DAEMON = f"{_HERE}daemon/"
-_FORK = f"{_HERE}agent/fork.py"
+_DAEMON = f"{_HERE}tool/"
+_FORK = f"{_HERE}target/boot/fork.py"
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
