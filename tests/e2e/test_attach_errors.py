@@ -304,13 +304,8 @@ def start(config, loader=None):
 
 
 def test_an_agent_of_another_version_is_there(tmp_path, monkeypatch):
-    files = {
-        "hookd/wire/page/" + path.name: path.read_bytes() for path in (REPOSITORY / "hookd/wire/page").glob("*.py")
-    }
-    files |= {
-        f"hookd/{name}.py": (REPOSITORY / f"hookd/{name}.py").read_bytes()
-        for name in ("descriptors", "errors", "originals")
-    }
+    sources = [REPOSITORY / "hookd/errors.py", *(REPOSITORY / "hookd/wire").rglob("*.py")]
+    files = {path.relative_to(REPOSITORY).as_posix(): path.read_bytes() for path in sources}
     pack = stub.payload._pack
     monkeypatch.setattr(stub.payload, "_pack", lambda made: pack({**files, **made}))
     with stub.start(tmp_path, BUSY) as target:

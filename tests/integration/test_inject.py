@@ -74,6 +74,36 @@ def test_a_target_does_not_notice_ten_injections(tmp_path, body):
         stub.finish(target)
 
 
+@stub.queued  # else nothing is stopped
+def test_who_holds_the_process_for_moments_is_waited_for(tmp_path):
+    """Another hookd that attaches, a py-spy that takes a sample."""
+    with stub.start(tmp_path, BODIES["busy"]) as target:
+        environment = {**tool_environment(), "PYTHONPATH": str(REPOSITORY)}
+        with Process([sys.executable, "-c", RIVAL, str(target.pid)], env=environment, cwd=tmp_path) as rival:
+            rival.expect("^held$")
+            for _ in range(10):
+                assert stub.inject(target.pid).pause_s < 1
+            assert rival.popen.poll() is None, rival.describe()
+        stub.finish(target)
+
+
+RIVAL = """
+import contextlib, os, sys, time
+from hookd.tool.inject.ptrace import CONT, DETACH, INTERRUPT, SEIZE, request
+pid = int(sys.argv[1])
+while True:
+    with contextlib.suppress(OSError):  # the other's turn
+        request(SEIZE, pid)
+        request(INTERRUPT, pid)
+        while os.waitpid(pid, 0x40000000)[1] >> 16 != 128:  # a signal on its way is passed on
+            request(CONT, pid)
+        time.sleep(0.005)
+        request(DETACH, pid)
+        print("held", flush=True)
+    time.sleep(0.005)
+"""
+
+
 @pytest.mark.xfail(
     strict=True,
     reason="what PyRun_SimpleString raises before our first line runs, nobody can catch, and no audit hook is seen from outside",

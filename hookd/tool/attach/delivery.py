@@ -100,10 +100,9 @@ class StopDelivery(Delivery):
         try:
             answer = helper.run(job)
         except HookdError as exc:
-            if exc.reason not in ("traced", "stopped"):
-                raise
-            require_awake(target.pid)  # else it was another tool, which attaches at the same moment
-            answer = helper.run(job)
+            if exc.reason in ("traced", "stopped"):
+                require_awake(target.pid)  # which says by whom
+            raise
         self.pause_s += answer["pause_s"]
         return int(answer["box"])
 

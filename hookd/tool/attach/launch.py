@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from hookd.errors import UsageError
 from hookd.tool.attach import payload, trusted
+from hookd.tool.linux import commandline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,7 +96,7 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
     (directory / "stub.py").write_bytes(payload.stub()[0])
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
     (directory / "site").mkdir()
-    shutil.copyfile(_HERE / "commandline.py", directory / "commandline.py")
+    shutil.copyfile(commandline.__file__, directory / "commandline.py")
     shutil.copyfile(_HERE / "_site" / "sitecustomize.py", directory / "site" / "sitecustomize.py")
     return Launch(environment(directory, base_env), directory, lock)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -46,6 +47,8 @@ MOST_EVENTS = 500
 """So often the thread may stop, for a system call or a signal, before it is let go: what is called makes few."""
 GRACE_S = 0.25
 """How long it may take to let go once the time of the calls is over."""
+RIVAL_S = 0.2
+"""How long another tracer may hold the thread: an attach takes 0.4 ms, a sample of py-spy some milliseconds."""
 
 
 def request(number: int, tid: int, address: int = 0, data: int = 0) -> None:
@@ -95,16 +98,30 @@ class Thread(abc.ABC):
             AttachError: reasons "traced", "stopped", "died", "blocked" (it does not stop).
             OSError: EPERM and ENOSYS, for the caller to explain.
         """
-        before = status(self.tid)
-        if before.state in "Tt":
-            raise AttachError(f"process {self.tid} is stopped", reason="traced" if before.tracer else "stopped")
+        until = time.monotonic() + RIVAL_S
+        while (refusal := self._seize()) is not None:
+            if time.monotonic() > until:
+                raise refusal
+            time.sleep(0.001)
         self._until = time.monotonic() + timeout_s
-        request(SEIZE, self.tid, 0, _TRACE_SYSGOOD | _TRACE_EXEC)
-        self._seized = True
         request(INTERRUPT, self.tid)
         self._wait_for_interrupt()
         self.stopped_ns = time.monotonic_ns()
         self._save()
+
+    def _seize(self) -> AttachError | OSError | None:
+        """Seize the thread; return what is in the way, if that may be another tracer."""
+        before = status(self.tid)
+        if before.state in "Tt":
+            return AttachError(f"process {self.tid} is stopped", reason="traced" if before.tracer else "stopped")
+        try:
+            request(SEIZE, self.tid, 0, _TRACE_SYSGOOD | _TRACE_EXEC)
+        except OSError as exc:
+            if exc.errno != errno.EPERM:
+                raise
+            return exc
+        self._seized = True
+        return None
 
     def release(self) -> None:
         """Put everything back and let the thread go. Nothing happens if it is not held.
