@@ -379,10 +379,36 @@ static PyObject *weakly(PyObject *one) {
     return weak;
 }
 
+/* Remember an output on a device, weakly, as `weakly` makes it: nobody looks at what it was made of, which would wait for the device. 0: as
+ * `kept` has it. */
+static int noted(PyObject *state, PyObject *module, PyObject *output, int is_askable) {
+    const Host *host = &entry.host;
+    long long size = PyLong_AsLongLong(*at(state, host->kept));
+    if (!is_askable || ((PyObject **)output)[1] != host->tensor || size >= (long long)host->most)
+        return 0;
+    PyObject *answers[] = {PyObject_GetAttr(output, entry.host_name), NULL, NULL, NULL, NULL}, *one = NULL;
+    int is_noted = 0;
+    if (answers[0] == &_Py_FalseStruct && (answers[1] = PyObject_GetAttr(output, entry.leaf_name)) == &_Py_FalseStruct &&
+        (answers[2] = PyObject_GetAttr(output, entry.version_name)) && (answers[3] = PyWeakref_NewRef(output, NULL)) &&
+        (one = answers[4] = PyTuple_New(3))) {
+        Py_IncRef(module), Py_IncRef(answers[3]), Py_IncRef(answers[2]);
+        PyTuple_SetItem(one, 0, module), PyTuple_SetItem(one, 1, answers[3]), PyTuple_SetItem(one, 2, answers[2]);
+        is_noted = !PyList_Append(*at(state, host->returned), one);
+        if (is_noted)
+            set_to(at(state, host->kept), PyLong_FromLongLong(size + (long long)host->each));
+    }
+    if (!is_noted)
+        PyErr_Clear();
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++)
+        if (answers[i])
+            Py_DecRef(answers[i]);
+    return is_noted;
+}
+
 /* Remember what a call has returned. `is_askable`: see `may_ask`. -1: an exception is set, a signal handler's. */
 static int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names,
                       PyObject *output, int is_askable) {
-    if (kept(state, module, args, count, output, is_askable))
+    if (kept(state, module, args, count, output, is_askable) || noted(state, module, output, is_askable))
         return 0;
     PyObject *given[6] = {NULL, state, module, NULL, NULL, output};
     PyObject *done = with_packed(state, entry.host.remember, given, 5, 3, args, count, names);
@@ -901,8 +927,10 @@ EXPORTED int hookd_entry_let_go(PyObject *returned, Py_ssize_t last) {
         return (int)PyList_Size(returned);
     int left = 0;
     for (Py_ssize_t i = 0; i < PyList_Size(returned); i++) {
-        PyObject *one = PyList_GetItem(returned, i), *weak = weakly(one);
-        if (!weak)
+        PyObject *one = PyList_GetItem(returned, i), *weak;
+        if (((PyObject **)one)[1] == &PyTuple_Type && PyTuple_Size(one) == 3)
+            continue; /* it is weak already */
+        if (!(weak = weakly(one)))
             left++;
         else
             PyList_SetItem(returned, i, weak);

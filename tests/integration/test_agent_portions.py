@@ -13,7 +13,7 @@ from torch import nn
 from hookd import Plugin, hookimpl
 from hookd.target.events import batching
 from hookd.target.events.batching import ENOUGH, LEAST, SMALL
-from hookd.target.tensors import kernel
+from hookd.target.tensors import kernel, torch_state
 from tests.support.agent import running
 
 
@@ -290,3 +290,27 @@ class TestKept:
             gc.collect()
             assert [ref() for ref in outputs] == [None] * len(outputs)
             assert not agent.session.local.thread.kept
+
+    def test_what_is_on_a_device_is_known_while_the_training_keeps_it(self, monkeypatch) -> None:
+        """In C that is noted without a line of Python; the meta device stands for any."""
+        in_python, remember = [], torch_state.remember
+        for place in (batching.torch_state, torch_state):
+            monkeypatch.setattr(place, "remember", lambda *given: (in_python.append(given[1].name), remember(*given)))
+        with running(self.Looking) as agent:
+            net, x = chain(40).to("meta"), torch.ones(SMALL, 4, device="meta")
+            agent.session.registry.named("looking").stretch = 1 << 12
+            for _ in range(3):
+                in_python.clear()
+                y = net(x)
+                agent.session.resample()
+                agent.session.namespace["on_0_forwards"] = False  # as in the steps between the sampled ones
+                agent.session.models.arm()
+            assert agent.plugin("looking").inside == [(str(at), True) for at in range(40)]
+            is_entered = agent.session.models.hidden is not None
+            assert len(in_python) == (1 if is_entered else 41), "the root, which the plugin listens to, has a plan"
+            last = agent.session.portions.returned(agent.session.local.thread)
+            assert last[-1].tensor() is y
+            del y
+            gc.collect()
+            assert last[-1].tensor() is None
+            assert len(last) >= batching.LAST
