@@ -54,6 +54,9 @@ extern PyObject *PyUnicode_InternFromString(const char *);
 extern PyObject *PyWeakref_NewRef(PyObject *, PyObject *);
 extern Vectorcall PyVectorcall_Function(PyObject *);
 extern void PyFunction_SetVectorcall(PyObject *, Vectorcall) __attribute__((weak)); /* 3.12 and newer */
+extern void *PyEval_SaveThread(void);
+extern void PyEval_RestoreThread(void *);
+extern PyObject *PyList_New(Py_ssize_t);
 extern void *PyMem_RawCalloc(size_t, size_t);
 extern void PyMem_RawFree(void *);
 extern void Py_DecRef(PyObject *);
@@ -61,7 +64,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 7, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
+enum { VERSION = 8, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
     double *seconds, *own, *calls;
@@ -102,6 +105,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *profile, *tool;        /* return None where no profiler listens to the thread; NULL: nobody can say */
     PyObject *dtypes[10];            /* those of kernel.c, in its order, and then whole numbers, which are all finite */
     int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: nothing is looked at */
+    double (*largest)(const void *const *, const int64_t *, int, int, int); /* `hookd_largest` of it */
     size_t level;                    /* its instructions */
     double *cells;                   /* of the page */
     size_t phase;                    /* from a heartbeat's module to its step, in cells */
@@ -110,6 +114,15 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     size_t top, busy, backwards, beat, inner, kept, returned, hidden, base, profiled; /* where the thread's state has them, in bytes */
     size_t waits;                    /* where a hookd Module has it */
 } Host;
+
+typedef struct { /* where torch has what of a tensor, in bytes, as hookd/target/tensors/layout.py has found it; `impl` is 0 where it has not */
+    size_t impl;                                                          /* in the Python object; the others are in that */
+    size_t keys, dtype, numel, start, contiguous, mask, storage, version; /* `mask` is the bit of the byte `contiguous` */
+    size_t count;                                                         /* in what `version` points to */
+    size_t base, nbytes, deleter;                                         /* in what `storage` points to */
+    uint64_t plain, owner; /* the keys of a plain tensor in the host's memory, and the deleter of what torch's allocator has made */
+    uint16_t dtypes[10];   /* as in `Host` */
+} Layout;
 
 static struct {
     Slot *slots;
@@ -121,6 +134,7 @@ static struct {
     long inside;                  /* calls that are in this file now, in all threads */
     int watched;                  /* a function is entered here */
     Host host;                    /* its objects live until no call is inside any more */
+    Layout layout;
     int counts;                   /* calls are counted here */
     PyObject *kind, *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
         *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name, *shape_name, *stride_name;
@@ -328,17 +342,36 @@ static void left(PyObject *state, PyObject *outer, PyObject *module) {
 /* Whether a tensor may be asked for anything: no mode sees it, and no trace notes it. */
 static int may_ask(void) { return gives(entry.host.modes, entry.zero) && gives(entry.host.tracing, &_Py_NoneStruct); }
 
+#define FIELD(type, object, offset) (*(const type *)((const char *)(object) + (offset)))
+
+/* What torch has of a plain tensor, to be read without a question; NULL: of this one it has to be asked. The keys of a tensor say all that
+ * makes it another one: its device and layout, a transform, a mode, a bit for its sign, a class of its own. */
+static const void *plain(PyObject *tensor) {
+    const Layout *layout = &entry.layout;
+    if (!layout->impl || ((PyObject **)tensor)[1] != entry.host.tensor)
+        return NULL;
+    const void *impl = FIELD(void *, tensor, layout->impl);
+    return impl && FIELD(uint64_t, impl, layout->keys) == layout->plain ? impl : NULL;
+}
+
+static PyObject *version_in(const void *impl) {
+    const void *version = FIELD(void *, impl, entry.layout.version);
+    return version ? PyLong_FromLongLong(FIELD(uint32_t, version, entry.layout.count)) : NULL;
+}
+
 /* Keep a small output alive for who looks only where something is bad: the plan's REMEMBER (hookd/target/entry/plan.py).
  * 0: this is none of those, or something failed; nothing was kept, and no exception is set. */
-static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output, int is_askable) {
+static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
     const Host *host = &entry.host;
     long long size = PyLong_AsLongLong(*at(state, host->kept));
     if (*at(module, host->waits) == entry.zero || size >= (long long)host->most || ((PyObject **)output)[1] != host->tensor)
         return 0;
-    if (!is_askable)
+    const void *impl = plain(output);
+    if (!impl && !may_ask())
         return 0;
-    PyObject *number = PyObject_VectorcallMethod(entry.numel_name, &output, 1, NULL);
-    PyObject *version = number ? PyObject_GetAttr(output, entry.version_name) : NULL;
+    PyObject *number = impl ? PyLong_FromLongLong(FIELD(int64_t, impl, entry.layout.numel))
+                            : PyObject_VectorcallMethod(entry.numel_name, &output, 1, NULL);
+    PyObject *version = !number ? NULL : impl ? version_in(impl) : PyObject_GetAttr(output, entry.version_name);
     PyObject *inputs = version ? packed(args + 1, count - 1) : NULL, *one = inputs ? PyTuple_New(4) : NULL;
     int is_kept = 0;
     if (one) {
@@ -381,10 +414,10 @@ static PyObject *weakly(PyObject *one) {
 
 /* Remember an output on a device, weakly, as `weakly` makes it: nobody looks at what it was made of, which would wait for the device. 0: as
  * `kept` has it. */
-static int noted(PyObject *state, PyObject *module, PyObject *output, int is_askable) {
+static int noted(PyObject *state, PyObject *module, PyObject *output) {
     const Host *host = &entry.host;
     long long size = PyLong_AsLongLong(*at(state, host->kept));
-    if (!is_askable || ((PyObject **)output)[1] != host->tensor || size >= (long long)host->most)
+    if (((PyObject **)output)[1] != host->tensor || size >= (long long)host->most || plain(output) || !may_ask())
         return 0;
     PyObject *answers[] = {PyObject_GetAttr(output, entry.host_name), NULL, NULL, NULL, NULL}, *one = NULL;
     int is_noted = 0;
@@ -405,10 +438,10 @@ static int noted(PyObject *state, PyObject *module, PyObject *output, int is_ask
     return is_noted;
 }
 
-/* Remember what a call has returned. `is_askable`: see `may_ask`. -1: an exception is set, a signal handler's. */
+/* Remember what a call has returned. -1: an exception is set, a signal handler's. */
 static int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names,
-                      PyObject *output, int is_askable) {
-    if (kept(state, module, args, count, output, is_askable) || noted(state, module, output, is_askable))
+                      PyObject *output) {
+    if (kept(state, module, args, count, output) || noted(state, module, output))
         return 0;
     PyObject *given[6] = {NULL, state, module, NULL, NULL, output};
     PyObject *done = with_packed(state, entry.host.remember, given, 5, 3, args, count, names);
@@ -461,9 +494,53 @@ static long long span_of(PyObject *tensor, long long elements) {
     return span;
 }
 
+/* Where the first of `span` elements lies, all of which are in `room` bytes from `base` on; NULL: they are not. */
+static const void *place_of(long long base, long long start, long long span, long long room, int type) {
+    start *= WIDTHS[type];
+    if (base <= 0 || start < 0 || start + span * WIDTHS[type] > room || (base + start) % WIDTHS[type])
+        return NULL;
+    return (const void *)(uintptr_t)(base + start);
+}
+
+static int numbers_are(const void *place, long long span, int type) {
+    return !place ? UNSEEN : entry.host.gate(place, span, type, (int)entry.host.level) == 2 ? BAD : SEEN;
+}
+
+static int type_of(const void *impl) { /* as in `Host`; 10: another one */
+    uint16_t dtype = FIELD(uint16_t, impl, entry.layout.dtype);
+    int type = 0;
+    while (type < 10 && dtype != entry.layout.dtypes[type])
+        type++;
+    return type;
+}
+
+/* Where the numbers of a plain tensor of one of the first four types lie side by side; NULL: it has to be asked. */
+static const void *numbers_of(const void *impl, int type) {
+    const Layout *layout = &entry.layout;
+    const void *storage = FIELD(void *, impl, layout->storage);
+    if (!(FIELD(uint8_t, impl, layout->contiguous) & layout->mask) || !storage ||
+        FIELD(uint64_t, storage, layout->deleter) != layout->owner)
+        return NULL;
+    return place_of(FIELD(int64_t, storage, layout->base), FIELD(int64_t, impl, layout->start), FIELD(int64_t, impl, layout->numel),
+                    FIELD(int64_t, storage, layout->nbytes), type);
+}
+
+/* Look at the numbers of a plain tensor. UNSEEN: it has to be asked. */
+static int plain_is(const void *impl) {
+    long long elements = FIELD(int64_t, impl, entry.layout.numel);
+    int type = type_of(impl);
+    if (type >= 4 || !elements)
+        return type < 10 ? SEEN : UNSEEN;
+    return elements < 0 || elements > BRIEF ? UNSEEN : numbers_are(numbers_of(impl, type), elements, type);
+}
+
 /* Look at the numbers of a tensor where all of them are in the host's memory: what hookd/target/tensors/host_memory.py `locate` asks. */
 static int tensor_is(PyObject *tensor) {
     const Host *host = &entry.host;
+    const void *impl = plain(tensor);
+    int of_plain = impl ? plain_is(impl) : UNSEEN;
+    if (of_plain != UNSEEN || (impl && FIELD(int64_t, impl, entry.layout.numel) > BRIEF) || !may_ask())
+        return of_plain;
     PyObject *dtype = PyObject_GetAttr(tensor, entry.dtype_name);
     int type = 0, found = UNSEEN;
     while (type < 10 && dtype != host->dtypes[type])
@@ -484,10 +561,9 @@ static int tensor_is(PyObject *tensor) {
     PyObject *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
     if (storage) { /* what is not resizable is a file's memory, which may be cut off */
         long long base = asked(storage, entry.address_name), room = asked(storage, entry.nbytes_name);
-        long long start = asked(tensor, entry.offset_name) * WIDTHS[type];
-        if (base > 0 && start >= 0 && start + span * WIDTHS[type] <= room && (base + start) % WIDTHS[type] == 0 &&
-            is_true(PyObject_VectorcallMethod(entry.resizable_name, &storage, 1, NULL)))
-            found = host->gate((const void *)(uintptr_t)(base + start), span, type, (int)host->level) == 2 ? BAD : SEEN;
+        long long start = asked(tensor, entry.offset_name);
+        if (is_true(PyObject_VectorcallMethod(entry.resizable_name, &storage, 1, NULL)))
+            found = numbers_are(place_of(base, start, span, room, type), span, type);
         Py_DecRef(storage);
     }
     PyErr_Clear();
@@ -513,9 +589,12 @@ static int output_is(PyObject *output) {
 
 /* The versions of what a call is given, where that is one tensor; else NULL, with no exception set. */
 static PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names) {
-    if (count != 2 || names || ((PyObject **)args[1])[1] != entry.host.tensor || !may_ask())
+    if (count != 2 || names || ((PyObject **)args[1])[1] != entry.host.tensor)
         return NULL;
-    PyObject *version = PyObject_GetAttr(args[1], entry.version_name);
+    const void *impl = plain(args[1]);
+    if (!impl && !may_ask())
+        return NULL;
+    PyObject *version = impl ? version_in(impl) : PyObject_GetAttr(args[1], entry.version_name);
     if (!version)
         PyErr_Clear();
     return version;
@@ -524,8 +603,8 @@ static PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *n
 /* Have Python look at a call that has returned something bad, or anything after something bad. `before`: see `version_of`.
  * -1: an exception is set, a signal handler's or one that a plugin has for the training. */
 static int checked(Count *counted, PyObject *state, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
-                   PyObject *before, int is_askable) {
-    int found = entry.alert ? BAD : is_askable ? output_is(output) : UNSEEN;
+                   PyObject *before) {
+    int found = entry.alert ? BAD : output_is(output);
     if (found == UNSEEN)
         entry.unseen[counted->shape] = 1, entry.passed++;
     if (found != BAD)
@@ -613,11 +692,10 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         if (counted->count)
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
         Py_ssize_t given = (Py_ssize_t)(nargsf & ~OFFSET);
-        int is_askable = (counted->remembers || counted->checks) && may_ask();
-        int is_ended = counted->remembers && remembered(state, module, args, given, names, result, is_askable);
+        int is_ended = counted->remembers && remembered(state, module, args, given, names, result);
         counted = is_ended ? NULL : still(key, number); /* what is remembered may run any code */
         if (counted && counted->checks && entry.checks)
-            is_ended = checked(counted, state, args, given, names, result, before, is_askable);
+            is_ended = checked(counted, state, args, given, names, result, before);
         if (is_ended) {
             Py_DecRef(result);
             result = NULL;
@@ -870,6 +948,66 @@ EXPORTED int hookd_entry_check(int checks, int alert) {
     long passed = entry.passed;
     entry.checks = checks && entry.host.gate, entry.alert = alert, entry.passed = 0;
     return passed > 1 << 30 ? 1 << 30 : (int)passed;
+}
+
+/* Read plain tensors by this layout from now on. */
+EXPORTED int hookd_entry_layout(const Layout *layout) {
+    entry.layout = *layout;
+    return 0;
+}
+
+/* Store what is read of a plain tensor: its version, its elements, and what `plain_is` finds. -1: it is none, and would be asked. */
+EXPORTED int hookd_entry_read(PyObject *tensor, int64_t *into) {
+    const void *impl = plain(tensor), *version = impl ? FIELD(void *, impl, entry.layout.version) : NULL;
+    if (!version)
+        return -1;
+    into[0] = FIELD(uint32_t, version, entry.layout.count);
+    into[1] = FIELD(int64_t, impl, entry.layout.numel);
+    into[2] = plain_is(impl);
+    return 0;
+}
+
+/* Store the largest magnitude in all tensors of a list, NaN if there is one. -1: not all are plain ones of one type, and they have to be
+ * asked. While many elements are read the lock is let go, and their storages are kept. */
+EXPORTED int hookd_entry_largest(PyObject *tensors, double *into) {
+    const Host *host = &entry.host;
+    Py_ssize_t size = PyList_Size(tensors);
+    const void **places = size > 0 && host->largest ? PyMem_RawCalloc((size_t)size, sizeof *places + sizeof(int64_t)) : NULL;
+    if (!places)
+        return -1;
+    int64_t *counts = (int64_t *)(places + size), elements = 0;
+    int type = -1, is_right = 1;
+    for (Py_ssize_t i = 0; i < size && is_right; i++) {
+        const void *impl = plain(PyList_GetItem(tensors, i));
+        int own = impl ? type_of(impl) : 10;
+        type = i ? type : own;
+        counts[i] = own == type && type < 4 ? FIELD(int64_t, impl, entry.layout.numel) : -1;
+        is_right = counts[i] > 0 && (places[i] = numbers_of(impl, type));
+        elements += counts[i];
+    }
+    PyObject *kept = NULL;
+    if (is_right && elements > BRIEF) {
+        kept = may_ask() ? PyList_New(0) : NULL;
+        for (Py_ssize_t i = 0; i < size && kept; i++) {
+            PyObject *tensor = PyList_GetItem(tensors, i), *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
+            if (!storage || PyList_Append(kept, storage))
+                Py_DecRef(kept), kept = NULL;
+            if (storage)
+                Py_DecRef(storage);
+        }
+        PyErr_Clear();
+        is_right = kept != NULL;
+    }
+    if (is_right) {
+        void *thread = kept ? PyEval_SaveThread() : NULL;
+        *into = host->largest(places, counts, (int)size, type, (int)host->level);
+        if (thread)
+            PyEval_RestoreThread(thread);
+    }
+    if (kept)
+        Py_DecRef(kept);
+    PyMem_RawFree(places);
+    return is_right ? 0 : -1;
 }
 
 /* Whether something of a shape could not be looked at, ever. */

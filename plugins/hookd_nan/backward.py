@@ -149,7 +149,7 @@ class Backward(Looking):
         """Look at gradients that are reduced over ranks, accumulated and unscaled."""
         with torch.no_grad():  # with a policy this hook is a mutator's, for whom nothing is switched off
             grads = self.gradients.of(optimizer)
-            found = self.scan.many(list(grads.values()))
+            found = self.scan.many(grads)
             self.recorder.step(optimizer, self.scan.largest)
             self.is_skipping = self.policy.may_skip(optimizer) and is_bad(found)
             found_inf = peek(optimizer, "found_inf")
@@ -157,7 +157,8 @@ class Backward(Looking):
             number, is_first = self.gradients.meet(optimizer)
             if not (found or flag or self.undecided) and self.judge.is_calm and self.queue.is_known():
                 return
-            self._judge_gradients(self._decide, optimizer, number, grads, found, flag, is_first=is_first)
+            held = self.gradients.held_by(optimizer)
+            self._judge_gradients(self._decide, optimizer, number, held, found, flag, is_first=is_first)
         if self.is_skipping:
             self.policy.skip(optimizer)
 

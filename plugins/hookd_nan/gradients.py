@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,8 +65,15 @@ class Gradients:
         """Whether any optimizer is known."""
         return bool(self._optimizers)
 
-    def of(self, optimizer: Optimizer) -> Held:
-        """Give the gradients that an optimizer would use, in any order."""
+    @staticmethod
+    def of(optimizer: Optimizer) -> list[Tensor]:
+        """Return the gradients that an optimizer would use, in its order."""
+        found = chain.from_iterable(map(_grad, group["params"]) for group in groups_of(optimizer))
+        return [grad for grad in found if grad is not None]
+
+    @staticmethod
+    def held_by(optimizer: Optimizer) -> Held:
+        """Return the same by the ids of their parameters."""
         return {
             id(parameter): grad
             for group in groups_of(optimizer)

@@ -23,7 +23,8 @@ def test_the_kernel_reads_no_memory_that_is_not_there(tensors):
 @pytest.mark.load
 def test_the_sanitizers_see_no_read_that_they_would_not_allow(tmp_path):
     try:
-        sanitizers.build("kernel", tmp_path)
+        for name in ("kernel", "entry"):
+            sanitizers.build(name, tmp_path)
     except OSError as error:
         pytest.skip(f"gcc has no sanitizers here: {error}")
     assert_all_were_shown(shown(TENSORS, "--sanitized"), TENSORS)
@@ -40,7 +41,9 @@ def shown(tensors, *arguments):
 
 
 def assert_all_were_shown(text, tensors):
-    counts = {name: (int(made), int(read)) for name, made, read in re.findall(r"(?m)^(\w+) +(\d+) +(\d+)$", text)}
+    rows = re.findall(r"(?m)^(\w+) +(\d+) +(\d+) +(\d+)$", text)
+    counts = {name: tuple(map(int, numbers)) for name, *numbers in rows}
     assert counts.keys() == {*KINDS, "all"}
     assert counts["all"][0] == tensors
     assert counts["all"][1] > tensors // 4, "there must be some to be read"
+    assert counts["all"][2] > tensors // 10

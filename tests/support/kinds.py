@@ -2,7 +2,8 @@
 
     python -m tests.support.kinds [--tensors 1000000] [--seed N] [--sanitized]
 
-Ends with the number of tensors of each kind, and of those in which there were numbers to read. What goes wrong ends the
+Ends with the number of tensors of each kind, of those in which there were numbers to read, and of those that the entry has read
+without asking them. What goes wrong ends the
 process: a signal, or a report of the sanitizers (`--sanitized`: the kernel is compiled with AddressSanitizer and
 UndefinedBehaviorSanitizer, and torch's memory comes from their allocator).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import ctypes
 import math
 import os
 import random
@@ -25,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookd.target.tensors import kernel
+from hookd.target.boot import native
+from hookd.target.entry import c_entry
+from hookd.target.tensors import kernel, layout, torch_state
 from hookd.target.tensors.statistics import Numeric
 from tests.support import sanitizers
 
@@ -328,6 +332,9 @@ def _fake_mode() -> Any:
 numeric = Numeric(lambda _context, then, values: then(values))
 without = Numeric(lambda _context, then, values: then(values))
 """Without the kernel: torch's operations take its place."""
+SEEN, BAD, UNSEEN = range(3)
+"""What entry.c says of the numbers of a tensor."""
+_PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 before: list[Tensor] = []
 """The tensors before this one, for what takes many at once; some have lost their memory since."""
 
@@ -347,6 +354,63 @@ def look_at(tensor: Tensor, rng: random.Random) -> bool:
     if summary is not None and has_memory and rng.random() < 0.1:
         assert_right(tensor, summary)
     return summary is not None
+
+
+class Reader:
+    """Reads tensors as entry.c does, without asking them.
+
+    Args:
+        image: of the entry.
+        addresses: of a kernel's functions.
+    """
+
+    def __init__(self, image: bytes, addresses: tuple[int | None, int | None, int]) -> None:
+        library = native.load("hookd-entry", image, keeps_lock=True)
+        found = layout.find(c_entry._DTYPES)
+        assert found is not None, "nobody knows where torch has what of a tensor"
+        gate, largest, level = addresses
+        host = c_entry._Host(
+            tensor=torch.Tensor, gate=gate, largest=largest, level=level,
+            modes=torch_state.function_modes, tracing=torch_state.tracing,
+        )  # fmt: skip
+        host.dtypes[:] = c_entry._DTYPES
+        native.function(library, "hookd_entry_host", ctypes.c_void_p)(ctypes.addressof(host))
+        native.function(library, "hookd_entry_layout", ctypes.c_void_p)(ctypes.addressof(found))
+        self._read, self._largest = (
+            native.function(library, f"hookd_entry_{name}", ctypes.py_object, ctypes.c_void_p) for name in ("read", "largest")
+        )
+        self._library = library
+
+    def read(self, tensor: Tensor) -> tuple[int, int, int] | None:
+        """Return the version, the number of elements, and SEEN, BAD or UNSEEN; None: it has to be asked."""
+        into = (ctypes.c_int64 * 3)()
+        return None if self._read(tensor, ctypes.addressof(into)) else (into[0], into[1], into[2])
+
+    def largest(self, tensors: list[Tensor]) -> float | None:
+        """Return the largest magnitude in them; None: they have to be asked."""
+        found = ctypes.c_double()
+        return None if self._largest(tensors, ctypes.addressof(found)) else found.value
+
+
+def assert_read(reader: Reader, tensor: Tensor, name: str) -> bool:
+    """Hold what is read of a tensor against what it says itself; returns whether it can be read."""
+    with torch._C.DisableTorchFunctionSubclass():
+        found = reader.read(tensor)
+        if found is None:
+            assert name not in ("plain", "with_gradient"), "these can be read"
+            return False
+        assert type(tensor) is Tensor, name
+        assert tensor.device.type == "cpu", name
+        assert not (tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg() or tensor.is_inference()), name
+        version, elements, numbers = found
+        assert (version, elements) == (tensor._version, tensor.numel()), (name, found)
+        if numbers != UNSEEN and tensor.dtype in _PLAIN and elements:
+            is_good = bool((tensor.detach() < math.inf).all())
+            assert (numbers == SEEN) is is_good, (name, found)
+            largest, true = reader.largest([tensor, tensor]), tensor.detach().abs().max().double()
+            assert largest is not None, name
+            assert math.isnan(largest) and true.isnan() or largest == true, (name, largest, true)
+        return numbers != UNSEEN
 
 
 def directly(made: kernel.Kernel, tensor: Tensor) -> None:
@@ -374,10 +438,14 @@ def assert_right(tensor: Tensor, summary: Any) -> None:
         assert (summary.min, summary.max) == (finite.min().item(), finite.max().item()), (tensor, summary)
 
 
-def show(tensors: int, seed: int) -> dict[str, list[int]]:
-    """Make tensors of all kinds in turn, and look at each; gives how many there were of each, and how many had numbers."""
+def show(tensors: int, seed: int, reader: Reader) -> dict[str, list[int]]:
+    """Make tensors of all kinds in turn, and look at each.
+
+    Returns:
+        How many there were of each, how many had numbers, and of how many entry.c has read them without asking.
+    """
     rng = random.Random(seed)
-    counts: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+    counts: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
     kinds = list(KINDS.items())
     for n in range(tensors):
         name, make = kinds[n % len(kinds)]
@@ -385,6 +453,7 @@ def show(tensors: int, seed: int) -> dict[str, list[int]]:
         with made if hasattr(made, "__enter__") else contextlib.nullcontext(made) as tensor:
             counts[name][0] += 1
             counts[name][1] += look_at(tensor, rng)
+            counts[name][2] += assert_read(reader, tensor, name)
         if type(tensor) is Tensor and tensor.device.type == "cpu" and name not in ("transformed", "mapped", "named"):
             before.append(tensor)
             del before[:-50]
@@ -397,8 +466,8 @@ def show(tensors: int, seed: int) -> dict[str, list[int]]:
 def under_sanitizers(arguments: list[str]) -> int:
     """Run this module again, with their runtime loaded first; gives its exit status."""
     with tempfile.TemporaryDirectory() as directory:
-        made = sanitizers.build("kernel", Path(directory))
-        command = [sys.executable, "-m", "tests.support.kinds", *arguments, "--kernel", str(made)]
+        made, entry = (sanitizers.build(name, Path(directory)) for name in ("kernel", "entry"))
+        command = [sys.executable, "-m", "tests.support.kinds", *arguments, "--kernel", str(made), "--entry", str(entry)]
         return subprocess.run(command, env=sanitizers.preloaded(), check=False).returncode
 
 
@@ -408,6 +477,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sanitized", action="store_true")
     parser.add_argument("--kernel", help="a shared object to be used instead")
+    parser.add_argument("--entry", help="likewise")
     asked = parser.parse_args()
     if asked.sanitized:
         return under_sanitizers(["--tensors", str(asked.tensors), "--seed", str(asked.seed)])
@@ -417,10 +487,11 @@ def main() -> int:
         numeric.close()
         numeric.kernel = kernel.load_image(Path(asked.kernel).read_bytes())
     without.close()
-    counts = show(asked.tensors, asked.seed)
-    print(f"{'kind':18}{'tensors':>10}{'read':>10}")
-    for name, (made, read) in [*counts.items(), ("all", map(sum, zip(*counts.values(), strict=True)))]:
-        print(f"{name:18}{made:10}{read:10}")
+    image = Path(asked.entry).read_bytes() if asked.entry else native.image_of("entry")
+    counts = show(asked.tensors, asked.seed, Reader(image, numeric.addresses()))
+    print(f"{'kind':18}{'tensors':>10}{'read':>10}{'unasked':>10}")
+    for name, numbers in [*counts.items(), ("all", map(sum, zip(*counts.values(), strict=True)))]:
+        print(f"{name:18}", *(f"{number:9}" for number in numbers))
     return 0
 
 

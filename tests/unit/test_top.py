@@ -201,6 +201,17 @@ def test_a_backward_that_is_sampled_counts_for_as_many_steps_as_the_forward(job)
     assert table.build().values["backward_share"][0] == pytest.approx(20 / 30)
 
 
+def test_no_module_has_taken_more_than_the_one_that_it_is_in(job):
+    """The root's call goes on at the end of the interval; those of its modules are over."""
+    table = ModuleTable()
+    job.call([1.0] * 8)
+    table.take(0.0, job.target._reader.read())
+    job.call([1.0] + [2.0] * 7)
+    table.take(1.0, job.target._reader.read())
+    shares = table.build().values["share"]
+    assert max(shares) == shares[0] == 1.0
+
+
 def test_shares_of_a_training_that_stands_still_are_not_known(opened, job):
     for second in range(2, 9):
         opened.refresh(100.0 + second)

@@ -26,7 +26,7 @@ from hookd.target.entry import hidden
 from hookd.target.entry.patch import HAS_COMPILED_IMPL, SKIP, is_pristine
 from hookd.target.entry.threads import ThreadState
 from hookd.target.events import batching
-from hookd.target.tensors import torch_state
+from hookd.target.tensors import layout, torch_state
 from hookd.target.tensors.kernel import DTYPES
 from hookd.wire.page import CALL_RECORD, MODULE, STEP
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hookd.api.totals import Totals
     from hookd.target.session import Session
 
-VERSION = 7
+VERSION = 8
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -63,6 +63,7 @@ class _Host(ctypes.Structure):
         *((name, ctypes.py_object) for name in ("tensor", "whole", "modes", "tracing", "profile", "tool")),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
         ("gate", ctypes.c_void_p),
+        ("largest", ctypes.c_void_p),
         ("level", ctypes.c_size_t),
         ("cells", ctypes.c_void_p),
         *((name, ctypes.c_size_t) for name in ("phase", "kind", "most", "each")),
@@ -179,6 +180,8 @@ class Entry:
         self.hidden = native.caller(library, "hookd_entry_hidden")
         self._aloud = native.caller(library, "hookd_entry_aloud")
         self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
+        self._largest = native.function(library, "hookd_entry_largest", there, ctypes.c_void_p)
+        self._set_layout = native.function(library, "hookd_entry_layout", ctypes.c_void_p)
         start = native.function(library, "hookd_entry_start", there, there, there, there)
         if start(call, _plain, missing, nn.Module._call_impl):
             raise CannotEnterError("another tool has entered nn.Module.__call__")
@@ -262,9 +265,18 @@ class Entry:
         host = _Host(
             session.local, names["unwind"], session.portions.remember_call, session.page.record, session.portions.suspect,
             torch.Tensor, self._whole, torch_state.function_modes, torch_state.tracing, hidden.profile, hidden.tool, dtypes,
-            *session.numeric.gate(), cells, STEP - MODULE, CALL_RECORD, batching.KEPT, batching.LIGHT, *offsets,
+            *session.numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
+        found = layout.find(_DTYPES) if host.gate else None
+        if found is not None:
+            self._set_layout(ctypes.byref(found))
+            session.numeric.at_once = self._largest_of
+
+    def _largest_of(self, tensors: list[Any]) -> float | None:
+        """Return the largest magnitude in tensors, NaN if there is one; None where they are not all plain ones of one type."""
+        found = ctypes.c_double()
+        return None if self._largest(tensors, ctypes.byref(found)) else found.value
 
     def arm(self, shape: int, *, is_armed: bool) -> None:
         """Have the calls of a shape go through the plans, or count them."""

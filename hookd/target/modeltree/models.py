@@ -114,6 +114,7 @@ class Models:
         Returns:
             Whether `__call__` is the original again, and what could not be undone.
         """
+        self._session.numeric.ask_again()
         left = self.patch.restore()
         residue = [*([left] if left else []), *self._mode.restore()]
         with self.lock:  # a training thread that is learning a model right now must not hook what was unhooked
@@ -426,7 +427,7 @@ class Models:
         if self._counting is not None:
             switches = self._session.namespace
             heard = self._session.registry.ordered("suspect")
-            self._looks = self._session.numeric.gate()[0] is not None and any(switches.get(one.switch) for one in heard)
+            self._looks = self._session.numeric.looks_in_c() and any(switches.get(one.switch) for one in heard)
             self.passed()
 
     def alert(self) -> None:

@@ -52,11 +52,13 @@ class Numeric:
     Attributes:
         kernel: None where torch's operations take its place.
         later: what is on its way from a device.
+        at_once: returns the largest magnitude in plain tensors of one type, NaN if there is one; None of any others.
     """
 
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self.kernel = kernel.load()
         self.later = Later(deliver)
+        self.at_once: Callable[[list[Tensor]], float | None] = _nothing
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
         """Do what `Context.summary` says."""
@@ -94,6 +96,8 @@ class Numeric:
 
     def is_surely_finite(self, tensor: Tensor) -> bool:
         """Say whether the kernel finds all numbers finite; False where it does not take the tensor as it is."""
+        if (at_once := self.at_once([tensor])) is not None:
+            return at_once < INF
         return self._is_common(tensor) and self.kernel.is_finite(tensor)  # type: ignore[union-attr]  # there is one then
 
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -109,6 +113,8 @@ class Numeric:
     def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]:
         """Do what `Context.largest_each` says."""
         tensors = list(tensors)
+        if (at_once := self.at_once(tensors)) is not None:
+            return [Largest(at_once, range(len(tensors)))]
         made = self.kernel
         if made is not None and _is_one_kind(tensors) and on_host(tensors[0]):
             of_all = made.largest(tensors)
@@ -154,10 +160,18 @@ class Numeric:
             and tensor.is_contiguous()
         )
 
-    def gate(self) -> tuple[int | None, int]:
-        """Return the address of the kernel's gate, and which instructions it takes; None where it is not to be called from C."""
+    def ask_again(self) -> None:
+        """Have every tensor asked: the entry is about to go."""
+        self.at_once = _nothing
+
+    def looks_in_c(self) -> bool:
+        """Whether the entry may call the kernel."""
+        return self.kernel is not None and LOOKS_IN_C
+
+    def addresses(self) -> tuple[int | None, int | None, int]:
+        """Return where two of the kernel's functions are, and which instructions they take; None where C is not to call them."""
         made = self.kernel
-        return (None, 0) if made is None or not LOOKS_IN_C else (made.gate_address(), made.level)
+        return (None, None, 0) if made is None or not LOOKS_IN_C else (*made.addresses(), made.level)
 
     def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
         """Do what `Context.later` says."""
@@ -169,6 +183,10 @@ class Numeric:
         made, self.kernel = self.kernel, None
         if made is not None:
             made.close()
+
+
+def _nothing(_: list[Tensor]) -> None:
+    """Say of no tensors what is the largest."""
 
 
 def _is_one_kind(tensors: list[Tensor]) -> bool:

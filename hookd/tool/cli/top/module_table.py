@@ -117,6 +117,7 @@ class ModuleTable:
             return {}
         calls, forward, own = self._grown("forward")
         backward, own_backward = self._backward(self._of_roots(calls))
+        forward, backward = self._with_inner(forward), self._with_inner(backward)
         growth = self._growths["forward"]
         is_still = growth.is_stale(self._now)
         whole = 0.0 if is_still else self._of_roots(forward) + self._of_roots(backward)
@@ -138,6 +139,14 @@ class ModuleTable:
         whole = self._of_roots(passes)
         scale = calls / whole if whole > 0 else 1.0
         return [value * scale for value in seconds], [value * scale for value in own]
+
+    def _with_inner(self, values: list[float]) -> list[float]:
+        """Give each module at least what one inside it has taken: a call that goes on at the end of an interval counts in the next."""
+        parents, names, found = self._modules.parents, self._modules.names, list(values)
+        for row in sorted(range(len(found)), key=lambda row: names[row].count("."), reverse=True):
+            if parents[row] >= 0:
+                found[parents[row]] = max(found[parents[row]], found[row])
+        return found
 
     def _of_roots(self, values: Sequence[float]) -> float:
         return sum(values[row] for row, parent in enumerate(self._modules.parents) if parent < 0)

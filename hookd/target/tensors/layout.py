@@ -1,0 +1,211 @@
+"""Where torch has what of a tensor, so that `hookd/native/entry.c` reads it without asking. Runs in the target.
+
+To ask a tensor nine things by name takes longer than to look at its numbers. What is asked for lies at fixed places in torch's
+`TensorImpl` and `StorageImpl` (c10/core/TensorImpl.h, StorageImpl.h), which differ between versions of torch. So they are found by
+looking at tensors of which all is known: a place is believed only if it is the only one that has the right value in all of them.
+Where any is not found, or something else is off, tensors are asked.
+
+What is read belongs to a plain tensor in memory that torch's own allocator has made; all others are told by their dispatch keys
+and by what frees their memory, and are asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookd.target.plugins.faults import Failure
+from hookd.target.tensors import torch_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch import Tensor
+
+_STORAGE, _COUNTER = 64, 24
+"""So many bytes of each are looked at; none is smaller in torch 2.1 to 2.15."""
+_PLACES = ("impl", "keys", "dtype", "numel", "start", "contiguous", "mask", "storage", "version")
+_LARGEST = 256
+_POINTERS = range(1 << 20, 1 << 47)
+"""What may be a pointer, in a process of 64 bits."""
+
+
+class Layout(ctypes.Structure):
+    """What was found, as entry.c has it."""
+
+    _fields_ = (
+        *((name, ctypes.c_size_t) for name in (*_PLACES, "count", "base", "nbytes", "deleter")),
+        ("plain", ctypes.c_uint64),
+        ("owner", ctypes.c_uint64),
+        ("dtypes", ctypes.c_uint16 * 10),
+    )
+
+
+def find(dtypes: Sequence[torch.dtype]) -> Layout | None:
+    """Look where things are; None where that cannot be told.
+
+    Args:
+        dtypes: ten of them, whose codes are wanted.
+    """
+    undo = torch_state.enter()
+    if undo is None:
+        return None
+    try:
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return _found(dtypes)
+    except Failure:  # torch has changed, or something is there several times
+        return None
+    finally:
+        torch_state.leave(undo)
+
+
+def _found(dtypes: Sequence[torch.dtype]) -> Layout:
+    plain, odd = _plain(), _odd()
+    foreign = torch.frombuffer(bytearray(64), dtype=torch.float32)
+    impl = _only(_at(range(16, type(plain[0]).__basicsize__, 8), plain, id, _word, lambda one: one._cdata))
+    size = _size_of(_impl(plain[0]))
+    impls, storages = range(8, size - 7, 8), range(8, _STORAGE, 8)
+    layout = Layout(impl=impl)
+    layout.numel = _only(_at(impls, plain, _impl, _word, torch.Tensor.numel))
+    layout.start = _only(_at(impls, plain, _impl, _word, torch.Tensor.storage_offset))
+    layout.storage = _only(_at(impls, plain, _impl, _word, _storage))
+    all_memory = [*plain, foreign]
+    layout.base = _only(_at(storages, all_memory, _storage, _word, lambda one: one.untyped_storage().data_ptr()))
+    layout.nbytes = _only(_at(storages, all_memory, _storage, _word, lambda one: one.untyped_storage().nbytes()))
+    layout.deleter, layout.owner = _only(_deleters(plain, foreign))
+    layout.keys = _only(_at(impls, [*plain, *odd], _impl, _word, _keys))
+    layout.plain = _keys(plain[0])
+    if {_keys(one) for one in plain} != {layout.plain} or layout.plain in map(_keys, odd):
+        raise ValueError("plain tensors cannot be told from others")
+    layout.dtype, codes = _dtype_at(dtypes, size)
+    layout.dtypes[:] = codes
+    layout.version, layout.count = _version_at(plain, impls)
+    layout.contiguous, layout.mask = _contiguous_at(plain, size)
+    return layout
+
+
+def _deleters(tensors: list[Tensor], foreign: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield places in a storage, with the function there, where all of torch's own have one and what is not torch's another."""
+    for at in range(8, _STORAGE, 8):
+        functions = {_word(_storage(one) + at) for one in tensors}
+        other = _word(_storage(foreign) + at)
+        if len(functions) == 1 and other not in functions and all(one in _POINTERS for one in (other, *functions)):
+            yield at, functions.pop()
+
+
+def _plain() -> list[Tensor]:
+    """Make tensors in the host's memory that differ in all that is looked for, each of another version."""
+
+    def made(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+    whole = [made(*shape) for shape in ((1009,), (6, 5), (2, 3, 7), (2, 3, 5, 11), (3, 1, 4, 1, 5, 1), (1, 1))]
+    learns = made(13, 2).requires_grad_()
+    with torch.enable_grad():
+        result = learns * 2
+    for times, one in enumerate((*whole, result), start=1):
+        for _ in range(3 * times):
+            one.zero_()
+    parts = [whole[0][17:230], whole[1][2:], whole[2][1], whole[3][1, 2, 3:]]
+    return [*whole, *parts, learns, learns.detach(), result, torch.nn.Parameter(made(19))]
+
+
+def _odd() -> list[Tensor]:
+    """Make tensors that are no plain ones, of each kind that differs by its keys."""
+    kept = torch.empty(5, dtype=torch.float32, device="cpu")
+    with torch.inference_mode():
+        inference = torch.empty(5, dtype=torch.float32, device="cpu")
+    return [inference, torch._neg_view(kept), torch.empty(5, dtype=torch.float32, device="meta")]
+
+
+def _dtype_at(dtypes: Sequence[torch.dtype], size: int) -> tuple[int, list[int]]:
+    pairs = [[torch.empty(n, dtype=dtype, device="cpu") for n in (3, 4)] for dtype in dtypes]
+    found = {}
+    for at in range(8, size - 1, 2):
+        codes = [{_number(_impl(one) + at, 2) for one in pair} for pair in pairs]
+        if all(len(of_pair) == 1 for of_pair in codes) and len(set.union(*codes)) == len(dtypes):
+            found[at] = [of_pair.pop() for of_pair in codes]
+    at = _only(found)
+    return at, found[at]
+
+
+def _version_at(tensors: list[Tensor], impls: range) -> tuple[int, int]:
+    """Find the pointer to where versions are counted, and the place of the number there."""
+    known = {value for one in tensors for value in (id(one), _storage(one))}
+    found = []
+    for at in impls:
+        counters = [_word(_impl(one) + at) for one in tensors]
+        is_own = len(set(counters)) >= len({_storage(one) for one in tensors})  # what is common to all is something else
+        if is_own and all(one in _POINTERS and not one % 8 and one not in known for one in counters):
+            places = range(8, _COUNTER, 4)
+            right = [
+                place
+                for place in places
+                if all(_number(where + place, 4) == one._version for where, one in zip(counters, tensors))  # noqa: SLF001
+            ]
+            found += [(at, place) for place in right]
+    return _only(found)
+
+
+def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
+    """Find the byte and the bit that say that elements lie side by side."""
+    flat, deep = torch.empty(6, 4, dtype=torch.float32, device="cpu"), torch.empty(2, 3, 5, 7, 2, dtype=torch.float32, device="cpu")
+    apart = [
+        flat.t(), flat[:, ::2], flat[:, 1:], flat[0].expand(3, 4), deep.permute(0, 2, 1, 3, 4), deep[..., 0],
+        deep[..., 1].contiguous(memory_format=torch.channels_last), deep.contiguous(memory_format=torch.channels_last_3d),
+    ]  # fmt: skip
+    one_row = [torch.empty(2, 1, 5, 7, dtype=torch.float32, device="cpu"), flat[:1], deep[:, :1]]
+    side_by_side = [one for one in (*tensors, *one_row) if one.is_contiguous()]
+    apart = [one for one in (*apart, *one_row) if not one.is_contiguous()]
+    return _only(
+        (at, 1 << bit)
+        for at in range(8, size)
+        for bit in range(8)
+        if all(_number(_impl(one) + at, 1) >> bit & 1 for one in side_by_side)
+        and not any(_number(_impl(one) + at, 1) >> bit & 1 for one in apart)
+    )
+
+
+def _at(
+    places: Iterable[int],
+    tensors: list[Tensor],
+    where: Callable[[Any], int],
+    read: Callable[[int], int],
+    value: Callable[[Any], int],
+) -> list[int]:
+    """Return the places at which all of the tensors have the value that they say."""
+    return [at for at in places if all(read(where(one) + at) == value(one) for one in tensors)]
+
+
+def _only(found: Iterable[Any]) -> Any:
+    (one,) = found
+    return one
+
+
+def _impl(tensor: Any) -> int:
+    return int(tensor._cdata)
+
+
+def _storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _size_of(address: int) -> int:
+    """Return how many bytes malloc has given to what begins there."""
+    usable = ctypes.CDLL(None)["malloc_usable_size"]  # by index: an attribute access would keep it in a cycle
+    usable.argtypes, usable.restype = (ctypes.c_void_p,), ctypes.c_size_t
+    return min(int(usable(address)), _LARGEST)
+
+
+def _keys(tensor: Any) -> int:
+    return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+def _word(address: int) -> int:
+    return _number(address, 8)
+
+
+def _number(address: int, size: int) -> int:
+    return int.from_bytes(ctypes.string_at(address, size), "little")
