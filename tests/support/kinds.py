@@ -377,7 +377,8 @@ class Reader:
         native.function(library, "hookd_entry_host", ctypes.c_void_p)(ctypes.addressof(host))
         native.function(library, "hookd_entry_layout", ctypes.c_void_p)(ctypes.addressof(found))
         self._read, self._largest = (
-            native.function(library, f"hookd_entry_{name}", ctypes.py_object, ctypes.c_void_p) for name in ("read", "largest")
+            native.function(library, f"hookd_entry_{name}", ctypes.py_object, ctypes.c_void_p)
+            for name in ("read", "largest")
         )
         self._library = library
 
@@ -401,7 +402,8 @@ def assert_read(reader: Reader, tensor: Tensor, name: str) -> bool:
             return False
         assert type(tensor) is Tensor, name
         assert tensor.device.type == "cpu", name
-        assert not (tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg() or tensor.is_inference()), name
+        assert tensor.layout is torch.strided, name
+        assert not any((tensor.is_nested, tensor.is_neg(), tensor.is_inference())), name
         version, elements, numbers = found
         assert (version, elements) == (tensor._version, tensor.numel()), (name, found)
         if numbers != UNSEEN and tensor.dtype in _PLAIN and elements:
@@ -409,7 +411,7 @@ def assert_read(reader: Reader, tensor: Tensor, name: str) -> bool:
             assert (numbers == SEEN) is is_good, (name, found)
             largest, true = reader.largest([tensor, tensor]), tensor.detach().abs().max().double()
             assert largest is not None, name
-            assert math.isnan(largest) and true.isnan() or largest == true, (name, largest, true)
+            assert (math.isnan(largest) and true.isnan()) or largest == true, (name, largest, true)
         return numbers != UNSEEN
 
 
@@ -467,7 +469,16 @@ def under_sanitizers(arguments: list[str]) -> int:
     """Run this module again, with their runtime loaded first; gives its exit status."""
     with tempfile.TemporaryDirectory() as directory:
         made, entry = (sanitizers.build(name, Path(directory)) for name in ("kernel", "entry"))
-        command = [sys.executable, "-m", "tests.support.kinds", *arguments, "--kernel", str(made), "--entry", str(entry)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.kinds",
+            *arguments,
+            "--kernel",
+            str(made),
+            "--entry",
+            str(entry),
+        ]
         return subprocess.run(command, env=sanitizers.preloaded(), check=False).returncode
 
 

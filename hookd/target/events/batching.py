@@ -179,15 +179,13 @@ class Portions:
     def let_go(self, thread: ThreadState) -> None:
         """Keep nothing alive any more: the outermost call is over."""
         if self._session.models.let_go(thread.returned, LAST):
-            last = thread.returned[-LAST:]
+            last: list[Any] = thread.returned[-LAST:]
             for at, one in enumerate(last):
                 if type(one) is tuple and len(one) == 3:  # it is weak already
                     continue
                 call = _named(one)
                 if not isinstance(call, Returned):  # nobody is led back from here
-                    last[at] = _new(
-                        Returned, (call.module, passing_ref(call.output, thread.passing), call.version, ())
-                    )
+                    last[at] = _new(Returned, (call.module, passing_ref(call.output, thread.passing), call.version, ()))
             thread.returned[:] = last
         thread.kept = 0
 

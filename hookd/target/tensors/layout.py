@@ -68,8 +68,8 @@ def _found(dtypes: Sequence[torch.dtype]) -> Layout:
     size = _size_of(_impl(plain[0]))
     impls, storages = range(8, size - 7, 8), range(8, _STORAGE, 8)
     layout = Layout(impl=impl)
-    layout.numel = _only(_at(impls, plain, _impl, _word, torch.Tensor.numel))
-    layout.start = _only(_at(impls, plain, _impl, _word, torch.Tensor.storage_offset))
+    layout.numel = _only(_at(impls, plain, _impl, _word, lambda one: one.numel()))
+    layout.start = _only(_at(impls, plain, _impl, _word, lambda one: one.storage_offset()))
     layout.storage = _only(_at(impls, plain, _impl, _word, _storage))
     all_memory = [*plain, foreign]
     layout.base = _only(_at(storages, all_memory, _storage, _word, lambda one: one.untyped_storage().data_ptr()))
@@ -137,7 +137,9 @@ def _version_at(tensors: list[Tensor], impls: range) -> tuple[int, int]:
     found = []
     for at in impls:
         counters = [_word(_impl(one) + at) for one in tensors]
-        is_own = len(set(counters)) >= len({_storage(one) for one in tensors})  # what is common to all is something else
+        is_own = len(set(counters)) >= len(
+            {_storage(one) for one in tensors}
+        )  # what is common to all is something else
         if is_own and all(one in _POINTERS and not one % 8 and one not in known for one in counters):
             places = range(8, _COUNTER, 4)
             right = [
@@ -146,12 +148,16 @@ def _version_at(tensors: list[Tensor], impls: range) -> tuple[int, int]:
                 if all(_number(where + place, 4) == one._version for where, one in zip(counters, tensors))  # noqa: SLF001
             ]
             found += [(at, place) for place in right]
-    return _only(found)
+    at, place = _only(found)
+    return at, place
 
 
 def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
     """Find the byte and the bit that say that elements lie side by side."""
-    flat, deep = torch.empty(6, 4, dtype=torch.float32, device="cpu"), torch.empty(2, 3, 5, 7, 2, dtype=torch.float32, device="cpu")
+    flat, deep = (
+        torch.empty(6, 4, dtype=torch.float32, device="cpu"),
+        torch.empty(2, 3, 5, 7, 2, dtype=torch.float32, device="cpu"),
+    )
     apart = [
         flat.t(), flat[:, ::2], flat[:, 1:], flat[0].expand(3, 4), deep.permute(0, 2, 1, 3, 4), deep[..., 0],
         deep[..., 1].contiguous(memory_format=torch.channels_last), deep.contiguous(memory_format=torch.channels_last_3d),
@@ -159,13 +165,14 @@ def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
     one_row = [torch.empty(2, 1, 5, 7, dtype=torch.float32, device="cpu"), flat[:1], deep[:, :1]]
     side_by_side = [one for one in (*tensors, *one_row) if one.is_contiguous()]
     apart = [one for one in (*apart, *one_row) if not one.is_contiguous()]
-    return _only(
+    at, mask = _only(
         (at, 1 << bit)
         for at in range(8, size)
         for bit in range(8)
         if all(_number(_impl(one) + at, 1) >> bit & 1 for one in side_by_side)
         and not any(_number(_impl(one) + at, 1) >> bit & 1 for one in apart)
     )
+    return at, mask
 
 
 def _at(
