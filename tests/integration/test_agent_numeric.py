@@ -311,6 +311,7 @@ def test_a_plugin_gets_the_summary_of_a_host_tensor_at_once():
 
 def test_what_is_on_a_device_comes_after_the_step_and_nothing_was_read_before(monkeypatch):
     monkeypatch.setattr(statistics, "on_host", lambda _tensor: False)
+    monkeypatch.setattr(statistics, "LOOKS_IN_C", False)
     with running(Looks):
         out = one_step()
     returned, step, (_, summary), (_, (finite, total)) = SEEN
