@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol, TypeVar
 
 from hookd.api.globs import Globs
 from hookd.api.metrics import Counter, Gauge, Histogram
+from hookd.api.passive import groups_of
 from hookd.api.totals import Families, Totals
 from hookd.errors import PluginError
 from hookd.wire.page.series import Bound
@@ -44,6 +45,9 @@ class Numeric(Protocol):
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor: ...  # noqa: D102
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None: ...  # noqa: D102
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]: ...  # noqa: D102
+
+    gradients_at_once: Callable[[list[Any]], float | None]
+
     def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]: ...  # noqa: D102
     def is_readable(self, tensor: Tensor) -> bool: ...  # noqa: D102
     def ask(self, context: Context, values: Sequence[Tensor], then: Numbers) -> None: ...  # noqa: D102
@@ -301,6 +305,19 @@ class Context:
             without numbers is in none.
         """
         return self._host.numeric.largest_each(tensors)
+
+    def largest_gradient(self, optimizer: Optimizer) -> float | None:
+        """Return the largest magnitude in the gradients that an optimizer would use, NaN if there is one; without touching any.
+
+        To read `parameter.grad` makes a Python object of each, which costs more than to look at a small one.
+
+        Returns:
+            0 where there are none; None where they have to be taken one by one, with `largest_each`: not all of one type,
+            not all plain tensors in the host's memory, or calls are not entered in C.
+        """
+        groups = [group["params"] for group in groups_of(optimizer)]
+        parameters = groups[0] if len(groups) == 1 else [one for group in groups for one in group]
+        return self._host.numeric.gradients_at_once(parameters) if type(parameters) is list else None
 
     def is_readable(self, tensor: Tensor) -> bool:
         """Whether torch's operations can read the elements of a tensor of the training. Ask before a plugin uses one.

@@ -99,7 +99,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *remember;              /* as remember(state, module, args, kwargs, output) where this file cannot */
     PyObject *record;                /* as record(kind, module, step) at each call of a metered step */
     PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `checked` */
-    PyObject *tensor;                /* torch.Tensor */
+    PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
     PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
     PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
     PyObject *profile, *tool;        /* return None where no profiler listens to the thread; NULL: nobody can say */
@@ -120,7 +120,9 @@ typedef struct { /* where torch has what of a tensor, in bytes, as hookd/target/
     size_t keys, dtype, numel, start, contiguous, mask, storage, version; /* `mask` is the bit of the byte `contiguous` */
     size_t count;                                                         /* in what `version` points to */
     size_t base, nbytes, deleter;                                         /* in what `storage` points to */
+    size_t autograd, grad;                                                /* `grad` is in what `autograd` points to */
     uint64_t plain, owner; /* the keys of a plain tensor in the host's memory, and the deleter of what torch's allocator has made */
+    uint64_t nothing;      /* the gradient of what has none */
     uint16_t dtypes[10];   /* as in `Host` */
 } Layout;
 
@@ -137,7 +139,7 @@ static struct {
     Layout layout;
     int counts;                   /* calls are counted here */
     PyObject *kind, *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
-        *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name, *shape_name, *stride_name;
+        *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name, *shape_name, *stride_name, *grad_name;
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
     uint64_t thread, numbers;
     unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
@@ -452,6 +454,7 @@ static int remembered(PyObject *state, PyObject *module, PyObject *const *args, 
 
 enum { SEEN, BAD, UNSEEN }; /* of an output: no infinity and no NaN in it but -inf; some; nobody can say */
 enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/target/tensors/kernel.py has the same */
+enum { TOGETHER = 1 << 18 }; /* elements of many tensors: to keep their storages, to let the lock go, takes as long as to read these */
 static const int WIDTHS[4] = {4, 8, 2, 2};
 
 /* Ask an object for a whole number by one of its methods. -1: it has raised; no exception is set. */
@@ -967,47 +970,88 @@ EXPORTED int hookd_entry_read(PyObject *tensor, int64_t *into) {
     return 0;
 }
 
-/* Store the largest magnitude in all tensors of a list, NaN if there is one. -1: not all are plain ones of one type, and they have to be
- * asked. While many elements are read the lock is let go, and their storages are kept. */
-EXPORTED int hookd_entry_largest(PyObject *tensors, double *into) {
+typedef struct { /* plain tensors of one type, to be looked at together */
+    const void **places;
+    int64_t *counts, elements;
+    Py_ssize_t size;
+    int type;
+} Numbers;
+
+static int begun(Numbers *numbers, Py_ssize_t most) {
+    *numbers = (Numbers){PyMem_RawCalloc(most > 0 ? (size_t)most : 1, sizeof *numbers->places + sizeof *numbers->counts)};
+    numbers->counts = (int64_t *)(numbers->places + (most > 0 ? most : 1));
+    return numbers->places != NULL && entry.host.largest;
+}
+
+/* Whether a tensor is of the same type as those before it, and can be read. */
+static int added(Numbers *numbers, const void *impl) {
+    int type = type_of(impl);
+    int64_t count = FIELD(int64_t, impl, entry.layout.numel);
+    const void *place = type < 4 && count > 0 && (!numbers->size || type == numbers->type) ? numbers_of(impl, type) : NULL;
+    if (!place)
+        return 0;
+    numbers->places[numbers->size] = place, numbers->counts[numbers->size++] = count;
+    numbers->type = type, numbers->elements += count;
+    return 1;
+}
+
+/* Append the storage of a tensor, which keeps what is read there. */
+static int keep(PyObject *kept, PyObject *tensor) {
+    PyObject *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
+    int is_kept = storage && !PyList_Append(kept, storage);
+    if (storage)
+        Py_DecRef(storage);
+    return is_kept;
+}
+
+/* Store the largest magnitude, NaN if there is one. `kept` has the storages where the lock is to be let go meanwhile. */
+static void look(const Numbers *numbers, PyObject *kept, double *into) {
     const Host *host = &entry.host;
-    Py_ssize_t size = PyList_Size(tensors);
-    const void **places = size > 0 && host->largest ? PyMem_RawCalloc((size_t)size, sizeof *places + sizeof(int64_t)) : NULL;
-    if (!places)
-        return -1;
-    int64_t *counts = (int64_t *)(places + size), elements = 0;
-    int type = -1, is_right = 1;
+    void *thread = kept ? PyEval_SaveThread() : NULL;
+    *into = host->largest(numbers->places, numbers->counts, (int)numbers->size, numbers->type, (int)host->level);
+    if (thread)
+        PyEval_RestoreThread(thread);
+}
+
+/* The gradient of a parameter; `nothing`: it has none. NULL: it has to be asked. */
+static const void *gradient_of(PyObject *parameter) {
+    const Layout *layout = &entry.layout;
+    const PyObject *type = ((PyObject **)parameter)[1];
+    const void *impl = layout->impl && (type == entry.host.tensor || type == entry.host.parameter) ? FIELD(void *, parameter, layout->impl) : NULL;
+    const void *meta = impl ? FIELD(void *, impl, layout->autograd) : NULL;
+    return !impl ? NULL : meta ? FIELD(void *, meta, layout->grad) : (const void *)layout->nothing;
+}
+
+/* Look at all tensors of a list, or at the gradients of all parameters of one; store the largest magnitude in them, NaN if there is one.
+ * Return how many there are; -1: not all are plain ones of one type, and they have to be asked. */
+EXPORTED int hookd_entry_largest(PyObject *list, int of_gradients, double *into) {
+    Py_ssize_t size = PyList_Size(list);
+    Numbers numbers;
+    int is_right = begun(&numbers, size);
     for (Py_ssize_t i = 0; i < size && is_right; i++) {
-        const void *impl = plain(PyList_GetItem(tensors, i));
-        int own = impl ? type_of(impl) : 10;
-        type = i ? type : own;
-        counts[i] = own == type && type < 4 ? FIELD(int64_t, impl, entry.layout.numel) : -1;
-        is_right = counts[i] > 0 && (places[i] = numbers_of(impl, type));
-        elements += counts[i];
+        PyObject *one = PyList_GetItem(list, i);
+        const void *impl = of_gradients ? gradient_of(one) : plain(one);
+        if (!of_gradients || impl != (const void *)entry.layout.nothing)
+            is_right = impl && FIELD(uint64_t, impl, entry.layout.keys) == entry.layout.plain && added(&numbers, impl);
     }
     PyObject *kept = NULL;
-    if (is_right && elements > BRIEF) {
-        kept = may_ask() ? PyList_New(0) : NULL;
-        for (Py_ssize_t i = 0; i < size && kept; i++) {
-            PyObject *tensor = PyList_GetItem(tensors, i), *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
-            if (!storage || PyList_Append(kept, storage))
-                Py_DecRef(kept), kept = NULL;
-            if (storage)
-                Py_DecRef(storage);
+    if (is_right && numbers.elements > TOGETHER) {
+        is_right = may_ask() && (kept = PyList_New(0));
+        for (Py_ssize_t i = 0; i < size && is_right; i++) {
+            PyObject *one = PyList_GetItem(list, i), *tensor = of_gradients ? PyObject_GetAttr(one, entry.grad_name) : one;
+            is_right = tensor && (tensor == &_Py_NoneStruct || keep(kept, tensor));
+            if (tensor && of_gradients)
+                Py_DecRef(tensor);
         }
         PyErr_Clear();
-        is_right = kept != NULL;
     }
-    if (is_right) {
-        void *thread = kept ? PyEval_SaveThread() : NULL;
-        *into = host->largest(places, counts, (int)size, type, (int)host->level);
-        if (thread)
-            PyEval_RestoreThread(thread);
-    }
+    *into = 0.0;
+    if (is_right && numbers.size)
+        look(&numbers, kept, into);
     if (kept)
         Py_DecRef(kept);
-    PyMem_RawFree(places);
-    return is_right ? 0 : -1;
+    PyMem_RawFree(numbers.places);
+    return is_right ? (int)numbers.size : -1;
 }
 
 /* Whether something of a shape could not be looked at, ever. */
@@ -1029,7 +1073,7 @@ EXPORTED int hookd_entry_spent(int64_t *spent) {
 /* Count calls from now on with what `host` has. */
 EXPORTED int hookd_entry_host(const Host *host) {
     entry.host = *host;
-    PyObject *given[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->whole, host->modes,
+    PyObject *given[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->parameter, host->whole, host->modes,
                          host->tracing, host->profile, host->tool};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (given[i])
@@ -1045,7 +1089,7 @@ EXPORTED int hookd_entry_host(const Host *host) {
         {&entry.nbytes_name, "nbytes"},      {&entry.resizable_name, "resizable"},
         {&entry.dtype_name, "dtype"},        {&entry.contiguous_name, "is_contiguous"},
         {&entry.host_name, "is_cpu"},        {&entry.shape_name, "shape"},
-        {&entry.stride_name, "stride"},
+        {&entry.stride_name, "stride"},      {&entry.grad_name, "grad"},
     };
     entry.counts = entry.kind && entry.zero && entry.thread_name && entry.version_name && entry.numel_name;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -1132,7 +1176,7 @@ EXPORTED int hookd_entry_stop(void) {
     entry.counts = 0;
     if (!entry.inside) { /* else they are used until the last call is over, and stay */
         const Host *host = &entry.host;
-        PyObject *made[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->whole, host->modes,
+        PyObject *made[] = {host->local, host->unwind, host->remember, host->record, host->suspect, host->tensor, host->parameter, host->whole, host->modes,
                             host->tracing, host->profile, host->tool, entry.state, entry.kind, entry.zero, entry.thread_name, entry.version_name,
                             entry.numel_name, entry.leaf_name, entry.storage_name, entry.offset_name, entry.address_name,
                             entry.nbytes_name, entry.resizable_name, entry.dtype_name, entry.contiguous_name, entry.host_name,

@@ -258,6 +258,7 @@ class Session:
         entry.state = state
         for one in entry.listeners:
             self.namespace[one.switch] = False
+        self.dispatch.turned()
         self.models.arm()
 
     # -- steps

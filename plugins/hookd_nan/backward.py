@@ -148,8 +148,7 @@ class Backward(Looking):
     def _about_to_use(self, optimizer: Optimizer) -> None:
         """Look at gradients that are reduced over ranks, accumulated and unscaled."""
         with torch.no_grad():  # with a policy this hook is a mutator's, for whom nothing is switched off
-            grads = self.gradients.of(optimizer)
-            found = self.scan.many(grads)
+            found = self.scan.gradients(optimizer)
             self.recorder.step(optimizer, self.scan.largest)
             self.is_skipping = self.policy.may_skip(optimizer) and is_bad(found)
             found_inf = peek(optimizer, "found_inf")

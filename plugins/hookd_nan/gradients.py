@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,14 +65,8 @@ class Gradients:
         return bool(self._optimizers)
 
     @staticmethod
-    def of(optimizer: Optimizer) -> list[Tensor]:
-        """Return the gradients that an optimizer would use, in its order."""
-        found = chain.from_iterable(map(_grad, group["params"]) for group in groups_of(optimizer))
-        return [grad for grad in found if grad is not None]
-
-    @staticmethod
     def held_by(optimizer: Optimizer) -> Held:
-        """Return the same by the ids of their parameters."""
+        """Return the gradients that an optimizer would use, in its order."""
         return {
             id(parameter): grad
             for group in groups_of(optimizer)

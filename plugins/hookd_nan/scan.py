@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from hookd import Context, Largest, buffers_of, of_tensor, parameters_of, peek, tensor_ref
+from hookd import Context, Largest, buffers_of, groups_of, of_tensor, parameters_of, peek, tensor_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from torch.optim import Optimizer
 
     from hookd import Call
 
@@ -33,6 +35,7 @@ class Range(NamedTuple):
 # "" (nothing bad), "inf" or "nan"; on a device the ranges, or the largest magnitudes, to be read later.
 Found = Union[str, list[Union[Range, Largest]]]
 INF = math.inf
+_grad: Any = Tensor.grad.__get__  # type: ignore[union-attr]  # past what a class of parameters has in its place
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -84,6 +87,14 @@ class Scan:
             else list(of_tensor(tensor, "shape")),  # a nested one has several, or raises
             "dtype": str(of_tensor(tensor, "dtype")).replace("torch.", ""),
         }
+
+    def gradients(self, optimizer: Optimizer) -> Found:
+        """Look at the gradients that an optimizer would use, in its order."""
+        self.largest = self._context.largest_gradient(optimizer)
+        if self.largest is not None and self.largest < INF:
+            return ""
+        grads = (_grad(one) for group in groups_of(optimizer) for one in group["params"])
+        return self.many([one for one in grads if one is not None])
 
     def many(self, found: list[Tensor]) -> Found:
         """Look at many tensors that are mostly good, such as all gradients: as one, and one by one if that is bad."""

@@ -440,3 +440,29 @@ def test_a_tensor_whose_memory_is_gone_is_not_asked_with_the_others(monkeypatch)
     (found,) = made.largest_each(tensors)
     assert (list(found.at), found.value.tolist()) == ([1], [1.0])
     made.close()
+
+
+@pytest.mark.usefixtures("either_way")
+def test_the_gradients_of_an_optimizer_are_looked_at_together_where_they_are_plain():
+    parameters = [nn.Parameter(torch.ones(size)) for size in (3, 5, 1 << 18)]
+    optimizer = torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.1)
+    with running(Looks) as agent:
+        context, is_entered = agent.session.registry.named("looks").context, agent.session.models.hidden is not None
+
+        def is_told(value: float) -> bool:
+            found = context.largest_gradient(optimizer)
+            return str(found) == str(value) if is_entered else found is None
+
+        assert is_told(0.0)
+        parameters[0].grad = torch.tensor([1.0, -7.0, 2.0])
+        assert is_told(7.0)
+        parameters[2].grad = torch.full((1 << 18,), 9.0)
+        assert is_told(9.0), "so many that the lock is let go"
+        parameters[1].grad = torch.full((5,), math.nan)
+        assert is_told(math.nan)
+        parameters[1].grad = torch.ones(5).to_sparse()
+        assert context.largest_gradient(optimizer) is None
+        optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        parameters[1].grad = None
+        optimizer.param_groups[0]["params"][0].grad = torch.ones(2, dtype=torch.float64)
+        assert context.largest_gradient(optimizer) is None, "of two types"

@@ -370,16 +370,15 @@ class Reader:
         assert found is not None, "nobody knows where torch has what of a tensor"
         gate, largest, level = addresses
         host = c_entry._Host(
-            tensor=torch.Tensor, gate=gate, largest=largest, level=level,
+            tensor=torch.Tensor, parameter=nn.Parameter, gate=gate, largest=largest, level=level,
             modes=torch_state.function_modes, tracing=torch_state.tracing,
         )  # fmt: skip
         host.dtypes[:] = c_entry._DTYPES
         native.function(library, "hookd_entry_host", ctypes.c_void_p)(ctypes.addressof(host))
         native.function(library, "hookd_entry_layout", ctypes.c_void_p)(ctypes.addressof(found))
-        self._read, self._largest = (
-            native.function(library, f"hookd_entry_{name}", ctypes.py_object, ctypes.c_void_p)
-            for name in ("read", "largest")
-        )
+        there, place = ctypes.py_object, ctypes.c_void_p
+        self._read = native.function(library, "hookd_entry_read", there, place)
+        self._largest = native.function(library, "hookd_entry_largest", there, ctypes.c_int, place)
         self._library = library
 
     def read(self, tensor: Tensor) -> tuple[int, int, int] | None:
@@ -390,7 +389,12 @@ class Reader:
     def largest(self, tensors: list[Tensor]) -> float | None:
         """Return the largest magnitude in them; None: they have to be asked."""
         found = ctypes.c_double()
-        return None if self._largest(tensors, ctypes.addressof(found)) else found.value
+        return found.value if self._largest(tensors, False, ctypes.addressof(found)) > 0 else None
+
+    def gradient(self, parameters: list[nn.Parameter]) -> tuple[int, float]:
+        """Return how many gradients they have, -1 where these have to be asked, and the largest magnitude."""
+        found = ctypes.c_double()
+        return self._largest(parameters, True, ctypes.addressof(found)), found.value
 
 
 def assert_read(reader: Reader, tensor: Tensor, name: str) -> bool:
@@ -412,6 +416,9 @@ def assert_read(reader: Reader, tensor: Tensor, name: str) -> bool:
             largest, true = reader.largest([tensor, tensor]), tensor.detach().abs().max().double()
             assert largest is not None, name
             assert (math.isnan(largest) and true.isnan()) or largest == true, (name, largest, true)
+            having, without = nn.Parameter(torch.empty_like(tensor)), nn.Parameter(torch.empty(3))
+            having.grad = tensor.detach()
+            assert str(reader.gradient([without, having])) == str((1, largest)), name
         return numbers != UNSEEN
 
 

@@ -60,7 +60,7 @@ class _Host(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "record", "suspect")),
-        *((name, ctypes.py_object) for name in ("tensor", "whole", "modes", "tracing", "profile", "tool")),
+        *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing", "profile", "tool")),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
         ("gate", ctypes.c_void_p),
         ("largest", ctypes.c_void_p),
@@ -180,7 +180,7 @@ class Entry:
         self.hidden = native.caller(library, "hookd_entry_hidden")
         self._aloud = native.caller(library, "hookd_entry_aloud")
         self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
-        self._largest = native.function(library, "hookd_entry_largest", there, ctypes.c_void_p)
+        self._largest = native.function(library, "hookd_entry_largest", there, ctypes.c_int, ctypes.c_void_p)
         self._set_layout = native.function(library, "hookd_entry_layout", ctypes.c_void_p)
         start = native.function(library, "hookd_entry_start", there, there, there, there)
         if start(call, _plain, missing, nn.Module._call_impl):
@@ -264,7 +264,7 @@ class Entry:
         cells = ctypes.addressof(ctypes.c_char.from_buffer(session.cells))  # no reference stays: a page is to be closed
         host = _Host(
             session.local, names["unwind"], session.portions.remember_call, session.page.record, session.portions.suspect,
-            torch.Tensor, self._whole, torch_state.function_modes, torch_state.tracing, hidden.profile, hidden.tool, dtypes,
+            torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, hidden.profile, hidden.tool, dtypes,
             *session.numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
@@ -272,11 +272,17 @@ class Entry:
         if found is not None:
             self._set_layout(ctypes.byref(found))
             session.numeric.at_once = self._largest_of
+            session.numeric.gradients_at_once = self._largest_gradient_of
 
     def _largest_of(self, tensors: list[Any]) -> float | None:
         """Return the largest magnitude in tensors, NaN if there is one; None where they are not all plain ones of one type."""
         found = ctypes.c_double()
-        return None if self._largest(tensors, ctypes.byref(found)) else found.value
+        return found.value if self._largest(tensors, False, ctypes.byref(found)) > 0 else None
+
+    def _largest_gradient_of(self, parameters: list[Any]) -> float | None:
+        """Return the same of the gradients of parameters, 0 where none has one; no Python object is made for them."""
+        found = ctypes.c_double()
+        return found.value if self._largest(parameters, True, ctypes.byref(found)) >= 0 else None
 
     def arm(self, shape: int, *, is_armed: bool) -> None:
         """Have the calls of a shape go through the plans, or count them."""

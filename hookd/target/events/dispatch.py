@@ -48,6 +48,7 @@ class Dispatch:
         self.charged = 0
         self.calls: dict[int, int] = {}
         self._failures: Counter[str] = Counter()
+        self._on: dict[str, list[Listener]] = {}  # by hook, of those that are no module's
 
     def names(self) -> dict[str, Any]:
         """Give what plans call by name."""
@@ -59,9 +60,19 @@ class Dispatch:
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
         """Give who listens to a hook, at a module where it is a module's hook, and is to be called now."""
-        session = self._session
-        heard = session.models.audience.listeners(hook, module)
-        return [one for one in heard if session.namespace.get(one.switch)] if heard else []
+        on = self._on  # another one once a switch is turned
+        found = on.get(hook) if module is None else None
+        if found is None:
+            namespace = self._session.namespace
+            heard = self._session.models.audience.listeners(hook, module)
+            found = [one for one in heard if namespace.get(one.switch)] if heard else []
+            if module is None:
+                on[hook] = found
+        return found
+
+    def turned(self) -> None:
+        """Find out again who is to be called: a switch was turned, or a plugin came or went."""
+        self._on = {}
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
         """Give the listeners of a hook that is not part of a plan, and whose result nobody uses."""

@@ -42,6 +42,8 @@ try:
 except ImportError:  # torch < 2.0
     register_optimizer_step_pre_hook = register_optimizer_step_post_hook = None  # type: ignore[assignment]
 
+TRIES = 32
+"""How often an optimizer without a state is asked for its own count of steps, twice a step."""
 PHASE = PHASE_CELL - MODULE
 OTHER, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("other", "backward", "optimizer"))
 
@@ -68,6 +70,7 @@ class Steps:
         self._asked: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
         )  # by id: it may not be hashable
+        self._stateless: dict[int, int] = {}  # how often one was asked that keeps nothing, as SGD without momentum
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
@@ -221,6 +224,9 @@ class Steps:
             states = peek(optimizer, "state")  # by parameter: another dict of them would hash them
             first = next(iter(dict.values(states)), None) if issubclass(type(states), dict) else None
             if first is None:
+                times = self._stateless[id(optimizer)] = self._stateless.get(id(optimizer), 0) + 1
+                if times >= TRIES:
+                    self._asked[id(optimizer)] = optimizer
                 return
             self._asked[id(optimizer)] = optimizer
             step, before = _whole_number(entries(first).get("step")), self.number() - 1

@@ -305,6 +305,7 @@ class Models:
         """Make all plans anew: a plugin came or went."""
         with self.lock:
             self.audience.changed()
+            self._session.dispatch.turned()
             self._shapes.clear()
             for others in self._others.values():
                 others.clear()

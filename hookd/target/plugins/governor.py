@@ -138,6 +138,7 @@ class Governor:
         was_drawn = any(self._kind[1])
         self._draw(turn)
         if was_drawn or any(self._kind[1]):
+            self._session.dispatch.turned()
             self._session.models.arm()
         namespace["accounting"] = self._is_to_be_metered(turn)
         self._session.models.meter(is_metered=namespace["accounting"])
@@ -191,6 +192,7 @@ class Governor:
         self._runaway = {number: self._runaway.get(number, 0) for number in active}
         self._drawn, self._numbers, self._always_flows = drawn, numbers, flows
         self._draw(step)
+        self._session.dispatch.turned()
         self._session.models.arm()
 
     def _draw(self, step: int) -> None:

@@ -135,6 +135,7 @@ class Overdue:
         for one in entry.listeners:
             if entry.is_sampled(one) and entry.context.fixed(one.hook) is None:
                 namespace[one.switch] = False
+        self._session.dispatch.turned()
         self._session.models.arm()
         return True
 

@@ -36,9 +36,8 @@ class Layout(ctypes.Structure):
     """What was found, as entry.c has it."""
 
     _fields_ = (
-        *((name, ctypes.c_size_t) for name in (*_PLACES, "count", "base", "nbytes", "deleter")),
-        ("plain", ctypes.c_uint64),
-        ("owner", ctypes.c_uint64),
+        *((name, ctypes.c_size_t) for name in (*_PLACES, "count", "base", "nbytes", "deleter", "autograd", "grad")),
+        *((name, ctypes.c_uint64) for name in ("plain", "owner", "nothing")),
         ("dtypes", ctypes.c_uint16 * 10),
     )
 
@@ -83,6 +82,7 @@ def _found(dtypes: Sequence[torch.dtype]) -> Layout:
     layout.dtypes[:] = codes
     layout.version, layout.count = _version_at(plain, impls)
     layout.contiguous, layout.mask = _contiguous_at(plain, size)
+    layout.autograd, layout.grad, layout.nothing = _gradient_at(impls)
     return layout
 
 
@@ -173,6 +173,29 @@ def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
         and not any(_number(_impl(one) + at, 1) >> bit & 1 for one in apart)
     )
     return at, mask
+
+
+def _gradient_at(impls: range) -> tuple[int, int, int]:
+    """Find the pointer to what autograd has of a tensor, the place of the gradient there, and what is there where there is none."""
+    without = torch.empty(3, dtype=torch.float32, device="cpu")
+    learns = [torch.empty(3, dtype=torch.float32, device="cpu").requires_grad_() for _ in range(3)]
+    at = _only(
+        at
+        for at in impls
+        if not _word(_impl(without) + at) and all(_word(_impl(one) + at) in _POINTERS for one in learns)
+    )
+    *having, last = learns
+    for one in having:
+        one.grad = torch.empty(3, dtype=torch.float32, device="cpu")
+    autograd = [_word(_impl(one) + at) for one in learns]
+    places = range(8, _size_of(autograd[0]) - 7, 8)
+    place = _only(
+        place
+        for place in places
+        if all(_word(where + place) == _impl(one.grad) for where, one in zip(autograd, having))
+    )
+    assert last.grad is None
+    return at, place, _word(autograd[-1] + place)
 
 
 def _at(

@@ -53,12 +53,14 @@ class Numeric:
         kernel: None where torch's operations take its place.
         later: what is on its way from a device.
         at_once: returns the largest magnitude in plain tensors of one type, NaN if there is one; None of any others.
+        gradients_at_once: the same of the gradients of parameters.
     """
 
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self.kernel = kernel.load()
         self.later = Later(deliver)
         self.at_once: Callable[[list[Tensor]], float | None] = _nothing
+        self.gradients_at_once: Callable[[list[Tensor]], float | None] = _nothing
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
         """Do what `Context.summary` says."""
@@ -162,7 +164,7 @@ class Numeric:
 
     def ask_again(self) -> None:
         """Have every tensor asked: the entry is about to go."""
-        self.at_once = _nothing
+        self.at_once = self.gradients_at_once = _nothing
 
     def looks_in_c(self) -> bool:
         """Whether the entry may call the kernel."""
