@@ -97,7 +97,7 @@ clean: ## remove what was made
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp file for each part of the installation: the second call is quick, and the demo does without the test tools.
-.venv/.runtime: pyproject.toml hookd/native/kernel.c hookd/native/entry.c
+.venv/.runtime: pyproject.toml $(wildcard hookd/native/*.c hookd/native/*.h)
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 with venv found: apt-get install python3-venv, or PYTHON=..." >&2; exit 1; }
 	@echo "installing $(TORCH) and hookd into .venv (once)" >&2
 	$(PYTHON) -m venv .venv

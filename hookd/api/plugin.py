@@ -24,6 +24,9 @@ class Plugin:
         apart: moves its sampled steps to steps in which no other plugin's hooks are sampled, so that what those do is not in
             what it measures. A sample waits for such a step for two intervals; an interval that the person or
             the plugin has fixed is kept. See `Context.is_alone`.
+        unless_finite: which of `backward_pre` and `backward` need not be called for a module inside a model where every gradient
+            is known to be finite, without `-inf` too. hookd looks at small ones in the host's memory itself, at a tenth of the
+            cost of a call. They are called all the same where nobody can say, and always for the model as a whole.
         remembers: whether `Context.returned` is kept for it, for the modules at which it listens to `forward`.
         max_errors: how many errors quarantine the plugin.
         requires_api: the version of hookd's API that it needs, as in `hookd.API_VERSION`; "" for any.
@@ -41,6 +44,7 @@ class Plugin:
     rarest: int = 0
     fixed_by_every: tuple[str, ...] = ()
     apart: bool = False
+    unless_finite: tuple[str, ...] = ()
     remembers: bool = False
     max_errors: int = 10
     requires_api: str = ""

@@ -1,4 +1,4 @@
-"""Compile kernel.c and entry.c beside themselves, where there is a C compiler. Tool side; it needs nothing of hookd's.
+"""Compile the kernel and the entry beside their sources, where there is a C compiler. Tool side; it needs nothing of hookd's.
 
 An installation runs this (hatch_build.py). In a source tree that is used through PYTHONPATH:
 
@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("kernel", "entry")
+SOURCES = {"kernel": ("kernel.c",), "entry": ("entry.c", "calls.c", "tensors.c", "graph.c")}
+"""By shared object."""
 FLAGS = ("-O3", "-shared", "-fPIC", "-s", "-std=gnu11", "-nostdlib", "-nostartfiles", "-ffreestanding",
          "-fno-stack-protector", "-fno-strict-aliasing", "-fno-tree-loop-distribute-patterns", "-fvisibility=hidden")  # fmt: skip
 """No function of libc is called, so that one file serves glibc and musl; the entry's symbols are those of the interpreter."""
@@ -24,7 +25,7 @@ TIMEOUT_S = 120
 
 
 def build(directory: Path = HERE) -> list[Path]:
-    """Compile the shared objects of NAMES into `directory` and return them in that order.
+    """Compile the shared objects of SOURCES into `directory` and return them in that order.
 
     Each is replaced at one stroke: whoever reads it meanwhile gets the old one or the new one.
 
@@ -35,13 +36,13 @@ def build(directory: Path = HERE) -> list[Path]:
     if compiler is None:
         raise FileNotFoundError("no C compiler: neither cc nor gcc nor clang is there, and CC is not set")
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        made = [_compiled(shlex.split(compiler), name, Path(scratch)) for name in NAMES]
+        made = [_compiled(shlex.split(compiler), name, Path(scratch)) for name in SOURCES]
         return [one.replace(directory / one.name) for one in made]
 
 
 def _compiled(compiler: list[str], name: str, directory: Path) -> Path:
     made = directory / f"{name}.so"
-    command = [*compiler, *FLAGS, "-o", str(made), str(HERE / f"{name}.c"), "-lgcc"]
+    command = [*compiler, *FLAGS, "-o", str(made), *(str(HERE / source) for source in SOURCES[name]), "-lgcc"]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.SubprocessError as error:

@@ -93,6 +93,7 @@ class NaN(Forward, Backward):
     longest = 10
     rare = ("backward_pre", "backward")
     rarest = 100
+    unless_finite = ("backward_pre", "backward")
     remembers = True
     fixed_by_every = ("forward_pre", "forward", "forwards")
     mutating = ("step_pre", "closure_done")  # with a policy other than report

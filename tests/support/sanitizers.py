@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -23,9 +24,10 @@ def build(name: str, directory: Path) -> Path:
         OSError: there is no gcc, or it cannot.
     """
     made = directory / f"{name}.so"
-    source = REPOSITORY / "hookd" / "native" / f"{name}.c"
+    native = REPOSITORY / "hookd" / "native"
+    sources = [native / source for source in runpy.run_path(str(native / "build.py"))["SOURCES"][name]]
     try:
-        subprocess.run(["gcc", *OPTIONS, *SANITIZERS, "-o", made, source], check=True, capture_output=True, timeout=300)
+        subprocess.run(["gcc", *OPTIONS, *SANITIZERS, "-o", made, *sources], check=True, capture_output=True, timeout=300)
     except subprocess.CalledProcessError as error:
         raise OSError(error.stderr) from error
     return made

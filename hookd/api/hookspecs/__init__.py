@@ -80,6 +80,8 @@ MODULE = frozenset(
     ]
 )
 """The hooks that are called per selected module."""
+FLOWS = ("backward_pre", "backward")
+"""The hooks for which the autograd graph is hooked, in the steps in which anybody hears them."""
 HOT = MODULE | {
     "param_grad",
     "loss",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from enum import IntFlag
 from os import environ
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,12 +21,13 @@ import torch
 from torch import nn
 
 from hookd.api.events import Module
+from hookd.api.hookspecs import TIMES
 from hookd.errors import AttachError
 from hookd.target.boot import native
 from hookd.target.entry import hidden
 from hookd.target.entry.patch import HAS_COMPILED_IMPL, SKIP, is_pristine
 from hookd.target.entry.threads import ThreadState
-from hookd.target.events import batching
+from hookd.target.events import backward, batching
 from hookd.target.tensors import layout, torch_state
 from hookd.target.tensors.kernel import DTYPES
 from hookd.wire.page import CALL_RECORD, MODULE, STEP
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hookd.api.totals import Totals
+    from hookd.target.plugins.listeners import Listener
     from hookd.target.session import Session
 
-VERSION = 8
+VERSION = 9
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -46,8 +49,56 @@ _SIZE = FunctionType.__basicsize__
 _LOOKED_AT = 32
 """So many numbers at the beginning of a thread's state in the interpreter, among which its depth is; it has more than 200 bytes.
 Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14."""
-_OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "kept", "returned", "hidden", "base", "profiled")
+_OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "lost", "again", "flows", "kept", "returned", "hidden", "base", "profiled")
 """What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
+
+
+_OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_told", "graph_failed")
+"""What graph.c calls (`hookd.target.entry.calls`)."""
+
+
+class Gradients(IntFlag):
+    """What is wanted of the gradients of a module, as `hookd/native/entry.h` has it.
+
+    Attributes:
+        HEARS_BEFORE: somebody is told of those that enter it.
+        HEARS: of those that leave it.
+        CHECKS_BEFORE: somebody is told of those that enter it, unless all are finite.
+        CHECKS: likewise of those that leave it.
+        KEEPS_OUT: somebody looks at those that enter it.
+        KEEPS_IN: at those that leave it.
+        TIMED: somebody wants the time.
+        WALKS: anybody listens to those that leave it, for which its nodes must be found.
+    """
+
+    HEARS_BEFORE = 1
+    HEARS = 2
+    CHECKS_BEFORE = 4
+    CHECKS = 8
+    KEEPS_OUT = 16
+    KEEPS_IN = 32
+    TIMED = 64
+    WALKS = 128
+
+    @classmethod
+    def of(cls, heard: list[Listener]) -> Gradients:
+        """Find what listeners to `backward_pre` and `backward` want."""
+        wanted = cls(0)
+        for one in heard:
+            has_left = one.hook == "backward"
+            if one.unless_finite:
+                wanted |= cls.KEEPS_OUT | (cls.CHECKS | cls.KEEPS_IN if has_left else cls.CHECKS_BEFORE)
+            else:
+                wanted |= cls.HEARS if has_left else cls.HEARS_BEFORE
+            if has_left:
+                wanted |= cls.WALKS
+            if "grad_output" in one.arguments:
+                wanted |= cls.KEEPS_OUT
+            if "grad_input" in one.arguments:
+                wanted |= cls.KEEPS_IN
+            if not TIMES.isdisjoint(one.arguments):
+                wanted |= cls.TIMED
+        return wanted
 
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -60,7 +111,9 @@ class _Host(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "record", "suspect")),
-        *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing", "profile", "tool")),
+        *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing")),
+        *((name, ctypes.py_object) for name in _OF_GRAPHS),
+        *((name, ctypes.py_object) for name in ("hooked", "grad_enabled", "sequence", "will_run", "profile", "tool")),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
         ("gate", ctypes.c_void_p),
         ("largest", ctypes.c_void_p),
@@ -174,6 +227,7 @@ class Entry:
         self._meter = native.function(library, "hookd_entry_meter", ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
         self._let_go = native.function(library, "hookd_entry_let_go", there, size)
+        self._hear = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
         self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
         self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
         self._deep = native.function(library, "hookd_entry_deep")
@@ -264,7 +318,8 @@ class Entry:
         cells = ctypes.addressof(ctypes.c_char.from_buffer(session.cells))  # no reference stays: a page is to be closed
         host = _Host(
             session.local, names["unwind"], session.portions.remember_call, session.page.record, session.portions.suspect,
-            torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, hidden.profile, hidden.tool, dtypes,
+            torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, *(names[name] for name in _OF_GRAPHS),
+            hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, hidden.profile, hidden.tool, dtypes,
             *session.numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
@@ -288,6 +343,15 @@ class Entry:
         """Have the calls of a shape go through the plans, or count them."""
         self._arm(shape, is_armed)
 
+    def hear(self, shape: int, heard: list[Listener] | None) -> None:
+        """Hook the graph for the calls of a shape that are counted, for these listeners to gradients; None: do not.
+
+        Args:
+            shape: of the modules.
+            heard: observers that are switched on; a list that nobody changes.
+        """
+        self._hear(shape, heard, Gradients.of(heard or []))
+
     def check(self, *, checks: bool, alert: bool) -> int:
         """Look at what counted calls return, or do not; return how many have passed since the last time that nobody could look at.
 
@@ -309,11 +373,11 @@ class Entry:
         """Know of the calls that were remembered only the last ones still, weakly; return how many are left as they are."""
         return int(self._let_go(returned, last))
 
-    def metered_ns(self) -> int:
-        """Return what calls that were counted have taken since the last time, while they were metered."""
-        spent = ctypes.c_int64()
-        self._spent(ctypes.byref(spent))
-        return spent.value
+    def metered_ns(self) -> tuple[int, int]:
+        """Return what calls that were counted have taken since the last time, while they were metered, and what hooks on graphs have."""
+        spent = (ctypes.c_int64 * 2)()
+        self._spent(spent)
+        return spent[0], spent[1]
 
     def aloud(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the training's inside of that, which is hidden from nobody."""

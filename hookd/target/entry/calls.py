@@ -13,6 +13,7 @@ from hookd.target.entry.dynamo import is_autograd_compiled
 from hookd.target.entry.plan import is_inside
 from hookd.target.events import backward
 from hookd.target.plugins.faults import Failure, is_from_signal_handler
+from hookd.target.tensors.torch_state import is_unreal
 from hookd.wire import page as pages
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class Calls:
         return {
             "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "begin": self._hook_inputs,
             "end": self._hook_outputs, "unwind": self._unwind, "begins": self._begins, "ends": self._ends,
-            "was_stopped": _was_stopped,
+            "was_stopped": _was_stopped, "graph_begins": self._hook_inputs, "graph_enters": backward.Entered,
+            "graph_ends": self._hook_outputs, "graph_told": self._session.dispatch.flowed, "graph_failed": self._graph_failed,
         }  # fmt: skip
 
     def _unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
@@ -55,7 +57,7 @@ class Calls:
             self._session.dispatch.emit("forward_error", {"module": module, "error": error}, module)
 
     def _hook_outputs(
-        self, module: Module, args: tuple[Any, ...], output: Any, entered: backward.Entered, recompute: bool
+        self, module: Module, args: tuple[Any, ...], output: Any, entered: backward.Entered, recompute: bool = False
     ) -> Any:
         """Hook the graph that a call has made; in a recompute only where that graph will be used (reentrant)."""
         if recompute and not backward.is_reentrant():
@@ -92,6 +94,7 @@ class Calls:
         phase = int(self._session.cells[thread.beat + PHASE])
         # It is that still where an exception came at a bad moment.
         thread.outside = phase if phase != FORWARD else OTHER
+        thread.flows = self._session.namespace["backward_on"] and self._may_hook()
         if phase != DATA:
             self.turn(thread, FORWARD)
 
@@ -126,6 +129,16 @@ class Calls:
         finally:
             thread.busy = False
             namespace["no_frame"](frame)
+
+    def _may_hook(self) -> bool:
+        """Return whether the graph may be hooked that is about to be made; `hookd/native/graph.c` asks only once an outermost call."""
+        if is_autograd_compiled():
+            self._tell_unobserved()
+            return False
+        return not is_unreal()
+
+    def _graph_failed(self, error: BaseException) -> None:
+        self._session.dispatch.own_failure("the backward of a module", error)
 
     def _hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
         if is_autograd_compiled():

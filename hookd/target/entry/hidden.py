@@ -11,6 +11,7 @@ function of Python's may begin hidden and go on seen (CPython 3.15 crashes where
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,5 +46,21 @@ def entrance(session: Session, act: Callable[..., Any], plain: Callable[..., Any
         if hidden is None or not session.is_live or (profile() is None and tool() is None):
             return act(*args, **kwargs)
         return hidden(act, args, kwargs)
+
+    return hookd
+
+
+def hooked(library: Any) -> Callable[..., Any]:
+    """Return what the training calls in order to run a hook of `hookd/native/graph.c`, which hides itself from a profiler.
+
+    Args:
+        library: of the entry.
+    """
+    made = library["hookd_entry_graph"]
+    made.argtypes, made.restype = (), ctypes.py_object
+    run = made()
+
+    def hookd(hook: Any, *grads: Any) -> Any:
+        return None if is_dynamo_compiling() else run(hook, grads)
 
     return hookd

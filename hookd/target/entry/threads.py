@@ -50,20 +50,21 @@ class ThreadState:
         returned: what the calls inside the outermost one have returned, until the next outermost one, where somebody asks;
             inside of it small outputs are kept alive.
         kept: elements in those.
+        flows: the graph is to be hooked for whoever listens to gradients in the outermost call.
         held: those calls that have not been handed over yet (`hookd.target.events.batching`).
         held_size: elements in their outputs.
         passed: how many calls of all threads had returned what nobody could look at when the outermost one began; -1: nobody looked.
     """
 
     __slots__ = (
-        "again", "backwards", "base", "beat", "busy", "held", "held_size", "hidden", "inner", "is_engine", "kept", "lost", "native", "outside", "passed", "passing", "profiled", "returned", "switching", "top",
+        "again", "backwards", "base", "beat", "busy", "flows", "held", "held_size", "hidden", "inner", "is_engine", "kept", "lost", "native", "outside", "passed", "passing", "profiled", "returned", "switching", "top",
     )  # fmt: skip
 
     def __init__(self, native: int, beat: int, *, is_engine: bool) -> None:
         self.top: Top | None = None
         self.native = native
         self.beat = beat
-        self.busy = self.hidden = self.profiled = False
+        self.busy = self.hidden = self.profiled = self.flows = False
         self.backwards = int(is_engine)
         self.switching = 0
         self.is_engine = is_engine

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.plugins.listeners import Listener
 
-_sequence = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
-_will_run = getattr(torch._C, "_will_engine_execute_node", lambda _node: True)
+next_sequence = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
+"""Returns the number that the next node of the graph gets."""
+will_run = getattr(torch._C, "_will_engine_execute_node", lambda _node: True)
+"""Whether a node will run in the backward that is under way."""
 _is_grad_enabled = torch.is_grad_enabled
 _node = getattr(torch._C, "_current_autograd_node", lambda: None)
 _Tensor: Any = torch.Tensor
@@ -52,11 +54,11 @@ class Entered:
 
     __slots__ = ("edges", "lost", "sequence", "thread")
 
-    def __init__(self, thread: ThreadState, args: tuple[Any, ...]) -> None:
+    def __init__(self, thread: ThreadState, sequence: int, edges: list[tuple[Any, int] | None]) -> None:
         self.thread = thread
         self.lost = 0
-        self.sequence = _sequence()
-        self.edges = [_edge(x) for x in args]
+        self.sequence = sequence
+        self.edges = edges
 
 
 class Slot(NamedTuple):
@@ -175,7 +177,7 @@ def begin(thread: ThreadState, args: tuple[Any, ...]) -> Entered | None:
     if not _is_grad_enabled() or is_unreal():
         return None
     with unseen():
-        return Entered(thread, args)
+        return Entered(thread, next_sequence(), [_edge(x) for x in args])
 
 
 def is_reentrant() -> bool:
@@ -326,8 +328,8 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
     def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
         mark, before = flow.dispatch.clock(), flow.dispatch.charged
         if not flow.is_open:
-            ends = own + [e for e in later if _will_run(e.node)]
-            flow.open(1 + sum(1 for n in outputs if _will_run(n)), ends, mark)
+            ends = own + [e for e in later if will_run(e.node)]
+            flow.open(1 + sum(1 for n in outputs if will_run(n)), ends, mark)
         thread = flow.thread
         for slot in mine if flow.keeps_out else ():
             flow.grads_out[slot.at] = grads[slot.nr]

@@ -109,6 +109,35 @@ class Dispatch:
         values[replaces] = grads
         return self.tell(heard, values, replaces)
 
+    def flowed(  # noqa: PLR0913, PLR0917  `hookd/native/graph.c` calls it
+        self,
+        module: Module,
+        heard: list[Listener],
+        has_left: bool,
+        is_bad: bool,
+        grad_input: tuple[Any, ...],
+        grad_output: tuple[Any, ...],
+        elapsed_ns: int,
+        self_ns: int,
+    ) -> None:
+        """Tell observers of the gradients of a module that was hooked in C.
+
+        Args:
+            module: which one.
+            heard: who listened when the call was made.
+            has_left: whether they have left the module; or have entered it.
+            is_bad: whether any is not known to be finite, of which some are not told otherwise.
+            grad_input: those that have left, None where there is none.
+            grad_output: those that have entered.
+            elapsed_ns: the time until now.
+            self_ns: what of it was not inside of a module inside.
+        """
+        hook = "backward" if has_left else "backward_pre"
+        told = [one for one in heard if one.hook == hook and (is_bad or not one.unless_finite) and self._is_active(one)]
+        if told and self._session.is_live:
+            values = {"module": module, "grad_input": grad_input, "grad_output": grad_output, "elapsed_ns": elapsed_ns, "self_ns": self_ns}
+            self.tell(told, values)
+
     def _is_active(self, one: Listener) -> bool:
         entry = self._session.registry.entries.get(one.plugin)
         return entry is not None and entry.state == "active"

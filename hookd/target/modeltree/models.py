@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hookd.api.hookspecs import MODULE
+from hookd.api.hookspecs import FLOWS, MODULE
 from hookd.target.entry.c_entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
 from hookd.target.entry.dynamo import skip_frames
 from hookd.target.entry.patch import SKIP, ClassPatch, is_in_flight, plain_call
@@ -306,7 +306,7 @@ class Models:
         with self.lock:
             self.audience.changed()
             self._session.dispatch.turned()
-            self._shapes.clear()
+            self._forget_shapes()
             for others in self._others.values():
                 others.clear()
             if not self._may_wait():
@@ -406,14 +406,25 @@ class Models:
             suspecting = (
                 {one.plugin for one in heard if one.hook == "suspect" and switches.get(one.switch)} if is_seen else ()
             )
+            flowing = [one for one in heard if one.hook in FLOWS and switches.get(one.switch)]
+            is_plain = not any(one.mutates for one in flowing)  # what changes gradients is called by Python's own hooks
+            self._counting.hear(shape, flowing if flowing and is_plain else None)
             called = [
                 one
                 for one in heard
                 if one.hook not in ("forward_error", "suspect")  # which no plan calls
+                and not (one.hook in FLOWS and is_plain)  # for which the entry hooks the graph
                 and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
             ]
             listens = any(bool(switches.get(one.switch)) is (one.totals is None) for one in called)
             self._counting.arm(shape, is_armed=listens)
+
+    def _forget_shapes(self) -> None:
+        """Number all shapes anew."""
+        if self._counting is not None:
+            for shape in self._shapes.values():
+                self._counting.hear(shape, None)
+        self._shapes.clear()
 
     def arm(self) -> None:
         """Have each call go through its module's plan while a Python function listens to it; after any switch was turned."""
@@ -485,9 +496,9 @@ class Models:
         """Have the entry keep alive no more what calls have returned; return how many it has left as they are."""
         return len(returned) if self._counting is None else self._counting.let_go(returned, last)
 
-    def metered_ns(self) -> int:
-        """Return what calls without a plan have taken in the metered step that is over, in ns."""
-        return 0 if self._counting is None else self._counting.metered_ns()
+    def metered_ns(self) -> tuple[int, int]:
+        """Return what calls without a plan have taken in the metered step that is over, in ns, and what hooks on graphs have."""
+        return (0, 0) if self._counting is None else self._counting.metered_ns()
 
     def _plain_call(self) -> str:
         """Write how a plan runs a module; what is called from the entry may be hidden from a profiler."""

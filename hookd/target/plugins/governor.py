@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from hookd.api.hookspecs import FLOWS
 from hookd.target.events.dispatch import OWN
 from hookd.target.plugins.listeners import wanted_interval
 
@@ -51,8 +52,6 @@ UNKNOWN_NS = 100_000
 """What a sampled plugin is assumed to cost in each module of a step until that is metered. Measured in a model of 1,000
 modules: 80 to 150 us, garbage collection included."""
 
-FLOWS = ("backward_pre", "backward")
-"""The hooks for which the graph is hooked, in the steps in which anybody hears them."""
 FIXED = 3
 """What a kind of step is more by where hooks of a fixed interval are called (`Entry.kind`)."""
 KINDS = 81
@@ -241,7 +240,8 @@ class Governor:
     def _learn(self, elapsed: int) -> None:
         """Note what a metered step has cost."""
         ledger, kinds = self._session.dispatch, self._kind[1]
-        ledger.spent[OWN] = ledger.spent.get(OWN, 0) + self._session.models.metered_ns()
+        for number, ns in zip((OWN, self._listens_back()), self._session.models.metered_ns()):
+            ledger.spent[number] = ledger.spent.get(number, 0) + ns
         known = self._costs.pop(self._kind, {})  # it becomes the last of them
         if len(self._costs) >= KINDS:
             self._forget(next(iter(self._costs)))
@@ -265,6 +265,14 @@ class Governor:
             self._is_alarmed = True
         ledger.spent.clear()
         ledger.calls.clear()
+
+    def _listens_back(self) -> int:
+        """Return who pays for the hooks on graphs: the first plugin that listens to gradients in this step."""
+        switches = self._session.namespace
+        for entry in self._entries():
+            if any(one.hook in FLOWS and switches.get(one.switch) for one in entry.listeners):
+                return entry.number
+        return OWN
 
     def _forget(self, kind: _Kind) -> None:
         """Forget a kind of steps."""

@@ -34,6 +34,7 @@ class Listener:
 
     Attributes:
         totals: adds calls up for the plugin, which has no function for that; None: `call` is a function of the plugin's.
+        unless_finite: it need not be called where all gradients are known to be finite.
     """
 
     plugin: int
@@ -43,6 +44,7 @@ class Listener:
     remembers: bool
     call: Callable[..., Any] = field(compare=False, hash=False)
     totals: Totals | None = None
+    unless_finite: bool = False
 
     @cached_property
     def function(self) -> str:
@@ -269,7 +271,8 @@ class Registry:
                 if impl.plugin is entry.plugin:
                     names = tuple(impl.argnames)
                     rights = _mutates(entry.plugin, hook), entry.plugin.remembers
-                    listeners.append(Listener(entry.number, hook, names, *rights, impl.function))
+                    is_choosy = hook in entry.plugin.unless_finite
+                    listeners.append(Listener(entry.number, hook, names, *rights, impl.function, unless_finite=is_choosy))
         totals = entry.context.totals
         if totals is not None:
             names = ("module", "elapsed_ns", "self_ns", "recompute", "is_again")

@@ -1,0 +1,225 @@
+/* What the files of the entry have in common: entry.c (the table, and what a call comes to), calls.c, tensors.c and graph.c. */
+#ifndef HOOKD_ENTRY_H
+#define HOOKD_ENTRY_H
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+typedef struct _object PyObject;
+typedef ptrdiff_t Py_ssize_t;
+typedef PyObject *(*Vectorcall)(PyObject *, PyObject *const *, size_t, PyObject *);
+
+extern PyObject _Py_FalseStruct, _Py_NoneStruct, _Py_TrueStruct, PyTuple_Type;
+extern PyObject *PyCapsule_New(void *, const char *, void (*)(PyObject *));
+extern void *PyCapsule_GetPointer(PyObject *, const char *);
+extern PyObject *PyCFunction_NewEx(void *, PyObject *, PyObject *);
+extern int PyDict_Contains(PyObject *, PyObject *);
+extern PyObject *PyDict_New(void);
+extern Py_ssize_t PyDict_Size(PyObject *);
+extern int PyDict_SetItem(PyObject *, PyObject *, PyObject *);
+extern void PyErr_Clear(void);
+extern void PyErr_Fetch(PyObject **, PyObject **, PyObject **);
+extern PyObject *PyErr_NoMemory(void);
+extern void PyErr_NormalizeException(PyObject **, PyObject **, PyObject **);
+extern PyObject *PyErr_Occurred(void);
+extern void PyErr_Restore(PyObject *, PyObject *, PyObject *);
+extern void PyException_SetContext(PyObject *, PyObject *);
+extern int PyException_SetTraceback(PyObject *, PyObject *);
+extern double PyFloat_AsDouble(PyObject *);
+extern PyObject *PyFloat_FromDouble(double);
+extern int PyList_Append(PyObject *, PyObject *);
+extern PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
+extern int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
+extern int PyList_SetSlice(PyObject *, Py_ssize_t, Py_ssize_t, PyObject *);
+extern Py_ssize_t PyList_Size(PyObject *);
+extern long long PyLong_AsLongLong(PyObject *);
+extern unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
+extern PyObject *PyLong_FromLongLong(long long);
+extern PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
+extern PyObject *PyMethod_New(PyObject *, PyObject *);
+extern PyObject *PyNumber_Add(PyObject *, PyObject *);
+extern PyObject *PyObject_Call(PyObject *, PyObject *, PyObject *);
+extern PyObject *PyObject_GetAttr(PyObject *, PyObject *);
+extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
+extern PyObject *PyObject_VectorcallMethod(PyObject *, PyObject *const *, size_t, PyObject *);
+extern int hookd_entry_hear(size_t, PyObject *, int);
+extern void *PyThreadState_Get(void);
+extern uint64_t PyThreadState_GetID(void *);
+extern void PyThreadState_EnterTracing(void *) __attribute__((weak)); /* 3.11 and newer */
+extern void PyThreadState_LeaveTracing(void *) __attribute__((weak));
+extern PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+extern PyObject *PyTuple_New(Py_ssize_t);
+extern int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
+extern Py_ssize_t PyTuple_Size(PyObject *);
+extern int PyType_IsSubtype(PyObject *, PyObject *);
+extern PyObject *PyUnicode_InternFromString(const char *);
+extern PyObject *PyWeakref_NewRef(PyObject *, PyObject *);
+extern Vectorcall PyVectorcall_Function(PyObject *);
+extern void PyFunction_SetVectorcall(PyObject *, Vectorcall) __attribute__((weak)); /* 3.12 and newer */
+extern void *PyEval_SaveThread(void);
+extern void PyEval_RestoreThread(void *);
+extern PyObject *PyList_New(Py_ssize_t);
+extern void *PyMem_RawCalloc(size_t, size_t);
+extern void PyMem_RawFree(void *);
+extern void *PyMem_RawRealloc(void *, size_t);
+extern void Py_DecRef(PyObject *);
+extern void Py_IncRef(PyObject *);
+
+#define EXPORTED __attribute__((visibility("default")))
+#define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
+enum { VERSION = 9, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
+enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
+
+typedef struct { /* the cells of a page to which each call is added; any may be NULL */
+    double *seconds, *own, *calls;
+} Totals;
+
+typedef struct { /* of a module whose calls are counted here, as long as no Python function of a plugin listens to them */
+    uint64_t number; /* no other one has had it */
+    PyObject *module, *cell;
+    double value; /* that of `cell`: the module in a heartbeat */
+    size_t shape;
+    int remembers, checks; /* what it returns is kept; is looked at */
+    size_t count;
+    Totals totals[];
+} Count;
+
+typedef struct {
+    uintptr_t key;  /* a module's address; 0: free, 1: was used, and the search goes on */
+    PyObject *plan; /* NULL: call straight through */
+    PyObject *metered; /* its plan in a metered step; NULL: `plan` finds it */
+    Count *counted; /* NULL: the plan counts */
+} Slot;
+
+typedef struct { /* where a thread's state in the interpreter has its depth of calls; `offset` is 0 where that is not known */
+    size_t offset;
+    int is_counted_up, limit; /* it is what is left of the limit, or counts up to it (CPython 3.10) */
+    int room;                 /* so many levels hookd may need for itself */
+} Depth;
+
+typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
+    PyObject *local;                 /* `local.thread` is the calling thread's state */
+    PyObject *unwind;                /* called as unwind(state, outer, module, error) where a call is left by an exception */
+    PyObject *remember;              /* as remember(state, module, args, kwargs, output) where this file cannot */
+    PyObject *record;                /* as record(kind, module, step) at each call of a metered step */
+    PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `checked` */
+    PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
+    PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
+    PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
+    PyObject *graph_begins, *graph_enters, *graph_ends, *graph_told, *graph_failed; /* of hookd/target/entry/calls.py, for graph.c */
+    PyObject *hooked;                /* as hooked(capsule, *gradients): calls what `hookd_entry_graph` returns */
+    PyObject *grad_enabled, *sequence, *will_run; /* torch's */
+    PyObject *profile, *tool;        /* return None where no profiler listens to the thread; NULL: nobody can say */
+    PyObject *dtypes[10];            /* those of kernel.c, in its order, and then whole numbers, which are all finite */
+    int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: nothing is looked at */
+    double (*largest)(const void *const *, const int64_t *, int, int, int); /* `hookd_largest` of it */
+    size_t level;                    /* its instructions */
+    double *cells;                   /* of the page */
+    size_t phase;                    /* from a heartbeat's module to its step, in cells */
+    size_t kind;                     /* of the record of a call */
+    size_t most, each;               /* elements that are kept alive, and what a call counts beside its own */
+    size_t top, busy, backwards, beat, inner, lost, again, flows, kept, returned, hidden, base, profiled; /* where the thread's state has them, in bytes */
+    size_t waits;                    /* where a hookd Module has it */
+} Host;
+
+typedef struct { /* where torch has what of a tensor, in bytes, as hookd/target/tensors/layout.py has found it; `impl` is 0 where it has not */
+    size_t impl;                                                          /* in the Python object; the others are in that */
+    size_t keys, dtype, numel, start, contiguous, mask, storage, version; /* `mask` is the bit of the byte `contiguous` */
+    size_t count;                                                         /* in what `version` points to */
+    size_t base, nbytes, deleter;                                         /* in what `storage` points to */
+    size_t autograd, grad;                                                /* `grad` is in what `autograd` points to */
+    uint64_t plain, owner; /* the keys of a plain tensor in the host's memory, and the deleter of what torch's allocator has made */
+    uint64_t nothing;      /* the gradient of what has none */
+    uint16_t dtypes[10];   /* as in `Host` */
+} Layout;
+
+struct State { /* all of it; one for the process */
+    Slot *slots;
+    size_t mask, filled, present; /* filled: with those that were used */
+    Vectorcall standard;          /* what a Python function has in the field by itself */
+    PyObject *missing;            /* called for a module that is not in the table */
+    PyObject *impl;               /* torch's `_call_impl` */
+    PyObject *compiled;           /* the string "_compiled_call_impl" */
+    long inside;                  /* calls that are in this file now, in all threads */
+    int watched;                  /* a function is entered here */
+    Host host;                    /* its objects live until no call is inside any more */
+    Layout layout;
+    int counts;                   /* calls are counted here */
+    PyObject *kind, *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
+        *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name, *shape_name, *stride_name, *grad_name,
+        *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name;
+    PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
+    uint64_t thread, numbers;
+    unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
+    unsigned char unseen[SHAPES]; /* something that a call of this shape returned could not be looked at */
+    PyObject *heard[SHAPES];      /* who listens to the gradients of calls of this shape; NULL: nobody */
+    int wants[SHAPES];            /* what of them */
+    long hooks;                   /* that live in graphs */
+    int64_t hooked;               /* ns of a metered step in graph.c, without what is charged by Python */
+    int metered;
+    int checks;                   /* what calls return is looked at, and `suspect` is told */
+    int alert;                    /* it is told of all of them */
+    long passed;                  /* calls of which it should have been told, and nobody could look */
+    int64_t spent;                /* ns of a metered step in this file, and in what it calls of hookd */
+    Depth depth;
+    long deep;                    /* calls so near to the limit that they were not observed */
+};
+
+#pragma GCC visibility push(hidden)
+extern struct State entry;
+
+static inline PyObject **at(PyObject *object, size_t offset) { return (PyObject **)((char *)object + offset); }
+
+#define FIELD(type, object, offset) (*(const type *)((const char *)(object) + (offset)))
+#define TYPE(object) (((PyObject **)(object))[1])
+
+/* calls.c */
+PyObject *asking(PyObject *state, PyObject *function, PyObject *const *given, size_t count);
+int gives(PyObject *function, PyObject *expected);
+PyObject *here(void);
+int hide(PyObject *state);
+int is_profiled(void);
+void left(PyObject *state, PyObject *outer, PyObject *module);
+int64_t now(void);
+PyObject *packed(PyObject *const *args, Py_ssize_t count);
+PyObject *planned(PyObject *state, PyObject *plan, PyObject *const *args, Py_ssize_t count, PyObject *names);
+void set_to(PyObject **place, PyObject *value);
+void show(PyObject *state, int was_seen);
+void suspend(PyObject *state);
+PyObject *through(PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names);
+PyObject *with_packed(PyObject *state, PyObject *function, PyObject **given, size_t size, size_t place, PyObject *const *args,
+                      Py_ssize_t count, PyObject *names);
+
+/* tensors.c */
+enum { SEEN, BAD, UNSEEN }; /* of a tensor: no infinity and no NaN in it but -inf; some; nobody can say */
+int checked(Count *counted, PyObject *state, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
+            PyObject *before);
+int is_finite(PyObject *tensor);
+int may_ask(void);
+const void *plain(PyObject *tensor);
+int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output);
+PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names);
+
+/* graph.c */
+enum { HEARS_BEFORE = 1, HEARS = 2, CHECKS_BEFORE = 4, CHECKS = 8, KEEPS_OUT = 16, KEEPS_IN = 32, TIMED = 64, WALKS = 128 };
+/* What is wanted of gradients, as `Gradients` of hookd/target/entry/c_entry.py: to be told of those that enter or that leave, or only of those
+ * that are not finite; to see them; to have the time; and whether anything is wanted of those that leave, or of the time. */
+typedef struct Flow Flow;
+typedef struct { /* where an input came from in the graph; NULL: it needs no gradient */
+    PyObject *node;
+    long long nr;
+} Edge;
+typedef struct { /* what is known when a call begins */
+    PyObject *heard;   /* who listens; NULL: nothing is to be hooked */
+    PyObject *entered; /* what Python knows; NULL: the rest is known here */
+    int wants, count;
+    uint64_t sequence;
+    int64_t lost; /* that of the thread's state */
+    Edge edges[INPUTS];
+} Begun;
+int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *args, Py_ssize_t count);
+int graph_ends(Begun *begun, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output);
+void graph_forgets(Begun *begun);
+
+#pragma GCC visibility pop
+#endif

@@ -1,0 +1,646 @@
+/* The gradients that enter and leave a module, seen by hooks on the autograd nodes that are there anyway: what
+ * hookd/target/events/backward.py does, which says how, for calls of modules that are counted here and that Python functions want to be
+ * told the gradients of, or only of those that are not finite. Python does it for all that is not plain: an input that is a
+ * leaf, several nodes behind one output, tensors on a device, a plugin that changes gradients.
+ *
+ * torch keeps a hook as a bound method of `host.hooked`, a Python function that dynamo can read, with a capsule that has what is
+ * needed here. A graph may live longer than hookd does: a hook that is called then does nothing, and this file stays loaded until
+ * the last one is gone.
+ *
+ * Source: torch/csrc/autograd/python_cpp_function.cpp `THPCppFunction_register_prehook`, 2.1 to 2.15.
+ */
+#include "entry.h"
+
+enum { MOST = 20000 }; /* nodes of one module that are looked at, as in hookd/target/events/backward.py */
+
+struct Flow { /* the gradients of one call, while a backward runs through it; it holds no node of the module */
+    long refs;
+    PyObject *module, *heard;
+    int wants;
+    Py_ssize_t inputs, outputs;
+    int is_open, is_bad; /* a gradient that has come is not known to be finite */
+    Py_ssize_t due_out, due_in;
+    PyObject *thread; /* in which this backward began */
+    int64_t started, inner, lost, again;
+    PyObject *grads[]; /* of the outputs, then of the inputs; NULL: none has come */
+};
+
+typedef struct { /* a gradient's place at a node, and which tensor's it is */
+    Py_ssize_t at, tensor;
+} Place;
+
+typedef struct {
+    Flow *flow;
+    int is_before;
+    Py_ssize_t own;  /* whether the node leads to an input itself */
+    PyObject *later; /* the nodes that do and run later, as a tuple; NULL: it is called behind its node */
+    Py_ssize_t count;
+    Place places[];
+} Hook;
+
+static const char NAME[] = "hookd";
+
+static void dropped(Flow *flow) {
+    if (--flow->refs)
+        return;
+    for (Py_ssize_t i = 0; i < flow->inputs + flow->outputs; i++)
+        if (flow->grads[i])
+            Py_DecRef(flow->grads[i]);
+    if (flow->thread)
+        Py_DecRef(flow->thread);
+    Py_DecRef(flow->module);
+    Py_DecRef(flow->heard);
+    PyMem_RawFree(flow);
+}
+
+static void forgotten(PyObject *capsule) { /* the graph is gone, or torch has not taken the hook */
+    Hook *hook = PyCapsule_GetPointer(capsule, NAME);
+    dropped(hook->flow);
+    if (hook->later)
+        Py_DecRef(hook->later);
+    PyMem_RawFree(hook);
+    entry.hooks--;
+}
+
+/* Return the callable that torch gets; `later` is stolen, also where there is no memory. */
+static PyObject *hook_of(Flow *flow, int is_before, Py_ssize_t own, PyObject *later, const Place *places, Py_ssize_t count) {
+    Hook *hook = PyMem_RawCalloc(1, sizeof *hook + (size_t)count * sizeof *places);
+    PyObject *capsule = hook ? PyCapsule_New(hook, NAME, forgotten) : NULL;
+    if (!capsule) {
+        PyMem_RawFree(hook);
+        if (later)
+            Py_DecRef(later);
+        return NULL;
+    }
+    hook->flow = flow, hook->is_before = is_before, hook->own = own, hook->later = later, hook->count = count;
+    for (Py_ssize_t i = 0; i < count; i++)
+        hook->places[i] = places[i];
+    flow->refs++, entry.hooks++;
+    PyObject *callable = PyMethod_New(entry.host.hooked, capsule);
+    Py_DecRef(capsule);
+    return callable;
+}
+
+static long long whole(PyObject *number) { return PyLong_AsLongLong(number); } /* of one that hookd has stored */
+
+static void lose(PyObject *state, int64_t since) {
+    PyObject **lost = at(state, entry.host.lost);
+    int64_t spent = now() - since;
+    set_to(lost, PyLong_FromLongLong(whole(*lost) + spent));
+    if (entry.metered)
+        entry.hooked += spent;
+}
+
+/* Have Python deal with an error of hookd's own. -1: an exception is set, which is a signal handler's. */
+static int failed(PyObject *state) {
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (!error)
+        return 0;
+    if (trace)
+        PyException_SetTraceback(error, trace);
+    PyObject *given[2] = {NULL, error}, *done = asking(state, entry.host.graph_failed, given + 1, 1), *made[] = {type, error, trace, done};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (made[i])
+            Py_DecRef(made[i]);
+    return done ? 0 : -1;
+}
+
+/* -- when a call begins */
+
+/* Find the edge of an input; `edge->node` stays NULL where it needs no gradient. 0: Python has to find it. */
+static int edge_of(PyObject *input, Edge *edge) {
+    if (TYPE(input) != entry.host.tensor)
+        return input == &_Py_NoneStruct || !PyType_IsSubtype(TYPE(input), entry.host.tensor);
+    const void *impl = plain(input);
+    if (!impl)
+        return 0;
+    if (!FIELD(void *, impl, entry.layout.autograd))
+        return 1;
+    PyObject *node = PyObject_GetAttr(input, entry.node_name);
+    if (node == &_Py_NoneStruct) { /* a leaf; one that learns is reached through a view */
+        PyObject *learns = PyObject_GetAttr(input, entry.learns_name);
+        Py_DecRef(node);
+        if (learns)
+            Py_DecRef(learns);
+        return learns == &_Py_FalseStruct;
+    }
+    PyObject *nr = node ? PyObject_GetAttr(input, entry.nr_name) : NULL;
+    *edge = (Edge){node, nr ? whole(nr) : -1};
+    if (nr)
+        Py_DecRef(nr);
+    return nr != NULL;
+}
+
+/* Have Python note where the graph stands. -1: an exception is set. */
+static int begins_in_python(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t count) {
+    PyObject *given[3] = {NULL, state, packed(args + 1, count - 1)};
+    PyObject *entered = given[2] ? asking(state, entry.host.graph_begins, given + 1, 2) : NULL;
+    if (given[2])
+        Py_DecRef(given[2]);
+    if (entered == &_Py_NoneStruct) /* it lives for ever */
+        graph_forgets(begun), entered = NULL;
+    else if (!entered)
+        return -1;
+    begun->entered = entered;
+    return 0;
+}
+
+/* Note where the graph stands before a module runs. 0: go on, and `begun->heard` is NULL where no graph is being built;
+ * -1: an exception is set, a signal handler's. */
+int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *args, Py_ssize_t count) {
+    *begun = (Begun){0};
+    if (*at(state, entry.host.flows) != &_Py_TrueStruct || !gives(entry.host.grad_enabled, &_Py_TrueStruct) || !may_ask())
+        return 0;
+    int64_t since = now();
+    Py_IncRef(begun->heard = entry.heard[shape]);
+    begun->wants = entry.wants[shape];
+    int is_plain = count - 1 <= INPUTS, is_left = 0;
+    for (Py_ssize_t i = 1; i < count && is_plain; i++)
+        is_plain = edge_of(args[i], &begun->edges[begun->count++]);
+    PyObject *sequence = is_plain ? PyObject_Vectorcall(entry.host.sequence, NULL, 0, NULL) : NULL;
+    begun->sequence = sequence ? PyLong_AsUnsignedLongLong(sequence) : 0;
+    if (sequence) {
+        Py_DecRef(sequence);
+    } else {
+        PyErr_Clear();
+        is_left = begins_in_python(begun, state, args, count);
+        since = now(); /* it has counted its own time */
+    }
+    lose(state, since);
+    begun->lost = whole(*at(state, entry.host.lost));
+    return is_left;
+}
+
+void graph_forgets(Begun *begun) {
+    for (int i = 0; i < begun->count; i++)
+        if (begun->edges[i].node)
+            Py_DecRef(begun->edges[i].node);
+    if (begun->entered)
+        Py_DecRef(begun->entered);
+    if (begun->heard)
+        Py_DecRef(begun->heard);
+    *begun = (Begun){0};
+}
+
+/* -- when it ends */
+
+static uint64_t number_of(PyObject *node) { /* UINT64_MAX: it leads nowhere, or an exception is set */
+    PyObject *number = PyObject_VectorcallMethod(entry.sequence_name, &node, 1, NULL);
+    uint64_t found = number ? PyLong_AsUnsignedLongLong(number) : UINT64_MAX;
+    if (number)
+        Py_DecRef(number);
+    return found;
+}
+
+typedef struct { /* what has been found of a module's nodes */
+    PyObject *seen, *nodes, *entries; /* a dict of all; a list of those to be looked at; one of those that lead to an input, or end it */
+    Place *places;                    /* of all entries, one after the other, */
+    Py_ssize_t *counts;               /* and how many of them each has */
+    Py_ssize_t size, room;
+    PyObject *last;                   /* borrowed: the node that runs last */
+    uint64_t least;
+} Walk;
+
+static int roomy(Walk *walk, Py_ssize_t places, Py_ssize_t entries) { /* for one more of both */
+    if (places < walk->room && entries < walk->room)
+        return 1;
+    Py_ssize_t room = walk->room ? 4 * walk->room : 8;
+    Place *more = PyMem_RawRealloc(walk->places, (size_t)room * sizeof *more);
+    if (more)
+        walk->places = more;
+    Py_ssize_t *counts = more ? PyMem_RawRealloc(walk->counts, (size_t)room * sizeof *counts) : NULL;
+    if (counts)
+        walk->counts = counts, walk->room = room;
+    return counts != NULL;
+}
+
+/* Look where a node leads to. 0: an exception is set, or there is no memory. */
+static int followed(Walk *walk, const Begun *begun, PyObject *node) {
+    PyObject *following = PyObject_GetAttr(node, entry.following_name);
+    Py_ssize_t size = following ? PyTuple_Size(following) : -1, first = walk->size, entries = PyList_Size(walk->entries);
+    int is_right = size >= 0;
+    for (Py_ssize_t i = 0; i < size && is_right; i++) {
+        PyObject *pair = PyTuple_GetItem(following, i), *next = PyTuple_GetItem(pair, 0);
+        long long nr = whole(PyTuple_GetItem(pair, 1));
+        Py_ssize_t input = 0;
+        while (input < begun->count && !(begun->edges[input].node == next && begun->edges[input].nr == nr))
+            input++;
+        if (input < begun->count) {
+            is_right = roomy(walk, walk->size, entries);
+            if (is_right)
+                walk->places[walk->size++] = (Place){i, input};
+        } else if (next != &_Py_NoneStruct) {
+            uint64_t number = number_of(next);
+            if (number >= begun->sequence && number < UINT64_MAX)
+                is_right = !PyList_Append(walk->nodes, next);
+            else
+                is_right = !PyErr_Occurred();
+        }
+    }
+    if (is_right && walk->size > first) {
+        walk->counts[entries] = walk->size - first;
+        is_right = !PyList_Append(walk->entries, node);
+    }
+    if (following)
+        Py_DecRef(following);
+    return is_right;
+}
+
+static int has_in(PyObject *list, PyObject *object) {
+    for (Py_ssize_t i = 0; i < PyList_Size(list); i++)
+        if (PyList_GetItem(list, i) == object)
+            return 1;
+    return 0;
+}
+
+/* Walk from a node down to the inputs of its module, as `_Walk` of hookd/target/events/backward.py does. 0: it failed. */
+static int walked(Walk *walk, const Begun *begun, PyObject *node, uint64_t number) {
+    *walk = (Walk){PyDict_New(), PyList_New(0), PyList_New(0), .least = UINT64_MAX};
+    int is_right = walk->seen && walk->nodes && walk->entries && (number < begun->sequence || !PyList_Append(walk->nodes, node));
+    for (Py_ssize_t size; is_right && (size = PyList_Size(walk->nodes)) && PyDict_Size(walk->seen) < MOST;) {
+        PyObject *one = PyList_GetItem(walk->nodes, size - 1);
+        Py_IncRef(one);
+        is_right = !PyList_SetSlice(walk->nodes, size - 1, size, NULL);
+        int is_new = is_right && PyDict_Contains(walk->seen, one) == 0;
+        if (is_new) {
+            number = number_of(one);
+            if (number <= walk->least)
+                walk->least = number, walk->last = one;
+            is_right = !PyErr_Occurred() && !PyDict_SetItem(walk->seen, one, &_Py_NoneStruct) && followed(walk, begun, one);
+        }
+        Py_DecRef(one);
+    }
+    Py_ssize_t entries = is_right ? PyList_Size(walk->entries) : 0;
+    if (is_right && walk->last && (begun->wants & TIMED || !entries) && !has_in(walk->entries, walk->last)) {
+        is_right = roomy(walk, walk->size, entries) && !PyList_Append(walk->entries, walk->last);
+        if (is_right)
+            walk->counts[entries] = 0;
+    }
+    return is_right;
+}
+
+static void ended(Walk *walk) {
+    PyObject *made[] = {walk->seen, walk->nodes, walk->entries};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (made[i])
+            Py_DecRef(made[i]);
+    PyMem_RawFree(walk->places);
+    PyMem_RawFree(walk->counts);
+}
+
+static int registered(PyObject *node, PyObject *name, PyObject *callable) { /* steals the callable */
+    PyObject *given[2] = {node, callable}, *handle = callable ? PyObject_VectorcallMethod(name, given, 2, NULL) : NULL;
+    if (handle)
+        Py_DecRef(handle);
+    if (callable)
+        Py_DecRef(callable);
+    return handle != NULL;
+}
+
+/* Hook the node behind a module's outputs, and those that lead to its inputs. 0: it failed. */
+static int hooked(Flow *flow, const Begun *begun, PyObject *node, uint64_t number, const Place *slots, Py_ssize_t count) {
+    Walk walk = {0};
+    int is_right = !(begun->wants & WALKS) || walked(&walk, begun, node, number);
+    Py_ssize_t entries = is_right && walk.entries ? PyList_Size(walk.entries) : 0, own = 0, under = 0;
+    PyObject *later = is_right ? PyList_New(0) : NULL;
+    for (Py_ssize_t i = 0; i < entries && later; i++) {
+        PyObject *one = PyList_GetItem(walk.entries, i);
+        if (one == node)
+            own = 1;
+        else if (number_of(one) < number) /* a hook may hold what runs after it alone, or nobody would free the graph */
+            is_right = is_right && !PyList_Append(later, one), under++;
+    }
+    PyObject *nodes = later && is_right ? PyTuple_New(under) : NULL;
+    for (Py_ssize_t i = 0; i < under && nodes; i++) {
+        PyObject *one = PyList_GetItem(later, i);
+        Py_IncRef(one);
+        PyTuple_SetItem(nodes, i, one);
+    }
+    is_right = nodes && registered(node, entry.prehook_name, hook_of(flow, 1, own, nodes, slots, count));
+    Py_ssize_t first = 0;
+    for (Py_ssize_t i = 0; i < entries && is_right; first += walk.counts[i++])
+        is_right = registered(PyList_GetItem(walk.entries, i), entry.hook_name, hook_of(flow, 0, 0, NULL, walk.places + first, walk.counts[i]));
+    if (later)
+        Py_DecRef(later);
+    ended(&walk);
+    return is_right;
+}
+
+typedef struct { /* the node that has made the outputs of a call */
+    PyObject *node; /* NULL: there is nothing to hook */
+    uint64_t number;
+    Py_ssize_t outputs, count;
+    Place slots[OUTPUTS];
+    int is_own;
+} Maker;
+
+/* Add an output. 0: Python has to look. */
+static int made(Maker *maker, const Begun *begun, PyObject *output) {
+    const void *impl = plain(output);
+    Place slot = {0, maker->outputs++};
+    if (!impl || maker->outputs > OUTPUTS)
+        return 0;
+    if (!FIELD(void *, impl, entry.layout.autograd))
+        return 1;
+    PyObject *node = PyObject_GetAttr(output, entry.node_name);
+    if (!node || node == &_Py_NoneStruct) {
+        if (node)
+            Py_DecRef(node);
+        return node != NULL;
+    }
+    PyObject *nr = PyObject_GetAttr(output, entry.nr_name);
+    uint64_t number = number_of(node);
+    slot.at = nr ? (Py_ssize_t)whole(nr) : -1;
+    if (nr)
+        Py_DecRef(nr);
+    /* What it was given and gives back beside its own belongs to the module that made it. */
+    int is_own = number >= begun->sequence, is_right = slot.at >= 0 && !PyErr_Occurred();
+    if (maker->node && is_own && !maker->is_own) {
+        Py_DecRef(maker->node);
+        maker->node = NULL, maker->count = 0;
+    }
+    if (maker->node && maker->is_own && !is_own) {
+        Py_DecRef(node);
+        return is_right;
+    }
+    is_right = is_right && (!maker->node || maker->node == node);
+    if (maker->node || !is_right)
+        Py_DecRef(node);
+    else
+        maker->node = node, maker->number = number, maker->is_own = is_own;
+    maker->slots[maker->count++] = slot;
+    return is_right;
+}
+
+static int found(Maker *maker, const Begun *begun, PyObject *output) {
+    if (TYPE(output) == entry.host.tensor)
+        return made(maker, begun, output);
+    int is_right = TYPE(output) == &PyTuple_Type && PyTuple_Size(output) <= OUTPUTS;
+    for (Py_ssize_t i = 0; is_right && i < PyTuple_Size(output); i++) {
+        PyObject *one = PyTuple_GetItem(output, i);
+        is_right = one == &_Py_NoneStruct || (TYPE(one) == entry.host.tensor && made(maker, begun, one));
+    }
+    return is_right;
+}
+
+static Flow *flow_of(const Begun *begun, PyObject *module, Py_ssize_t outputs) {
+    Flow *flow = PyMem_RawCalloc(1, sizeof *flow + (size_t)(begun->count + outputs) * sizeof *flow->grads);
+    if (!flow)
+        return NULL;
+    flow->refs = 1, flow->wants = begun->wants, flow->inputs = begun->count, flow->outputs = outputs;
+    Py_IncRef(flow->module = module);
+    Py_IncRef(flow->heard = begun->heard);
+    return flow;
+}
+
+/* Make of what C has noted what Python would have. NULL: an exception is set. */
+static PyObject *entered_of(const Begun *begun, PyObject *state) {
+    PyObject *edges = PyList_New(0), *sequence = PyLong_FromUnsignedLongLong(begun->sequence), *result = NULL;
+    int is_right = edges && sequence;
+    for (int i = 0; i < begun->count && is_right; i++) {
+        PyObject *node = begun->edges[i].node, *pair = node ? PyTuple_New(2) : &_Py_NoneStruct;
+        if (node && pair) {
+            Py_IncRef(node);
+            PyTuple_SetItem(pair, 0, node);
+            PyTuple_SetItem(pair, 1, PyLong_FromLongLong(begun->edges[i].nr));
+        }
+        is_right = pair && !PyList_Append(edges, pair);
+        if (node && pair)
+            Py_DecRef(pair);
+    }
+    PyObject *given[4] = {NULL, state, sequence, edges};
+    if (is_right)
+        result = asking(state, entry.host.graph_enters, given + 1, 3);
+    for (size_t i = 2; i < sizeof given / sizeof *given; i++)
+        if (given[i])
+            Py_DecRef(given[i]);
+    return result;
+}
+
+/* Have Python hook the graph. -1: an exception is set. */
+static int ends_in_python(Begun *begun, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
+    if (!begun->entered && !(begun->entered = entered_of(begun, state)))
+        return -1;
+    PyObject *given[5] = {NULL, module, packed(args + 1, count - 1), output, begun->entered};
+    PyObject *done = given[2] ? asking(state, entry.host.graph_ends, given + 1, 4) : NULL;
+    if (given[2])
+        Py_DecRef(given[2]);
+    if (done)
+        Py_DecRef(done);
+    return done ? 0 : -1;
+}
+
+/* Hook the nodes that a call has made. -1: an exception is set, a signal handler's. */
+int graph_ends(Begun *begun, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
+    if (!entry.counts)
+        return 0;
+    int64_t since = now();
+    Maker maker = {0};
+    int is_left = 0;
+    if (begun->entered || !may_ask() || !found(&maker, begun, output)) {
+        PyErr_Clear();
+        is_left = ends_in_python(begun, state, module, args, count, output);
+        since = now();
+    } else if (maker.node) {
+        Flow *flow = flow_of(begun, module, maker.outputs);
+        int was_seen = hide(state), is_right = flow && hooked(flow, begun, maker.node, maker.number, maker.slots, maker.count);
+        show(state, was_seen);
+        if (!is_right && PyErr_Occurred())
+            is_left = failed(state);
+        if (flow)
+            dropped(flow);
+    }
+    if (maker.node)
+        Py_DecRef(maker.node);
+    lose(state, since);
+    return is_left;
+}
+
+/* -- in the backward */
+
+/* Look whether any of the gradients is not known to be finite. */
+static int any_is_bad(PyObject *const *grads, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (grads[i] && !is_finite(grads[i]))
+            return 1;
+    return 0;
+}
+
+static PyObject *tuple_of(PyObject *const *grads, Py_ssize_t count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; i < count && tuple; i++) {
+        PyObject *one = grads[i] ? grads[i] : &_Py_NoneStruct;
+        Py_IncRef(one);
+        PyTuple_SetItem(tuple, i, one);
+    }
+    return tuple;
+}
+
+/* Tell Python of the gradients that have entered, or left. -1: an exception is set, which is none of hookd's. */
+static int told(Flow *flow, PyObject *state, int has_left, int64_t elapsed, int64_t self) {
+    int always = has_left ? HEARS : HEARS_BEFORE, if_bad = has_left ? CHECKS : CHECKS_BEFORE;
+    int is_new = !has_left || !(flow->wants & CHECKS_BEFORE); /* those of the outputs have not been looked at yet */
+    if (flow->wants & if_bad && !flow->is_bad)
+        flow->is_bad = any_is_bad(flow->grads + (is_new ? 0 : flow->outputs), has_left ? flow->inputs + (is_new ? flow->outputs : 0) : flow->outputs);
+    if (!(flow->wants & always) && !(flow->wants & if_bad && flow->is_bad))
+        return 0;
+    int64_t since = now();
+    PyObject *bad = flow->is_bad ? &_Py_TrueStruct : &_Py_FalseStruct, *left_now = has_left ? &_Py_TrueStruct : &_Py_FalseStruct;
+    PyObject *given[9] = {NULL, flow->module, flow->heard, left_now, bad, tuple_of(flow->grads + flow->outputs, flow->inputs),
+                          tuple_of(flow->grads, flow->outputs), PyLong_FromLongLong(elapsed), PyLong_FromLongLong(self)};
+    PyObject *done = given[5] && given[6] && given[7] && given[8] ? asking(state, entry.host.graph_told, given + 1, 8) : NULL;
+    for (size_t i = 5; i < sizeof given / sizeof *given; i++)
+        if (given[i])
+            Py_DecRef(given[i]);
+    if (done)
+        Py_DecRef(done);
+    if (entry.metered)
+        entry.hooked -= now() - since; /* Python charges that itself */
+    return done ? 0 : -1;
+}
+
+/* Begin a backward. 0: an exception is set. */
+static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t mark) {
+    const Host *host = &entry.host;
+    flow->due_out = 1, flow->due_in = hook->own;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(hook->later); i++) {
+        PyObject *node = PyTuple_GetItem(hook->later, i), *answer = PyObject_Vectorcall(host->will_run, &node, 1, NULL);
+        if (!answer)
+            return 0;
+        flow->due_in += answer == &_Py_TrueStruct;
+        Py_DecRef(answer);
+    }
+    Py_IncRef(state);
+    PyObject *before = flow->thread;
+    flow->thread = state, flow->is_open = 1, flow->is_bad = 0, flow->started = mark;
+    flow->inner = whole(*at(state, host->inner)), flow->lost = whole(*at(state, host->lost)), flow->again = whole(*at(state, host->again));
+    if (before)
+        Py_DecRef(before);
+    return 1;
+}
+
+/* End a backward: take the time, tell of it, and forget its gradients; the next one (retain_graph) begins anew. */
+static int finished(Flow *flow, PyObject *state, int64_t mark) {
+    const Host *host = &entry.host;
+    int64_t spent = mark - flow->started, elapsed = spent, self = spent;
+    if (state == flow->thread) {
+        spent -= whole(*at(state, host->lost)) - flow->lost;
+        elapsed = spent - (whole(*at(state, host->again)) - flow->again);
+        self = spent - (whole(*at(state, host->inner)) - flow->inner);
+        set_to(at(state, host->inner), PyLong_FromLongLong(flow->inner + spent));
+    }
+    int is_left = told(flow, state, 1, elapsed, self > 0 ? self : 0);
+    flow->is_open = 0;
+    for (Py_ssize_t i = 0; i < flow->inputs + flow->outputs; i++) {
+        PyObject *grad = flow->grads[i];
+        flow->grads[i] = NULL;
+        if (grad)
+            Py_DecRef(grad);
+    }
+    return is_left;
+}
+
+/* Take what a node is about to be given. 0: an exception is set. */
+static int before(const Hook *hook, PyObject *state, PyObject *grads, int64_t mark) {
+    Flow *flow = hook->flow;
+    if (!flow->is_open && !opened(flow, hook, state, mark))
+        return 0;
+    for (Py_ssize_t i = 0; i < hook->count && flow->wants & KEEPS_OUT; i++) {
+        PyObject *grad = PyTuple_GetItem(grads, hook->places[i].at), **place = &flow->grads[hook->places[i].tensor], *old = *place;
+        if (!grad)
+            return 0;
+        *place = grad == &_Py_NoneStruct ? NULL : grad;
+        if (*place)
+            Py_IncRef(*place);
+        if (old)
+            Py_DecRef(old);
+    }
+    if (--flow->due_out)
+        return 1;
+    return !told(flow, state, 0, now() - flow->started, 0) && (flow->due_in || !finished(flow, state, mark));
+}
+
+/* Take what a node has given to inputs: shares of their gradients. 0: an exception is set. */
+static int behind(const Hook *hook, PyObject *state, PyObject *grads, int64_t mark) {
+    Flow *flow = hook->flow;
+    if (!flow->is_open)
+        return 1;
+    for (Py_ssize_t i = 0; i < hook->count && flow->wants & KEEPS_IN; i++) {
+        PyObject *share = PyTuple_GetItem(grads, hook->places[i].at), **place = &flow->grads[flow->outputs + hook->places[i].tensor];
+        if (!share)
+            return 0;
+        if (share == &_Py_NoneStruct)
+            continue;
+        Py_IncRef(share);
+        if (*place) {
+            PyObject *sum = PyNumber_Add(*place, share);
+            Py_DecRef(share);
+            if (!(share = sum))
+                return 0;
+            Py_DecRef(*place);
+        }
+        *place = share;
+    }
+    return --flow->due_in || !finished(flow, state, mark);
+}
+
+/* What `host.hooked` calls, with a capsule and the gradients that torch has for the hook: one tuple before a node, two behind it. */
+static PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    Hook *hook = count == 2 && entry.counts ? PyCapsule_GetPointer(args[0], NAME) : NULL;
+    int64_t mark = now();
+    PyObject *state = hook ? here() : NULL;
+    int is_right = 1;
+    entry.inside++;
+    if (state) {
+        Flow *flow = hook->flow;
+        flow->refs++, Py_IncRef(state);
+        PyObject *grads = PyTuple_GetItem(args[1], 0);
+        is_right = grads && (hook->is_before ? before : behind)(hook, state, grads, mark);
+        if (!is_right)
+            is_right = !failed(state);
+        if (entry.counts)
+            lose(state, mark);
+        dropped(flow);
+        Py_DecRef(state);
+    }
+    entry.inside--;
+    if (!is_right)
+        return NULL;
+    Py_IncRef(&_Py_NoneStruct);
+    return &_Py_NoneStruct;
+}
+
+typedef struct { /* PyMethodDef */
+    const char *name;
+    PyObject *(*call)(PyObject *, PyObject *const *, Py_ssize_t);
+    int flags;
+    const char *doc;
+} Definition;
+
+/* Return the function that does what a hook is there for. Its definition is never given back: whoever still has the function reads it
+ * when that dies, and this file may be unloaded by then. */
+EXPORTED PyObject *hookd_entry_graph(void) {
+    struct { Definition definition; char name[sizeof NAME]; } *made = PyMem_RawCalloc(1, sizeof *made);
+    if (!made)
+        return PyErr_NoMemory();
+    for (size_t i = 0; i < sizeof NAME; i++)
+        made->name[i] = NAME[i];
+    made->definition = (Definition){made->name, called, 0x0080, NULL}; /* METH_FASTCALL */
+    return PyCFunction_NewEx(&made->definition, NULL, NULL);
+}
+
+/* Tell who listens to the gradients of a shape from now on. `heard`: a list that nobody changes; None: nobody. */
+EXPORTED int hookd_entry_hear(size_t shape, PyObject *heard, int wants) {
+    if (shape >= SHAPES)
+        return 0;
+    PyObject *old = entry.heard[shape];
+    entry.heard[shape] = heard == &_Py_NoneStruct ? NULL : heard, entry.wants[shape] = wants;
+    if (entry.heard[shape])
+        Py_IncRef(heard);
+    if (old)
+        Py_DecRef(old);
+    return 0;
+}

@@ -1,0 +1,404 @@
+/* What the entry does with tensors: read plain ones where they lie, look whether their numbers are finite, remember what calls return. */
+#include "entry.h"
+
+/* Whether a tensor may be asked for anything: no mode sees it, and no trace notes it. */
+int may_ask(void) { return gives(entry.host.modes, entry.zero) && gives(entry.host.tracing, &_Py_NoneStruct); }
+
+/* What torch has of a plain tensor, to be read without a question; NULL: of this one it has to be asked. The keys of a tensor say all that
+ * makes it another one: its device and layout, a transform, a mode, a bit for its sign, a class of its own. */
+const void *plain(PyObject *tensor) {
+    const Layout *layout = &entry.layout;
+    if (!layout->impl || TYPE(tensor) != entry.host.tensor)
+        return NULL;
+    const void *impl = FIELD(void *, tensor, layout->impl);
+    return impl && FIELD(uint64_t, impl, layout->keys) == layout->plain ? impl : NULL;
+}
+
+static PyObject *version_in(const void *impl) {
+    const void *version = FIELD(void *, impl, entry.layout.version);
+    return version ? PyLong_FromLongLong(FIELD(uint32_t, version, entry.layout.count)) : NULL;
+}
+
+/* Keep a small output alive for who looks only where something is bad: the plan's REMEMBER (hookd/target/entry/plan.py).
+ * 0: this is none of those, or something failed; nothing was kept, and no exception is set. */
+static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
+    const Host *host = &entry.host;
+    long long size = PyLong_AsLongLong(*at(state, host->kept));
+    if (*at(module, host->waits) == entry.zero || size >= (long long)host->most || TYPE(output) != host->tensor)
+        return 0;
+    const void *impl = plain(output);
+    if (!impl && !may_ask())
+        return 0;
+    PyObject *number = impl ? PyLong_FromLongLong(FIELD(int64_t, impl, entry.layout.numel))
+                            : PyObject_VectorcallMethod(entry.numel_name, &output, 1, NULL);
+    PyObject *version = !number ? NULL : impl ? version_in(impl) : PyObject_GetAttr(output, entry.version_name);
+    PyObject *inputs = version ? packed(args + 1, count - 1) : NULL, *one = inputs ? PyTuple_New(4) : NULL;
+    int is_kept = 0;
+    if (one) {
+        Py_IncRef(module), Py_IncRef(inputs), Py_IncRef(output), Py_IncRef(version);
+        PyTuple_SetItem(one, 0, module), PyTuple_SetItem(one, 1, inputs);
+        PyTuple_SetItem(one, 2, output), PyTuple_SetItem(one, 3, version);
+        is_kept = !PyList_Append(*at(state, host->returned), one);
+        if (is_kept)
+            set_to(at(state, host->kept), PyLong_FromLongLong(size + PyLong_AsLongLong(number) + (long long)host->each));
+    }
+    if (!is_kept)
+        PyErr_Clear();
+    PyObject *made[] = {number, version, inputs, one};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (made[i])
+            Py_DecRef(made[i]);
+    return is_kept;
+}
+
+/* Return what stands for a call that `kept` has kept when it is kept alive no more: (module, weak reference, version). NULL, with no
+ * exception set: it is another's, or its output may be a parameter or a buffer, which must not have a weak reference. */
+static PyObject *weakly(PyObject *one) {
+    if (TYPE(one) != &PyTuple_Type || PyTuple_Size(one) != 4)
+        return NULL;
+    PyObject *output = PyTuple_GetItem(one, 2), *is_leaf = PyObject_GetAttr(output, entry.leaf_name);
+    PyObject *ref = is_leaf == &_Py_FalseStruct ? PyWeakref_NewRef(output, NULL) : NULL, *weak = ref ? PyTuple_New(3) : NULL;
+    if (weak) {
+        PyObject *module = PyTuple_GetItem(one, 0), *version = PyTuple_GetItem(one, 3);
+        Py_IncRef(module), Py_IncRef(ref), Py_IncRef(version);
+        PyTuple_SetItem(weak, 0, module), PyTuple_SetItem(weak, 1, ref), PyTuple_SetItem(weak, 2, version);
+    } else {
+        PyErr_Clear();
+    }
+    if (is_leaf)
+        Py_DecRef(is_leaf);
+    if (ref)
+        Py_DecRef(ref);
+    return weak;
+}
+
+/* Remember an output on a device, weakly, as `weakly` makes it: nobody looks at what it was made of, which would wait for the device. 0: as
+ * `kept` has it. */
+static int noted(PyObject *state, PyObject *module, PyObject *output) {
+    const Host *host = &entry.host;
+    long long size = PyLong_AsLongLong(*at(state, host->kept));
+    if (TYPE(output) != host->tensor || size >= (long long)host->most || plain(output) || !may_ask())
+        return 0;
+    PyObject *answers[] = {PyObject_GetAttr(output, entry.host_name), NULL, NULL, NULL, NULL}, *one = NULL;
+    int is_noted = 0;
+    if (answers[0] == &_Py_FalseStruct && (answers[1] = PyObject_GetAttr(output, entry.leaf_name)) == &_Py_FalseStruct &&
+        (answers[2] = PyObject_GetAttr(output, entry.version_name)) && (answers[3] = PyWeakref_NewRef(output, NULL)) &&
+        (one = answers[4] = PyTuple_New(3))) {
+        Py_IncRef(module), Py_IncRef(answers[3]), Py_IncRef(answers[2]);
+        PyTuple_SetItem(one, 0, module), PyTuple_SetItem(one, 1, answers[3]), PyTuple_SetItem(one, 2, answers[2]);
+        is_noted = !PyList_Append(*at(state, host->returned), one);
+        if (is_noted)
+            set_to(at(state, host->kept), PyLong_FromLongLong(size + (long long)host->each));
+    }
+    if (!is_noted)
+        PyErr_Clear();
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++)
+        if (answers[i])
+            Py_DecRef(answers[i]);
+    return is_noted;
+}
+
+/* Remember what a call has returned. -1: an exception is set, a signal handler's. */
+int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names,
+                      PyObject *output) {
+    if (kept(state, module, args, count, output) || noted(state, module, output))
+        return 0;
+    PyObject *given[6] = {NULL, state, module, NULL, NULL, output};
+    PyObject *done = with_packed(state, entry.host.remember, given, 5, 3, args, count, names);
+    if (done)
+        Py_DecRef(done);
+    return done ? 0 : -1;
+}
+
+enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/target/tensors/kernel.py has the same */
+enum { TOGETHER = 1 << 18 }; /* elements of many tensors: to keep their storages, to let the lock go, takes as long as to read these */
+static const int WIDTHS[4] = {4, 8, 2, 2};
+
+/* Ask an object for a whole number by one of its methods. -1: it has raised; no exception is set. */
+static long long asked(PyObject *object, PyObject *name) {
+    PyObject *answer = PyObject_VectorcallMethod(name, &object, 1, NULL);
+    long long number = answer ? PyLong_AsLongLong(answer) : -1;
+    if (answer)
+        Py_DecRef(answer);
+    if (number < 0)
+        PyErr_Clear();
+    return number;
+}
+
+static int is_true(PyObject *answer) { /* steals it; NULL: no */
+    if (!answer)
+        PyErr_Clear();
+    else
+        Py_DecRef(answer);
+    return answer == &_Py_TrueStruct;
+}
+
+/* How many elements there are from the first of a tensor to the furthest one; -1: nobody can say. What lies between them is not all its
+ * own, so what is found there is only suspected. */
+static long long span_of(PyObject *tensor, long long elements) {
+    if (is_true(PyObject_VectorcallMethod(entry.contiguous_name, &tensor, 1, NULL)))
+        return elements;
+    PyObject *sizes = PyObject_GetAttr(tensor, entry.shape_name);
+    PyObject *strides = sizes ? PyObject_VectorcallMethod(entry.stride_name, &tensor, 1, NULL) : NULL;
+    long long span = strides ? 1 : -1;
+    Py_ssize_t dims = strides ? PyTuple_Size(strides) : 0;
+    for (Py_ssize_t i = 0; i < dims && span > 0 && span <= BRIEF; i++) {
+        long long size = PyLong_AsLongLong(PyTuple_GetItem(sizes, i)), stride = PyLong_AsLongLong(PyTuple_GetItem(strides, i));
+        span = size > 0 && stride >= 0 && size <= BRIEF && stride <= BRIEF ? span + (size - 1) * stride : -1;
+    }
+    if (sizes)
+        Py_DecRef(sizes);
+    if (strides)
+        Py_DecRef(strides);
+    PyErr_Clear();
+    return span;
+}
+
+/* Where the first of `span` elements lies, all of which are in `room` bytes from `base` on; NULL: they are not. */
+static const void *place_of(long long base, long long start, long long span, long long room, int type) {
+    start *= WIDTHS[type];
+    if (base <= 0 || start < 0 || start + span * WIDTHS[type] > room || (base + start) % WIDTHS[type])
+        return NULL;
+    return (const void *)(uintptr_t)(base + start);
+}
+
+static int numbers_are(const void *place, long long span, int type) {
+    return !place ? UNSEEN : entry.host.gate(place, span, type, (int)entry.host.level) == 2 ? BAD : SEEN;
+}
+
+static int type_of(const void *impl) { /* as in `Host`; 10: another one */
+    uint16_t dtype = FIELD(uint16_t, impl, entry.layout.dtype);
+    int type = 0;
+    while (type < 10 && dtype != entry.layout.dtypes[type])
+        type++;
+    return type;
+}
+
+/* Where the numbers of a plain tensor of one of the first four types lie side by side; NULL: it has to be asked. */
+static const void *numbers_of(const void *impl, int type) {
+    const Layout *layout = &entry.layout;
+    const void *storage = FIELD(void *, impl, layout->storage);
+    if (!(FIELD(uint8_t, impl, layout->contiguous) & layout->mask) || !storage ||
+        FIELD(uint64_t, storage, layout->deleter) != layout->owner)
+        return NULL;
+    return place_of(FIELD(int64_t, storage, layout->base), FIELD(int64_t, impl, layout->start), FIELD(int64_t, impl, layout->numel),
+                    FIELD(int64_t, storage, layout->nbytes), type);
+}
+
+/* Look at the numbers of a plain tensor. UNSEEN: it has to be asked. */
+static int plain_is(const void *impl) {
+    long long elements = FIELD(int64_t, impl, entry.layout.numel);
+    int type = type_of(impl);
+    if (type >= 4 || !elements)
+        return type < 10 ? SEEN : UNSEEN;
+    return elements < 0 || elements > BRIEF ? UNSEEN : numbers_are(numbers_of(impl, type), elements, type);
+}
+
+/* Look at the numbers of a tensor where all of them are in the host's memory: what hookd/target/tensors/host_memory.py `locate` asks. */
+static int tensor_is(PyObject *tensor) {
+    const Host *host = &entry.host;
+    const void *impl = plain(tensor);
+    int of_plain = impl ? plain_is(impl) : UNSEEN;
+    if (of_plain != UNSEEN || (impl && FIELD(int64_t, impl, entry.layout.numel) > BRIEF) || !may_ask())
+        return of_plain;
+    PyObject *dtype = PyObject_GetAttr(tensor, entry.dtype_name);
+    int type = 0, found = UNSEEN;
+    while (type < 10 && dtype != host->dtypes[type])
+        type++;
+    if (dtype)
+        Py_DecRef(dtype); /* they live for ever */
+    PyErr_Clear();
+    if (type >= 4)
+        return type < 10 ? SEEN : UNSEEN;
+    long long elements = asked(tensor, entry.numel_name);
+    if (elements == 0)
+        return SEEN;
+    if (elements < 0 || elements > BRIEF || !is_true(PyObject_GetAttr(tensor, entry.host_name)))
+        return UNSEEN;
+    long long span = span_of(tensor, elements);
+    if (span < 0 || span > BRIEF)
+        return UNSEEN;
+    PyObject *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
+    if (storage) { /* what is not resizable is a file's memory, which may be cut off */
+        long long base = asked(storage, entry.address_name), room = asked(storage, entry.nbytes_name);
+        long long start = asked(tensor, entry.offset_name);
+        if (is_true(PyObject_VectorcallMethod(entry.resizable_name, &storage, 1, NULL)))
+            found = numbers_are(place_of(base, start, span, room, type), span, type);
+        Py_DecRef(storage);
+    }
+    PyErr_Clear();
+    return found;
+}
+
+/* Whether a gradient is known to have neither an infinity, -inf included, nor a NaN. */
+int is_finite(PyObject *tensor) {
+    const void *impl = plain(tensor);
+    long long elements = impl ? FIELD(int64_t, impl, entry.layout.numel) : -1;
+    int type = impl ? type_of(impl) : 10;
+    if (elements < 0 || elements > BRIEF || type >= 4)
+        return 0;
+    const void *place = elements ? numbers_of(impl, type) : NULL;
+    return !elements || (place && !entry.host.gate(place, elements, type, (int)entry.host.level));
+}
+
+/* Look at what a call has returned: a tensor, nothing, or a tuple of those. */
+static int output_is(PyObject *output) {
+    if (output == &_Py_NoneStruct)
+        return SEEN;
+    if (TYPE(output) == entry.host.tensor)
+        return tensor_is(output);
+    if (TYPE(output) != &PyTuple_Type || PyTuple_Size(output) > 8)
+        return UNSEEN;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(output); i++) {
+        PyObject *one = PyTuple_GetItem(output, i);
+        int found = one == &_Py_NoneStruct ? SEEN : TYPE(one) == entry.host.tensor ? tensor_is(one) : UNSEEN;
+        if (found != SEEN)
+            return found;
+    }
+    return SEEN;
+}
+
+/* The versions of what a call is given, where that is one tensor; else NULL, with no exception set. */
+PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    if (count != 2 || names || ((PyObject **)args[1])[1] != entry.host.tensor)
+        return NULL;
+    const void *impl = plain(args[1]);
+    if (!impl && !may_ask())
+        return NULL;
+    PyObject *version = impl ? version_in(impl) : PyObject_GetAttr(args[1], entry.version_name);
+    if (!version)
+        PyErr_Clear();
+    return version;
+}
+
+/* Have Python look at a call that has returned something bad, or anything after something bad. `before`: see `version_of`.
+ * -1: an exception is set, a signal handler's or one that a plugin has for the training. */
+int checked(Count *counted, PyObject *state, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
+                   PyObject *before) {
+    int found = entry.alert ? BAD : output_is(output);
+    if (found == UNSEEN)
+        entry.unseen[counted->shape] = 1, entry.passed++;
+    if (found != BAD)
+        return 0;
+    PyObject *given[7] = {NULL, state, counted->module, NULL, NULL, output, before ? before : &_Py_NoneStruct};
+    PyObject *done = with_packed(state, entry.host.suspect, given, 6, 3, args, count, names);
+    if (done)
+        Py_DecRef(done);
+    return done ? 0 : -1;
+}
+
+/* Store what is read of a plain tensor: its version, its elements, and what `plain_is` finds. -1: it is none, and would be asked. */
+EXPORTED int hookd_entry_read(PyObject *tensor, int64_t *into) {
+    const void *impl = plain(tensor), *version = impl ? FIELD(void *, impl, entry.layout.version) : NULL;
+    if (!version)
+        return -1;
+    into[0] = FIELD(uint32_t, version, entry.layout.count);
+    into[1] = FIELD(int64_t, impl, entry.layout.numel);
+    into[2] = plain_is(impl);
+    return 0;
+}
+
+typedef struct { /* plain tensors of one type, to be looked at together */
+    const void **places;
+    int64_t *counts, elements;
+    Py_ssize_t size;
+    int type;
+} Numbers;
+
+static int begun(Numbers *numbers, Py_ssize_t most) {
+    *numbers = (Numbers){PyMem_RawCalloc(most > 0 ? (size_t)most : 1, sizeof *numbers->places + sizeof *numbers->counts)};
+    numbers->counts = (int64_t *)(numbers->places + (most > 0 ? most : 1));
+    return numbers->places != NULL && entry.host.largest;
+}
+
+/* Whether a tensor is of the same type as those before it, and can be read. */
+static int added(Numbers *numbers, const void *impl) {
+    int type = type_of(impl);
+    int64_t count = FIELD(int64_t, impl, entry.layout.numel);
+    const void *place = type < 4 && count > 0 && (!numbers->size || type == numbers->type) ? numbers_of(impl, type) : NULL;
+    if (!place)
+        return 0;
+    numbers->places[numbers->size] = place, numbers->counts[numbers->size++] = count;
+    numbers->type = type, numbers->elements += count;
+    return 1;
+}
+
+/* Append the storage of a tensor, which keeps what is read there. */
+static int keep(PyObject *kept, PyObject *tensor) {
+    PyObject *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
+    int is_kept = storage && !PyList_Append(kept, storage);
+    if (storage)
+        Py_DecRef(storage);
+    return is_kept;
+}
+
+/* Store the largest magnitude, NaN if there is one. `kept` has the storages where the lock is to be let go meanwhile. */
+static void look(const Numbers *numbers, PyObject *kept, double *into) {
+    const Host *host = &entry.host;
+    void *thread = kept ? PyEval_SaveThread() : NULL;
+    *into = host->largest(numbers->places, numbers->counts, (int)numbers->size, numbers->type, (int)host->level);
+    if (thread)
+        PyEval_RestoreThread(thread);
+}
+
+/* The gradient of a parameter; `nothing`: it has none. NULL: it has to be asked. */
+static const void *gradient_of(PyObject *parameter) {
+    const Layout *layout = &entry.layout;
+    const PyObject *type = TYPE(parameter);
+    const void *impl = layout->impl && (type == entry.host.tensor || type == entry.host.parameter) ? FIELD(void *, parameter, layout->impl) : NULL;
+    const void *meta = impl ? FIELD(void *, impl, layout->autograd) : NULL;
+    return !impl ? NULL : meta ? FIELD(void *, meta, layout->grad) : (const void *)layout->nothing;
+}
+
+/* Look at all tensors of a list, or at the gradients of all parameters of one; store the largest magnitude in them, NaN if there is one.
+ * Return how many there are; -1: not all are plain ones of one type, and they have to be asked. */
+EXPORTED int hookd_entry_largest(PyObject *list, int of_gradients, double *into) {
+    Py_ssize_t size = PyList_Size(list);
+    Numbers numbers;
+    int is_right = begun(&numbers, size);
+    for (Py_ssize_t i = 0; i < size && is_right; i++) {
+        PyObject *one = PyList_GetItem(list, i);
+        const void *impl = of_gradients ? gradient_of(one) : plain(one);
+        if (!of_gradients || impl != (const void *)entry.layout.nothing)
+            is_right = impl && FIELD(uint64_t, impl, entry.layout.keys) == entry.layout.plain && added(&numbers, impl);
+    }
+    PyObject *kept = NULL;
+    if (is_right && numbers.elements > TOGETHER) {
+        is_right = may_ask() && (kept = PyList_New(0));
+        for (Py_ssize_t i = 0; i < size && is_right; i++) {
+            PyObject *one = PyList_GetItem(list, i), *tensor = of_gradients ? PyObject_GetAttr(one, entry.grad_name) : one;
+            is_right = tensor && (tensor == &_Py_NoneStruct || keep(kept, tensor));
+            if (tensor && of_gradients)
+                Py_DecRef(tensor);
+        }
+        PyErr_Clear();
+    }
+    *into = 0.0;
+    if (is_right && numbers.size)
+        look(&numbers, kept, into);
+    if (kept)
+        Py_DecRef(kept);
+    PyMem_RawFree(numbers.places);
+    return is_right ? (int)numbers.size : -1;
+}
+
+/* Keep the outputs of a list of remembered calls alive no more, and know only the last ones still. Return how many of those are left
+ * to Python. What dies by that may run any code. */
+EXPORTED int hookd_entry_let_go(PyObject *returned, Py_ssize_t last) {
+    Py_ssize_t size = PyList_Size(returned);
+    if (size > last)
+        PyList_SetSlice(returned, 0, size - last, NULL);
+    if (!entry.counts || !gives(entry.host.modes, entry.zero)) /* a mode would see that they are looked at */
+        return (int)PyList_Size(returned);
+    int left = 0;
+    for (Py_ssize_t i = 0; i < PyList_Size(returned); i++) {
+        PyObject *one = PyList_GetItem(returned, i), *weak;
+        if (TYPE(one) == &PyTuple_Type && PyTuple_Size(one) == 3)
+            continue; /* it is weak already */
+        if (!(weak = weakly(one)))
+            left++;
+        else
+            PyList_SetItem(returned, i, weak);
+    }
+    return left;
+}

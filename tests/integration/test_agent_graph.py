@@ -1,0 +1,303 @@
+"""Gradients of modules whose calls are counted in C: hooks on the graph in C, against those in Python, which are the specification."""
+
+from __future__ import annotations
+
+import gc
+import math
+import signal
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hookd import Plugin, hookimpl
+from hookd.target.events import backward
+from tests.support import sanitizers
+from tests.support.agent import running
+
+
+class Told(Plugin):
+    """Writes down which gradients it is told of."""
+
+    name = "told"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple] = []
+
+    @hookimpl
+    def select(self, module):
+        return {"backward_pre", "backward"}
+
+    @hookimpl
+    def backward_pre(self, module, grad_output):
+        self.seen.append(("enters", module.name, *map(written, grad_output)))
+
+    @hookimpl
+    def backward(self, module, grad_input, grad_output):
+        self.seen.append(("leaves", module.name, *map(written, grad_input), "of", *map(written, grad_output)))
+
+
+def written(grad):
+    return None if grad is None else (tuple(grad.shape), grad.flatten().tolist())
+
+
+class TwoWays(nn.Module):
+    """Its input goes two ways, one of which works in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+
+    def forward(self, x):
+        return self.left(x) * self.right(x) + x
+
+
+class Pair(nn.Module):
+    """Takes two tensors, and returns two, of which one is what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Bilinear(4, 4, 4)
+
+    def forward(self, x, bias, scale=1.0):
+        return self.both(x, bias) * scale, bias
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pre, self.one, self.two = nn.Linear(4, 4), Pair(), Pair()
+
+    def forward(self, x):
+        y, bias = self.one(x, self.pre(x))
+        y, bias = self.two(y, bias, scale=2.0)
+        return y + bias
+
+
+class Split(nn.Module):
+    """Returns two tensors of two nodes, and a dict."""
+
+    def forward(self, x):
+        return x.sin(), [x.cos()], {"x": x * 2}
+
+
+class Splits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.split = Split()
+
+    def forward(self, x):
+        one, (two,), three = self.split(x)
+        return one * two + three["x"]
+
+
+class Unbound(nn.Module):
+    """Returns the outputs of one node, of which one is not used."""
+
+    def forward(self, x):
+        return x.unbind(1)
+
+
+class Unbinds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unbound = Unbound()
+
+    def forward(self, x):
+        one, _, two, _ = self.unbound(x)
+        return one * two
+
+
+class Recomputed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+class Deep(nn.Module):
+    """Calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x, depth: int = 2):
+        return self(self.line(x), depth - 1) if depth else x.relu()
+
+
+class Stopped(nn.Module):
+    def forward(self, x):
+        with torch.no_grad():
+            y = x * 2
+        return y if y.sum() > 1e9 else x.detach() + x
+
+
+def normed() -> nn.Module:
+    return nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+
+def frozen() -> nn.Module:
+    return nn.Linear(4, 4).requires_grad_(False)  # noqa: FBT003
+
+
+MODELS = {
+    "a chain": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4)),
+    "two ways": lambda: nn.Sequential(nn.Linear(4, 4), TwoWays(), TwoWays()),
+    "tuples": lambda: nn.Sequential(nn.Linear(4, 4), Pairs()),
+    "nests": lambda: nn.Sequential(nn.Linear(4, 4), Splits()),
+    "outputs of one node": lambda: nn.Sequential(nn.Linear(4, 4), Unbinds()),
+    "nothing of its own": lambda: nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Dropout(0.0), nn.Flatten(0), nn.Identity()),
+    "frozen": lambda: nn.Sequential(frozen(), nn.ReLU(), nn.Linear(4, 4), frozen()),
+    "checkpoint": lambda: nn.Sequential(nn.Linear(4, 4), Recomputed(reentrant=False), nn.Linear(4, 4)),
+    "checkpoint, reentrant": lambda: nn.Sequential(nn.Linear(4, 4), Recomputed(reentrant=True), nn.Linear(4, 4)),
+    "calls itself": lambda: nn.Sequential(nn.Linear(4, 4), Deep()),
+    "weights that are computed": lambda: nn.Sequential(nn.Linear(4, 4), normed(), normed()),
+    "partly without a graph": lambda: nn.Sequential(nn.Linear(4, 4), Stopped()),
+    "one module twice": lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2, nn.Embedding(3, 3), nn.Linear(4, 4))[:2],
+    "attention": lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)),
+}  # fmt: skip
+
+
+def told_of(make, *, learns: bool = False, twice: bool = False) -> tuple[list, list]:
+    """What a plugin is told of two steps, and the gradients."""
+    torch.manual_seed(0)
+    net = make()
+    x = torch.randn(2, 4, requires_grad=learns) if "Transformer" not in repr(net) else torch.randn(1, 2, 4)
+    with running(Told) as agent:
+        for _ in range(2):
+            loss = net(x).square().sum()
+            loss.backward(retain_graph=twice)
+            if twice:
+                loss.backward()
+        assert agent.state("told") == "active", agent.session.registry.named("told").last_error
+        seen = agent.plugin("told").seen
+    return seen, [written(p.grad) for p in net.parameters()]
+
+
+@pytest.mark.parametrize("how", [{}, {"learns": True}, {"twice": True}], ids=["", "the input learns", "twice"])
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_gradients_in_c_are_those_in_python(make, how, entry, monkeypatch) -> None:
+    in_c = told_of(make, **how)
+    monkeypatch.setenv("HOOKD_ENTRY", "0")
+    assert in_c == told_of(make, **how)
+    assert len(in_c[0]) >= 4
+
+
+def test_only_the_outermost_module_is_hooked_in_python(entry, monkeypatch) -> None:
+    """So that the tests here are of what they say."""
+    hooked, end = [], backward.end
+    monkeypatch.setattr(backward, "end", lambda flow, *args, **kwargs: hooked.append(flow.module.name) or end(flow, *args, **kwargs))
+    with running(Told):
+        for name in ("a chain", "two ways", "nothing of its own", "outputs of one node", "tuples"):
+            net = MODELS[name]()
+            net(torch.ones(2, 4)).sum().backward()  # its modules are learnt
+            hooked.clear()
+            net(torch.ones(2, 4)).sum().backward()
+            assert [one for one in hooked if not one.endswith("(root)")] == [], name
+
+
+class Choosy(Told):
+    unless_finite = ("backward_pre", "backward")
+
+
+class Bad(torch.autograd.Function):
+    """Puts a number into a gradient."""
+
+    @staticmethod
+    def forward(ctx, x, number):
+        ctx.number = number
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        grad.view(-1)[-1] = ctx.number
+        return grad, None
+
+
+class Spoils(nn.Module):
+    number = 1.0
+
+    def forward(self, x):
+        return Bad.apply(x, self.number)
+
+
+@pytest.mark.parametrize("number", [1.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("width", [4, 1 << 15])
+def test_finite_gradients_need_no_call(number, width, entry) -> None:
+    net = nn.Sequential(nn.Tanh(), nn.Tanh(), Spoils(), nn.Tanh(), nn.Tanh())
+    x = torch.ones(4, width, requires_grad=True)
+    with running(Choosy) as agent:
+        net(x).square().sum().backward()  # its modules are learnt
+        seen = agent.plugin("told").seen
+        seen.clear()
+        net[2].number = number
+        net(x).square().sum().backward()
+        inside = [(how, name) for how, name, *_ in seen if name not in {"(root)", "0"}]  # which Python hooks: 0 is given a leaf
+    if width > 4:
+        assert len(inside) == 8  # nobody has looked at so many numbers
+    else:
+        assert inside == ([] if math.isfinite(number) else [("leaves", "2"), ("enters", "1"), ("leaves", "1")])
+
+
+def test_a_graph_may_outlive_hookd_and_meet_the_next_one(entry) -> None:
+    net, x = MODELS["a chain"](), torch.randn(2, 4)
+    with running(Told):
+        first = net(x).sum()
+    with running(Told) as agent:
+        second = net(x).sum()
+        first.backward()
+        assert agent.plugin("told").seen == []
+        second.backward()
+        assert len(agent.plugin("told").seen) >= 8
+    del first, second
+    gc.collect()
+
+
+def test_what_a_signal_handler_raises_in_a_hook_is_the_trainings(entry) -> None:
+    class Slow(Told):
+        @hookimpl
+        def backward(self, module, grad_input):
+            if module.leaf:
+                signal.raise_signal(signal.SIGUSR1)
+
+    def handler(*_):
+        raise ZeroDivisionError
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with running(Slow) as agent:
+            with pytest.raises(ZeroDivisionError):
+                MODELS["a chain"]()(torch.ones(2, 4)).sum().backward()
+            assert agent.session.registry.named("told").errors == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_threads_have_their_own(entry) -> None:
+    nets = [MODELS["two ways"]() for _ in range(4)]
+    with running(Told) as agent:
+
+        def train(net) -> None:
+            for _ in range(10):
+                net(torch.ones(2, 4)).sum().backward()
+
+        threads = [threading.Thread(target=train, args=(net,)) for net in nets]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seen = agent.plugin("told").seen
+        assert {name.partition(".")[0] for _, name, *_ in seen}
+        assert agent.state("told") == "active"
+
+
+@pytest.mark.load
+def test_hooks_under_the_sanitizers(tmp_path) -> None:
+    done = sanitizers.tested(tmp_path, __file__, "in_python or no_call or outlive or signal or threads")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
