@@ -80,7 +80,7 @@ def counted_in_c(agent, act) -> bool:
     models.metered_ns()
     act()
     models.meter(is_metered=False)
-    return models.metered_ns() > 0
+    return models.metered_ns()[0] > 0
 
 
 def learn(agent, model) -> None:

@@ -402,7 +402,8 @@ class Models:
     def _arm(self, heard: tuple[Listener, ...], shape: int) -> None:
         """Have calls go through their plans where any Python function is switched on, or any totals are switched off."""
         if self._counting is not None:
-            switches, is_seen = self._session.namespace, not self._counting.is_unseen(shape)
+            switches = self._session.namespace
+            is_seen = self._session.numeric.looks_in_c() and not self._counting.is_unseen(shape)
             suspecting = (
                 {one.plugin for one in heard if one.hook == "suspect" and switches.get(one.switch)} if is_seen else ()
             )
