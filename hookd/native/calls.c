@@ -2,20 +2,23 @@
 #include "entry.h"
 
 /* Run the module as if hookd were not there. Torch's `_wrapped_call_impl` only chooses between two functions
- * (torch/nn/modules/module.py, 2.1 to 2.14); to choose here saves packing the arguments once more. Where a profiler listens it is called
+ * (torch/nn/modules/module.py, 2.1 to 2.15); to choose here saves packing the arguments once more. Where a profiler listens it is called
  * all the same: by its code `torch.profiler` knows a module's call. */
 PyObject *through(PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names) {
     if (state && *at(state, entry.host.profiled) == &_Py_TrueStruct)
         return PyObject_Vectorcall(entry.host.whole, args, nargsf, names);
-    PyObject *compiled = PyObject_GetAttr(args[0], entry.compiled);
-    if (!compiled)
+    PyObject *chosen = PyObject_GetAttr(args[0], entry.compiled), *result;
+    if (chosen == &_Py_NoneStruct) {
+        Py_DecRef(chosen);
+        chosen = PyObject_GetAttr(args[0], entry.impl); /* a class may have its own, or another tool */
+    }
+    if (!chosen)
         return NULL;
-    PyObject *result;
-    if (compiled == &_Py_NoneStruct)
-        result = PyObject_Vectorcall(entry.impl, args, nargsf, names);
+    if (TYPE(chosen) == &PyMethod_Type && PyMethod_Self(chosen) == args[0])
+        result = PyObject_Vectorcall(PyMethod_Function(chosen), args, nargsf, names);
     else
-        result = PyObject_Vectorcall(compiled, args + 1, (nargsf & ~OFFSET) - 1, names);
-    Py_DecRef(compiled);
+        result = PyObject_Vectorcall(chosen, args + 1, (nargsf & ~OFFSET) - 1, names);
+    Py_DecRef(chosen);
     return result;
 }
 

@@ -239,15 +239,15 @@ EXPORTED int hookd_entry_version(void) { return VERSION; }
 
 /* Prepare to enter `call`. `plain` is any Python function that nobody has touched.
  * -1: somebody else has replaced the entry of `call`, or there is no memory. */
-EXPORTED int hookd_entry_start(PyObject *call, PyObject *plain, PyObject *missing, PyObject *impl) {
+EXPORTED int hookd_entry_start(PyObject *call, PyObject *plain, PyObject *missing) {
     entry.standard = PyVectorcall_Function(plain);
     if (PyVectorcall_Function(call) != entry.standard)
         return -1;
     entry.compiled = PyUnicode_InternFromString("_compiled_call_impl");
-    if (!entry.compiled || grown(LEAST))
+    entry.impl = PyUnicode_InternFromString("_call_impl");
+    if (!entry.compiled || !entry.impl || grown(LEAST))
         return -1;
     Py_IncRef(entry.missing = missing);
-    Py_IncRef(entry.impl = impl);
     return 0;
 }
 
@@ -469,7 +469,6 @@ EXPORTED int hookd_entry_stop(void) {
                 Py_DecRef(made[i]);
     }
     Py_DecRef(entry.missing);
-    Py_DecRef(entry.impl);
     for (size_t shape = 0; shape < SHAPES; shape++)
         hookd_entry_hear(shape, &_Py_NoneStruct, 0);
     return entry.inside || entry.watched || entry.hooks;

@@ -9,7 +9,7 @@ typedef struct _object PyObject;
 typedef ptrdiff_t Py_ssize_t;
 typedef PyObject *(*Vectorcall)(PyObject *, PyObject *const *, size_t, PyObject *);
 
-extern PyObject _Py_FalseStruct, _Py_NoneStruct, _Py_TrueStruct, PyTuple_Type;
+extern PyObject _Py_FalseStruct, _Py_NoneStruct, _Py_TrueStruct, PyMethod_Type, PyTuple_Type;
 extern PyObject *PyCapsule_New(void *, const char *, void (*)(PyObject *));
 extern void *PyCapsule_GetPointer(PyObject *, const char *);
 extern PyObject *PyCFunction_NewEx(void *, PyObject *, PyObject *);
@@ -36,7 +36,9 @@ extern long long PyLong_AsLongLong(PyObject *);
 extern unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
 extern PyObject *PyLong_FromLongLong(long long);
 extern PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
+extern PyObject *PyMethod_Function(PyObject *);
 extern PyObject *PyMethod_New(PyObject *, PyObject *);
+extern PyObject *PyMethod_Self(PyObject *);
 extern PyObject *PyNumber_Add(PyObject *, PyObject *);
 extern PyObject *PyObject_Call(PyObject *, PyObject *, PyObject *);
 extern PyObject *PyObject_GetAttr(PyObject *, PyObject *);
@@ -138,8 +140,7 @@ struct State { /* all of it; one for the process */
     size_t mask, filled, present; /* filled: with those that were used */
     Vectorcall standard;          /* what a Python function has in the field by itself */
     PyObject *missing;            /* called for a module that is not in the table */
-    PyObject *impl;               /* torch's `_call_impl` */
-    PyObject *compiled;           /* the string "_compiled_call_impl" */
+    PyObject *compiled, *impl;    /* the strings "_compiled_call_impl" and "_call_impl" */
     long inside;                  /* calls that are in this file now, in all threads */
     int watched;                  /* a function is entered here */
     Host host;                    /* its objects live until no call is inside any more */

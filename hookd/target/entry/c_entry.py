@@ -236,8 +236,8 @@ class Entry:
         self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
         self._largest = native.function(library, "hookd_entry_largest", there, ctypes.c_int, ctypes.c_void_p)
         self._set_layout = native.function(library, "hookd_entry_layout", ctypes.c_void_p)
-        start = native.function(library, "hookd_entry_start", there, there, there, there)
-        if start(call, _plain, missing, nn.Module._call_impl):
+        start = native.function(library, "hookd_entry_start", there, there, there)
+        if start(call, _plain, missing):
             raise CannotEnterError("another tool has entered nn.Module.__call__")
 
     @classmethod
