@@ -149,6 +149,7 @@ def flood_of_equals(tries: int) -> Result:
     "One target tells incidents of ever new kinds, to fill memory, /metrics and the first page",
     tries=100_000,
     short=20_000,
+    is_long=True,
 )
 def flood_of_kinds(tries: int) -> Result:
     return _flood(tries, kinds=min(tries, 40_000), bytes=40)

@@ -308,6 +308,7 @@ def compressed_bodies(tries: int) -> Result:
     "Send a thousand requests at once on each connection, and read none of the answers",
     tries=300,
     short=30,
+    is_long=True,
 )
 def pipelining(tries: int) -> Result:
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -324,6 +325,7 @@ def pipelining(tries: int) -> Result:
     "Ask for the metrics of many modules on many connections, and never read them",
     tries=2000,
     short=200,
+    is_long=True,
 )
 def never_reading(tries: int) -> Result:
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -369,7 +371,7 @@ def asking_for_pages(tries: int) -> Result:
         return withstand(daemon, tries, talk)
 
 
-@attack("a network peer", "Open 500 connections at a time, and say nothing on them", tries=20000, short=1000)
+@attack("a network peer", "Open 500 connections at a time, and say nothing on them", tries=20000, short=1000, is_long=True)
 def silent_connections(tries: int) -> Result:
     async def talk(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -22,7 +22,7 @@ def threads_of_ours(pid: int) -> list[str]:
     return [name for name in names if name == "hookd"]
 
 
-@pytest.mark.parametrize("below", [256, 1100])
+@pytest.mark.parametrize("below", [256, pytest.param(1100, marks=pytest.mark.load)])
 def test_a_training_that_closes_all_descriptors(below, attachable):
     # Not in a fork: objects of the fork server would close numbers of theirs.
     with training.start(Job("closing.py", f"--pause 0.01 --to {below}")) as process:

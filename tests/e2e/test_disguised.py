@@ -64,7 +64,7 @@ def test_who_asks_for_hookd_or_wants_none_is_heard(title):
         assert detach(process.pid)["restored"] == "identity"
 
 
-@pytest.mark.parametrize("hides", ["0", "1"])
+@pytest.mark.parametrize("hides", ["0", pytest.param("1", marks=pytest.mark.load)])
 def test_an_opt_out_is_heeded_also_where_the_process_alone_knows_of_it(hides):
     with titled("--hides", hides, HOOKD_DISABLE="1") as process:
         assert discover.is_disabled(process.pid) == (hides == "0")

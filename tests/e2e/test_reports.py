@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 OBSERVERS = plugin_options(["nan:every=1", "timing:every=2", "activations:every=1", "optimizer:every=1", "coverage"])
 ALL = "1"
 """A budget of the whole step: all is looked at in every one."""
-QUICK = ["each_parameter", "by_hand", "inference"]
+QUICK = ["by_hand", "inference"]
 MORE = [
-    "two_optimizers", "sparse_beside_dense", "adversaries", "by_hand_data", "by_hand_functional", "transforms",
+    "each_parameter", "two_optimizers", "sparse_beside_dense", "adversaries", "by_hand_data", "by_hand_functional", "transforms",
     "used_uncalled", "warm_up", "odd_names", "recursive", "deep",
 ]  # fmt: skip
 

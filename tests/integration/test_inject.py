@@ -66,7 +66,13 @@ until_told(lambda: os.read(ours, 1))
 }
 
 
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(body, marks=[pytest.mark.load] * (name in {"allocating", "many threads", "sleeping"}), id=name)
+        for name, body in BODIES.items()
+    ],
+)
 def test_a_target_does_not_notice_ten_injections(tmp_path, body):
     with stub.start(tmp_path, body) as target:
         for _ in range(10):
