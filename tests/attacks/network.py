@@ -371,7 +371,9 @@ def asking_for_pages(tries: int) -> Result:
         return withstand(daemon, tries, talk)
 
 
-@attack("a network peer", "Open 500 connections at a time, and say nothing on them", tries=20000, short=1000, is_long=True)
+@attack(
+    "a network peer", "Open 500 connections at a time, and say nothing on them", tries=20000, short=1000, is_long=True
+)
 def silent_connections(tries: int) -> Result:
     async def talk(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -66,7 +66,10 @@ def stays_as_it_is(process: Process, *, late: bool) -> None:
     "by",
     [
         "gevent",
-        *(pytest.param(by, marks=pytest.mark.load) for by in ("freezegun", "uvloop", "pyfakefs", "eventlet", "time_machine")),
+        *(
+            pytest.param(by, marks=pytest.mark.load)
+            for by in ("freezegun", "uvloop", "pyfakefs", "eventlet", "time_machine")
+        ),
     ],
 )
 def test_a_training_whose_interpreter_was_replaced(by, attachable):

@@ -393,7 +393,9 @@ def test_profilers_and_tracers_see_the_same_program(watch) -> None:
     ("chosen", "passed"),
     [
         ("table or die or function or another", 5),
-        pytest.param("table or threads or addresses or die or function or traceback or another", 8, marks=pytest.mark.load),
+        pytest.param(
+            "table or threads or addresses or die or function or traceback or another", 8, marks=pytest.mark.load
+        ),
     ],
 )
 def test_the_sanitizers_see_no_access_that_they_would_not_allow(chosen, passed, tmp_path) -> None:

@@ -191,7 +191,9 @@ def test_gradients_in_c_are_those_in_python(make, how, entry, monkeypatch) -> No
 def test_only_the_outermost_module_is_hooked_in_python(entry, monkeypatch) -> None:
     """So that the tests here are of what they say."""
     hooked, end = [], backward.end
-    monkeypatch.setattr(backward, "end", lambda flow, *args, **kwargs: hooked.append(flow.module.name) or end(flow, *args, **kwargs))
+    monkeypatch.setattr(
+        backward, "end", lambda flow, *args, **kwargs: hooked.append(flow.module.name) or end(flow, *args, **kwargs)
+    )
     with running(Told):
         for name in ("a chain", "two ways", "nothing of its own", "outputs of one node", "tuples"):
             net = MODELS[name]()
@@ -238,7 +240,9 @@ def test_finite_gradients_need_no_call(number, width, entry) -> None:
         seen.clear()
         net[2].number = number
         net(x).square().sum().backward()
-        inside = [(how, name) for how, name, *_ in seen if name not in {"(root)", "0"}]  # which Python hooks: 0 is given a leaf
+        inside = [
+            (how, name) for how, name, *_ in seen if name not in {"(root)", "0"}
+        ]  # which Python hooks: 0 is given a leaf
     if width > 4:
         assert len(inside) == 8  # nobody has looked at so many numbers
     else:

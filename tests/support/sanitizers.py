@@ -27,7 +27,9 @@ def build(name: str, directory: Path) -> Path:
     native = REPOSITORY / "hookd" / "native"
     sources = [native / source for source in runpy.run_path(str(native / "build.py"))["SOURCES"][name]]
     try:
-        subprocess.run(["gcc", *OPTIONS, *SANITIZERS, "-o", made, *sources], check=True, capture_output=True, timeout=300)
+        subprocess.run(
+            ["gcc", *OPTIONS, *SANITIZERS, "-o", made, *sources], check=True, capture_output=True, timeout=300
+        )
     except subprocess.CalledProcessError as error:
         raise OSError(error.stderr) from error
     return made

@@ -49,7 +49,21 @@ _SIZE = FunctionType.__basicsize__
 _LOOKED_AT = 32
 """So many numbers at the beginning of a thread's state in the interpreter, among which its depth is; it has more than 200 bytes.
 Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14."""
-_OF_THREAD = ("top", "busy", "backwards", "beat", "inner", "lost", "again", "flows", "kept", "returned", "hidden", "base", "profiled")
+_OF_THREAD = (
+    "top",
+    "busy",
+    "backwards",
+    "beat",
+    "inner",
+    "lost",
+    "again",
+    "flows",
+    "kept",
+    "returned",
+    "hidden",
+    "base",
+    "profiled",
+)
 """What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
 
 

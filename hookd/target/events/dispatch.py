@@ -135,7 +135,13 @@ class Dispatch:
         hook = "backward" if has_left else "backward_pre"
         told = [one for one in heard if one.hook == hook and (is_bad or not one.unless_finite) and self._is_active(one)]
         if told and self._session.is_live:
-            values = {"module": module, "grad_input": grad_input, "grad_output": grad_output, "elapsed_ns": elapsed_ns, "self_ns": self_ns}
+            values = {
+                "module": module,
+                "grad_input": grad_input,
+                "grad_output": grad_output,
+                "elapsed_ns": elapsed_ns,
+                "self_ns": self_ns,
+            }
             self.tell(told, values)
 
     def _is_active(self, one: Listener) -> bool:

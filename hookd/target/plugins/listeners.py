@@ -272,7 +272,9 @@ class Registry:
                     names = tuple(impl.argnames)
                     rights = _mutates(entry.plugin, hook), entry.plugin.remembers
                     is_choosy = hook in entry.plugin.unless_finite
-                    listeners.append(Listener(entry.number, hook, names, *rights, impl.function, unless_finite=is_choosy))
+                    listeners.append(
+                        Listener(entry.number, hook, names, *rights, impl.function, unless_finite=is_choosy)
+                    )
         totals = entry.context.totals
         if totals is not None:
             names = ("module", "elapsed_ns", "self_ns", "recompute", "is_again")

@@ -121,7 +121,7 @@ def native_code(directory: Path) -> Check:
     """Whether what is written in C was compiled when hookd was installed."""
     from hookd.native import build
 
-    missing = [name for name in build.NAMES if not (directory / f"{name}.so").exists()]
+    missing = [name for name in build.SOURCES if not (directory / f"{name}.so").exists()]
     if not missing:
         return Check("native code", "ok", "module calls are entered, and tensors read, in C")
     cure = "Install a C compiler (apt-get install gcc), then hookd anew (pip install --force-reinstall)."
