@@ -450,8 +450,9 @@ EXPORTED int hookd_entry_clear(void) {
 }
 
 /* Give everything back. Whoever comes here still, by a field that could not be given back, is called straight through.
- * Return 1 while this file must stay loaded: for such a one, for calls that are inside, or for hooks in a graph that lives on. */
-EXPORTED int hookd_entry_stop(void) {
+ * `handle` is this file's. Return 1 while it must stay loaded: for such a one, for calls that are inside, or for hooks in a graph that
+ * lives on, the last of which closes it. */
+EXPORTED int hookd_entry_stop(void *handle) {
     hookd_entry_clear();
     PyMem_RawFree(entry.slots);
     entry.slots = NULL;
@@ -471,5 +472,7 @@ EXPORTED int hookd_entry_stop(void) {
     Py_DecRef(entry.missing);
     for (size_t shape = 0; shape < SHAPES; shape++)
         hookd_entry_hear(shape, &_Py_NoneStruct, 0);
+    if (!entry.inside && !entry.watched && entry.hooks)
+        entry.handle = handle;
     return entry.inside || entry.watched || entry.hooks;
 }

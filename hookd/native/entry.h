@@ -39,7 +39,6 @@ extern PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
 extern PyObject *PyMethod_Function(PyObject *);
 extern PyObject *PyMethod_New(PyObject *, PyObject *);
 extern PyObject *PyMethod_Self(PyObject *);
-extern PyObject *PyNumber_Add(PyObject *, PyObject *);
 extern PyObject *PyObject_Call(PyObject *, PyObject *, PyObject *);
 extern PyObject *PyObject_GetAttr(PyObject *, PyObject *);
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
@@ -58,12 +57,14 @@ extern PyObject *PyUnicode_InternFromString(const char *);
 extern PyObject *PyWeakref_NewRef(PyObject *, PyObject *);
 extern Vectorcall PyVectorcall_Function(PyObject *);
 extern void PyFunction_SetVectorcall(PyObject *, Vectorcall) __attribute__((weak)); /* 3.12 and newer */
+extern int dlclose(void *) __attribute__((weak));
 extern void *PyEval_SaveThread(void);
 extern void PyEval_RestoreThread(void *);
 extern PyObject *PyList_New(Py_ssize_t);
 extern void *PyMem_RawCalloc(size_t, size_t);
 extern void PyMem_RawFree(void *);
 extern void *PyMem_RawRealloc(void *, size_t);
+extern int Py_AddPendingCall(int (*)(void *), void *);
 extern void Py_DecRef(PyObject *);
 extern void Py_IncRef(PyObject *);
 
@@ -108,7 +109,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
     PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
     PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
-    PyObject *graph_begins, *graph_enters, *graph_ends, *graph_told, *graph_failed; /* of hookd/target/entry/calls.py, for graph.c */
+    PyObject *graph_begins, *graph_enters, *graph_ends, *graph_adds, *graph_told, *graph_failed; /* of hookd/target/entry/calls.py, for graph.c */
     PyObject *hooked;                /* as hooked(capsule, *gradients): calls what `hookd_entry_graph` returns */
     PyObject *grad_enabled, *sequence, *will_run; /* torch's */
     PyObject *profile, *tool;        /* return None where no profiler listens to the thread; NULL: nobody can say */
@@ -156,6 +157,7 @@ struct State { /* all of it; one for the process */
     PyObject *heard[SHAPES];      /* who listens to the gradients of calls of this shape; NULL: nobody */
     int wants[SHAPES];            /* what of them */
     long hooks;                   /* that live in graphs */
+    void *handle;                 /* of this file, to be closed when the last of them is gone; NULL: not yet */
     int64_t hooked;               /* ns of a metered step in graph.c, without what is charged by Python */
     int metered;
     int checks;                   /* what calls return is looked at, and `suspect` is told */

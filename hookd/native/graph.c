@@ -5,7 +5,7 @@
  *
  * torch keeps a hook as a bound method of `host.hooked`, a Python function that dynamo can read, with a capsule that has what is
  * needed here. A graph may live longer than hookd does: a hook that is called then does nothing, and this file stays loaded until
- * the last one is gone.
+ * the last one is gone (where somebody else has asked for so many pending calls, for good).
  *
  * Source: torch/csrc/autograd/python_cpp_function.cpp `THPCppFunction_register_prehook`, 2.1 to 2.15.
  */
@@ -59,7 +59,8 @@ static void forgotten(PyObject *capsule) { /* the graph is gone, or torch has no
     if (hook->later)
         Py_DecRef(hook->later);
     PyMem_RawFree(hook);
-    entry.hooks--;
+    if (!--entry.hooks && entry.handle && dlclose) /* hookd is gone, and now this file may go: once nothing of it runs any more */
+        Py_AddPendingCall(dlclose, entry.handle);
 }
 
 /* Return the callable that torch gets; `later` is stolen, also where there is no memory. */
@@ -151,19 +152,20 @@ static int begins_in_python(Begun *begun, PyObject *state, PyObject *const *args
  * -1: an exception is set, a signal handler's. */
 int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *args, Py_ssize_t count) {
     *begun = (Begun){0};
-    if (*at(state, entry.host.flows) != &_Py_TrueStruct || !gives(entry.host.grad_enabled, &_Py_TrueStruct) || !may_ask())
+    if (*at(state, entry.host.flows) != &_Py_TrueStruct || !gives(entry.host.grad_enabled, &_Py_TrueStruct))
         return 0;
     int64_t since = now();
     Py_IncRef(begun->heard = entry.heard[shape]);
     begun->wants = entry.wants[shape];
-    int is_plain = count - 1 <= INPUTS, is_left = 0;
-    for (Py_ssize_t i = 1; i < count && is_plain; i++)
-        is_plain = edge_of(args[i], &begun->edges[begun->count++]);
+    int is_plain = count - 1 <= INPUTS && may_ask(), is_left = 0;
     PyObject *sequence = is_plain ? PyObject_Vectorcall(entry.host.sequence, NULL, 0, NULL) : NULL;
     begun->sequence = sequence ? PyLong_AsUnsignedLongLong(sequence) : 0;
-    if (sequence) {
+    is_plain = sequence != NULL; /* first: to ask for an edge may make a node */
+    if (sequence)
         Py_DecRef(sequence);
-    } else {
+    for (Py_ssize_t i = 1; i < count && is_plain; i++)
+        is_plain = edge_of(args[i], &begun->edges[begun->count++]);
+    if (!is_plain) {
         PyErr_Clear();
         is_left = begins_in_python(begun, state, args, count);
         since = now(); /* it has counted its own time */
@@ -562,6 +564,16 @@ static int before(const Hook *hook, PyObject *state, PyObject *grads, int64_t ma
     return !told(flow, state, 0, now() - flow->started, 0) && (flow->due_in || !finished(flow, state, mark));
 }
 
+/* Add a share of a gradient, which it steals, to another one. NULL: an exception is set. */
+static PyObject *sum_of(PyObject *state, PyObject *one, PyObject *share) {
+    PyObject *given[3] = {NULL, one, share};
+    Py_IncRef(one); /* torch lets the lock go, and another thread may go through the same graph */
+    PyObject *sum = asking(state, entry.host.graph_adds, given + 1, 2);
+    Py_DecRef(one);
+    Py_DecRef(share);
+    return sum;
+}
+
 /* Take what a node has given to inputs: shares of their gradients. 0: an exception is set. */
 static int behind(const Hook *hook, PyObject *state, PyObject *grads, int64_t mark) {
     Flow *flow = hook->flow;
@@ -574,14 +586,12 @@ static int behind(const Hook *hook, PyObject *state, PyObject *grads, int64_t ma
         if (share == &_Py_NoneStruct)
             continue;
         Py_IncRef(share);
-        if (*place) {
-            PyObject *sum = PyNumber_Add(*place, share);
-            Py_DecRef(share);
-            if (!(share = sum))
-                return 0;
-            Py_DecRef(*place);
-        }
+        if (*place && !(share = sum_of(state, *place, share)))
+            return 0;
+        PyObject *old = *place; /* another thread may have changed it meanwhile */
         *place = share;
+        if (old)
+            Py_DecRef(old);
     }
     return --flow->due_in || !finished(flow, state, mark);
 }

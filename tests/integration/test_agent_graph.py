@@ -5,11 +5,17 @@ from __future__ import annotations
 import gc
 import math
 import signal
+import sys
 import threading
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from hookd import Plugin, hookimpl
@@ -163,14 +169,15 @@ MODELS = {
 }  # fmt: skip
 
 
-def told_of(make, *, learns: bool = False, twice: bool = False) -> tuple[list, list]:
+def told_of(make, *, learns: bool = False, twice: bool = False, mode: Any = nullcontext) -> tuple[list, list]:
     """What a plugin is told of two steps, and the gradients."""
     torch.manual_seed(0)
     net = make()
     x = torch.randn(2, 4, requires_grad=learns) if "Transformer" not in repr(net) else torch.randn(1, 2, 4)
     with running(Told) as agent:
         for _ in range(2):
-            loss = net(x).square().sum()
+            with mode():
+                loss = net(x).square().sum()
             loss.backward(retain_graph=twice)
             if twice:
                 loss.backward()
@@ -179,7 +186,16 @@ def told_of(make, *, learns: bool = False, twice: bool = False) -> tuple[list, l
     return seen, [written(p.grad) for p in net.parameters()]
 
 
-@pytest.mark.parametrize("how", [{}, {"learns": True}, {"twice": True}], ids=["", "the input learns", "twice"])
+class Passing(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"learns": True}, {"twice": True}, {"mode": Passing}],
+    ids=["", "the input learns", "twice", "under a mode"],
+)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_gradients_in_c_are_those_in_python(make, how, entry, monkeypatch) -> None:
     in_c = told_of(make, **how)
@@ -249,6 +265,59 @@ def test_finite_gradients_need_no_call(number, width, entry) -> None:
         assert inside == ([] if math.isfinite(number) else [("leaves", "2"), ("enters", "1"), ("leaves", "1")])
 
 
+def test_who_looks_at_operations_sees_none_of_ours(either_way) -> None:
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    def operations() -> list:
+        seen.clear()
+        for _ in range(2):
+            net.zero_grad()
+            loss = net(torch.ones(2, 4)).sum()
+            with Noting():
+                loss.backward()
+        return seen.copy()
+
+    net, seen = MODELS["two ways"](), []
+    plain = operations()
+    with running(Told):
+        assert operations() == plain
+
+
+def test_what_ends_a_backward_is_the_trainings_though_its_handler_is_gone(entry) -> None:
+    class Ends(BaseException):
+        pass
+
+    def handler(*_: object) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        raise Ends
+
+    class Summed(Told):
+        @hookimpl
+        def backward(self, module, grad_input):
+            pass
+
+    before, added = signal.getsignal(signal.SIGUSR1), backward.added
+
+    def interrupted(one, other):
+        signal.signal(signal.SIGUSR1, handler)
+        signal.raise_signal(signal.SIGUSR1)
+        return added(one, other)
+
+    net = MODELS["two ways"]()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(backward, "added", interrupted)
+            with running(Summed):
+                for _ in range(2):
+                    with pytest.raises(Ends):
+                        net(torch.ones(2, 4)).sum().backward()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_graph_may_outlive_hookd_and_meet_the_next_one(entry) -> None:
     net, x = MODELS["a chain"](), torch.randn(2, 4)
     with running(Told):
@@ -259,8 +328,47 @@ def test_a_graph_may_outlive_hookd_and_meet_the_next_one(entry) -> None:
         assert agent.plugin("told").seen == []
         second.backward()
         assert len(agent.plugin("told").seen) >= 8
-    del first, second
+        del first, second
     gc.collect()
+
+
+def test_the_last_hook_of_a_graph_takes_the_code_with_it(entry) -> None:
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:hookd-entry")
+
+    net, before = MODELS["a chain"](), maps()
+    with running(Told):
+        for _ in range(2):
+            loss = net(torch.ones(2, 4)).sum()
+    assert maps() > before
+    loss.backward()
+    del loss
+    gc.collect()
+    assert maps() == before
+
+
+@pytest.mark.load
+def test_threads_may_go_through_one_graph_at_a_time(entry) -> None:
+    net, x = nn.Sequential(nn.Linear(4, 4), TwoWays(), TwoWays(), TwoWays()), torch.randn(200, 4)
+    parameters, interval = list(net.parameters()), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with running(Told) as agent:
+            for _ in range(60):
+                y = net(x).sum()
+
+                def go_back(y=y) -> None:
+                    for _ in range(4):
+                        torch.autograd.grad(y, parameters, retain_graph=True)
+
+                threads = [threading.Thread(target=go_back) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            assert not agent.session.dispatch._failures
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_what_a_signal_handler_raises_in_a_hook_is_the_trainings(entry) -> None:

@@ -108,7 +108,7 @@ def orphan() -> None:
 
 
 def stop(timeout_s: float = 10.0) -> dict[str, Any]:
-    """Detach the agent of this process.
+    """Detach the agent of this process; called inside of a module's call it is gone when that has returned.
 
     Returns:
         `restored` and `residue`, as the control socket's `detach` answers.
@@ -120,5 +120,5 @@ def stop(timeout_s: float = 10.0) -> dict[str, Any]:
     if agent is None:
         raise _not_ours()
     result: dict[str, Any] = agent.detach(timeout_s)
-    agent.leave()
+    agent.leave_outside()
     return result

@@ -18,7 +18,7 @@ from hookd.target.boot.fork import set_at_fork
 from hookd.target.boot.forking import Forks
 from hookd.target.boot.identity import identity, ranks
 from hookd.target.boot.loader import ROOM, release
-from hookd.target.boot.spawn import note_visitor
+from hookd.target.boot.spawn import Thread, note_visitor
 from hookd.target.boot.standby import Standby
 from hookd.target.boot.work import Work
 from hookd.target.entry import dynamo
@@ -65,6 +65,7 @@ class Agent:
         self._changing: Any = None
         self._is_kept = False
         self._detached: dict[str, Any] | None = None
+        self._leaving: Thread | None = None
         self._told: dict[str, Any] = {}
         self._printed = printed()
 
@@ -352,6 +353,17 @@ class Agent:
 
     def _is_own_thread(self) -> bool:
         return self._control is not None and self._control.is_own_thread()
+
+    def leave_outside(self) -> None:
+        """Leave; where the caller is inside of a call that goes on under us, in a thread of hookd's, which waits for its end."""
+        if self._session.is_inside():
+            if self._leaving is None:
+                self._leaving = Thread(self.leave)
+                self._leaving.start()
+        elif self._leaving is not None:
+            self._leaving.join(DETACH_S)
+        else:
+            self.leave()
 
     def leave(self) -> None:
         """Let go of the socket, the page, the payload; the last thing that an agent does."""

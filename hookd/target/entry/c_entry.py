@@ -67,7 +67,7 @@ _OF_THREAD = (
 """What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
 
 
-_OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_told", "graph_failed")
+_OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_adds", "graph_told", "graph_failed")
 """What graph.c calls (`hookd.target.entry.calls`)."""
 
 
@@ -414,10 +414,10 @@ class Entry:
         return "nn.Module.__call__: another tool has entered it after us; ours passes through" if is_foreign else ""
 
     def close(self) -> None:
-        """Return all memory. The code stays where a call that began in it still runs, in whatever thread."""
+        """Return all memory. The code stays where a call that began in it still runs, in whatever thread, or a graph has hooks of it."""
         self.plans.close()
-        stop = native.function(self._library, "hookd_entry_stop")
-        if not stop():
+        stop = native.function(self._library, "hookd_entry_stop", ctypes.c_void_p)
+        if not stop(self._library._handle):
             native.unload(self._library)
 
 

@@ -39,7 +39,7 @@ class Calls:
             "graph_task": getattr(torch._C, "_current_graph_task_id", _graph_task), "begin": self._hook_inputs,
             "end": self._hook_outputs, "unwind": self._unwind, "begins": self._begins, "ends": self._ends,
             "was_stopped": _was_stopped, "graph_begins": self._hook_inputs, "graph_enters": backward.Entered,
-            "graph_ends": self._hook_outputs, "graph_told": self._session.dispatch.flowed, "graph_failed": self._graph_failed,
+            "graph_ends": self._hook_outputs, "graph_adds": backward.added, "graph_told": self._session.dispatch.flowed, "graph_failed": self._graph_failed,
         }  # fmt: skip
 
     def _unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
@@ -138,6 +138,9 @@ class Calls:
         return not is_unreal()
 
     def _graph_failed(self, error: BaseException) -> None:
+        """Deal with what a hook in C has raised, as `hookd.target.events.backward` does."""
+        if not isinstance(error, Failure):
+            raise error
         self._session.dispatch.own_failure("the backward of a module", error)
 
     def _hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
