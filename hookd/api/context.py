@@ -11,6 +11,7 @@ from hookd.api.metrics import Counter, Gauge, Histogram
 from hookd.api.passive import groups_of
 from hookd.api.totals import Families, Totals
 from hookd.errors import PluginError
+from hookd.wire.page.layout import PHASES
 from hookd.wire.page.series import Bound
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from hookd.api.events import Module, Returned
+    from hookd.api.metrics import CounterChild
     from hookd.api.summary import Largest, Summary
     from hookd.wire.page import PageWriter
 
@@ -90,6 +92,7 @@ class Context:
         settings: every option that the plugin has asked for, with the value that is in force.
         bound: how many series it may have.
         totals: what `add_up` has asked for; hookd's own.
+        phases: what `add_up_phases` has, by phase as the page numbers them; hookd's own.
     """
 
     def __init__(self, plugin: str, options: Mapping[str, str], host: Host) -> None:
@@ -103,6 +106,7 @@ class Context:
         self._fixed: dict[str, int] = {}
         self._held: int | None = None
         self.totals: Totals | None = None
+        self.phases: list[dict[int, CounterChild]] = []
         self._unwanted: set[str] = set()
 
     # -- options
@@ -190,6 +194,16 @@ class Context:
         if self.totals is None:
             self.totals = Totals(self._host.page.cells, (self.per_module(), self.per_module()))
         self.totals.families[recompute].append(Families(seconds, self_seconds, calls))
+
+    def add_up_phases(self, seconds: Counter) -> None:
+        """Have the wall time of training threads added to a counter by phase, without the hook `phase`. In `configure` only.
+
+        Args:
+            seconds: has the label `phase`: data (waiting for a DataLoader of torch), forward, backward, optimizer, other.
+                Together they are the time from a thread's first turn on; one that never goes backward or steps is not counted.
+        """
+        names = ("data", "forward", "backward", "optimizer", "other")
+        self.phases.append({PHASES.index(name): seconds.labels(name) for name in names})
 
     # -- metrics
 

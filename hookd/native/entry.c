@@ -32,19 +32,25 @@ static Count *still(uintptr_t key, uint64_t number) {
     return slot && slot->counted && slot->counted->number == number ? slot->counted : NULL;
 }
 
-/* In a metered step the recorder has all calls. -1: an exception is set, a signal handler's. */
-static int recorded(PyObject *state, PyObject *cell, size_t beat) {
-    PyObject *step = PyFloat_FromDouble(entry.host.cells[beat + entry.host.phase]);
-    if (!step) {
+/* Put a call into the recorder, which has all of a metered step: what `PageWriter.record` does (hookd/wire/page/writer.py). */
+static void recorded(double module, double step) {
+    const Host *host = &entry.host;
+    PyObject *number = PyObject_Vectorcall(host->next_seq, NULL, 0, NULL); /* which the recorder's other writers ask, too */
+    long long seq = number ? PyLong_AsLongLong(number) : 0;
+    if (number)
+        Py_DecRef(number);
+    if (seq < 1) {
         PyErr_Clear();
-        return 0;
+        return;
     }
-    PyObject *given[4] = {NULL, entry.kind, cell, step};
-    PyObject *done = asking(state, entry.host.record, given + 1, 3);
-    Py_DecRef(step);
-    if (done)
-        Py_DecRef(done);
-    return done ? 0 : -1;
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    double *record = host->cells + host->ring + 6 * ((size_t)(seq - 1) % host->records);
+    record[0] = 0.0; /* no record until it is whole */
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    record[1] = (double)time.tv_sec + (double)time.tv_nsec * 1e-9, record[2] = (double)host->kind, record[3] = module, record[4] = step, record[5] = 0.0;
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    record[0] = (double)seq;
 }
 
 /* Whether a module is on a stack `(module, what it is inside of, number)`: its time is part of that of the call there. */
@@ -84,8 +90,8 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     host->cells[beat] = counted->value;
     int is_left = 0;
     if (is_metered) {
+        recorded(counted->value, host->cells[beat + host->phase]);
         entry.spent += now() - begun;
-        is_left = recorded(state, cell, beat); /* which `mine` keeps */
     }
     Begun graph = {0};
     if (entry.heard[shape] && !is_left)
@@ -419,9 +425,8 @@ EXPORTED int hookd_entry_host(const Host *host) {
     for (size_t i = 0; i < OBJECTS; i++)
         if (objects()[i])
             Py_IncRef(objects()[i]);
-    entry.kind = PyLong_FromLongLong((long long)host->kind);
     entry.zero = PyLong_FromLongLong(0);
-    entry.counts = entry.kind && entry.zero;
+    entry.counts = entry.zero != NULL;
     for (size_t i = 0; i < sizeof WORDS / sizeof *WORDS; i++)
         entry.counts = (*WORDS[i].at = PyUnicode_InternFromString(WORDS[i].text)) && entry.counts;
     if (!entry.counts)
@@ -464,7 +469,7 @@ EXPORTED int hookd_entry_stop(void *handle) {
         for (size_t i = 0; i < sizeof WORDS / sizeof *WORDS; i++)
             if (*WORDS[i].at)
                 Py_DecRef(*WORDS[i].at);
-        PyObject *made[] = {entry.state, entry.kind, entry.zero};
+        PyObject *made[] = {entry.state, entry.zero};
         for (size_t i = 0; i < sizeof made / sizeof *made; i++)
             if (made[i])
                 Py_DecRef(made[i]);

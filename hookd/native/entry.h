@@ -70,7 +70,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 9, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
+enum { VERSION = 10, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
@@ -104,7 +104,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *local;                 /* `local.thread` is the calling thread's state */
     PyObject *unwind;                /* called as unwind(state, outer, module, error) where a call is left by an exception */
     PyObject *remember;              /* as remember(state, module, args, kwargs, output) where this file cannot */
-    PyObject *record;                /* as record(kind, module, step) at each call of a metered step */
+    PyObject *next_seq;              /* returns the number of the recorder's next record */
     PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `checked` */
     PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
     PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
@@ -120,6 +120,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     double *cells;                   /* of the page */
     size_t phase;                    /* from a heartbeat's module to its step, in cells */
     size_t kind;                     /* of the record of a call */
+    size_t ring, records;            /* where the recorder begins, in cells, and how many it has */
     size_t most, each;               /* elements that are kept alive, and what a call counts beside its own */
     size_t top, busy, backwards, beat, inner, lost, again, flows, kept, returned, hidden, base, profiled; /* where the thread's state has them, in bytes */
     size_t waits;                    /* where a hookd Module has it */
@@ -147,7 +148,7 @@ struct State { /* all of it; one for the process */
     Host host;                    /* its objects live until no call is inside any more */
     Layout layout;
     int counts;                   /* calls are counted here */
-    PyObject *kind, *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
+    PyObject *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
         *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name, *shape_name, *stride_name, *grad_name,
         *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name;
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */

@@ -18,6 +18,7 @@ from hookd.target.events.batching import Portions
 from hookd.target.events.data import Data
 from hookd.target.events.dispatch import Dispatch
 from hookd.target.events.liveness import Stall
+from hookd.target.events.phases import Phases
 from hookd.target.events.steps import Steps
 from hookd.target.modeltree.models import Models
 from hookd.target.plugins import isolation, rules
@@ -67,6 +68,7 @@ class Session:
         clock: ns; steps and what plugins take of them are measured by it.
         tracing: torch's profiler, when somebody has asked for a trace.
         resume: starts the threads again that a fork has ended, if they are not there by now.
+        phases: adds up where the time goes.
         dispatch: gives events to the plugins, and keeps what they spend.
     """
 
@@ -94,6 +96,7 @@ class Session:
         self.local = Threads(page, self._heartbeats, states)
         self.overdue = Overdue(self, states)
         self.registry = Registry()
+        self.phases = Phases(self.registry)
         self.core = CoreMetrics(page, budget=budget)
         self._stall = Stall(page)
         self._holding = Watch(self)
@@ -291,6 +294,7 @@ class Session:
 
     def step_done(self) -> None:
         """Nothing more comes of the last step: tell the plugins."""
+        self.phases.step_done(self.local.thread.spent)
         self.dispatch.emit("step_done", {"step": self.step_number()})
 
     def step_begins(self) -> None:

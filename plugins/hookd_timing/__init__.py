@@ -64,7 +64,6 @@ from typing import TYPE_CHECKING, Any
 from hookd import Context, Module, Plugin, hookimpl
 from hookd_timing.device import DIRECTIONS, Device, is_in_use, may_be_in_use
 from hookd_timing.flops import has_formula
-from hookd_timing.phases import Phases
 from hookd_timing.throughput import Throughput
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class Timing(Plugin):
         again = _families(context, "recompute", "of calls made again by activation checkpointing")
         _add_up(context, again, recompute=True)
         self.of_backward = _families(context, "backward", "of the module's backward, estimated from sampled steps")
-        self.phases = Phases(context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"]))
+        context.add_up_phases(context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"]))
         self.throughput = Throughput(context)
         self.device = Device(context)
         self.has_turns = is_in_use()
@@ -147,14 +146,8 @@ class Timing(Plugin):
         self.throughput.see_backward(module)
 
     @hookimpl
-    def phase(self, name: str, now_ns: int) -> None:
-        """Give the time since the last change to the phase that was."""
-        self.phases.turn(name, now_ns)
-
-    @hookimpl
     def step_done(self) -> None:
         """End a step."""
-        self.phases.step_done()
         self.throughput.step_done()
         if is_in_use():  # a model may come to the device at any time
             self.has_turns = True

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -17,7 +18,7 @@ import hookd
 from hookd import Plugin, hookimpl
 from hookd.target.boot import bootstrap
 from hookd.target.entry.c_entry import SHAPES
-from hookd.wire.page import PageWriter
+from hookd.wire.page import CALL_RECORD
 from tests.integration.test_agent_entry import NODES, Light, Looping, Node, X, made, outcome
 from tests.support import sanitizers
 from tests.support.agent import running
@@ -114,29 +115,24 @@ def assert_alike(node) -> None:
 
 
 @pytest.mark.usefixtures("entry")
-def test_what_a_signal_handler_raises_while_a_call_is_recorded_reaches_the_training(monkeypatch):
-    raising, record = {}, PageWriter.record
-
-    def interrupted(self, kind, module, *arguments, **options):
-        record(self, kind, module, *arguments, **options)
-        if module in raising:
-            raise raising.pop(module)  # as a handler does that runs in here
-
-    monkeypatch.setattr(PageWriter, "record", interrupted)
-    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+def test_calls_of_a_metered_step_are_recorded_in_c_as_in_python():
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU())
     with running(Adds, budget=0) as agent:
         learn(agent, model)
+        first = 1 + max((one.seq for one in agent.records()), default=0)
+        began = time.time()
         assert counted_in_c(agent, lambda: model(X))
-        agent.session.models.meter(is_metered=True)
-        _, _, inner = agent.session.models.names.known[id(model[0])]
-        raising[inner.id] = KeyboardInterrupt()
-        with pytest.raises(KeyboardInterrupt):
-            model(X)
-        assert agent.session.local.thread.top is None
-        assert [one[:2] for one in agent.plugin("adds").seen if isinstance(one, tuple)] == [
-            (name, "KeyboardInterrupt") for name in ("0", "(root)")
+        agent.session.page.record(CALL_RECORD, 7, 8)
+        seen = [one for one in agent.records() if one.seq >= first]
+        ids = [agent.session.models.names.known[id(one)][2].id for one in (model, model[0], model[0][0], model[1])]
+        step = seen[0].step  # the plan of the outermost has recorded that one
+        assert [(one.seq, one.kind, one.module, one.step, one.value) for one in seen] == [
+            *((first + at, CALL_RECORD, number, step, 0.0) for at, number in enumerate(ids)),
+            (first + 4, CALL_RECORD, 7, 8, 0.0),
         ]
-        assert counted_in_c(agent, lambda: model(X))
+        assert all(
+            began <= one.when <= time.time() for one in seen[1:4]
+        )  # Python's clock is coarse beside time-machine
 
 
 class Again(nn.Module):

@@ -15,7 +15,7 @@ from hookd.wire.page import PageReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hookd.wire.page import Snapshot
+    from hookd.wire.page import Record, Snapshot
 
 
 class Running:
@@ -34,6 +34,9 @@ class Running:
 
     def read(self) -> Snapshot:
         return self._reader.read()
+
+    def records(self) -> list[Record]:
+        return self._reader.records()
 
     def values(self, family: str) -> dict[tuple[str, ...], float]:
         """The first cell of each series of a family."""

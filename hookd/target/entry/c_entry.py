@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Listener
     from hookd.target.session import Session
 
-VERSION = 9
+VERSION = 10
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -124,7 +124,7 @@ class _Host(ctypes.Structure):
     """What calls are counted with, as entry.c has it."""
 
     _fields_ = (
-        *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "record", "suspect")),
+        *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "next_seq", "suspect")),
         *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing")),
         *((name, ctypes.py_object) for name in _OF_GRAPHS),
         *((name, ctypes.py_object) for name in ("hooked", "grad_enabled", "sequence", "will_run", "profile", "tool")),
@@ -133,7 +133,7 @@ class _Host(ctypes.Structure):
         ("largest", ctypes.c_void_p),
         ("level", ctypes.c_size_t),
         ("cells", ctypes.c_void_p),
-        *((name, ctypes.c_size_t) for name in ("phase", "kind", "most", "each")),
+        *((name, ctypes.c_size_t) for name in ("phase", "kind", "ring", "records", "most", "each")),
         *((name, ctypes.c_size_t) for name in (*_OF_THREAD, "waits")),
     )
 
@@ -331,10 +331,10 @@ class Entry:
         dtypes: Any = (ctypes.py_object * len(_DTYPES))(*_DTYPES)  # type: ignore[misc]  # typeshed wants them wrapped
         cells = ctypes.addressof(ctypes.c_char.from_buffer(session.cells))  # no reference stays: a page is to be closed
         host = _Host(
-            session.local, names["unwind"], session.portions.remember_call, session.page.record, session.portions.suspect,
+            session.local, names["unwind"], session.portions.remember_call, session.page.next_seq, session.portions.suspect,
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, *(names[name] for name in _OF_GRAPHS),
             hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, hidden.profile, hidden.tool, dtypes,
-            *session.numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, batching.KEPT, batching.LIGHT, *offsets,
+            *session.numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, *session.page.recorder, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
         found = layout.find(_DTYPES) if host.gate else None

@@ -117,10 +117,14 @@ class Calls:
         session.cells[thread.beat + PHASE] = phase
         if namespace["accounting"] and phase != OTHER:  # in some steps only, as the calls are recorded
             session.page.record(pages.PHASE_RECORD, 0, session.step_number(), phase)
-        heard = session.dispatch.switched_on("phase", None)
-        if not heard or thread.busy or thread.is_engine:
+        if thread.busy or thread.is_engine:
             return
-        values = {"name": pages.PHASES[phase], "now_ns": self._session.clock()}
+        now_ns = session.clock()
+        session.phases.turn(thread.spent, phase, now_ns)
+        heard = session.dispatch.switched_on("phase", None)
+        if not heard:
+            return
+        values = {"name": pages.PHASES[phase], "now_ns": now_ns}
         frame = namespace["no_frame"](None)
         try:
             thread.busy = True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd.target.boot.spawn import NAME, OWN
+from hookd.target.events.phases import Spent
 from hookd.wire.frames import held
 from hookd.wire.originals import Local, thread
 from hookd.wire.page import MODULE, PHASES
@@ -53,11 +54,12 @@ class ThreadState:
         flows: the graph is to be hooked for whoever listens to gradients in the outermost call.
         held: those calls that have not been handed over yet (`hookd.target.events.batching`).
         held_size: elements in their outputs.
+        spent: what it has spent in which phase.
         passed: how many calls of all threads had returned what nobody could look at when the outermost one began; -1: nobody looked.
     """
 
     __slots__ = (
-        "again", "backwards", "base", "beat", "busy", "flows", "held", "held_size", "hidden", "inner", "is_engine", "kept", "lost", "native", "outside", "passed", "passing", "profiled", "returned", "switching", "top",
+        "again", "backwards", "base", "beat", "busy", "flows", "held", "held_size", "hidden", "inner", "is_engine", "kept", "lost", "native", "outside", "passed", "passing", "profiled", "returned", "spent", "switching", "top",
     )  # fmt: skip
 
     def __init__(self, native: int, beat: int, *, is_engine: bool) -> None:
@@ -76,6 +78,7 @@ class ThreadState:
         self.held: list[Call] = []
         self.held_size = 0
         self.passed = -1
+        self.spent = Spent()
 
     def stack(self) -> tuple[Module, ...]:
         """Give the observed modules that it is inside of, the outermost first."""

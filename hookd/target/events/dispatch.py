@@ -73,6 +73,7 @@ class Dispatch:
     def turned(self) -> None:
         """Find out again who is to be called: a switch was turned, or a plugin came or went."""
         self._on = {}
+        self._session.phases.turned()
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
         """Give the listeners of a hook that is not part of a plan, and whose result nobody uses."""

@@ -55,6 +55,8 @@ class PageWriter(SeriesWriter):
     Attributes:
         cells: float64 view of the whole page; released once closed: a store then raises ValueError.
         dropped: how many series found no room.
+        recorder: the first cell of the recorder, and how many records it has.
+        next_seq: returns the number of its next record.
         sharers: by family, the objects of `hookd.api.metrics` that have declared it.
     """
 
@@ -101,9 +103,8 @@ class PageWriter(SeriesWriter):
         self._beats = heartbeat.offset // 8
         self._shared_beat = self._beats + (HEARTBEATS - 1) * BEAT_CELLS
         self._free_beats = list(range(HEARTBEATS - 2, -1, -1))
-        self._ring = recorder.offset // 8
-        self._ring_length = recorder.length // RECORD.size
-        self._next_seq = itertools.count(1).__next__
+        self.recorder = self._ring, self._ring_length = recorder.offset // 8, recorder.length // RECORD.size
+        self.next_seq = itertools.count(1).__next__
 
     def _write_header(self, regions: dict[str, Region], identity: dict[str, Any]) -> None:
         words = self._words
@@ -173,7 +174,7 @@ class PageWriter(SeriesWriter):
         Raises:
             ValueError: the page is closed.
         """
-        seq = self._next_seq()
+        seq = self.next_seq()
         base = self._ring + (seq - 1) % self._ring_length * 6
         cells = self.cells
         cells[base] = 0.0  # no record until it is whole
