@@ -14,6 +14,7 @@ from torch import nn
 from hookd import Plugin, hookimpl
 from hookd.target.modeltree import models
 from tests.support.agent import running
+from tests.support.processes import wait_until
 
 X = torch.ones(2, 4)
 
@@ -152,3 +153,18 @@ def test_what_changes_the_training_is_armed_in_all_of_a_large_model(monkeypatch)
         assert len(agent.plugin("counts").seen) == 10
         agent.session.load(Doubles(), {}, by_name=True)
         assert model(X)[0, 0] == 2.0**41
+
+
+def test_nothing_of_an_agent_is_left_when_it_has_gone() -> None:
+    class Calls(Plugin):
+        name = "calls"
+
+        @hookimpl
+        def forward(self, module):
+            pass
+
+    with running(Calls) as agent:
+        nn.Sequential(nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+        session = weakref.ref(agent.session)
+    del agent, Calls
+    wait_until(lambda: gc.collect() >= 0 and session() is None, what="the end of the session")

@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -120,7 +119,6 @@ def test_calls_of_a_metered_step_are_recorded_in_c_as_in_python():
     with running(Adds, budget=0) as agent:
         learn(agent, model)
         first = 1 + max((one.seq for one in agent.records()), default=0)
-        began = time.time()
         assert counted_in_c(agent, lambda: model(X))
         agent.session.page.record(CALL_RECORD, 7, 8)
         seen = [one for one in agent.records() if one.seq >= first]

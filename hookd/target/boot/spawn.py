@@ -54,6 +54,7 @@ class Thread:
         """
         beginning = functools.partial(self._run)
         held = weakref.ref(beginning)
+        _forget_gone()
         _LIVING.add(self)
         try:
             thread.start(beginning)
@@ -88,12 +89,18 @@ class Thread:
         with contextlib.suppress(OSError):  # for `top -H`; in a container without /proc it has none
             write(f"/proc/self/task/{self.native}/comm", NAME.encode())
         self._begun.set()
+        function, self._function = self._function, _nothing  # it has all of an agent, which this may outlive
         try:
-            self._function()
+            function()
         finally:
+            del function
             forget()
             self._over.set()
             OWN.discard(self.ident)
+
+
+def _nothing() -> None:
+    """Stand in for what a thread has done."""
 
 
 class _Visitor:
@@ -112,10 +119,14 @@ def note_visitor() -> None:
 
 def remaining() -> list[Thread | _Visitor]:
     """Return the threads that the kernel still knows and for which a fork waits."""
+    _forget_gone()
+    return [one for one in [*_LIVING] if one.awaited_s < PATIENCE_S]
+
+
+def _forget_gone() -> None:
     for one in [*_LIVING]:
         if one.is_over and not _is_known(one.native):
             _LIVING.discard(one)
-    return [one for one in [*_LIVING] if one.awaited_s < PATIENCE_S]
 
 
 def _is_known(native: int) -> bool:
