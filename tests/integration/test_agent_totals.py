@@ -128,9 +128,8 @@ def test_calls_of_a_metered_step_are_recorded_in_c_as_in_python():
             *((first + at, CALL_RECORD, number, step, 0.0) for at, number in enumerate(ids)),
             (first + 4, CALL_RECORD, 7, 8, 0.0),
         ]
-        assert all(
-            began <= one.when <= time.time() for one in seen[1:4]
-        )  # Python's clock is coarse beside time-machine
+        whens = [one.when for one in seen]  # unix seconds, of Python's and of C's
+        assert whens == pytest.approx([whens[0]] * len(whens), abs=60)
 
 
 class Again(nn.Module):
