@@ -67,15 +67,18 @@ class Session:
         namespace: the globals of all plans: plugins' callbacks, their switches, the page.
         clock: ns; steps and what plugins take of them are measured by it.
         tracing: torch's profiler, when somebody has asked for a trace.
+        rest: lets the training have the interpreter for a while, in what takes hookd's own thread long.
         resume: starts the threads again that a fork has ended, if they are not there by now.
         phases: adds up where the time goes.
         dispatch: gives events to the plugins, and keeps what they spend.
     """
 
     def __init__(
-        self, page: pages.PageWriter, identity: dict[str, Any], work: Work, *, budget: float, clock: Callable[[], int]
-    ) -> None:
+        self, page: pages.PageWriter, identity: dict[str, Any], work: Work, *, budget: float, clock: Callable[[], int],
+        rest: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.page = page
+        self.rest = rest
         self.cells = page.cells
         self.run: str = identity["run"]
         self.rank: int = identity["rank"]
@@ -96,6 +99,7 @@ class Session:
         self.local = Threads(page, self._heartbeats, states)
         self.overdue = Overdue(self, states)
         self.registry = Registry()
+        self.rest()
         self.phases = Phases(self.registry)
         self.core = CoreMetrics(page, budget=budget)
         self._stall = Stall(page)
@@ -105,6 +109,7 @@ class Session:
         self.steps = Steps(self, from_beginning=identity["method"] == "run")
         self.data = Data(self)
         self.namespace = self._namespace()
+        self.rest()
         self.models = Models(self, gentle=identity["method"] == "attach")
         self.namespace["original"] = self.models.patch.original
         self.namespace["call_aloud"] = self.models.call_aloud
@@ -174,15 +179,18 @@ class Session:
             PluginError: it breaks a rule, or refuses its options.
         """
         rules.check(plugin, by_name=by_name)
+        self.rest()
         if old is None and self.registry.has(plugin.name):
             raise PluginError(f"{plugin.name} is loaded already", reason="already-loaded")
         context = Context(plugin.name, options, self)
         try:
             self.cold.configure(plugin, context)
+            self.rest()
             wanted_interval(plugin, context)
             wanted_readmission(plugin, context)
             context.check_options()
             entry = self.registry.add(plugin, context, by_name=by_name)
+            self.rest()
             self.models.audience.prepare(entry, [one for _, _, one in list(self.models.names.known.values())])
         except BaseException as exc:
             self._retire(context, old)

@@ -59,7 +59,8 @@ class Agent:
         self.came = who["attached"]
         self._page = PageWriter.create(who)
         self._work = Work()
-        self._session = Session(self._page, who, self._work, budget=float(config.get("budget", 0.01)), clock=clock)
+        rest, budget = (loader.rest if loader is not None else lambda: None), float(config.get("budget", 0.01))
+        self._session = Session(self._page, who, self._work, budget=budget, clock=clock, rest=rest)
         self._control: Any = None
         self._questions = Questions(self._session, lambda: self._control.asking)
         self._changing: Any = None
@@ -71,11 +72,10 @@ class Agent:
 
     def begin(self) -> None:
         """Load the plugins, listen, arm."""
-        rest = self._loader.rest if self._loader is not None else lambda: None
+        self._session.rest()
         for spec in self._config.get("plugins", ()):
             self._load(spec)
-            rest()
-        dynamo.skip_package(__name__.partition(".")[0], rest)
+        dynamo.skip_package(__name__.partition(".")[0], self._session.rest)
         lease_s = self._config.get("lease_s")
         self._control = Control(self._handle, self._tick, lease_s, self._expired, self._work, robbed=self._robbed)
         self._control.left, self._control.look = self._left, self._session.overdue.look
@@ -87,6 +87,7 @@ class Agent:
             note_visitor()
         set_at_fork(forks.calls())
         atexit.register(self._exiting)
+        self._session.models.prepare()
         self._session.arm()
         self._control.start()
         self._page.set_state("running")

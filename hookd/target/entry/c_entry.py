@@ -232,6 +232,7 @@ class Entry:
         )
         self.plans = Plans(library)
         self._library = library
+        self._found: list[layout.Layout | None] = []
         there, size = ctypes.py_object, ctypes.c_size_t
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
@@ -321,6 +322,12 @@ class Entry:
         """Return how many calls have passed unobserved for want of room since the last time."""
         return int(self._deep())
 
+    def find_layout(self) -> layout.Layout | None:
+        """Look where torch has what of a tensor, which takes some milliseconds the first time; None: nobody can tell."""
+        if not self._found:
+            self._found.append(layout.find(_DTYPES))
+        return self._found[0]
+
     def host(self, session: Session) -> None:
         """Count calls with what a session has, from now on; where its objects are not laid out as usual, plans count."""
         names, state = session.namespace, ThreadState(0, 0, is_engine=False)
@@ -337,7 +344,7 @@ class Entry:
             *session.numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, *session.page.recorder, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
-        found = layout.find(_DTYPES) if host.gate else None
+        found = self.find_layout() if host.gate else None
         if found is not None:
             self._set_layout(ctypes.byref(found))
             session.numeric.at_once = self._largest_of

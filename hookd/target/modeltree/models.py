@@ -45,8 +45,9 @@ _LARGEST_PORTION = 24
 """but no more than these, however long a step is: it would be noticed;"""
 _PORTION_NS = 2_000_000
 """nor any more once they have taken so long: code that is compiled for a kind of module takes a millisecond."""
-_BREATH_S = 0.0005
-"""How long hookd's own thread leaves the interpreter to the training between two shapes that it compiles."""
+_BREATH_S = 0.02
+"""How long hookd's own thread leaves the interpreter to the training between two shapes that it compiles: a small training's
+step or more, so that no two of them fall into one."""
 _LEFT_AT_ONCE = 1024
 """So many modules that are not to be observed are noted in one outermost call, at 5 to 25 us each (cold)."""
 _FORGET_AFTER_S = 60.0
@@ -98,6 +99,12 @@ class Models:
         self.seen = Seen(self, session.core.modules, session.dispatch.entrance)
 
     # -- install and restore
+
+    def prepare(self) -> None:
+        """Do before `install` what takes longest in it."""
+        if self._counting is not None:
+            self._counting.find_layout()
+            self._session.rest()
 
     def install(self) -> None:
         """Watch calls of `nn.Module.__call__`, and patch `nn.Module.train`."""
@@ -191,7 +198,9 @@ class Models:
                 self._plan_model(model)
             else:
                 self._close(model)
+                begun_ns = self._session.clock()
                 self._plan_modules(self.names.proceed(model, 1))  # `learn_on` follows: the root's call begins now
+                model.had_portion = self._session.clock() - begun_ns > _PORTION_NS
         else:
             self.plans[id(root)] = self._plan(id(root))
 
@@ -226,6 +235,9 @@ class Models:
             self._session.namespace["no_frame"](frame)
 
     def _proceed(self, model: Model) -> None:
+        if model.had_portion:
+            model.had_portion = False
+            return
         clock = self._session.clock
         now_ns = clock()
         since_s = min((now_ns - model.proceeded_ns) / 1e9, 1.0) if model.proceeded_ns else 0.0

@@ -216,12 +216,11 @@ class Registry:
         return any(entry.name == name and entry.state == "active" for entry in self.entries.values())
 
     def add(self, plugin: Plugin, context: Context, *, by_name: bool) -> Entry:
-        """Register a plugin with pluggy and freeze its listeners.
+        """Register a plugin that keeps the rules with pluggy, and freeze its listeners.
 
         Raises:
-            PluginError: it does not follow the rules of `hookd.api.hookspecs`; the message names hook and line.
+            PluginError: pluggy refuses it.
         """
-        rules.check(plugin, by_name=by_name)
         for message in rules.modernized(plugin):
             context.log(f"deprecated: {message}")
         try:

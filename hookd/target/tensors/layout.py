@@ -122,11 +122,12 @@ def _odd() -> list[Tensor]:
 
 def _dtype_at(dtypes: Sequence[torch.dtype], size: int) -> tuple[int, list[int]]:
     pairs = [[torch.empty(n, dtype=dtype, device="cpu") for n in (3, 4)] for dtype in dtypes]
+    images = [[_bytes(_impl(one), size) for one in pair] for pair in pairs]
     found = {}
     for at in range(8, size - 1, 2):
-        codes = [{_number(_impl(one) + at, 2) for one in pair} for pair in pairs]
-        if all(len(of_pair) == 1 for of_pair in codes) and len(set.union(*codes)) == len(dtypes):
-            found[at] = [of_pair.pop() for of_pair in codes]
+        codes = [one[at : at + 2] for one, other in images if one[at : at + 2] == other[at : at + 2]]
+        if len(set(codes)) == len(dtypes):
+            found[at] = [int.from_bytes(code, "little") for code in codes]
     at = _only(found)
     return at, found[at]
 
@@ -165,14 +166,13 @@ def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
     one_row = [torch.empty(2, 1, 5, 7, dtype=torch.float32, device="cpu"), flat[:1], deep[:, :1]]
     side_by_side = [one for one in (*tensors, *one_row) if one.is_contiguous()]
     apart = [one for one in (*apart, *one_row) if not one.is_contiguous()]
-    at, mask = _only(
-        (at, 1 << bit)
-        for at in range(8, size)
-        for bit in range(8)
-        if all(_number(_impl(one) + at, 1) >> bit & 1 for one in side_by_side)
-        and not any(_number(_impl(one) + at, 1) >> bit & 1 for one in apart)
-    )
-    return at, mask
+    telling = ~0  # the bits that all of the former have, and none of the latter
+    for one in side_by_side:
+        telling &= _number(_impl(one) + 8, size - 8)
+    for one in apart:
+        telling &= ~_number(_impl(one) + 8, size - 8)
+    (bit,) = (bit for bit in range(telling.bit_length()) if telling >> bit & 1)
+    return 8 + bit // 8, 1 << bit % 8
 
 
 def _gradient_at(impls: range) -> tuple[int, int, int]:
@@ -238,4 +238,8 @@ def _word(address: int) -> int:
 
 
 def _number(address: int, size: int) -> int:
-    return int.from_bytes(ctypes.string_at(address, size), "little")
+    return int.from_bytes(_bytes(address, size), "little")
+
+
+def _bytes(address: int, size: int) -> bytes:
+    return ctypes.string_at(address, size)
