@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol, TypeVar
 from hookd.api.globs import Globs
 from hookd.api.metrics import Counter, Gauge, Histogram
 from hookd.api.passive import groups_of
-from hookd.api.totals import Families, Totals
+from hookd.api.totals import BackwardTotals, Families, Totals
 from hookd.errors import PluginError
 from hookd.wire.page.layout import PHASES
 from hookd.wire.page.series import Bound
@@ -91,7 +91,7 @@ class Context:
         options: what the person gave as `-p NAME:key=value,...`, unparsed; use `option` to read them.
         settings: every option that the plugin has asked for, with the value that is in force.
         bound: how many series it may have.
-        totals: what `add_up` has asked for; hookd's own.
+        totals: what `add_up` has asked for, and `backward_totals`; hookd's own.
         phases: what `add_up_phases` has, by phase as the page numbers them; hookd's own.
     """
 
@@ -106,6 +106,7 @@ class Context:
         self._fixed: dict[str, int] = {}
         self._held: int | None = None
         self.totals: Totals | None = None
+        self.backward_totals: BackwardTotals | None = None
         self.phases: list[dict[int, CounterChild]] = []
         self._unwanted: set[str] = set()
 
@@ -179,10 +180,13 @@ class Context:
         self_seconds: Counter | None = None,
         calls: Counter | None = None,
         recompute: bool = False,
+        backward: bool = False,
     ) -> None:
         """Have every call of the modules at which the plugin listens to `forward` added to counters, without a hook.
 
         That needs no function of the plugin's own: a few additions, at every call of every step. In `configure` only.
+        Backward passes are added in sampled steps where the plugin has `backward` in `sampled`, for as many steps as such a one
+        stands for: an estimate. `listen("backward_totals", wanted=False)` ends that.
 
         Args:
             seconds: of the calling thread, modules called inside included; of a call inside of another one of the same module
@@ -190,7 +194,13 @@ class Context:
             self_seconds: without the modules called inside.
             calls: how many.
             recompute: add the calls that activation checkpointing makes again, and none of the others.
+            backward: add the backward passes of the modules at which the plugin listens to `backward`, and no calls.
         """
+        if backward:
+            if self.backward_totals is None:
+                self.backward_totals = BackwardTotals(self._host.page.cells, self.per_module())
+            self.backward_totals.families.append(Families(seconds, self_seconds, calls))
+            return
         if self.totals is None:
             self.totals = Totals(self._host.page.cells, (self.per_module(), self.per_module()))
         self.totals.families[recompute].append(Families(seconds, self_seconds, calls))

@@ -1,11 +1,12 @@
-"""What a plugin has added up at each call of a module, without a function of its own. Runs in the target.
+"""What a plugin has added up at each call of a module, or each backward, without a function of its own. Runs in the target.
 
 Where calls of modules are entered in C (`hookd/native/entry.c`), so are its totals: three additions, and no Python function is
-called. Elsewhere `Totals.add` is called as any `forward` hook.
+called. Elsewhere `add` is called as any `forward` or `backward` hook.
 """
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Totals:
             # One plugin's, with no loop: where calls are not entered in C, these are the hottest lines of all.
             ((seconds, own, calls),) = self._known[recompute][module.id]
         except (KeyError, ValueError):
-            self._add_each(self.places_of(module, recompute=recompute), elapsed_ns, self_ns)
+            _add(self._cells, self.places_of(module, recompute=recompute), (elapsed_ns * 1e-9, self_ns * 1e-9, 1.0))
             return
         cells = self._cells
         if seconds >= 0:
@@ -67,12 +68,41 @@ class Totals:
         if calls >= 0:
             cells[calls] += 1.0
 
-    def _add_each(self, places: Places, elapsed_ns: int, self_ns: int) -> None:
-        cells = self._cells
-        for each in places:
-            for index, number in zip(each, (elapsed_ns * 1e-9, self_ns * 1e-9, 1.0), strict=True):
-                if index >= 0:
-                    cells[index] += number
+
+class BackwardTotals:
+    """Adds up the backward of modules in sampled steps, each for all the steps that it stands for.
+
+    Args:
+        cells: of the page.
+        known: where to keep the places of the modules, as `Totals` does.
+
+    Attributes:
+        families: that have been asked for.
+        times: one number: for how many steps a sampled one stands.
+    """
+
+    def __init__(self, cells: memoryview[float], known: dict[int, Places]) -> None:
+        self.families: list[Families] = []
+        self.times = array("d", [1.0])
+        self._cells, self._known = cells, known
+
+    def places_of(self, module: Module) -> Places:
+        """Return the places of a module; a series that is not there yet is made."""
+        if module.id not in self._known:
+            self._known[module.id] = [_places(families, module.name) for families in self.families]
+        return self._known[module.id]
+
+    def add(self, module: Module, elapsed_ns: int, self_ns: int) -> None:
+        """Add one backward."""
+        times = self.times[0]
+        _add(self._cells, self.places_of(module), (elapsed_ns * 1e-9 * times, self_ns * 1e-9 * times, times))
+
+
+def _add(cells: memoryview[float], places: Places, numbers: tuple[float, float, float]) -> None:
+    for each in places:
+        for index, number in zip(each, numbers, strict=True):
+            if index >= 0:
+                cells[index] += number
 
 
 def _places(families: Families, module: str) -> tuple[int, int, int]:

@@ -27,9 +27,22 @@ static Slot *find(uintptr_t key) {
 }
 
 /* What was counted when a call began may be gone when it ends: by a detach, or another plugin. */
-static Count *still(uintptr_t key, uint64_t number) {
+Count *still(uintptr_t key, uint64_t number) {
     Slot *slot = entry.slots && entry.counts ? find(key) : NULL;
     return slot && slot->counted && slot->counted->number == number ? slot->counted : NULL;
+}
+
+/* Add a call, or a backward: `elapsed` and `self` are ns. */
+void added_up(const Totals *totals, size_t count, int64_t elapsed, int64_t self) {
+    for (size_t i = 0; i < count; i++, totals++) {
+        double times = totals->times ? *totals->times : 1.0;
+        if (totals->seconds)
+            *totals->seconds += (double)elapsed * 1e-9 * times;
+        if (totals->own)
+            *totals->own += (double)self * 1e-9 * times;
+        if (totals->calls)
+            *totals->calls += times;
+    }
 }
 
 /* Put a call into the recorder, which has all of a metered step: what `PageWriter.record` does (hookd/wire/page/writer.py). */
@@ -110,18 +123,10 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         host->cells[beat] = PyFloat_AsDouble(PyTuple_GetItem(outer, 2));
         long long now_inner = PyLong_AsLongLong(*at(state, host->inner)), elapsed = ended - started;
         int is_again = counted->count && is_inside(outer, module);
-        for (size_t i = 0; i < counted->count; i++) {
-            Totals *totals = &counted->totals[i];
-            if (totals->seconds && !is_again)
-                *totals->seconds += (double)elapsed * 1e-9;
-            if (totals->own)
-                *totals->own += (double)(elapsed - now_inner + inner) * 1e-9;
-            if (totals->calls)
-                *totals->calls += 1.0;
-        }
+        added_up(counted->totals, counted->count, is_again ? 0 : elapsed, elapsed - now_inner + inner);
         if (counted->count)
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
-        int is_ended = graph.heard && !is_inside(outer, module) && graph_ends(&graph, state, module, args, given, result);
+        int is_ended = graph.heard && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
         counted = is_ended ? NULL : still(key, number);
         is_ended = is_ended || (counted && counted->remembers && remembered(state, module, args, given, names, result));
         counted = is_ended ? NULL : still(key, number); /* what is remembered may run any code */
@@ -310,23 +315,24 @@ EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
 }
 
 /* Count the calls of a module that has a plan here, while no Python function listens to those of its shape. `cells` has
- * three indices for each of `count` totals, -1 where one is not wanted. -1: no memory. */
+ * three indices for each of `count` totals of its calls, and of `back` ones of its backward, -1 where one is not wanted; `times`
+ * says for how many each backward counts, and is there as long as the plan. -1: no memory. */
 EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t shape, int remembers, int checks,
-                               size_t count, const int64_t *cells) {
+                               size_t count, size_t back, const int64_t *cells, const double *const *times) {
     Slot *slot = find(key);
     if (!slot || !entry.counts || shape >= SHAPES)
         return 0;
-    Count *counted = PyMem_RawCalloc(1, sizeof *counted + count * sizeof *counted->totals);
+    Count *counted = PyMem_RawCalloc(1, sizeof *counted + (count + back) * sizeof *counted->totals);
     if (!counted)
         return -1;
-    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, checks, count};
+    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, checks, count, back};
     Py_IncRef(module);
     Py_IncRef(cell);
-    for (size_t i = 0; i < count; i++, cells += 3) {
+    for (size_t i = 0; i < count + back; i++, cells += 3) {
         double *of[3];
         for (size_t j = 0; j < 3; j++)
             of[j] = cells[j] < 0 ? NULL : entry.host.cells + cells[j];
-        counted->totals[i] = (Totals){of[0], of[1], of[2]};
+        counted->totals[i] = (Totals){of[0], of[1], of[2], i < count ? NULL : times[i - count]};
     }
     uncounted(slot);
     slot->counted = counted;

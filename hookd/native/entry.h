@@ -70,11 +70,12 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 10, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
+enum { VERSION = 11, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
     double *seconds, *own, *calls;
+    const double *times; /* each counts for so many; NULL: for one */
 } Totals;
 
 typedef struct { /* of a module whose calls are counted here, as long as no Python function of a plugin listens to them */
@@ -83,7 +84,7 @@ typedef struct { /* of a module whose calls are counted here, as long as no Pyth
     double value; /* that of `cell`: the module in a heartbeat */
     size_t shape;
     int remembers, checks; /* what it returns is kept; is looked at */
-    size_t count;
+    size_t count, back;    /* so many totals of its calls, and then of its backward */
     Totals totals[];
 } Count;
 
@@ -204,10 +205,14 @@ const void *plain(PyObject *tensor);
 int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output);
 PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names);
 
+/* entry.c */
+void added_up(const Totals *totals, size_t count, int64_t elapsed, int64_t self);
+Count *still(uintptr_t key, uint64_t number);
+
 /* graph.c */
-enum { HEARS_BEFORE = 1, HEARS = 2, CHECKS_BEFORE = 4, CHECKS = 8, KEEPS_OUT = 16, KEEPS_IN = 32, TIMED = 64, WALKS = 128 };
+enum { HEARS_BEFORE = 1, HEARS = 2, CHECKS_BEFORE = 4, CHECKS = 8, KEEPS_OUT = 16, KEEPS_IN = 32, TIMED = 64, WALKS = 128, ADDS = 256 };
 /* What is wanted of gradients, as `Gradients` of hookd/target/entry/c_entry.py: to be told of those that enter or that leave, or only of those
- * that are not finite; to see them; to have the time; and whether anything is wanted of those that leave, or of the time. */
+ * that are not finite; to see them; to have the time; whether anything is wanted of those that leave, or of the time; and to have that added up. */
 typedef struct Flow Flow;
 typedef struct { /* where an input came from in the graph; NULL: it needs no gradient */
     PyObject *node;
@@ -222,7 +227,7 @@ typedef struct { /* what is known when a call begins */
     Edge edges[INPUTS];
 } Begun;
 int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *args, Py_ssize_t count);
-int graph_ends(Begun *begun, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output);
+int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number, PyObject *const *args, Py_ssize_t count, PyObject *output);
 void graph_forgets(Begun *begun);
 
 #pragma GCC visibility pop

@@ -16,6 +16,8 @@ enum { MOST = 20000 }; /* nodes of one module that are looked at, as in hookd/ta
 struct Flow { /* the gradients of one call, while a backward runs through it; it holds no node of the module */
     long refs;
     PyObject *module, *heard;
+    uintptr_t key; /* the module's address, and the number of what is counted of it: whose totals its time is added to */
+    uint64_t number;
     int wants;
     Py_ssize_t inputs, outputs;
     int is_open, is_bad; /* a gradient that has come is not known to be finite */
@@ -387,11 +389,11 @@ static int found(Maker *maker, const Begun *begun, PyObject *output) {
     return is_right;
 }
 
-static Flow *flow_of(const Begun *begun, PyObject *module, Py_ssize_t outputs) {
+static Flow *flow_of(const Begun *begun, PyObject *module, uint64_t number, uintptr_t key, Py_ssize_t outputs) {
     Flow *flow = PyMem_RawCalloc(1, sizeof *flow + (size_t)(begun->count + outputs) * sizeof *flow->grads);
     if (!flow)
         return NULL;
-    flow->refs = 1, flow->wants = begun->wants, flow->inputs = begun->count, flow->outputs = outputs;
+    flow->refs = 1, flow->key = key, flow->number = number, flow->wants = begun->wants, flow->inputs = begun->count, flow->outputs = outputs;
     Py_IncRef(flow->module = module);
     Py_IncRef(flow->heard = begun->heard);
     return flow;
@@ -434,8 +436,8 @@ static int ends_in_python(Begun *begun, PyObject *state, PyObject *module, PyObj
     return done ? 0 : -1;
 }
 
-/* Hook the nodes that a call has made. -1: an exception is set, a signal handler's. */
-int graph_ends(Begun *begun, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
+/* Hook the nodes that a call has made; `number` is that of what is counted of its module. -1: an exception is set, a signal handler's. */
+int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number, PyObject *const *args, Py_ssize_t count, PyObject *output) {
     if (!entry.counts)
         return 0;
     int64_t since = now();
@@ -446,7 +448,7 @@ int graph_ends(Begun *begun, PyObject *state, PyObject *module, PyObject *const 
         is_left = ends_in_python(begun, state, module, args, count, output);
         since = now();
     } else if (maker.node) {
-        Flow *flow = flow_of(begun, module, maker.outputs);
+        Flow *flow = flow_of(begun, module, number, (uintptr_t)args[0], maker.outputs);
         int was_seen = hide(state), is_right = flow && hooked(flow, begun, maker.node, maker.number, maker.slots, maker.count);
         show(state, was_seen);
         if (!is_right && PyErr_Occurred())
@@ -533,7 +535,11 @@ static int finished(Flow *flow, PyObject *state, int64_t mark) {
         self = spent - (whole(*at(state, host->inner)) - flow->inner);
         set_to(at(state, host->inner), PyLong_FromLongLong(flow->inner + spent));
     }
-    int is_left = told(flow, state, 1, elapsed, self > 0 ? self : 0);
+    self = self > 0 ? self : 0;
+    Count *counted = flow->wants & ADDS ? still(flow->key, flow->number) : NULL;
+    if (counted)
+        added_up(counted->totals + counted->count, counted->back, elapsed, self);
+    int is_left = told(flow, state, 1, elapsed, self);
     flow->is_open = 0;
     for (Py_ssize_t i = 0; i < flow->inputs + flow->outputs; i++) {
         PyObject *grad = flow->grads[i];

@@ -33,6 +33,8 @@ Of the training thread:
 Options:
 
     every=10        steps between two sampled steps
+    count_every=10  samples and operations are counted in a sampled step in so many steps, for which a Python function is
+                    called at every layer; 1: in every sampled step
     batch_dim=0     which dimension of the input counts the samples; -1: none does
     peak_flops=     operations per second of this rank's device, for mfu_ratio; by default the dense bfloat16 figure of
                     the GPU in `hookd_timing.peak`, and no mfu_ratio where it is not there (a CPU, a part of a GPU)
@@ -73,8 +75,8 @@ if TYPE_CHECKING:
 class Timing(Plugin):
     """Times modules and the phases of a step.
 
-    Forward calls are all timed: hookd adds them up. What needs hooks on the autograd graph, a look at shapes or events in a
-    stream costs microseconds, so it is sampled.
+    Forward calls are all timed, and backward passes of sampled steps: hookd adds them up. A look at shapes or events in a stream
+    costs microseconds, so it is sampled as well.
     """
 
     name = "timing"
@@ -91,6 +93,7 @@ class Timing(Plugin):
         again = _families(context, "recompute", "of calls made again by activation checkpointing")
         _add_up(context, again, recompute=True)
         self.of_backward = _families(context, "backward", "of the module's backward, estimated from sampled steps")
+        _add_up(context, self.of_backward, backward=True)
         context.add_up_phases(context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"]))
         self.throughput = Throughput(context)
         self.device = Device(context)
@@ -139,11 +142,15 @@ class Timing(Plugin):
 
     @hookimpl(tryfirst=True)
     def backward(self, module: Module, elapsed_ns: int, self_ns: int) -> None:
-        """Count one backward of a sampled step for all the steps that it stands for."""
-        self.device.end_backward(module)
-        weight = self.context.interval * (DIRECTIONS if self.has_turns else 1)
-        _add(self.backwards, self.of_backward, module, elapsed_ns, self_ns, float(weight))
+        """Count the operations of one, and on a device its time, for all the steps that a sampled one stands for."""
         self.throughput.see_backward(module)
+        if (
+            self.has_turns
+        ):  # in which hookd adds nothing up: a sampled step stands for those of the other direction as well
+            self.device.end_backward(module)
+            _add(
+                self.backwards, self.of_backward, module, elapsed_ns, self_ns, float(DIRECTIONS * self.context.interval)
+            )
 
     @hookimpl
     def step_done(self) -> None:
@@ -152,13 +159,17 @@ class Timing(Plugin):
         if is_in_use():  # a model may come to the device at any time
             self.has_turns = True
             self.device.step_done()
-            self._listen()
+        self._listen()
 
     def _listen(self) -> None:
-        """Have called what is timed next on a device; where there is none, what is timed on the host."""
+        """Have called what is timed next on a device; where there is none, what looks at shapes, when that is due."""
         forward, listen = self.device.is_forward, self.context.listen
+        looks = self.has_turns or self.throughput.is_due()
+        listen("forward_pre", wanted=looks)
+        listen("forward", wanted=self.has_turns)
         listen("backward_pre", wanted=self.has_turns and not forward)
-        listen("backward", wanted=not forward)
+        listen("backward", wanted=looks and not forward)
+        listen("backward_totals", wanted=not self.has_turns)
         for hook in ("root_forward_pre", "root_forward"):
             listen(hook, wanted=self.device.is_root)
 
@@ -172,9 +183,11 @@ def _families(context: Context, direction: str, what: str) -> tuple[Counter, Cou
     )
 
 
-def _add_up(context: Context, families: tuple[Counter, Counter, Counter], *, recompute: bool = False) -> None:
+def _add_up(
+    context: Context, families: tuple[Counter, Counter, Counter], *, recompute: bool = False, backward: bool = False
+) -> None:
     seconds, self_seconds, calls = families
-    context.add_up(seconds=seconds, self_seconds=self_seconds, calls=calls, recompute=recompute)
+    context.add_up(seconds=seconds, self_seconds=self_seconds, calls=calls, recompute=recompute, backward=backward)
 
 
 def _cells(families: tuple[Counter, Counter, Counter], module: Module) -> tuple[Any, int, int, int]:

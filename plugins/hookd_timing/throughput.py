@@ -43,14 +43,21 @@ class Throughput:
         self._waiting = Waiting()
         self._roots: dict[int, tuple[Module, int]] = {}  # with the number of its trained parameters
         self._period = 0  # the step that is, or was, sampled
+        self._every = _count_every(context)
+        self._counted = (0, 0)  # the last step that was, and the first that may be next
         self._is_over, self._spanned, self._is_absolute = (
             False,
             1,
             False,
         )  # the period; so many steps; and how they are numbered
-        self._counted = [0, 0]  # samples and operations in it
+        self._so_far = [0, 0]  # samples and operations in it
         self._per_step: list[int] = [0, 0]  # the same in the last one that is over
         self._began: tuple[float, int] | None = None  # when the window began, and at which step
+
+    def is_due(self) -> bool:
+        """Whether the next step is counted if it is sampled."""
+        counted, due = self._counted
+        return not counted <= self._context.step < due - 1  # steps may be numbered anew
 
     # -- on a sampled step
 
@@ -75,8 +82,13 @@ class Throughput:
 
     def see(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at what a call will take."""
-        self._end_period(self._context.step)
-        self._period, self._is_absolute = self._context.step, self._context.is_step_absolute
+        step, before = self._context.step, self._counted
+        self._end_period(step)
+        self._period, self._is_absolute = step, self._context.is_step_absolute
+        if step != before[0]:
+            # Not always at one distance: a training whose steps take turns would always show the same side.
+            is_short = before[1] - before[0] == self._every
+            self._counted = step, step + max(self._every - is_short, 1)
         self._waiting.forward(module, inputs, kwargs, self._call)
 
     def see_backward(self, module: Module) -> None:
@@ -93,7 +105,7 @@ class Throughput:
 
     def _count(self, kind: int, number: int, counter: Any) -> None:
         if number:
-            self._counted[kind] += number
+            self._so_far[kind] += number
             counter.inc(number)
 
     # -- at the end of every step
@@ -117,9 +129,9 @@ class Throughput:
 
     def _end_period(self, step: int) -> None:
         if self._period and step > self._period:
-            if any(self._counted):  # not where all was evaluation
-                self._per_step = [number // self._spanned for number in self._counted]
-            self._counted, self._period, self._is_over, self._spanned = [0, 0], 0, False, 1
+            if any(self._so_far):  # not where all was evaluation
+                self._per_step = [number // self._spanned for number in self._so_far]
+            self._so_far, self._period, self._is_over, self._spanned = [0, 0], 0, False, 1
             self._waiting.step_done()
 
     def _show(self, steps_per_s: float) -> None:
@@ -157,6 +169,13 @@ def _batch_dim(context: Context) -> int:
     if dim < -1:
         raise PluginError(f"timing: batch_dim must be the number of a dimension, or -1 for none, not {dim}")
     return dim
+
+
+def _count_every(context: Context) -> int:
+    every: int = context.option("count_every", 10)
+    if every < 1:
+        raise PluginError(f"timing: count_every must be at least 1, not {every}")
+    return every
 
 
 def _given_peak(context: Context) -> float | None:

@@ -21,7 +21,10 @@ MOST_OVER_CONTROL_MS = 15.0
             id="1,000 modules",
             marks=[
                 pytest.mark.load,
-                pytest.mark.xfail(strict=True, reason="a full collection in two of five attaches, and a quarter of the import in so long a step"),
+                pytest.mark.xfail(
+                    strict=True,
+                    reason="a full collection in two of five attaches, and a quarter of the import in so long a step",
+                ),
             ],
         ),
     ],

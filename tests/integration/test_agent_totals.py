@@ -425,3 +425,97 @@ def test_the_sanitizers_see_no_access_that_they_would_not_allow(tmp_path) -> Non
     except OSError as error:
         pytest.skip(f"gcc has no sanitizers here: {error}")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Back(Plugin):
+    """Has backward passes added up, in sampled steps."""
+
+    name = "back"
+    sampled = ("backward",)
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+        of_module = ["module"]
+        for which in ("", "_again"):
+            context.add_up(
+                backward=True,
+                calls=context.counter(f"calls{which}", "Backward passes.", of_module),
+                seconds=context.counter(f"seconds{which}", "Of those.", of_module),
+                self_seconds=context.counter(f"self_seconds{which}", "Of those, without modules inside.", of_module),
+            )
+
+
+class Listening(Back):
+    """Is told of the gradients as well."""
+
+    name = "back"
+
+    @hookimpl
+    def backward(self, module, grad_input, elapsed_ns):
+        self.told = [*getattr(self, "told", ()), (module.name, elapsed_ns > 0, len(grad_input))]
+
+
+def trained(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        model(torch.randn(4, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", [Back, Listening])
+def test_backward_passes_are_added_up_for_the_steps_that_they_stand_for(either_way, kind) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Linear(2, 2))
+    with running(kind, options={"every": "4"}) as agent:
+        trained(model, 16)
+        calls, seconds, own = (agent.values(f"hookd_back_{name}") for name in ("calls", "seconds", "self_seconds"))
+        assert calls == dict.fromkeys([("(root)",), ("0",), ("0.0",), ("0.1",), ("1",)], 16)
+        assert agent.values("hookd_back_calls_again") == calls
+        assert agent.values("hookd_back_seconds_again") == seconds
+        assert all(0 < own[one] <= seconds[one] for one in own)
+        assert sum(own.values()) == pytest.approx(seconds["(root)",], rel=0.01)
+        if kind is Listening:
+            assert Counter(name for name, *_ in agent.plugin("back").told) == dict.fromkeys(
+                ("1", "0.1", "0.0", "0", "(root)"), 4
+            )
+
+
+@pytest.mark.usefixtures("entry")
+def test_a_backward_without_a_listener_calls_no_python_function_for_a_module_inside() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+    with running(Back, options={"every": "1"}) as agent:
+        trained(model, 2)
+        told = []
+        agent.session.dispatch.flowed = lambda *given: told.append(given)
+        trained(model, 8)
+        assert set(agent.values("hookd_back_calls").values()) == {10}
+        assert told == []
+
+
+def test_of_a_plugin_that_has_gone_since_the_call_no_backward_is_added(either_way) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with running(Silent, Back, options={"every": "1"}) as agent:
+        trained(model, 2)
+        loss = model(torch.randn(4, 2)).sum()
+        agent.session.unload("back")
+        agent.session.load(Back(), {"every": "1"}, by_name=True)  # its series are in the places of the old ones
+        before = agent.values("hookd_back_calls")
+        loss.backward()
+        after = agent.values("hookd_back_calls")
+        assert [after[one] - before[one] for one in before] == [0] * len(before)
+        trained(model, 3)
+        assert set(agent.values("hookd_back_calls").values()) == {3}
+
+
+def test_a_plugin_may_have_no_backward_added_for_a_while(either_way) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with running(Back, options={"every": "1"}) as agent:
+        trained(model, 2)
+        listen = agent.plugin("back").context.listen
+        listen("backward_totals", wanted=False)
+        trained(model, 2)
+        assert set(agent.values("hookd_back_calls").values()) == {2}
+        listen("backward_totals", wanted=True)
+        trained(model, 2)
+        assert set(agent.values("hookd_back_calls").values()) == {4}

@@ -214,6 +214,17 @@ def test_sampled_step_stands_for_the_others(hook):
     assert hook.value("timing_samples") == 10 * 6
 
 
+def test_of_steps_that_take_turns_each_kind_is_counted(hook):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    hook.start("timing", every=1)
+    for step in range(200):
+        model(torch.randn(2 + 2 * (step % 2), 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert hook.value("timing_samples") == pytest.approx(200 * 3, rel=0.05)
+
+
 def test_evaluation_counts_for_nothing_however_long_it_is(hook):
     per_step = flops_of_a_step()
     hook.start("timing", every=2)
@@ -284,7 +295,7 @@ def test_two_models_that_take_turns_count_together(hook):
     step = adversaries()
     with FlopCounterMode(display=False) as counter:
         step()
-    hook.start("timing", every=1)
+    hook.start("timing", every=1, count_every=1)
     for _ in range(4):
         step()
     assert hook.value("timing_flops") == 4 * counter.get_total_flops()
@@ -390,7 +401,7 @@ def test_bad_options_are_refused_with_what_is_right(options, says):
 
 def test_a_lazy_module_is_no_error_and_counts_from_its_second_call_on(hook):
     model = nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 1))
-    hook.start("timing", every=1)
+    hook.start("timing", every=1, count_every=1)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     for _ in range(4):
         model(torch.randn(5, 4)).sum().backward()

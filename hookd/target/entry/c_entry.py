@@ -35,11 +35,11 @@ from hookd.wire.page import CALL_RECORD, MODULE, STEP
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hookd.api.totals import Totals
+    from hookd.api.totals import BackwardTotals, Totals
     from hookd.target.plugins.listeners import Listener
     from hookd.target.session import Session
 
-VERSION = 10
+VERSION = 11
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -83,6 +83,7 @@ class Gradients(IntFlag):
         KEEPS_IN: at those that leave it.
         TIMED: somebody wants the time.
         WALKS: anybody listens to those that leave it, for which its nodes must be found.
+        ADDS: the time is added up.
     """
 
     HEARS_BEFORE = 1
@@ -93,6 +94,7 @@ class Gradients(IntFlag):
     KEEPS_IN = 32
     TIMED = 64
     WALKS = 128
+    ADDS = 256
 
     @classmethod
     def of(cls, heard: list[Listener]) -> Gradients:
@@ -100,7 +102,9 @@ class Gradients(IntFlag):
         wanted = cls(0)
         for one in heard:
             has_left = one.hook == "backward"
-            if one.unless_finite:
+            if one.totals is not None:
+                wanted |= cls.ADDS
+            elif one.unless_finite:
                 wanted |= cls.KEEPS_OUT | (cls.CHECKS | cls.KEEPS_IN if has_left else cls.CHECKS_BEFORE)
             else:
                 wanted |= cls.HEARS if has_left else cls.HEARS_BEFORE
@@ -145,6 +149,7 @@ class Counted(NamedTuple):
         shape: all modules of one have the same listeners.
         remembers: whether what a call returns is kept, as a plan does.
         checks: whether it is looked at, for who listens to `suspect`.
+        totals: to which they are added, and `backward`, to which the backward passes are: the entry keeps neither alive.
     """
 
     module: Module
@@ -152,6 +157,7 @@ class Counted(NamedTuple):
     remembers: bool
     checks: bool
     totals: list[Totals]
+    backward: list[BackwardTotals]
 
 
 class Plans(dict[int, Any]):
@@ -171,7 +177,18 @@ class Plans(dict[int, Any]):
         self._clear: Callable[..., int] = native.function(library, "hookd_entry_clear")
         there, size, cells = ctypes.py_object, ctypes.c_size_t, ctypes.c_void_p
         self._count = native.function(
-            library, "hookd_entry_count", place, there, there, size, ctypes.c_int, ctypes.c_int, size, cells
+            library,
+            "hookd_entry_count",
+            place,
+            there,
+            there,
+            size,
+            ctypes.c_int,
+            ctypes.c_int,
+            size,
+            size,
+            cells,
+            cells,
         )
 
     def __setitem__(self, key: int, plan: Any) -> None:
@@ -180,13 +197,15 @@ class Plans(dict[int, Any]):
         super().__setitem__(key, plan)
         counted = getattr(plan, "counted", None)
         if counted is not None:
-            places = [
-                index for totals in counted.totals for places in totals.places_of(counted.module) for index in places
-            ]
-            array = (ctypes.c_int64 * len(places))(*places)
             module, number = counted.module, float(counted.module.id)
-            kept = counted.remembers, counted.checks
-            if self._count(key, module, number, counted.shape, *kept, len(places) // 3, array):
+            calls = [places for totals in counted.totals for places in totals.places_of(module)]
+            back = [(places, totals.times) for totals in counted.backward for places in totals.places_of(module)]
+            cells = [index for places in (*calls, *(places for places, _ in back)) for index in places]
+            times = (ctypes.c_void_p * len(back))(*(one.buffer_info()[0] for _, one in back))
+            kept, sizes = (counted.remembers, counted.checks), (len(calls), len(back))
+            if self._count(
+                key, module, number, counted.shape, *kept, *sizes, (ctypes.c_int64 * len(cells))(*cells), times
+            ):
                 raise MemoryError
 
     def put_metered(self, key: int, plan: Any) -> None:
@@ -371,7 +390,8 @@ class Entry:
             shape: of the modules.
             heard: observers that are switched on; a list that nobody changes.
         """
-        self._hear(shape, heard, Gradients.of(heard or []))
+        told = None if heard is None else [one for one in heard if one.totals is None]
+        self._hear(shape, told, Gradients.of(heard or []))
 
     def check(self, *, checks: bool, alert: bool) -> int:
         """Look at what counted calls return, or do not; return how many have passed since the last time that nobody could look at.

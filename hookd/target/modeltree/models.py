@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hookd.api.hookspecs import FLOWS, MODULE
+from hookd.api.totals import BackwardTotals, Totals
 from hookd.target.entry.c_entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
 from hookd.target.entry.dynamo import skip_frames
 from hookd.target.entry.patch import SKIP, ClassPatch, is_in_flight, plain_call
@@ -389,9 +390,10 @@ class Models:
         make = self._maker(heard, wrapped=wrapped, recompute=recompute, metered=metered)
         plan = make(module, float(module.id), self._again, self._metered)
         if self._counting is not None and not (wrapped or recompute or metered):
-            totals = [one.totals for one in heard if one.totals is not None]
+            totals = [one.totals for one in heard if isinstance(one.totals, Totals)]
+            back = [one.totals for one in heard if isinstance(one.totals, BackwardTotals)]
             checks = any(one.hook == "suspect" for one in heard)
-            plan.counted = Counted(module, self._shape(heard), remembers(heard), checks, totals)
+            plan.counted = Counted(module, self._shape(heard), remembers(heard), checks, totals, back)
         return plan
 
     def _of_plan(self, module: Module) -> tuple[Listener, ...]:
@@ -429,7 +431,7 @@ class Models:
                 and not (one.hook in FLOWS and is_plain)  # for which the entry hooks the graph
                 and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
             ]
-            listens = any(bool(switches.get(one.switch)) is (one.totals is None) for one in called)
+            listens = any(bool(switches.get(one.switch)) is (one.totals is None or one.hook in FLOWS) for one in called)
             self._counting.arm(shape, is_armed=listens)
 
     def _forget_shapes(self) -> None:

@@ -15,11 +15,12 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.api.hookspecs import FLOWS
+from hookd.api.totals import BackwardTotals
 from hookd.target.events.dispatch import OWN
 from hookd.target.plugins.listeners import wanted_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, MutableSequence
 
     from hookd.target.plugins.listeners import Entry, Listener
     from hookd.target.session import Session
@@ -64,6 +65,7 @@ class _Draw(NamedTuple):
     Attributes:
         kind: what a step is in which it is called, see `Entry.kind`; 0 where the interval is fixed.
         fixed: that interval, or None.
+        times: one number: how many steps a sampled one stands for, where hookd adds something up.
     """
 
     switch: str
@@ -71,13 +73,15 @@ class _Draw(NamedTuple):
     fixed: int | None
     is_rare: bool
     is_backward: bool
+    times: MutableSequence[float] | None = None
 
     @classmethod
     def of(cls, entry: Entry, one: Listener) -> _Draw:
         """Find that out about a listener."""
         fixed, is_rare = entry.context.fixed(one.hook), one.hook in entry.plugin.rare
         kind = 0 if fixed is not None else 2 if is_rare or not entry.plugin.rare else 1
-        return cls(one.switch, kind, fixed, is_rare, one.hook in FLOWS)
+        times = one.totals.times if isinstance(one.totals, BackwardTotals) else None
+        return cls(one.switch, kind, fixed, is_rare, one.hook in FLOWS, times)
 
 
 class Governor:
@@ -174,7 +178,7 @@ class Governor:
         for entry in self._entries():
             draws = []
             for one in entry.listeners:
-                on = entry.state == "active" and entry.context.is_wanted(one.hook)
+                on = entry.state == "active" and entry.context.is_wanted(one.name)
                 is_sampled = entry.is_sampled(one)
                 if on and is_sampled and (self.budget > 0 or entry.context.fixed(one.hook) is not None):
                     draws.append(_Draw.of(entry, one))
@@ -212,6 +216,8 @@ class Governor:
                 on = is_on and (step % one.fixed == 0 if one.fixed else rare if one.is_rare else usual)
                 namespace[one.switch] = on
                 if on:
+                    if one.times is not None:
+                        one.times[0] = float(one.fixed or (entry.stretch if one.is_rare else entry.interval))
                     backward = backward or one.is_backward
                     is_fixed = is_fixed or bool(one.fixed)
                     dearest = max(dearest, one.kind)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hookd.api.context import Context
     from hookd.api.plugin import Plugin
-    from hookd.api.totals import Totals
+    from hookd.api.totals import BackwardTotals, Totals
     from hookd.wire.agreement import Agreement
 
 
@@ -33,7 +33,8 @@ class Listener:
     """One hook implementation of one plugin, as a plan needs it.
 
     Attributes:
-        totals: adds calls up for the plugin, which has no function for that; None: `call` is a function of the plugin's.
+        totals: adds calls, or backward passes, up for the plugin, which has no function for that; None: `call` is a function of the
+            plugin's.
         unless_finite: it need not be called where all gradients are known to be finite.
     """
 
@@ -43,7 +44,7 @@ class Listener:
     mutates: bool
     remembers: bool
     call: Callable[..., Any] = field(compare=False, hash=False)
-    totals: Totals | None = None
+    totals: Totals | BackwardTotals | None = None
     unless_finite: bool = False
 
     @cached_property
@@ -58,7 +59,12 @@ class Listener:
 
     @property
     def _name(self) -> str:
-        return f"{self.plugin}_{self.hook}" if self.totals is None else f"{self.plugin}_totals"
+        return f"{self.plugin}_{self.name}"
+
+    @property
+    def name(self) -> str:
+        """What the plugin calls it (`Context.listen`)."""
+        return self.hook if self.totals is None else f"{self.hook}_totals"
 
 
 @dataclass
@@ -125,8 +131,9 @@ class Entry:
         return self.plugin.mutates and self.state == "active"
 
     def is_sampled(self, one: Listener) -> bool:
-        """Whether this hook of the plugin is called on sampled steps only; a mutator's never is, and totals are exact."""
-        return one.hook in self.plugin.sampled and one.totals is None and not _mutates(self.plugin, one.hook)
+        """Whether this hook of the plugin is called on sampled steps only; a mutator's never is, and totals of calls are exact."""
+        is_exact = one.totals is not None and one.hook == "forward"
+        return one.hook in self.plugin.sampled and not is_exact and not _mutates(self.plugin, one.hook)
 
     def is_due(self, step: int) -> bool:
         """Whether the hooks whose interval depends on the budget are called in a step, but for the rare ones.
@@ -278,6 +285,10 @@ class Registry:
         if totals is not None:
             names = ("module", "elapsed_ns", "self_ns", "recompute", "is_again")
             listeners.append(Listener(entry.number, "forward", names, False, False, totals.add, totals))  # noqa: FBT003
+        back = entry.context.backward_totals
+        if back is not None:
+            names = ("module", "elapsed_ns", "self_ns")
+            listeners.append(Listener(entry.number, "backward", names, False, False, back.add, back))  # noqa: FBT003
         return listeners
 
 
