@@ -111,7 +111,7 @@ int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssiz
 }
 
 enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/target/tensors/kernel.py has the same */
-enum { TOGETHER = 1 << 18 }; /* elements of many tensors: to keep their storages, to let the lock go, takes as long as to read these */
+enum { TOGETHER = 1 << 21 }; /* elements that are read, in about a millisecond, before other threads may have the lock */
 static const int WIDTHS[4] = {4, 8, 2, 2};
 
 /* Ask an object for a whole number by one of its methods. -1: it has raised; no exception is set. */
@@ -301,8 +301,9 @@ EXPORTED int hookd_entry_read(PyObject *tensor, int64_t *into) {
 typedef struct { /* plain tensors of one type, to be looked at together */
     const void **places;
     int64_t *counts, elements;
-    Py_ssize_t size;
+    Py_ssize_t size, before; /* so many are gathered, and so many have been looked at */
     int type;
+    double largest; /* in those; NaN if there is one */
 } Numbers;
 
 static int begun(Numbers *numbers, Py_ssize_t most) {
@@ -315,7 +316,7 @@ static int begun(Numbers *numbers, Py_ssize_t most) {
 static int added(Numbers *numbers, const void *impl) {
     int type = type_of(impl);
     int64_t count = FIELD(int64_t, impl, entry.layout.numel);
-    const void *place = type < 4 && count > 0 && (!numbers->size || type == numbers->type) ? numbers_of(impl, type) : NULL;
+    const void *place = type < 4 && count > 0 && (!(numbers->size + numbers->before) || type == numbers->type) ? numbers_of(impl, type) : NULL;
     if (!place)
         return 0;
     numbers->places[numbers->size] = place, numbers->counts[numbers->size++] = count;
@@ -323,22 +324,31 @@ static int added(Numbers *numbers, const void *impl) {
     return 1;
 }
 
-/* Append the storage of a tensor, which keeps what is read there. */
-static int keep(PyObject *kept, PyObject *tensor) {
-    PyObject *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
-    int is_kept = storage && !PyList_Append(kept, storage);
-    if (storage)
-        Py_DecRef(storage);
-    return is_kept;
-}
-
-/* Store the largest magnitude, NaN if there is one. `kept` has the storages where the lock is to be let go meanwhile. */
-static void look(const Numbers *numbers, PyObject *kept, double *into) {
+/* Look at what has been gathered. `is_apart`: it is kept, and other threads may have the lock meanwhile. */
+static void look(Numbers *numbers, int is_apart) {
     const Host *host = &entry.host;
-    void *thread = kept ? PyEval_SaveThread() : NULL;
-    *into = host->largest(numbers->places, numbers->counts, (int)numbers->size, numbers->type, (int)host->level);
+    void *thread = is_apart ? PyEval_SaveThread() : NULL;
+    double found = numbers->size ? host->largest(numbers->places, numbers->counts, (int)numbers->size, numbers->type, (int)host->level) : 0.0;
     if (thread)
         PyEval_RestoreThread(thread);
+    if (!(found <= numbers->largest)) /* NaN neither, and once it is there it stays */
+        numbers->largest = numbers->largest == numbers->largest ? found : numbers->largest;
+    numbers->before += numbers->size, numbers->size = 0, numbers->elements = 0;
+}
+
+/* Look at what alone was gathered, for it takes long, while its storage is kept. 0: that cannot be had. */
+static int look_apart(Numbers *numbers, PyObject *one, int of_gradients) {
+    if (!may_ask())
+        return 0;
+    PyObject *tensor = of_gradients ? PyObject_GetAttr(one, entry.grad_name) : one;
+    PyObject *storage = tensor ? PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL) : NULL;
+    if (tensor && of_gradients)
+        Py_DecRef(tensor);
+    if (!storage)
+        return 0;
+    look(numbers, 1);
+    Py_DecRef(storage);
+    return 1;
 }
 
 /* The gradient of a parameter; `nothing`: it has none. NULL: it has to be asked. */
@@ -356,30 +366,28 @@ EXPORTED int hookd_entry_largest(PyObject *list, int of_gradients, double *into)
     Py_ssize_t size = PyList_Size(list);
     Numbers numbers;
     int is_right = begun(&numbers, size);
-    for (Py_ssize_t i = 0; i < size && is_right; i++) {
+    for (Py_ssize_t i = 0; is_right && i < size && i < PyList_Size(list); i++) { /* another thread may shorten it */
         PyObject *one = PyList_GetItem(list, i);
         const void *impl = of_gradients ? gradient_of(one) : plain(one);
-        if (!of_gradients || impl != (const void *)entry.layout.nothing)
-            is_right = impl && FIELD(uint64_t, impl, entry.layout.keys) == entry.layout.plain && added(&numbers, impl);
-    }
-    PyObject *kept = NULL;
-    if (is_right && numbers.elements > TOGETHER) {
-        is_right = may_ask() && (kept = PyList_New(0));
-        for (Py_ssize_t i = 0; i < size && is_right; i++) {
-            PyObject *one = PyList_GetItem(list, i), *tensor = of_gradients ? PyObject_GetAttr(one, entry.grad_name) : one;
-            is_right = tensor && (tensor == &_Py_NoneStruct || keep(kept, tensor));
-            if (tensor && of_gradients)
-                Py_DecRef(tensor);
+        if (of_gradients && impl == (const void *)entry.layout.nothing)
+            continue;
+        int64_t elements = impl ? FIELD(int64_t, impl, entry.layout.numel) : 0;
+        if (numbers.elements && numbers.elements + elements > TOGETHER) {
+            look(&numbers, 0);
+            PyEval_RestoreThread(PyEval_SaveThread()); /* to who waits for the lock */
+            is_right = entry.counts;
+            i--; /* it may have been given another gradient meanwhile */
+            continue;
         }
-        PyErr_Clear();
+        is_right = impl && FIELD(uint64_t, impl, entry.layout.keys) == entry.layout.plain && added(&numbers, impl) &&
+                   (elements <= TOGETHER || look_apart(&numbers, one, of_gradients));
     }
-    *into = 0.0;
-    if (is_right && numbers.size)
-        look(&numbers, kept, into);
-    if (kept)
-        Py_DecRef(kept);
+    PyErr_Clear();
+    if (is_right)
+        look(&numbers, 0);
+    *into = numbers.largest;
     PyMem_RawFree(numbers.places);
-    return is_right ? (int)numbers.size : -1;
+    return is_right ? (int)numbers.before : -1;
 }
 
 /* Keep the outputs of a list of remembered calls alive no more, and know only the last ones still. Return how many of those are left

@@ -444,7 +444,7 @@ def test_a_tensor_whose_memory_is_gone_is_not_asked_with_the_others(monkeypatch)
 
 @pytest.mark.usefixtures("either_way")
 def test_the_gradients_of_an_optimizer_are_looked_at_together_where_they_are_plain():
-    parameters = [nn.Parameter(torch.ones(size)) for size in (3, 5, 1 << 18)]
+    parameters = [nn.Parameter(torch.ones(size)) for size in (3, 5, 1 << 20, 1 << 20, (1 << 21) + 1, 2)]
     optimizer = torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.1)
     with running(Looks) as agent:
         context, is_entered = agent.session.registry.named("looks").context, agent.session.models.hidden is not None
@@ -456,8 +456,14 @@ def test_the_gradients_of_an_optimizer_are_looked_at_together_where_they_are_pla
         assert is_told(0.0)
         parameters[0].grad = torch.tensor([1.0, -7.0, 2.0])
         assert is_told(7.0)
-        parameters[2].grad = torch.full((1 << 18,), 9.0)
-        assert is_told(9.0), "so many that the lock is let go"
+        for number, one in enumerate(parameters[2:], start=8):
+            one.grad = torch.zeros_like(one)
+            one.grad[-1] = number
+            assert is_told(float(number)), "so many that the lock is let go between them, or while one is read"
+        for one in parameters[2:]:
+            one.grad[0] = math.nan
+            assert is_told(math.nan)
+            one.grad = None
         parameters[1].grad = torch.full((5,), math.nan)
         assert is_told(math.nan)
         parameters[1].grad = torch.ones(5).to_sparse()
