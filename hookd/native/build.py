@@ -3,10 +3,14 @@
 An installation runs this (hatch_build.py). In a source tree that is used through PYTHONPATH:
 
     python hookd/native/build.py
+
+The system's compiler makes them for this kind of machine. Where the package `ziglang` is installed, its compiler makes them for all
+of MACHINES.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -14,37 +18,79 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
 SOURCES = {"kernel": ("kernel.c",), "entry": ("entry.c", "calls.c", "tensors.c", "graph.c")}
 """By shared object."""
+MACHINES = ("x86_64", "aarch64")
 FLAGS = ("-O3", "-shared", "-fPIC", "-s", "-std=gnu11", "-nostdlib", "-nostartfiles", "-ffreestanding",
-         "-fno-stack-protector", "-fno-strict-aliasing", "-fno-tree-loop-distribute-patterns", "-fvisibility=hidden")  # fmt: skip
-"""No function of libc is called, so that one file serves glibc and musl; the entry's symbols are those of the interpreter."""
+         "-fno-stack-protector", "-fno-strict-aliasing", "-fvisibility=hidden")  # fmt: skip
+"""They are linked to no library, so that one file serves glibc and musl; the entry's symbols are those of the interpreter and of any libc."""
+OF_SYSTEM = ("-fno-tree-loop-distribute-patterns", "-lgcc")
+OF_ZIG = ("-fno-sanitize=undefined", "-Wno-unused-command-line-argument")
 TIMEOUT_S = 120
 
 
+class Compiler(NamedTuple):
+    """How to compile for a machine: a command, and what follows its sources."""
+
+    machine: str
+    command: tuple[str, ...]
+    ending: tuple[str, ...]
+
+
+def place(name: str, machine: str = os.uname().machine, directory: Path = HERE) -> Path:
+    """Return where a shared object is for a kind of machine, by its name in `uname -m`."""
+    return directory / f"{name}-{machine}.so"
+
+
 def build(directory: Path = HERE) -> list[Path]:
-    """Compile the shared objects of SOURCES into `directory` and return them in that order.
+    """Compile the shared objects of SOURCES into `directory` for each machine that there is a compiler for, and return them.
 
     Each is replaced at one stroke: whoever reads it meanwhile gets the old one or the new one.
 
     Raises:
         OSError: there is no compiler, or it failed; the message is for a person. Whoever installs goes on without.
     """
-    compiler = os.environ.get("CC") or next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    if compiler is None:
-        raise FileNotFoundError("no C compiler: neither cc nor gcc nor clang is there, and CC is not set")
+    found = compilers()
+    if not found:
+        raise FileNotFoundError("no C compiler: neither cc nor gcc nor clang nor ziglang is there, and CC is not set")
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        made = [_compiled(shlex.split(compiler), name, Path(scratch)) for name in SOURCES]
+        made = [_compiled(one, name, Path(scratch)) for one in found for name in SOURCES]
         return [one.replace(directory / one.name) for one in made]
 
 
-def _compiled(compiler: list[str], name: str, directory: Path) -> Path:
-    made = directory / f"{name}.so"
-    command = [*compiler, *FLAGS, "-o", str(made), *(str(HERE / source) for source in SOURCES[name]), "-lgcc"]
+def has_compiler() -> bool:
+    """Whether the system has one, for its own kind of machine."""
+    return _of_system() is not None
+
+
+def compilers() -> list[Compiler]:
+    """Return a compiler for each machine that there is one for; what CC names comes first, then ziglang."""
+    own, of_system = os.uname().machine, _of_system()
+    system = [Compiler(own, tuple(shlex.split(of_system)), OF_SYSTEM)] if of_system else []
+    zig = []
+    if importlib.util.find_spec("ziglang") is not None:
+        command = (sys.executable, "-m", "ziglang", "cc", "-target")
+        zig = [Compiler(one, (*command, f"{one}-linux-gnu.2.17"), OF_ZIG) for one in MACHINES]
+    found = {one.machine: one for one in (zig + system if "CC" in os.environ else system + zig)}
+    return list(found.values())
+
+
+def _of_system() -> str | None:
+    return os.environ.get("CC") or next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+
+
+def _compiled(compiler: Compiler, name: str, directory: Path) -> Path:
+    made = place(name, compiler.machine, directory)
+    sources = [str(HERE / source) for source in SOURCES[name]]
+    command = [*compiler.command, *FLAGS, "-o", str(made), *sources, *compiler.ending]
+    caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(directory))
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S, env={**caches, **os.environ}
+        )
     except subprocess.SubprocessError as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         raise OSError(f"{shlex.join(command)}: {said}") from error

@@ -3,7 +3,11 @@
 #define HOOKD_ENTRY_H
 #include <stddef.h>
 #include <stdint.h>
-#include <time.h>
+
+/* Of libc, whose headers are not there for every machine that this is compiled for: <time.h> of Linux, 64 bits. */
+struct timespec { int64_t tv_sec, tv_nsec; };
+enum { CLOCK_REALTIME, CLOCK_MONOTONIC };
+extern int clock_gettime(int, struct timespec *);
 
 typedef struct _object PyObject;
 typedef ptrdiff_t Py_ssize_t;

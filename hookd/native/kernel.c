@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -285,14 +286,22 @@ EXPORTED int hookd_version(void) {
     return 2;
 }
 
-/* What this processor has: 0 for any, 1 for AVX2 with FMA and F16C, 2 for AVX-512 as in Skylake's servers. */
+/* What this processor has, and the system saves: 0 for any, 1 for AVX2 with FMA and F16C, 2 for AVX-512 as in Skylake's servers.
+ * Asked of it directly: what compilers offer for that needs a library of theirs.
+ * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 14.3 and 15.2. */
 EXPORTED int hookd_level(void) {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29 };            /* of leaf 1, ecx */
+    enum { AVX2 = 1 << 5, F = 1 << 16, DQ = 1 << 17, BW = 1 << 30 };      /* of leaf 7, ebx; and the highest bit is VL */
+    enum { YMM = 6, ZMM = 0xe6 };                                         /* of XCR0: the registers that are saved */
+    uint32_t eax, ebx, ecx, edx, of_one, saved;
+    if (!__get_cpuid(1, &eax, &ebx, &of_one, &edx) || !(of_one & OSXSAVE) || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx))
+        return 0;
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(edx) : "c"(0));
+    const uint32_t wide = F | DQ | BW | 1u << 31;
+    if ((saved & ZMM) == ZMM && (ebx & wide) == wide)
         return 2;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    if ((saved & YMM) == YMM && (of_one & (FMA | F16C)) == (FMA | F16C) && ebx & AVX2)
         return 1;
 #endif
     return 0;

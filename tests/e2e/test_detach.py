@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from hookd.native import build
 from hookd.tool.attach import Control
 from hookd.tool.cli.target_checks import of_target
 from tests.support import cgroup, tool
-from tests.support.environment import REPOSITORY
 from tests.support.processes import Process, wait_until
 from tests.support.puppet import assert_as_before, probe, started
 from tests.support.tool import Attachment, Page, has_page, plugin_options
@@ -22,8 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything:every=1")
 PLUGIN_DIR = Path(__file__).parent / "plugins"
 PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", PLUGIN_DIR]
-KERNEL = REPOSITORY / "hookd" / "native" / "kernel.so"
-ENTRY = KERNEL.with_name("entry.so")
+KERNEL, ENTRY = build.place("kernel"), build.place("entry")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from hookd.native import build
 from hookd.tool.attach import AttachRequest, Control, attach, detach
 from hookd.tool.cli import checks, target_checks
 from hookd.tool.config import PluginSpec
@@ -80,9 +81,9 @@ def test_why_calls_are_not_entered_in_c(tmp_path):
             "note", "nn.Module.__call__ is replaced in Python: HOOKD_ENTRY=0 is in its environment",
         )  # fmt: skip
         detach(target.pid)
-    (tmp_path / "entry.so").touch()
+    build.place("entry", directory=tmp_path).touch()
     assert checks.native_code(tmp_path).found.startswith("kernel not compiled")
-    (tmp_path / "kernel.so").touch()
+    build.place("kernel", directory=tmp_path).touch()
     assert checks.native_code(tmp_path).state == "ok"
 
 

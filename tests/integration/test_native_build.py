@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -10,13 +12,14 @@ import sysconfig
 import zipfile
 
 import pytest
+from packaging.requirements import Requirement
 
 from hookd.target.boot import stub
 from hookd.tool.attach import payload
 from tests.support.environment import REPOSITORY
 from tests.support.native import SCRIPT, build
 
-KERNEL = "hookd/native/kernel.so"
+KERNEL = f"hookd/native/kernel-{os.uname().machine}.so"
 
 
 @pytest.fixture
@@ -59,6 +62,40 @@ def test_without_a_compiler_the_wheel_has_no_kernel_and_says_so(tree, compiler):
     assert KERNEL not in files
     assert "hookd/native/kernel.c" in files
     assert "no numeric kernel" in said
+
+
+ZIG = """
+import subprocess, sys
+arguments = sys.argv[4:]
+sys.exit(subprocess.run(["cc", *(one for one in arguments if one not in {ZIG_ONLY!r})]).returncode)
+"""
+
+
+def test_with_a_compiler_for_all_machines_there_is_one_wheel_for_all(tree, tmp_path, monkeypatch):
+    build(tmp_path)  # or skip
+    script = runpy.run_path(str(SCRIPT))
+    (tmp_path / "path" / "ziglang").mkdir(parents=True)
+    (tmp_path / "path" / "ziglang" / "__init__.py").touch()
+    (tmp_path / "path" / "ziglang" / "__main__.py").write_text(ZIG.replace("{ZIG_ONLY!r}", repr(script["OF_ZIG"])))
+    name, files, _ = wheel(tree, PYTHONPATH=str(tmp_path / "path"))
+    assert name.endswith("-py3-none-any.whl")
+    assert {f"hookd/native/{one}-{machine}.so" for one in script["SOURCES"] for machine in script["MACHINES"]} <= files
+    monkeypatch.setattr(payload.hookd, "__file__", str(tree / "hookd" / "__init__.py"))
+    native = [one for one in carried() if one.endswith(".so")]
+    assert native == [f"hookd/native/{one}-{os.uname().machine}.so" for one in ("entry", "kernel")], (
+        "those of others stay"
+    )
+
+
+@pytest.mark.parametrize(("path", "expected"), [("/nowhere", ["ziglang"]), (os.environ["PATH"], [])])
+def test_an_installation_asks_for_a_compiler_where_there_is_none(tree, tmp_path, path, expected):
+    build(tmp_path)
+    code = "from hatchling.build import get_requires_for_build_wheel as needed; print(needed())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tree, env={**os.environ, "PATH": path}, capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert [Requirement(one).name for one in ast.literal_eval(done.stdout)] == expected
 
 
 def test_an_editable_installation_has_the_kernel_in_the_source_tree(tree, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from typing import TYPE_CHECKING
 
@@ -21,4 +22,4 @@ def build(directory: Path, name: str = "kernel") -> Path:
         made: list[Path] = runpy.run_path(str(SCRIPT))["build"](directory)
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    return next(path for path in made if path.stem == name)
+    return next(path for path in made if path.stem == f"{name}-{os.uname().machine}")

@@ -17,12 +17,12 @@ _MFD_EXEC = 0x10  # Linux 6.3: without it, a machine with vm.memfd_noexec = 1 ma
 
 
 def image_of(name: str) -> bytes:
-    """Return the bytes of a shared object, from the payload or from where hookd is installed.
+    """Return the bytes of a shared object for this kind of machine, from the payload or from where hookd is installed.
 
     Raises:
-        OSError: it was not built.
+        OSError: it was not built for that.
     """
-    path = f"{__file__.rpartition('target/')[0]}native/{name}.so"
+    path = f"{__file__.rpartition('target/')[0]}native/{name}-{posix.uname().machine}.so"
     image = bytes(__spec__.loader.get_data(path))  # type: ignore[union-attr]  # all loaders that we meet have it
     if not image:
         raise FileNotFoundError(path)

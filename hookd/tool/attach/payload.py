@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import marshal
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,7 +140,8 @@ def _agent_files() -> Iterator[tuple[str, bytes]]:
     root = Path(hookd.__file__).parent
     for path in sorted(path for pattern in _CARRIED for path in root.glob(pattern)):
         yield f"hookd/{path.relative_to(root).as_posix()}", path.read_bytes()
-    for path in sorted((root / "native").glob("*.so")):  # made at install, where there was a compiler
+    machine = os.uname().machine  # a target's, which runs on the same kernel
+    for path in sorted((root / "native").glob(f"*-{machine}.so")):  # made at install, where there was a compiler
         yield f"hookd/native/{path.name}", path.read_bytes()
     spec = importlib.util.find_spec("pluggy")
     assert spec is not None

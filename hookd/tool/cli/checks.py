@@ -121,11 +121,11 @@ def native_code(directory: Path) -> Check:
     """Whether what is written in C was compiled when hookd was installed."""
     from hookd.native import build
 
-    missing = [name for name in build.SOURCES if not (directory / f"{name}.so").exists()]
+    missing = [name for name in build.SOURCES if not build.place(name, directory=directory).exists()]
     if not missing:
         return Check("native code", "ok", "module calls are entered, and tensors read, in C")
     cure = "Install a C compiler (apt-get install gcc), then hookd anew (pip install --force-reinstall)."
-    found = f"{' and '.join(missing)} not compiled: there was no C compiler; Python and torch do it, at a higher cost"
+    found = f"{' and '.join(missing)} not compiled for {os.uname().machine}: there was no C compiler; Python and torch do it, at a higher cost"
     return Check("native code", "note", found, cure)
 
 
