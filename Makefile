@@ -15,7 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test flakes lint format bench bounds long soak churn faults attacks lock screenshots compat torch-tests docs docs-serve clean
+.PHONY: help wheel demo check test flakes lint format bench bounds long soak churn faults attacks lock screenshots compat torch-tests docs docs-serve clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -84,6 +84,11 @@ ROOT ?= /
 SOURCES ?=
 torch-tests: .venv/.dev ## torch's own tests, plain and with all observers, compared by name, into docs/torch-tests.md (an hour, as root)
 	$(BIN)/python -m tests.torch_tests --root $(ROOT) $(if $(SOURCES),--sources $(SOURCES)) $(ARGS)
+
+wheel: ## one wheel for all kinds of machines, into dist/ (with a compiler for them from the package index, 100 MB)
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check hatchling ziglang
+	build/wheel/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
 docs: .venv/.dev ## the documentation as a site, in site/; its pages about commands, metrics and hooks are made anew
 	$(BIN)/python docs/generate.py
