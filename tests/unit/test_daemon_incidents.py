@@ -271,6 +271,21 @@ def test_an_equal_incident_that_comes_while_the_first_is_written_is_counted(tmp_
     store.close()
 
 
+def test_what_is_being_written_is_counted_with_what_has_come_since(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookd.tool.daemon.incidents.store.ANSWER_S", 0.0)
+    begun, may_end = threading.Event(), threading.Event()
+    store = IncidentStore(tmp_path / incidents.NAME)
+    store.listen(Meanwhile(lambda: (begun.set(), may_end.wait(60))))
+    store.add(TARGET, "a", "0", [spike(1), spike(2)])
+    assert begun.wait(60)
+    store.add(TARGET, "a", "0", [spike(3)])
+    assert [(row["count"], row["last_seq"]) for row in store.query()] == [(3, 3)]
+    may_end.set()
+    assert store.flush()
+    assert [(row["count"], row["last_seq"]) for row in store.query()] == [(3, 3)]
+    store.close()
+
+
 def test_a_receiver_is_told_again_when_the_count_has_one_more_digit(tmp_path):
     heard = Heard()
     store = listening(tmp_path / incidents.NAME, heard)

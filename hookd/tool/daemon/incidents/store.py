@@ -238,10 +238,14 @@ class IncidentStore:
         if not waiting:
             return stored
         found = {key(row): row for row in stored}
-        for row in reversed(waiting):
-            old = found.get(key(row))
-            if old is None or old["last_seq"] < row["last_seq"]:  # else it was written meanwhile
-                found[key(row)] = row if old is None else {**merged(old, row), "id": old["id"]}
+        by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in waiting:
+            by_key.setdefault(key(row), []).append(row)
+        for name, rows in reversed(by_key.items()):
+            for row in rows:
+                old = found.get(name)
+                if old is None or old["last_seq"] < row["last_seq"]:  # else it was written meanwhile
+                    found[name] = row if old is None else {**merged(old, row), "id": old["id"]}
         limit = max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))
         if wanted.get("order") == "id":  # what has no number yet is the newest
             order = sorted(found.values(), key=lambda row: (row["id"] is None, row["id"] or row["last"]), reverse=True)
@@ -281,7 +285,7 @@ class IncidentStore:
 
     def _waiting(self) -> list[dict[str, Any]]:
         """Give what is on its way. To be asked before the file is: then nothing falls between the two."""
-        return [write.row for write in self._ledger.waiting().values() if write.row is not None]
+        return self._ledger.rows()
 
     def _own(self, target: tuple[int, int, int]) -> dict[int, dict[str, Any]]:
         """Give the numbers below 0 of a target, with `kind`, `time` and `message`."""

@@ -166,6 +166,12 @@ class Ledger:
         with self._changed:
             return dict(self._waiting)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the incidents on their way, as they came: of one name that is being written and has grown since, both."""
+        with self._changed:
+            grown = [write for name, write in self._writing.items() if self._waiting.get(name, write) is not write]
+            return [write.row for write in (*grown, *self._waiting.values()) if write.row is not None]
+
     def read(self, ask: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
         """Ask the file; one that cannot be read has nothing to say."""
         try:
