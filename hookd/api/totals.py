@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     """The indices of a module's cells in the page, for each of the families: NOWHERE where a number is not wanted."""
 
 NOWHERE = -1
+STEPS, IS_ON, IS_ACTIVE = range(3)
 
 
 class Families(NamedTuple):
@@ -78,13 +79,20 @@ class BackwardTotals:
 
     Attributes:
         families: that have been asked for.
-        times: one number: for how many steps a sampled one stands.
+        standing: at STEPS for how many steps a sampled one stands; at IS_ON 1 in a step in which something is added up; at IS_ACTIVE 1
+            while the plugin is switched on. The entry reads the first two at a call, and the last at its backward.
     """
 
     def __init__(self, cells: memoryview[float], known: dict[int, Places]) -> None:
         self.families: list[Families] = []
-        self.times = array("d", [1.0])
+        self.standing = array("d", [1.0, 0.0, 0.0])
         self._cells, self._known = cells, known
+
+    def switch(self, *, is_on: bool, is_active: bool, steps: float = 1.0) -> None:
+        """Say whether those of the calls from here on are added up, each for so many steps, and whether any are still."""
+        if is_on:
+            self.standing[STEPS] = steps
+        self.standing[IS_ON], self.standing[IS_ACTIVE] = is_on, is_active
 
     def places_of(self, module: Module) -> Places:
         """Return the places of a module; a series that is not there yet is made."""
@@ -94,7 +102,7 @@ class BackwardTotals:
 
     def add(self, module: Module, elapsed_ns: int, self_ns: int) -> None:
         """Add one backward."""
-        times = self.times[0]
+        times = self.standing[STEPS]
         _add(self._cells, self.places_of(module), (elapsed_ns * 1e-9 * times, self_ns * 1e-9 * times, times))
 
 

@@ -32,17 +32,14 @@ Count *still(uintptr_t key, uint64_t number) {
     return slot && slot->counted && slot->counted->number == number ? slot->counted : NULL;
 }
 
-/* Add a call, or a backward: `elapsed` and `self` are ns. */
-void added_up(const Totals *totals, size_t count, int64_t elapsed, int64_t self) {
-    for (size_t i = 0; i < count; i++, totals++) {
-        double times = totals->times ? *totals->times : 1.0;
-        if (totals->seconds)
-            *totals->seconds += (double)elapsed * 1e-9 * times;
-        if (totals->own)
-            *totals->own += (double)self * 1e-9 * times;
-        if (totals->calls)
-            *totals->calls += times;
-    }
+/* Add a call, or a backward, that counts for so many: `elapsed` and `self` are ns. */
+void add_to(const Totals *totals, double times, int64_t elapsed, int64_t self) {
+    if (totals->seconds)
+        *totals->seconds += (double)elapsed * 1e-9 * times;
+    if (totals->own)
+        *totals->own += (double)self * 1e-9 * times;
+    if (totals->calls)
+        *totals->calls += times;
 }
 
 /* Put a call into the recorder, which has all of a metered step: what `PageWriter.record` does (hookd/wire/page/writer.py). */
@@ -123,7 +120,8 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         host->cells[beat] = PyFloat_AsDouble(PyTuple_GetItem(outer, 2));
         long long now_inner = PyLong_AsLongLong(*at(state, host->inner)), elapsed = ended - started;
         int is_again = counted->count && is_inside(outer, module);
-        added_up(counted->totals, counted->count, is_again ? 0 : elapsed, elapsed - now_inner + inner);
+        for (size_t i = 0; i < counted->count; i++)
+            add_to(&counted->totals[i], 1.0, is_again ? 0 : elapsed, elapsed - now_inner + inner);
         if (counted->count)
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
         int is_ended = graph.heard && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
@@ -315,10 +313,10 @@ EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
 }
 
 /* Count the calls of a module that has a plan here, while no Python function listens to those of its shape. `cells` has
- * three indices for each of `count` totals of its calls, and of `back` ones of its backward, -1 where one is not wanted; `times`
- * says for how many each backward counts, and is there as long as the plan. -1: no memory. */
+ * three indices for each of `count` totals of its calls, and of `back` ones of its backward, -1 where one is not wanted; `standing`
+ * says for how many steps each of these stands, and is there as long as the plan. -1: no memory. */
 EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t shape, int remembers, int checks,
-                               size_t count, size_t back, const int64_t *cells, const double *const *times) {
+                               size_t count, size_t back, const int64_t *cells, const double *const *standing) {
     Slot *slot = find(key);
     if (!slot || !entry.counts || shape >= SHAPES)
         return 0;
@@ -332,7 +330,7 @@ EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, 
         double *of[3];
         for (size_t j = 0; j < 3; j++)
             of[j] = cells[j] < 0 ? NULL : entry.host.cells + cells[j];
-        counted->totals[i] = (Totals){of[0], of[1], of[2], i < count ? NULL : times[i - count]};
+        counted->totals[i] = (Totals){of[0], of[1], of[2], i < count ? NULL : standing[i - count]};
     }
     uncounted(slot);
     slot->counted = counted;

@@ -79,8 +79,9 @@ enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; on
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
     double *seconds, *own, *calls;
-    const double *times; /* each counts for so many; NULL: for one */
+    const double *standing; /* of backward passes, as hookd/api/totals.py has it; NULL: of calls */
 } Totals;
+enum { STEPS, IS_ON, IS_ACTIVE };
 
 typedef struct { /* of a module whose calls are counted here, as long as no Python function of a plugin listens to them */
     uint64_t number; /* no other one has had it */
@@ -210,7 +211,7 @@ int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssiz
 PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names);
 
 /* entry.c */
-void added_up(const Totals *totals, size_t count, int64_t elapsed, int64_t self);
+void add_to(const Totals *totals, double times, int64_t elapsed, int64_t self);
 Count *still(uintptr_t key, uint64_t number);
 
 /* graph.c */

@@ -18,6 +18,8 @@ struct Flow { /* the gradients of one call, while a backward runs through it; it
     PyObject *module, *heard;
     uintptr_t key; /* the module's address, and the number of what is counted of it: whose totals its time is added to */
     uint64_t number;
+    size_t back;   /* so many of those: `times` says for how many steps the one of the call stands */
+    double *times;
     int wants;
     Py_ssize_t inputs, outputs;
     int is_open, is_bad; /* a gradient that has come is not known to be finite */
@@ -390,9 +392,16 @@ static int found(Maker *maker, const Begun *begun, PyObject *output) {
 }
 
 static Flow *flow_of(const Begun *begun, PyObject *module, uint64_t number, uintptr_t key, Py_ssize_t outputs) {
-    Flow *flow = PyMem_RawCalloc(1, sizeof *flow + (size_t)(begun->count + outputs) * sizeof *flow->grads);
+    const Count *counted = begun->wants & ADDS ? still(key, number) : NULL;
+    size_t back = counted ? counted->back : 0, grads = (size_t)(begun->count + outputs);
+    Flow *flow = PyMem_RawCalloc(1, sizeof *flow + grads * sizeof *flow->grads + back * sizeof *flow->times);
     if (!flow)
         return NULL;
+    flow->back = back, flow->times = (double *)(flow->grads + grads);
+    for (size_t i = 0; i < back; i++) {
+        const double *standing = counted->totals[counted->count + i].standing;
+        flow->times[i] = standing[IS_ON] ? standing[STEPS] : 0.0;
+    }
     flow->refs = 1, flow->key = key, flow->number = number, flow->wants = begun->wants, flow->inputs = begun->count, flow->outputs = outputs;
     Py_IncRef(flow->module = module);
     Py_IncRef(flow->heard = begun->heard);
@@ -536,9 +545,12 @@ static int finished(Flow *flow, PyObject *state, int64_t mark) {
         set_to(at(state, host->inner), PyLong_FromLongLong(flow->inner + spent));
     }
     self = self > 0 ? self : 0;
-    Count *counted = flow->wants & ADDS ? still(flow->key, flow->number) : NULL;
-    if (counted)
-        added_up(counted->totals + counted->count, counted->back, elapsed, self);
+    const Count *counted = flow->back ? still(flow->key, flow->number) : NULL;
+    for (size_t i = 0; counted && i < flow->back; i++) {
+        const Totals *totals = &counted->totals[counted->count + i];
+        if (flow->times[i] > 0 && totals->standing[IS_ACTIVE])
+            add_to(totals, flow->times[i], elapsed, self);
+    }
     int is_left = told(flow, state, 1, elapsed, self);
     flow->is_open = 0;
     for (Py_ssize_t i = 0; i < flow->inputs + flow->outputs; i++) {

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hookd.api.context import Context
+from hookd.api.totals import BackwardTotals
 from hookd.errors import PluginError, several_ranks, worded
 from hookd.target.entry import dynamo
 from hookd.target.entry.calls import Calls
@@ -269,6 +270,8 @@ class Session:
         entry.state = state
         for one in entry.listeners:
             self.namespace[one.switch] = False
+            if isinstance(one.totals, BackwardTotals):
+                one.totals.switch(is_on=False, is_active=False)
         self.dispatch.turned()
         self.models.arm()
 
@@ -411,8 +414,11 @@ class Session:
         return not any(entry.kind for entry in self.registry.entries.values() if entry.name != plugin)
 
     def resample(self) -> None:
-        """Set the switches anew: an interval has changed in the middle of a step."""
-        self.governor.switch(self.steps.turns)
+        """Set the switches anew: a plugin wants to hear of something else; at the end of a step, of the next one on."""
+        if self.steps.is_closing:
+            self.governor.is_to_listen = True
+        else:
+            self.governor.listen(self.steps.turns)
         for entry in self.registry.entries.values():
             self.core.show_interval(entry)
 

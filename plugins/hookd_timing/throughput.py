@@ -129,8 +129,10 @@ class Throughput:
 
     def _end_period(self, step: int) -> None:
         if self._period and step > self._period:
-            if any(self._so_far):  # not where all was evaluation
+            if any(self._so_far):
                 self._per_step = [number // self._spanned for number in self._so_far]
+            else:  # all was evaluation, and stands for nothing
+                self._counted = (0, 0)
             self._so_far, self._period, self._is_over, self._spanned = [0, 0], 0, False, 1
             self._waiting.step_done()
 

@@ -329,3 +329,26 @@ def test_a_switch_in_the_middle_of_a_step_takes_no_sample_twice(clock) -> None:
             train(clock, 10, step_s=10.0)
             agent.session.resample()
         assert len(agent.plugin("apart").forwards) == 10
+
+
+def test_a_step_is_charged_by_what_was_called_in_it_whatever_is_wanted_of_the_next(clock, monkeypatch) -> None:
+    class Choosy(Looker):
+        name = "choosy"
+        every = 1
+        longest = 1
+
+        @hookimpl
+        def step_done(self):
+            self.context.listen("forward", wanted=self.context.step % 3 == 2)
+            self.context.listen("loss", wanted=self.context.step % 3 == 2)
+
+    with running(Choosy, clock=clock, budget=100.0) as agent:
+        governor, charged = agent.session.governor, []
+        account = governor._account
+        monkeypatch.setattr(
+            governor, "_account", lambda *given, **named: (charged.append(governor._kind), account(*given, **named))
+        )
+        train(clock, 12)
+        assert agent.plugin("choosy").forwards == [1, 3, 6, 9, 12]
+        heard = [(kinds[0] > 0, listening) for _, kinds, (listening,) in charged]
+        assert heard[1:] == [(step % 3 == 0, 2 * (step % 3 == 0)) for step in range(3, 3 + len(heard) - 1)]

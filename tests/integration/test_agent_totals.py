@@ -508,6 +508,31 @@ def test_of_a_plugin_that_has_gone_since_the_call_no_backward_is_added(either_wa
         assert set(agent.values("hookd_back_calls").values()) == {3}
 
 
+class Back2(Back):
+    name = "back2"
+
+
+def test_each_of_two_plugins_has_its_own_steps_added(either_way) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Linear(2, 2))
+    with running(Back, options={"every": "1"}) as agent:
+        agent.session.load(Back2(), {"every": "4"}, by_name=True)
+        trained(model, 16)
+        agent.session.switch_off(agent.session.registry.named("back2"), "disabled")
+        trained(model, 4)
+        assert set(agent.values("hookd_back_calls").values()) == {20}
+        assert set(agent.values("hookd_back2_calls").values()) == {16}
+
+
+def test_of_a_plugin_that_was_put_aside_since_the_call_no_backward_is_added(either_way) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with running(Back, options={"every": "1"}) as agent:
+        trained(model, 2)
+        loss = model(torch.randn(4, 2)).sum()
+        agent.session.quarantine(agent.session.registry.named("back"), "for the test")
+        loss.backward()
+        assert set(agent.values("hookd_back_calls").values()) == {2}
+
+
 def test_a_plugin_may_have_no_backward_added_for_a_while(either_way) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with running(Back, options={"every": "1"}) as agent:
@@ -519,3 +544,16 @@ def test_a_plugin_may_have_no_backward_added_for_a_while(either_way) -> None:
         listen("backward_totals", wanted=True)
         trained(model, 2)
         assert set(agent.values("hookd_back_calls").values()) == {4}
+
+
+def test_hookds_own_thread_compiles_for_metered_steps_once_for_all_modules_alike(either_way, monkeypatch) -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(20)])
+    with running("timing") as agent:
+        trained(model, 2)
+        models, rests = agent.session.models, []
+        models.can_meter = False
+        monkeypatch.setattr("hookd.target.modeltree.models._BREATH_S", 0.0)
+        make = models._maker
+        monkeypatch.setattr(models, "_maker", lambda *given, **named: (rests.append(given), make(*given, **named))[1])
+        models._prepare_metering()
+        assert 0 < len(rests) <= 4

@@ -199,12 +199,12 @@ class Plans(dict[int, Any]):
         if counted is not None:
             module, number = counted.module, float(counted.module.id)
             calls = [places for totals in counted.totals for places in totals.places_of(module)]
-            back = [(places, totals.times) for totals in counted.backward for places in totals.places_of(module)]
+            back = [(places, totals.standing) for totals in counted.backward for places in totals.places_of(module)]
             cells = [index for places in (*calls, *(places for places, _ in back)) for index in places]
-            times = (ctypes.c_void_p * len(back))(*(one.buffer_info()[0] for _, one in back))
+            standing = (ctypes.c_void_p * len(back))(*(one.buffer_info()[0] for _, one in back))
             kept, sizes = (counted.remembers, counted.checks), (len(calls), len(back))
             if self._count(
-                key, module, number, counted.shape, *kept, *sizes, (ctypes.c_int64 * len(cells))(*cells), times
+                key, module, number, counted.shape, *kept, *sizes, (ctypes.c_int64 * len(cells))(*cells), standing
             ):
                 raise MemoryError
 

@@ -60,7 +60,7 @@ class Steps:
 
     def __init__(self, session: Session, *, from_beginning: bool) -> None:
         self.done = self.calls = 0
-        self.is_open = self._is_closing = False
+        self.is_open = self.is_closing = False
         self.offset: int | None = 0 if from_beginning else None
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._session = session
@@ -184,13 +184,13 @@ class Steps:
         self._session.step_over(steps, in_call=in_call)
 
     def _close(self) -> None:
-        if not self.is_open or self._is_closing:
+        if not self.is_open or self.is_closing:
             return
-        self._is_closing = True
+        self.is_closing = True
         try:
             self._session.step_done()
         finally:
-            self.is_open = self._is_closing = False
+            self.is_open = self.is_closing = False
             self._session.step_begins()
 
     def begins(self) -> None:

@@ -538,13 +538,12 @@ class Models:
         if self.can_meter or self.learning:
             return
         self.can_meter = True  # set first: a shape that the training thread compiles meanwhile unsets it
-        shapes: dict[tuple[int, bool], tuple[Listener, ...]] = {}
+        shapes: set[tuple[tuple[Listener, ...], bool]] = set()
         with self.lock:
             for key, (_, model, module) in self.names.known.items():
                 if self.plans.get(key, SKIP) is not SKIP:
-                    heard = self._of_plan(module)
-                    shapes[id(heard), _is_wrapped(key, model, module)] = heard
-        for (_, wrapped), heard in shapes.items():
+                    shapes.add((self._of_plan(module), _is_wrapped(key, model, module)))
+        for heard, wrapped in shapes:
             with self.lock:
                 self._maker(heard, wrapped=wrapped, recompute=False, metered=True)
             clock.sleep(_BREATH_S)

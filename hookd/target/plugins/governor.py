@@ -20,13 +20,13 @@ from hookd.target.events.dispatch import OWN
 from hookd.target.plugins.listeners import wanted_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableSequence
+    from collections.abc import Iterable
 
     from hookd.target.plugins.listeners import Entry, Listener
     from hookd.target.session import Session
 
-    _Kind = tuple[tuple[int, ...], tuple[int, ...]]
-    """Of a step, by what is sampled in it: the plugins' numbers, and `Entry.kind` of each."""
+    _Kind = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    """Of a step, by what is sampled in it: the plugins' numbers, `Entry.kind` of each, and how many of its hooks."""
 
 METERED_EVERY, CALM_EVERY = 5, 17
 """Odd: a training whose steps take turns, as of a generator and a discriminator, must not be metered in one of them alone."""
@@ -65,7 +65,7 @@ class _Draw(NamedTuple):
     Attributes:
         kind: what a step is in which it is called, see `Entry.kind`; 0 where the interval is fixed.
         fixed: that interval, or None.
-        times: one number: how many steps a sampled one stands for, where hookd adds something up.
+        totals: what is added up instead of a call.
     """
 
     switch: str
@@ -73,15 +73,15 @@ class _Draw(NamedTuple):
     fixed: int | None
     is_rare: bool
     is_backward: bool
-    times: MutableSequence[float] | None = None
+    totals: BackwardTotals | None = None
 
     @classmethod
     def of(cls, entry: Entry, one: Listener) -> _Draw:
         """Find that out about a listener."""
         fixed, is_rare = entry.context.fixed(one.hook), one.hook in entry.plugin.rare
         kind = 0 if fixed is not None else 2 if is_rare or not entry.plugin.rare else 1
-        times = one.totals.times if isinstance(one.totals, BackwardTotals) else None
-        return cls(one.switch, kind, fixed, is_rare, one.hook in FLOWS, times)
+        totals = one.totals if isinstance(one.totals, BackwardTotals) else None
+        return cls(one.switch, kind, fixed, is_rare, one.hook in FLOWS, totals)
 
 
 class Governor:
@@ -90,6 +90,7 @@ class Governor:
     Attributes:
         budget: the share of the step time that what is sampled may take; with 0 nothing is sampled at all.
         ratio: overhead of hookd and all plugins over step time, of the last window.
+        is_to_listen: a plugin has said what it wants to hear of, of the next step on.
     """
 
     def __init__(self, session: Session, budget: float) -> None:
@@ -103,10 +104,10 @@ class Governor:
         self._last: dict[tuple[int, int | _Kind], list[int]] = {}  # metered costs, see `_typical`
         self._window_ns = self._window_steps = self._calm_windows = 0
         self._step_ns = 0.0
-        self._is_alarmed = self._is_changed = False
+        self._is_alarmed = self._is_changed = self.is_to_listen = False
         self._allowance = 0.0  # of steps to be metered
         self._window_spent: dict[int, int] = {}
-        self._kind: _Kind = ((), ())  # of the step in progress
+        self._kind: _Kind = ((), (), ())  # of the step in progress
         self._metered: dict[_Kind, int] = {}  # the last step of each kind that was
         self._drawn: list[tuple[Entry, list[_Draw], bool]] = []  # and whether an interval of them is fixed
         self._numbers: tuple[int, ...] = ()
@@ -139,10 +140,14 @@ class Governor:
             if self.budget > 0 and not self._session.models.can_meter:
                 self._hold_back(elapsed)
         was_drawn = any(self._kind[1])
-        self._draw(turn)
-        if was_drawn or any(self._kind[1]):
-            self._session.dispatch.turned()
-            self._session.models.arm()
+        if self.is_to_listen:
+            self.is_to_listen = False
+            self.listen(turn)
+        else:
+            self._draw(turn)
+            if was_drawn or any(self._kind[1]):
+                self._session.dispatch.turned()
+                self._session.models.arm()
         namespace["accounting"] = self._is_to_be_metered(turn)
         self._session.models.meter(is_metered=namespace["accounting"])
 
@@ -171,9 +176,13 @@ class Governor:
                 self._set(entry, min(1 << math.ceil(math.log2(wanted)), entry.limit))
 
     def switch(self, step: int) -> None:
-        """Set which hooks are called during the step after `step` done ones, after any change of who is to be called."""
-        namespace = self._session.namespace
+        """Set which hooks are called during the step after `step` done ones, after a plugin has come, gone or changed."""
         self._calm_windows = 0
+        self.listen(step)
+
+    def listen(self, step: int) -> None:
+        """Set that, after a plugin has said what it wants to hear of."""
+        namespace = self._session.namespace
         drawn, flows = [], False
         for entry in self._entries():
             draws = []
@@ -184,6 +193,8 @@ class Governor:
                     draws.append(_Draw.of(entry, one))
                 else:
                     namespace[one.switch] = on and not is_sampled
+                    if isinstance(one.totals, BackwardTotals):
+                        one.totals.switch(is_on=on and not is_sampled, is_active=entry.state == "active")
                     flows = flows or (on and not is_sampled and one.hook in FLOWS)
             drawn.append((entry, draws, any(one.fixed for one in draws)))
             entry.kind = FIXED  # so that all is set
@@ -211,20 +222,23 @@ class Governor:
             if not (usual or has_fixed or entry.kind):
                 continue  # all is off, and stays so
             rare = usual and entry.is_due_rarely(step)
-            is_fixed, dearest = False, 0
+            is_fixed, dearest, listening = False, 0, 0
             for one in draws:
                 on = is_on and (step % one.fixed == 0 if one.fixed else rare if one.is_rare else usual)
                 namespace[one.switch] = on
+                if one.totals is not None:
+                    steps = one.fixed or (entry.stretch if one.is_rare else entry.interval)
+                    one.totals.switch(is_on=on, is_active=is_on, steps=steps)
                 if on:
-                    if one.times is not None:
-                        one.times[0] = float(one.fixed or (entry.stretch if one.is_rare else entry.interval))
+                    listening += 1
                     backward = backward or one.is_backward
                     is_fixed = is_fixed or bool(one.fixed)
                     dearest = max(dearest, one.kind)
-            entry.kind = FIXED * is_fixed + dearest
+            entry.kind, entry.listening = FIXED * is_fixed + dearest, listening
             somebody_looks = somebody_looks or entry.kind > 0
         namespace["backward_on"] = backward
-        self._kind = self._numbers, tuple([entry.kind for entry, _, _ in self._drawn])
+        kinds, heard = [entry.kind for entry, _, _ in self._drawn], [entry.listening for entry, _, _ in self._drawn]
+        self._kind = self._numbers, tuple(kinds), tuple(heard)
 
     def _entries(self) -> Iterable[Entry]:
         return list(self._session.registry.entries.values())
@@ -307,8 +321,8 @@ class Governor:
     def _pay(self) -> None:
         """Charge the steps since the last time; one by one that would cost more than much of what is charged."""
         entries = self._session.registry.entries
-        for (numbers, kinds), steps in self._unpaid.items():
-            costs = self._costs.get((numbers, kinds), {})
+        for (numbers, kinds, listening), steps in self._unpaid.items():
+            costs = self._costs.get((numbers, kinds, listening), {})
             for entry, kind in zip(map(entries.get, numbers), kinds):
                 if entry is not None:
                     ns = steps * costs.get(entry.number, entry.cost_ns.get(kind, 0))

@@ -78,6 +78,7 @@ class Entry:
         stretch: steps between two calls of its rarest hooks: what the governor decides on.
         kind: of the step in progress, by what it costs: 2 where all hooks are called whose interval depends on the budget,
             1 where the rare ones are not, 0 where none is; and 3 more where such are called whose interval is fixed.
+        listening: how many of its sampled hooks are called in the step in progress.
         cost_ns: what it took in the last accounted step of each kind, `{kind of the step: ns}`.
         spent_ns: estimated time spent in it.
         agreement: of all ranks, for a plugin that changes the training in a job of several.
@@ -104,6 +105,7 @@ class Entry:
     longest: int = 1
     stretch: int = 1
     kind: int = 2
+    listening: int = 0
     cost_ns: dict[int, int] = field(default_factory=dict)
     spent_ns: int = 0
     agreement: Agreement | None = None
