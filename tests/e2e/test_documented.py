@@ -140,7 +140,7 @@ class Setting:
     def _is_shown(self) -> bool:
         with contextlib.suppress(NoSuchTarget):  # a moment ago it was told to detach
             report = self.client.report(self.pid)
-            return report["step"]["current"] > 1 and len(report["modules"]) > 1
+            return report["step"]["current"] > 1 and any(row["name"].startswith("blocks.") for row in report["modules"])
         return False
 
     def fill(self, text: str, own: dict[str, str]) -> str:

@@ -213,13 +213,15 @@ class Tracing:
         self._spans.stop()
         self._profiler.end(wait=False)
         self._session.aside.finish(HANDOVER_S, Spans.name)
-        self.state = "idle"
-        self._session.residue += self._profiler.release()
-        if self._session.registry.has(Spans.name):
-            self._session.unload(Spans.name)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        try:
+            self._session.residue += self._profiler.release()
+            if self._session.registry.has(Spans.name):
+                self._session.unload(Spans.name)
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+        finally:
+            self.state = "idle"  # last: whoever sees it finds nothing of this trace
 
     def _yield_to_training(self) -> None:
         """Wait for the training thread to end the recording, where its next step is done.

@@ -182,6 +182,8 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
         box.write(mailbox.DATA, data)
         mailbox.set_word(box, mailbox.LENGTH, len(data))
         told = _poll(found, answer, deadline)
+        if told is None and mailbox.word(box, mailbox.CLAIMED) == mailbox.RUNS:  # it is at work: the machine is busy
+            told = _poll(found, answer, deadline + request.timeout_s)
         if told is not None:
             mailbox.set_word(box, mailbox.SEEN, 1)
     except BaseException as exc:
@@ -205,7 +207,7 @@ def _late(found: target.Target, request: AttachRequest, delivery: Delivery) -> A
     where = proc.whereabouts(found.pid)
     if runs:
         return AttachError(
-            f"the agent did not start in process {found.pid} within {request.timeout_s:g} s ({where})", reason="timeout",
+            f"the agent did not start in process {found.pid} within {2 * request.timeout_s:g} s ({where})", reason="timeout",
             hint="The machine may be busy, or torch still being imported: try again with a larger --timeout.",
         )  # fmt: skip
     return AttachError(

@@ -132,7 +132,7 @@ class DaemonClient:
     def attach(self, pid: int, *, timeout_s: float = 10.0, **options: Any) -> dict[str, Any]:
         """Attach to a process; `options` are the other keys of `POST /v1/attach`."""
         return self.request(
-            "POST", "/v1/attach", {"pid": pid, "timeout_s": timeout_s, **options}, timeout_s=timeout_s + 20
+            "POST", "/v1/attach", {"pid": pid, "timeout_s": timeout_s, **options}, timeout_s=2 * timeout_s + 20
         )
 
     def detach(self, pid: int, timeout_s: float = 10.0) -> dict[str, Any]:
