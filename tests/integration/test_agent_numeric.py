@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from hookd import Plugin, Summary, hookimpl
-from hookd.target.tensors import kernel, statistics
+from hookd.target.entry import c_entry
+from hookd.target.tensors import kernel, layout, statistics
 from tests.support.agent import running
 from tests.support.native import build
 
@@ -472,3 +473,16 @@ def test_the_gradients_of_an_optimizer_are_looked_at_together_where_they_are_pla
         parameters[1].grad = None
         optimizer.param_groups[0]["params"][0].grad = torch.ones(2, dtype=torch.float64)
         assert context.largest_gradient(optimizer) is None, "of two types"
+
+
+def test_where_torch_has_what_of_a_tensor_is_found_each_time_and_is_the_same():
+    """Other bytes of a tensor look like those by chance, in one try of 200."""
+    kept, places = [], set()
+    for size in range(400):
+        kept.append(torch.empty(size % 97))  # so that each try finds other memory
+        found = layout.find(c_entry._DTYPES)
+        assert found is not None
+        places.add(
+            tuple(getattr(found, name) for name, _ in found._fields_ if name not in ("dtypes", "owner", "nothing"))
+        )
+    assert len(places) == 1

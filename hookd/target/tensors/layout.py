@@ -11,6 +11,7 @@ and by what frees their memory, and are asked.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _STORAGE, _COUNTER = 64, 24
 """So many bytes of each are looked at; none is smaller in torch 2.1 to 2.15."""
 _PLACES = ("impl", "keys", "dtype", "numel", "start", "contiguous", "mask", "storage", "version")
+_TRIES = 5
+"""So often it is looked: by chance other bytes may look like what is looked for, in one of 200 tries."""
 _LARGEST = 256
 _POINTERS = range(1 << 20, 1 << 47)
 """What may be a pointer, in a process of 64 bits."""
@@ -51,13 +54,18 @@ def find(dtypes: Sequence[torch.dtype]) -> Layout | None:
     undo = torch_state.enter()
     if undo is None:
         return None
+    others: list[list[Tensor]] = []  # of tries before: the next ones lie elsewhere
     try:
         with torch.inference_mode(mode=False), torch.no_grad():
-            return _found(dtypes)
-    except Failure:  # torch has changed, or something is there several times
-        return None
+            for _ in range(_TRIES):
+                with contextlib.suppress(ValueError):
+                    return _found(dtypes)
+                others.append(_plain())
+    except Failure:  # torch has changed
+        pass
     finally:
         torch_state.leave(undo)
+    return None
 
 
 def _found(dtypes: Sequence[torch.dtype]) -> Layout:
