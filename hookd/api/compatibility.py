@@ -20,7 +20,7 @@ API_VERSION = "1.0"
 CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compiling", "hang", "straggler", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
 """Words that begin the names of core metrics, so no plugin can have them as a name."""
 
-NAMING = ("mutating", "sampled", "rare", "fixed_by_every")
+NAMING = ("mutating", "sampled", "rare", "sampled_last", "fixed_by_every")
 """The attributes of a plugin that name hooks of its."""
 
 

@@ -104,7 +104,7 @@ class Context:
         self._host = host
         self.settings: dict[str, object] = {}
         self._fixed: dict[str, int] = {}
-        self._held: int | None = None
+        self._held: dict[str, int] = {}  # by hook; "": all
         self.totals: Totals | None = None
         self.backward_totals: BackwardTotals | None = None
         self.phases: list[dict[int, CounterChild]] = []
@@ -461,14 +461,23 @@ class Context:
         """Whether no sampled hook of any other plugin is called in the step in progress; see `Plugin.apart`."""
         return self._host.is_alone(self.plugin)
 
-    def hold(self, interval: int | None) -> None:
-        """Have the sampled hooks called once in so many steps from now on, whatever they cost; None: as often as before.
+    def hold(self, interval: int | None, *hooks: str) -> None:
+        """Have sampled hooks called once in so many steps from now on, whatever they cost; None: as often as before.
 
         For what has found something and must look closely until it knows more. At once, from any hook: of a module
         call that is under way, what has not returned yet is seen.
+
+        Args:
+            interval: in steps.
+            hooks: which ones; all where none is named.
         """
-        self._held = interval
-        self._host.resample()
+        named = hooks or ("",)
+        held = {hook: steps for hook, steps in self._held.items() if hook not in named}
+        if interval is not None:
+            held.update(dict.fromkeys(named, interval))
+        if held != self._held:
+            self._held = held
+            self._host.resample()
 
     def has_seen_all(self) -> bool:
         """Return whether hookd itself has looked at all that observed modules have returned so far in this thread's outermost call.
@@ -499,8 +508,9 @@ class Context:
     @property
     def is_fixed(self) -> bool:
         """Whether the interval of some hook does not depend on the budget."""
-        return self._held is not None or bool(self._fixed)
+        return bool(self._held or self._fixed)
 
     def fixed(self, hook: str) -> int | None:
         """Give the interval that does not depend on the budget, by `hold` or by the person; None: the governor's."""
-        return self._held if self._held is not None else self._fixed.get(hook, self._fixed.get(""))
+        found = (by.get(hook, by.get("")) for by in (self._held, self._fixed))
+        return next((interval for interval in found if interval is not None), None)

@@ -19,6 +19,9 @@ class Plugin:
         rare: which of the sampled hooks cost much more than the others, and may be stretched to `rarest` steps: where the
             budget still does not do, they become rarer than `longest`. Only where both are set.
         rarest: the longest interval of those, in steps.
+        sampled_last: which of the sampled hooks are called at every step as long as the budget allows: they become rarer, up to
+            `longest`, only once all others of the plugin are as rare as they may be. They are called in every step in which any
+            other one is.
         fixed_by_every: which of the sampled hooks the option `every` fixes; all of them where none is named. The
             others begin with that interval, and the governor stretches it.
         apart: moves its sampled steps to steps in which no other plugin's hooks are sampled, so that what those do is not in
@@ -42,6 +45,7 @@ class Plugin:
     longest: int = 4096
     rare: tuple[str, ...] = ()
     rarest: int = 0
+    sampled_last: tuple[str, ...] = ()
     fixed_by_every: tuple[str, ...] = ()
     apart: bool = False
     unless_finite: tuple[str, ...] = ()

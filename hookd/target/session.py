@@ -411,7 +411,7 @@ class Session:
 
     def is_alone(self, plugin: str) -> bool:
         """Say whether no other plugin's sampled hooks are called in this step."""
-        return not any(entry.kind for entry in self.registry.entries.values() if entry.name != plugin)
+        return not any(entry.looks for entry in self.registry.entries.values() if entry.name != plugin)
 
     def resample(self) -> None:
         """Set the switches anew: a plugin wants to hear of something else; at the end of a step, of the next one on."""

@@ -7,10 +7,13 @@
     hookd_nan_amp_skipped_steps_total              steps that a GradScaler skipped because the gradients overflowed
 
 How often it looks. At every step there is a *gate*: what a model gives back, the loss, and the gradients that an
-optimizer is about to use. So is what modules return, in C, where that is small and in the host's memory (the hook `suspect`).
+optimizer is about to use. Those gradients alone are looked at less often, at least one step in ten, where the budget allows no more
+and nothing is suspicious: no GradScaler, no bundle and no policy needs them, and nothing bad is known. A gradient that went bad unseen
+is found in the next step, in the parameters that it has made bad, and the incident says so (`gradients: unknown`). At every step, too,
+is what modules return, in C, where that is small and in the host's memory (the hook `suspect`).
 Larger outputs, those on a device, and all where calls are not entered in C are looked at as often as the budget allows, at least
 one step in ten (the metric `hookd_sampling_interval_steps` says which), and the gradients that flow between them, which cost several times as much,
-at least one step in a hundred: that a gradient is bad the gate sees at once, this says which module made it. After a
+at least one step in a thousand: that a gradient is bad the gate sees, this says which module made it. After a
 hit of the gate every module and every gradient is looked at, until the origin is known or has not come again for 100
 steps. An incident says `exact`, or `born since step X`: X is the first step in which that place was not looked at; of a
 parameter it is the step whose optimizer may have made it so: parameters are looked at where an output is bad. With
@@ -88,11 +91,12 @@ class NaN(Forward, Backward):
     """Looks at every output, every gradient that flows and every loss, and names the first that is not finite."""
 
     name = "nan"
-    sampled = ("forward_pre", "forward", "forwards", "backward_pre", "backward")
+    sampled = ("forward_pre", "forward", "forwards", "backward_pre", "backward", "step_pre", "closure_done")
     every = 1
     longest = 10
     rare = ("backward_pre", "backward")
-    rarest = 100
+    rarest = 1000
+    sampled_last = ("step_pre", "closure_done")
     unless_finite = ("backward_pre", "backward")
     remembers = True
     fixed_by_every = ("forward_pre", "forward", "forwards")

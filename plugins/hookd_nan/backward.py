@@ -83,6 +83,7 @@ class Backward(Looking):
             event.details = {"neginf_in": masked} if masked else {}
             judge = partial(self._judge_loss, cleared=cleared, is_clear=is_clear)
             self.queue.submit(judge, event, found)
+        self._hold_gates()
         self.context.listen("loss_done", wanted=self.scaled or self.judge.is_suspicious)
 
     def _masked(self) -> list[str]:
@@ -147,6 +148,7 @@ class Backward(Looking):
 
     def _about_to_use(self, optimizer: Optimizer) -> None:
         """Look at gradients that are reduced over ranks, accumulated and unscaled."""
+        self.used.note(self.context.step)
         with torch.no_grad():  # with a policy this hook is a mutator's, for whom nothing is switched off
             found = self.scan.gradients(optimizer)
             self.recorder.step(optimizer, self.scan.largest)

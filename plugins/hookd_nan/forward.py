@@ -205,6 +205,7 @@ class Forward(Looking):
         if origin is not None and origin.where != "output":
             origin.is_certain = True
             origin.details.pop("or_in", None)
+        self._tell_of_update(origin)
         self.reporter.report(origin)
 
     @hookimpl
@@ -255,7 +256,9 @@ class Forward(Looking):
 
     def _judge_gate(self, event: Event) -> None:
         self._count(event)
-        self.reporter.report(self.judge.root(event))
+        origin = self.judge.root(event)
+        self._tell_of_update(origin)
+        self.reporter.report(origin)
 
     @hookimpl
     def forward_error(self, module: Module) -> None:

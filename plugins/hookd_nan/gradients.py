@@ -147,6 +147,11 @@ class Gradients:
                 return True
         return False
 
+    def bad_parameters(self) -> list[str]:
+        """Return the names of all parameters of all models that are bad, in the models' order."""
+        named = (one for root in self._context.roots() for one in named_parameters(root))
+        return [name for name, parameter in named if is_bad(self._scan([parameter]))]
+
     def blame_buffer(self, event: Event, root: Module) -> None:
         """Put a bad buffer into an event of a bad output, if one of the modules where that may have been born has one.
 

@@ -52,7 +52,7 @@ class Looking(Plugin):
         self.queue = Queue(context)
         self.seen = Seen()
         self.implied = Implied(context.per_module())
-        self.outputs, self.backwards, self.gates = Looks(), Looks(), Looks()
+        self.outputs, self.backwards, self.gates, self.used = Looks(), Looks(), Looks(), Looks()
         self.judged_whole: set[int] = set()  # by module.id: it is known whether all of its output is looked at
         self.unseen: list[str] = []  # the modules of which not all is
         self.is_inside = False  # a root is being called whose modules are looked at
@@ -68,7 +68,7 @@ class Looking(Plugin):
     def succeed(self, predecessor: Looking) -> None:
         """Know all that was known with other options: a second first NaN would be none."""
         self.judge, self.judge.patience = predecessor.judge, self.judge.patience
-        for name in ("outputs", "backwards", "gates", "undecided", "reached", "seen", "judged_whole", "unseen"):
+        for name in ("outputs", "backwards", "gates", "used", "undecided", "reached", "seen", "judged_whole", "unseen"):
             setattr(self, name, getattr(predecessor, name))
         for name in ("order", "scaled", "stepping", "is_inside"):
             setattr(self, name, getattr(predecessor, name))
@@ -90,6 +90,18 @@ class Looking(Plugin):
         # What an optimizer makes of a parameter shows in the next step: it may be older by that than what a call makes.
         event.own_since = self.gates.last(step)
         return event
+
+    def _tell_of_update(self, event: Event | None) -> None:
+        """Say of a bad parameter that nobody has looked at the gradients of the step that made it so, and how many are bad as well."""
+        if event is None or event.where != "param" or event.is_late or self.used.last(event.step) >= event.own_since:
+            return
+        bad = self.gradients.bad_parameters()
+        event.details.update({"gradients": "unknown", "bad_parameters": len(bad), **({"last_bad": bad[-1]} if bad else {})})
+
+    def _hold_gates(self) -> None:
+        """Look at the gradients of every step while anything is suspicious, or somebody needs it; else as the budget allows."""
+        is_wanted = self.scaled or self.captures or bool(self.undecided) or not self.judge.is_calm
+        self.context.hold(1 if is_wanted else None, *self.sampled_last)
 
     def _details(self, candidates: Mapping[Any, Tensor], kind: str) -> dict[str, Any]:
         """Count what is bad in the first tensor that is so in that way."""

@@ -36,15 +36,18 @@ class Recorder:
         self.seen: deque[tuple[str, float, float]] = deque(maxlen=self._length)
         self._steps: deque[dict[str, Any]] = deque(maxlen=STEPS)
         self._loss: float | None = None
+        self._step = 0
 
     def succeed(self, predecessor: Recorder) -> None:
         """Go on where another one was."""
         self.seen.extend(predecessor.seen)
-        self._steps, self._loss = predecessor._steps, predecessor._loss  # noqa: SLF001
+        self._steps, self._loss, self._step = predecessor._steps, predecessor._loss, predecessor._step  # noqa: SLF001
 
     def loss(self, tensors: tuple[Any, ...]) -> float | None:
         """Note the loss, if it is a number of the host's, and give it."""
-        first, self._loss = (tensors[0] if tensors else None), None
+        if self._loss is not None and self._step != self._context.step:  # a step whose gradients were not looked at
+            self._steps.append({"step": self._step, "loss": self._loss})
+        first, self._loss, self._step = (tensors[0] if tensors else None), None, self._context.step
         if first is not None and self._context.is_readable(first) and on_host(first) and first.numel() == 1:
             self._loss = first.item()
         return self._loss

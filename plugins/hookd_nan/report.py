@@ -211,6 +211,10 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         message += f"; {where} -inf, which is taken for a mask unless neginf=true"
     if "parameters" in event.details:
         message += "; a parameter or buffer inside of it is bad now, and may have been before, used without a call of its module"
+    if "gradients" in event.details:
+        message += f"; the gradients of step {event.own_since} were not looked at"
+        if event.details["bad_parameters"] > 1:
+            message += f", and {event.details['bad_parameters']} parameters are bad, {event.details['last_bad']} the last in the model"
     if "elsewhere" in event.details:
         message += f"; {event.details['elsewhere']} is bad as well, and may be used there"
     if "buffer" in event.details:

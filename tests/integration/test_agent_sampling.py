@@ -168,6 +168,63 @@ def test_rare_hooks_are_stretched_further_and_called_in_steps_in_which_the_other
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 4}
 
 
+class Last(Looker):
+    """Has a hook that is to be called at every step as long as that is possible."""
+
+    sampled = ("forward", "loss", "step_pre")
+    longest = 4
+    rare = ("loss",)
+    rarest = 12
+    sampled_last = ("step_pre",)
+    fixed_by_every = ()
+    cost_s = 0.0005
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+
+    @hookimpl
+    def step_pre(self, step):
+        self.steps.append(step)
+        self.clock.advance(self.cost_s)
+
+
+def test_what_is_sampled_last_becomes_rarer_only_where_all_else_is_as_rare_as_it_may_be(clock) -> None:
+    with running(Last, budget=0.1, clock=clock) as agent:
+        train(clock, 300, step_s=0.01)
+        looker = agent.plugin("looker")
+        assert looker.steps == list(range(1, 301)), "it takes a twentieth of a step"
+        assert blocks(looker.losses, 4)[-5:] == list(range(70, 75)), "2 ms once in four steps are a twentieth"
+    with running(Last, budget=0.01, clock=clock) as agent:
+        train(clock, 300, step_s=0.01)
+        looker = agent.plugin("looker")
+        sampled = {step for step in looker.forwards if step > 200}
+        assert {step for step in looker.steps if step > 200} >= sampled, "in every step in which another one is"
+        assert blocks(looker.losses, 12)[-3:] == [22, 23, 24]
+        alone = [step for step in looker.steps if step > 200 and step not in sampled]
+        assert 10 < len(sampled) + len(alone) < 60
+        assert agent.values("hookd_sampling_interval_steps") == {("looker",): 4}
+        Last.cost_s = 0.0
+        train(clock, 300, step_s=0.01)
+        assert looker.steps[-20:] == list(range(581, 601)), "when it costs nothing any more"
+    Last.cost_s = 0.0005
+
+
+def test_a_plugin_can_hold_one_hook_and_the_others_stay_as_the_budget_has_them(clock) -> None:
+    class Holder(Last):
+        @hookimpl
+        def phase(self, name):
+            if name == "backward":
+                self.context.hold(1 if 250 <= self.context.step < 260 else None, "step_pre")
+
+    with running(Holder, budget=0.01, clock=clock) as agent:
+        train(clock, 300, step_s=0.01)
+        looker = agent.plugin("looker")
+        assert [step for step in looker.steps if 250 <= step < 260] == list(range(250, 260))
+        assert len([step for step in looker.forwards if 250 <= step < 260]) <= 3
+        assert len([step for step in looker.steps if step >= 270]) < 20
+
+
 def test_every_fixes_the_hooks_that_the_plugin_names_and_the_budget_stretches_the_others(clock) -> None:
     with running(Looker, options={"every": "1"}, clock=clock) as agent:
         train(clock, 80)

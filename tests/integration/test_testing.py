@@ -216,7 +216,7 @@ class TestWhatIsRefused:
         assert f"{__file__}:{line}" in caught.value.message
         assert hint in caught.value.hint
 
-    @pytest.mark.parametrize("attribute", ["sampled", "rare", "mutating", "fixed_by_every"])
+    @pytest.mark.parametrize("attribute", ["sampled", "rare", "sampled_last", "mutating", "fixed_by_every"])
     @pytest.mark.parametrize(
         ("value", "words", "hint"),
         [(("forwrd",), "names 'forwrd'", "'forward'"), ("root_forward", "must be a tuple", 'Write {} = ("forward",)')],

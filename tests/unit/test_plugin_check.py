@@ -73,7 +73,7 @@ class TestSignatures:
         ((line, rule, *_),) = found(signatures.problems, tmp_path, body)
         assert (line, rule) == (5, "changed")
 
-    @pytest.mark.parametrize("attribute", ["sampled", "rare", "mutating", "fixed_by_every"])
+    @pytest.mark.parametrize("attribute", ["sampled", "rare", "sampled_last", "mutating", "fixed_by_every"])
     @pytest.mark.parametrize(
         ("value", "words"),
         [

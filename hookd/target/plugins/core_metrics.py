@@ -81,7 +81,8 @@ class CoreMetrics:
 
     def show_interval(self, entry: Entry) -> None:
         """Publish how often a plugin looks: what the person has fixed, or else what the budget allows; 0 for never."""
-        fixed = [entry.context.fixed(hook) for hook in entry.plugin.sampled if hook not in entry.plugin.rare]
+        seldom = {*entry.plugin.rare, *entry.plugin.sampled_last}
+        fixed = [entry.context.fixed(hook) for hook in entry.plugin.sampled if hook not in seldom]
         asked = min((interval for interval in fixed if interval is not None), default=0)
         never = not self._has_budget and entry.is_governed
         self.sampling_interval.labels(entry.name).set(asked or (0 if never else entry.interval))

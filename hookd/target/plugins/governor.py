@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hookd.api.hookspecs import FLOWS
 from hookd.api.totals import BackwardTotals
 from hookd.target.events.dispatch import OWN
-from hookd.target.plugins.listeners import wanted_interval
+from hookd.target.plugins.listeners import ALL, FIXED, LAST, NONE, USUAL, wanted_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,9 +53,7 @@ UNKNOWN_NS = 100_000
 """What a sampled plugin is assumed to cost in each module of a step until that is metered. Measured in a model of 1,000
 modules: 80 to 150 us, garbage collection included."""
 
-FIXED = 3
-"""What a kind of step is more by where hooks of a fixed interval are called (`Entry.kind`)."""
-KINDS = 81
+KINDS = 108
 """So many kinds of steps are told apart by what is sampled in them, the last ones: all of four plugins."""
 
 
@@ -63,25 +61,27 @@ class _Draw(NamedTuple):
     """One sampled hook of a plugin: its flag in the plans' namespace, and what says when it is called.
 
     Attributes:
-        kind: what a step is in which it is called, see `Entry.kind`; 0 where the interval is fixed.
+        kind: what a step is in which it is called, see `Entry.kind`; `NONE` where the interval is fixed.
         fixed: that interval, or None.
+        tier: as what it is called where that is not fixed: `LAST`, `USUAL`, or `ALL` of a rare one.
         totals: what is added up instead of a call.
     """
 
     switch: str
     kind: int
     fixed: int | None
-    is_rare: bool
+    tier: int
     is_backward: bool
     totals: BackwardTotals | None = None
 
     @classmethod
     def of(cls, entry: Entry, one: Listener) -> _Draw:
         """Find that out about a listener."""
-        fixed, is_rare = entry.context.fixed(one.hook), one.hook in entry.plugin.rare
-        kind = 0 if fixed is not None else 2 if is_rare or not entry.plugin.rare else 1
+        plugin, fixed = entry.plugin, entry.context.fixed(one.hook)
+        tier = ALL if one.hook in plugin.rare else LAST if one.hook in plugin.sampled_last else USUAL
+        dearest = ALL if tier == USUAL and not plugin.rare else tier
         totals = one.totals if isinstance(one.totals, BackwardTotals) else None
-        return cls(one.switch, kind, fixed, is_rare, one.hook in FLOWS, totals)
+        return cls(one.switch, NONE if fixed is not None else dearest, fixed, tier, one.hook in FLOWS, totals)
 
 
 class Governor:
@@ -109,7 +109,7 @@ class Governor:
         self._window_spent: dict[int, int] = {}
         self._kind: _Kind = ((), (), ())  # of the step in progress
         self._metered: dict[_Kind, int] = {}  # the last step of each kind that was
-        self._drawn: list[tuple[Entry, list[_Draw], bool]] = []  # and whether an interval of them is fixed
+        self._drawn: list[tuple[Entry, list[_Draw], tuple[int, ...]]] = []  # and the intervals of them that are fixed
         self._numbers: tuple[int, ...] = ()
         self._always_flows = False
         self._unpaid: dict[_Kind, int] = {}  # steps that are not charged yet
@@ -139,15 +139,12 @@ class Governor:
             self._account(elapsed, was_metered=namespace["accounting"])
             if self.budget > 0 and not self._session.models.can_meter:
                 self._hold_back(elapsed)
-        was_drawn = any(self._kind[1])
         if self.is_to_listen:
             self.is_to_listen = False
             self.listen(turn)
-        else:
-            self._draw(turn)
-            if was_drawn or any(self._kind[1]):
-                self._session.dispatch.turned()
-                self._session.models.arm()
+        elif self._draw(turn):
+            self._session.dispatch.turned()
+            self._session.models.arm()
         namespace["accounting"] = self._is_to_be_metered(turn)
         self._session.models.meter(is_metered=namespace["accounting"])
 
@@ -172,8 +169,8 @@ class Governor:
         """Sample seldom what is not metered yet: after an attach, while the model is being learnt."""
         wanted = len(self._session.models.names.known) * UNKNOWN_NS / (self.budget * step_ns)
         for entry in self._entries():
-            if wanted > entry.stretch and self._can_stretch(entry):
-                self._set(entry, min(1 << math.ceil(math.log2(wanted)), entry.limit))
+            if min(wanted, entry.rare_limit) > entry.stretch and self._can_stretch(entry):
+                self._set(entry, min(1 << math.ceil(math.log2(wanted)), entry.rare_limit))
 
     def switch(self, step: int) -> None:
         """Set which hooks are called during the step after `step` done ones, after a plugin has come, gone or changed."""
@@ -196,8 +193,8 @@ class Governor:
                     if isinstance(one.totals, BackwardTotals):
                         one.totals.switch(is_on=on and not is_sampled, is_active=entry.state == "active")
                     flows = flows or (on and not is_sampled and one.hook in FLOWS)
-            drawn.append((entry, draws, any(one.fixed for one in draws)))
-            entry.kind = FIXED  # so that all is set
+            drawn.append((entry, draws, tuple({one.fixed for one in draws if one.fixed})))
+            entry.drawn = None
         drawn.sort(key=lambda one: one[0].plugin.apart)  # last, when it is known who looks
         numbers = tuple(entry.number for entry, _, _ in drawn)
         if numbers != self._numbers:
@@ -209,36 +206,45 @@ class Governor:
         self._session.dispatch.turned()
         self._session.models.arm()
 
-    def _draw(self, step: int) -> None:
-        """Set which of the sampled hooks are called during the step after `step` done ones."""
-        namespace = self._session.namespace
-        backward, somebody_looks = self._always_flows, False
-        for entry, draws, has_fixed in self._drawn:
+    def _draw(self, step: int) -> bool:
+        """Set which of the sampled hooks are called during the step after `step` done ones; return whether any switch was turned."""
+        is_turned, somebody_looks = False, False
+        for entry, draws, fixed in self._drawn:
             is_on = bool(draws) and entry.state == "active"  # it may have been put aside meanwhile
             if is_on and entry.plugin.apart:
                 usual = entry.is_due_apart(step, is_alone=not somebody_looks)
             else:
                 usual = is_on and entry.is_due(step)
-            if not (usual or has_fixed or entry.kind):
-                continue  # all is off, and stays so
             rare = usual and entry.is_due_rarely(step)
-            is_fixed, dearest, listening = False, 0, 0
-            for one in draws:
-                on = is_on and (step % one.fixed == 0 if one.fixed else rare if one.is_rare else usual)
-                namespace[one.switch] = on
-                if one.totals is not None:
-                    steps = one.fixed or (entry.stretch if one.is_rare else entry.interval)
-                    one.totals.switch(is_on=on, is_active=is_on, steps=steps)
-                if on:
-                    listening += 1
-                    backward = backward or one.is_backward
-                    is_fixed = is_fixed or bool(one.fixed)
-                    dearest = max(dearest, one.kind)
-            entry.kind, entry.listening = FIXED * is_fixed + dearest, listening
-            somebody_looks = somebody_looks or entry.kind > 0
-        namespace["backward_on"] = backward
-        kinds, heard = [entry.kind for entry, _, _ in self._drawn], [entry.listening for entry, _, _ in self._drawn]
-        self._kind = self._numbers, tuple(kinds), tuple(heard)
+            last = usual or (is_on and entry.is_due_last(step))
+            drawn = (is_on, last, usual, rare, entry.stretch, *(step % one == 0 for one in fixed))
+            if drawn != entry.drawn:
+                entry.drawn, is_turned = drawn, True
+                self._turn(entry, draws, (False, last, usual, rare), step)
+            somebody_looks = somebody_looks or entry.looks
+        if is_turned:
+            switches = self._session.namespace
+            flows = (one.switch for _, draws, _ in self._drawn for one in draws if one.is_backward)
+            switches["backward_on"] = self._always_flows or any(map(switches.get, flows))
+            kinds, heard = [entry.kind for entry, _, _ in self._drawn], [entry.listening for entry, _, _ in self._drawn]
+            self._kind = self._numbers, tuple(kinds), tuple(heard)
+        return is_turned
+
+    def _turn(self, entry: Entry, draws: list[_Draw], due: tuple[bool, ...], step: int) -> None:
+        """Set the switches of one plugin; `due` says which of its tiers are called."""
+        is_on, looks, is_fixed, dearest, listening = entry.state == "active", False, False, NONE, 0
+        for one in draws:
+            is_called = is_on and (step % one.fixed == 0 if one.fixed else due[one.tier])
+            self._session.namespace[one.switch] = is_called
+            if one.totals is not None:
+                steps = one.fixed or (entry.rare_interval if one.tier == ALL else entry.interval)
+                one.totals.switch(is_on=is_called, is_active=is_on, steps=steps)
+            if is_called:
+                listening += 1
+                looks = looks or one.tier != LAST
+                is_fixed = is_fixed or bool(one.fixed)
+                dearest = max(dearest, one.kind)
+        entry.kind, entry.listening, entry.looks = FIXED * is_fixed + dearest, listening, looks
 
     def _entries(self) -> Iterable[Entry]:
         return list(self._session.registry.entries.values())
@@ -375,59 +381,40 @@ class Governor:
             taken = self._taken(governed)
 
     def _allowed(self, governed: list[Entry]) -> float:
-        """Give what is left of the budget where no longer interval helps: every step's part, and what is at its longest.
+        """Return what is left of the budget where no longer interval helps: every step's part, and what is at its longest.
 
         What somebody has fixed is that person's own affair.
         """
-        ns = min(self._own.values(), default=0) + sum(entry.cost_ns.get(0, 0) for entry in self._entries())
-        longest = sum(self._share(entry) for entry in governed if entry.stretch >= entry.limit)
-        usual_ns = sum(self._usual_ns(entry) / entry.longest for entry in governed if entry.stretch > entry.longest)
-        steady = (ns + usual_ns) / self._step_ns + longest
-        return max(self.budget - steady, self.budget * LEFT_RATIO)
-
-    @staticmethod
-    def _usual_ns(entry: Entry) -> int:
-        """Give what a step costs in which the hooks are called that are not rare, beyond one in which none is."""
-        return max(0, entry.cost_ns.get(1, 0) - entry.cost_ns.get(0, 0))
+        ns = min(self._own.values(), default=0) + sum(entry.cost_ns.get(NONE, 0) for entry in self._entries())
+        longest = sum(entry.share_ns(at_longest=True) for entry in governed) * self._with_own()
+        return max(self.budget - (ns + longest) / self._step_ns, self.budget * LEFT_RATIO)
 
     def _taken(self, governed: list[Entry]) -> float:
-        """Give what can still be stretched takes of the training's time, hookd's own part of it included."""
-        return sum(self._share(entry) for entry in governed if entry.stretch < entry.limit)
+        """Return what can still be stretched takes of the training's time, hookd's own part of it included."""
+        return sum(map(self._share, governed))
 
     def _share(self, entry: Entry) -> float:
-        """Give what the hooks of a plugin that can still be stretched take of the training's time.
-
-        Those are all sampled ones, or where these are at their longest interval the rare ones alone.
-        """
-        extra_ns = self._extra_ns(entry) * self._with_own()
-        return extra_ns / entry.stretch / self._step_ns
-
-    @staticmethod
-    def _extra_ns(entry: Entry) -> int:
-        """Give what a step costs in which all hooks are called, beyond one in which those that can be stretched are not."""
-        cost = entry.cost_ns
-        fixed = FIXED if FIXED + 2 in cost else 0
-        base = cost.get(fixed, 0)
-        if entry.stretch > entry.longest:
-            base = cost.get(fixed + 1, base)
-        return max(0, cost.get(fixed + 2, 0) - base)
+        """Return what the hooks of a plugin that can still be stretched take of the training's time."""
+        return entry.share_ns(at_longest=False) * self._with_own() / self._step_ns
 
     def _with_own(self) -> float:
         """Give by what a plugin's own time is to be multiplied, so that what hookd needs for calling it is in it."""
         dearest = max(self._own, key=sum, default=())
-        extra = sum(self._extra_ns(entry) for entry in self._entries())
+        extra = sum(max(0, entry.cost(ALL) - entry.cost(NONE)) for entry in self._entries())
         own = self._own.get(dearest, 0) - min(self._own.values(), default=0)
         return 1 + own / extra if extra > 0 and own > 0 else 1.0
 
     def _relax_all(self, governed: list[Entry], room: float) -> None:
         """Halve intervals, the cheapest plugins' first, as long as what that costs is less than `room`."""
         for entry in sorted(governed, key=self._share):
-            wanted = wanted_interval(entry.plugin, entry.context)
-            # One at its longest interval is not part of what was counted, and will be.
-            more = self._share(entry) if entry.stretch < entry.limit else 2 * self._share(entry)
-            if entry.stretch > wanted and more <= room:
-                self._set(entry, max(wanted, entry.stretch // 2))
-                room -= more
+            wanted, stretch, before = wanted_interval(entry.plugin, entry.context), entry.stretch, self._share(entry)
+            if stretch > wanted:
+                self._set(entry, max(wanted, stretch // 2))
+                more = self._share(entry) - before  # with what was at its longest interval
+                if more <= room:
+                    room -= more
+                else:
+                    self._set(entry, stretch)
 
     @staticmethod
     def _can_stretch(entry: Entry) -> bool:
@@ -441,7 +428,7 @@ class Governor:
         return True
 
     def _set(self, entry: Entry, stretch: int) -> None:
-        # Rare hooks are called in sampled steps: their interval is a multiple of the others'.
-        is_rare = entry.plugin.rare and stretch > entry.longest
-        entry.stretch = stretch // entry.longest * entry.longest if is_rare else stretch
+        # Rare hooks are called in sampled steps: their interval is a multiple of the others'. Beyond it one number says two intervals.
+        whole = entry.rare_limit if stretch > entry.rare_limit else entry.longest if stretch > entry.longest else 1
+        entry.stretch = stretch // whole * whole
         self._session.core.show_interval(entry)

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
 """How long the first quarantine of a plugin lasts, and each later one at most; each is twice as long as the last."""
+NONE, LAST, USUAL, ALL = range(4)
+"""Which hooks of a plugin are called in a step, of those whose interval depends on the budget: those that are sampled last alone;
+those that are not rare; all."""
+FIXED = 4
+"""What a step is more in which hooks of a fixed interval are called."""
 PATIENCE = 3
 """So many samples of a plugin that looks apart from others are due, and it looks with them: two intervals after the first."""
 
@@ -75,9 +80,12 @@ class Entry:
         state: active, quarantined, disabled, or waiting: ready, and not yet switched on.
         errors: how often it raised, or returned something without the right to.
         longest: the longest interval of what is not rare; a person may want a longer one.
-        stretch: steps between two calls of its rarest hooks: what the governor decides on.
-        kind: of the step in progress, by what it costs: 2 where all hooks are called whose interval depends on the budget,
-            1 where the rare ones are not, 0 where none is; and 3 more where such are called whose interval is fixed.
+        stretch: what the governor decides on. Up to `rare_limit` the steps between two calls of its rarest hooks; beyond it, that
+            times the steps between two calls of those that are sampled last.
+        kind: of the step in progress, by what it costs: which of the hooks are called whose interval depends on the budget (`ALL`
+            and what follows it), and `FIXED` more where such are called whose interval is fixed.
+        looks: in the step in progress sampled hooks are called, others than those that are sampled last.
+        drawn: what was said of the step in progress; None: it is to be said anew.
         listening: how many of its sampled hooks are called in the step in progress.
         cost_ns: what it took in the last accounted step of each kind, `{kind of the step: ns}`.
         spent_ns: estimated time spent in it.
@@ -104,7 +112,9 @@ class Entry:
     last_error: str = ""
     longest: int = 1
     stretch: int = 1
-    kind: int = 2
+    kind: int = 3
+    looks: bool = False
+    drawn: tuple[object, ...] | None = None
     listening: int = 0
     cost_ns: dict[int, int] = field(default_factory=dict)
     spent_ns: int = 0
@@ -160,17 +170,55 @@ class Entry:
 
     def is_due_rarely(self, step: int) -> bool:
         """Whether the rare ones are, in a step in which the others are."""
-        return is_drawn(step // self.interval, self.stretch // self.interval)
+        return is_drawn(step // self.interval, self.rare_interval // self.interval)
+
+    def is_due_last(self, step: int) -> bool:
+        """Whether those are that are sampled last."""
+        return is_drawn(step, self.last_interval)
 
     @property
     def interval(self) -> int:
         """Steps between two sampled steps; rare hooks may be called less often, in some of those."""
-        return min(self.stretch, self.longest) if self.plugin.rare else self.stretch
+        return min(self.stretch, self.longest) if self.plugin.rare or self.plugin.sampled_last else self.stretch
+
+    @property
+    def rare_interval(self) -> int:
+        """Steps between two calls of the rare hooks."""
+        return min(self.stretch, self.rare_limit)
+
+    @property
+    def last_interval(self) -> int:
+        """Steps between two calls of those that are sampled last, where no other one is called."""
+        return max(1, self.stretch // self.rare_limit)
+
+    @property
+    def rare_limit(self) -> int:
+        """The longest interval of the rare hooks, which is a multiple of the others'."""
+        return max(self.longest, self.plugin.rarest // self.longest * self.longest)
 
     @property
     def limit(self) -> int:
-        """How far the governor may stretch; that of rare hooks is a multiple of the others'."""
-        return max(self.longest, self.plugin.rarest // self.longest * self.longest)
+        """How far the governor may stretch."""
+        return self.rare_limit * (self.longest if self.plugin.sampled_last else 1)
+
+    def cost(self, kind: int) -> int:
+        """Return what it takes in a step in which the hooks of `kind` are called, ns; no such step yet: as in one with fewer."""
+        fixed = FIXED if FIXED + ALL in self.cost_ns else 0
+        known = (self.cost_ns[fixed + one] for one in range(kind, -1, -1) if fixed + one in self.cost_ns)
+        return next(known, 0)
+
+    def share_ns(self, *, at_longest: bool) -> float:
+        """Return what its sampled hooks take of a step on average, ns: those at their longest interval, or the others."""
+        parts = (
+            (LAST, self.last_interval, self.longest if self.plugin.sampled_last else 1),
+            (USUAL, self.interval, self.longest),
+            (ALL, self.rare_interval, self.rare_limit),
+        )
+        return sum(
+            max(0, self.cost(kind) - self.cost(kind - 1)) / interval
+            for kind, interval, longest in parts
+            if (interval >= longest) is at_longest
+        )
 
     @property
     def is_governed(self) -> bool:
