@@ -98,12 +98,14 @@ class Returned(NamedTuple):
         version: which version of the tensor was returned: an operation in place makes another.
         inputs: give the tensors that it was called with by position, at most 8, or None where one is gone; none are noted
             for an output on a device.
+        was_finite: hookd has looked at it as it was returned, and it was, or had -inf alone; it is gone for that.
     """
 
     module: Module
     ref: Callable[[], Tensor | None]
     version: int
     inputs: tuple[Callable[[], Tensor | None], ...]
+    was_finite: bool = False
 
     def tensor(self) -> Tensor | None:
         """Return the tensor as it was returned; None when it is gone, was changed in place, or its memory was freed."""

@@ -126,10 +126,11 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
         int is_ended = graph.heard && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
         counted = is_ended ? NULL : still(key, number);
-        is_ended = is_ended || (counted && counted->remembers && remembered(state, module, args, given, names, result));
-        counted = is_ended ? NULL : still(key, number); /* what is remembered may run any code */
-        if (counted && counted->checks && entry.checks)
-            is_ended = checked(counted, state, args, given, names, result, before);
+        int found = counted && counted->checks && entry.checks ? looked_at(shape, result) : UNSEEN;
+        counted = is_ended ? NULL : still(key, number); /* what is looked at, or remembered, may run any code */
+        is_ended = is_ended || (counted && counted->remembers && remembered(state, module, args, given, names, result, found));
+        if (!is_ended && found == BAD && still(key, number))
+            is_ended = suspected(state, module, args, given, names, result, before);
         if (is_ended) {
             Py_DecRef(result);
             result = NULL;

@@ -74,7 +74,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 11, LEAST = 1024, SHAPES = 256, STACK = 1 << 20 };
+enum { VERSION = 12, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
@@ -111,7 +111,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *unwind;                /* called as unwind(state, outer, module, error) where a call is left by an exception */
     PyObject *remember;              /* as remember(state, module, args, kwargs, output) where this file cannot */
     PyObject *next_seq;              /* returns the number of the recorder's next record */
-    PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `checked` */
+    PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `suspected` */
     PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
     PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
     PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
@@ -128,7 +128,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     size_t kind;                     /* of the record of a call */
     size_t ring, records;            /* where the recorder begins, in cells, and how many it has */
     size_t most, each;               /* elements that are kept alive, and what a call counts beside its own */
-    size_t top, busy, backwards, beat, inner, lost, again, flows, kept, returned, hidden, base, profiled; /* where the thread's state has them, in bytes */
+    size_t top, busy, backwards, beat, inner, lost, again, flows, kept, returned, latest, newest, hidden, base, profiled; /* where the thread's state has them, in bytes */
     size_t waits;                    /* where a hookd Module has it */
 } Host;
 
@@ -201,13 +201,13 @@ PyObject *with_packed(PyObject *state, PyObject *function, PyObject **given, siz
                       Py_ssize_t count, PyObject *names);
 
 /* tensors.c */
-enum { SEEN, BAD, UNSEEN }; /* of a tensor: no infinity and no NaN in it but -inf; some; nobody can say */
-int checked(Count *counted, PyObject *state, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
-            PyObject *before);
+enum { SEEN, MASKED, BAD, UNSEEN }; /* of a tensor: all is finite; or -inf; there is an infinity or a NaN; nobody can say */
+int looked_at(size_t shape, PyObject *output);
+int suspected(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, PyObject *before);
 int is_finite(PyObject *tensor);
 int may_ask(void);
 const void *plain(PyObject *tensor);
-int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output);
+int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, int found);
 PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names);
 
 /* entry.c */

@@ -98,10 +98,64 @@ static int noted(PyObject *state, PyObject *module, PyObject *output) {
     return is_noted;
 }
 
-/* Remember what a call has returned. -1: an exception is set, a signal handler's. */
+/* Note a call that has returned a finite tensor. Nobody will look for what is bad in it, so the list has the module alone; a ring keeps the
+ * last ones alive, for who wants to know what there was before something bad. 0: as `kept` has it. */
+static int ringed(PyObject *state, PyObject *module, PyObject *output) {
+    const Host *host = &entry.host;
+    const void *impl = plain(output);
+    PyObject *version = impl ? version_in(impl) : NULL, *list = *at(state, host->returned), *ring = *at(state, host->latest);
+    if (version && PyList_Size(list) >= MOST_KNOWN) /* of a model that never returns the last ones matter */
+        PyList_SetSlice(list, 0, MOST_KNOWN / 2, NULL);
+    if (!version || PyList_Append(list, module)) {
+        PyErr_Clear();
+        if (version)
+            Py_DecRef(version);
+        return 0;
+    }
+    long long newest = (PyLong_AsLongLong(*at(state, host->newest)) + 1) % RING;
+    set_to(at(state, host->newest), PyLong_FromLongLong(newest)); /* first of all: what dies below may run any code, which calls modules */
+    if (*at(state, host->kept) == entry.zero)
+        set_to(at(state, host->kept), PyLong_FromLongLong(1)); /* there is something to be let go */
+    Py_IncRef(module), Py_IncRef(output), Py_IncRef(ring);
+    PyList_SetItem(ring, 3 * newest, module), PyList_SetItem(ring, 3 * newest + 2, version), PyList_SetItem(ring, 3 * newest + 1, output);
+    Py_DecRef(ring);
+    return 1;
+}
+
+/* Put the calls of the ring in the list in the place of their modules, as `kept` has them, and empty the ring. */
+static void unrolled(PyObject *state, PyObject *list, PyObject *ring) {
+    long long place = PyLong_AsLongLong(*at(state, entry.host.newest));
+    Py_ssize_t left = RING;
+    for (Py_ssize_t i = PyList_Size(list) - 1; i >= 0 && left && PyList_GetItem(ring, 3 * place) != &_Py_NoneStruct; i--) {
+        PyObject *module = PyList_GetItem(ring, 3 * place);
+        if (PyList_GetItem(list, i) != module)
+            continue;
+        PyObject *nothing = PyTuple_New(0), *one = nothing ? PyTuple_New(4) : NULL; /* which may collect garbage, and run any code */
+        if (!one || i >= PyList_Size(list) || PyList_GetItem(list, i) != module || PyList_GetItem(ring, 3 * place) != module) {
+            PyErr_Clear();
+            left = 0;
+        } else {
+            PyObject *output = PyList_GetItem(ring, 3 * place + 1), *version = PyList_GetItem(ring, 3 * place + 2);
+            Py_IncRef(module), Py_IncRef(nothing), Py_IncRef(output), Py_IncRef(version), Py_IncRef(one);
+            PyTuple_SetItem(one, 0, module), PyTuple_SetItem(one, 1, nothing), PyTuple_SetItem(one, 2, output), PyTuple_SetItem(one, 3, version);
+            PyList_SetItem(list, i, one);
+            place = (place + RING - 1) % RING, left--;
+        }
+        if (nothing)
+            Py_DecRef(nothing);
+        if (one)
+            Py_DecRef(one);
+    }
+    for (Py_ssize_t i = 0; i < 3 * RING; i++) {
+        Py_IncRef(&_Py_NoneStruct);
+        PyList_SetItem(ring, i, &_Py_NoneStruct);
+    }
+}
+
+/* Remember what a call has returned. `found` says what that is. -1: an exception is set, a signal handler's. */
 int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names,
-                      PyObject *output) {
-    if (kept(state, module, args, count, output) || noted(state, module, output))
+                      PyObject *output, int found) {
+    if ((found == SEEN && ringed(state, module, output)) || kept(state, module, args, count, output) || noted(state, module, output))
         return 0;
     PyObject *given[6] = {NULL, state, module, NULL, NULL, output};
     PyObject *done = with_packed(state, entry.host.remember, given, 5, 3, args, count, names);
@@ -163,7 +217,7 @@ static const void *place_of(long long base, long long start, long long span, lon
 }
 
 static int numbers_are(const void *place, long long span, int type) {
-    return !place ? UNSEEN : entry.host.gate(place, span, type, (int)entry.host.level) == 2 ? BAD : SEEN;
+    return !place ? UNSEEN : SEEN + entry.host.gate(place, span, type, (int)entry.host.level);
 }
 
 static int type_of(const void *impl) { /* as in `Host`; 10: another one */
@@ -249,13 +303,13 @@ static int output_is(PyObject *output) {
         return tensor_is(output);
     if (TYPE(output) != &PyTuple_Type || PyTuple_Size(output) > 8)
         return UNSEEN;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(output); i++) {
+    int worst = SEEN;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(output) && worst <= MASKED; i++) {
         PyObject *one = PyTuple_GetItem(output, i);
         int found = one == &_Py_NoneStruct ? SEEN : TYPE(one) == entry.host.tensor ? tensor_is(one) : UNSEEN;
-        if (found != SEEN)
-            return found;
+        worst = found > worst ? found : worst;
     }
-    return SEEN;
+    return worst;
 }
 
 /* The versions of what a call is given, where that is one tensor; else NULL, with no exception set. */
@@ -271,16 +325,19 @@ PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names) {
     return version;
 }
 
-/* Have Python look at a call that has returned something bad, or anything after something bad. `before`: see `version_of`.
- * -1: an exception is set, a signal handler's or one that a plugin has for the training. */
-int checked(Count *counted, PyObject *state, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
-                   PyObject *before) {
+/* Look at what a call of a module of this shape has returned; after something bad all is taken for bad. */
+int looked_at(size_t shape, PyObject *output) {
     int found = entry.alert ? BAD : output_is(output);
     if (found == UNSEEN)
-        entry.unseen[counted->shape] = 1, entry.passed++;
-    if (found != BAD)
-        return 0;
-    PyObject *given[7] = {NULL, state, counted->module, NULL, NULL, output, before ? before : &_Py_NoneStruct};
+        entry.unseen[shape] = 1, entry.passed++;
+    return found;
+}
+
+/* Have Python look at a call that has returned something bad, or anything after something bad. `before`: see `version_of`.
+ * -1: an exception is set, a signal handler's or one that a plugin has for the training. */
+int suspected(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
+                   PyObject *before) {
+    PyObject *given[7] = {NULL, state, module, NULL, NULL, output, before ? before : &_Py_NoneStruct};
     PyObject *done = with_packed(state, entry.host.suspect, given, 6, 3, args, count, names);
     if (done)
         Py_DecRef(done);
@@ -390,14 +447,8 @@ EXPORTED int hookd_entry_largest(PyObject *list, int of_gradients, double *into)
     return is_right ? (int)numbers.before : -1;
 }
 
-/* Keep the outputs of a list of remembered calls alive no more, and know only the last ones still. Return how many of those are left
- * to Python. What dies by that may run any code. */
-EXPORTED int hookd_entry_let_go(PyObject *returned, Py_ssize_t last) {
-    Py_ssize_t size = PyList_Size(returned);
-    if (size > last)
-        PyList_SetSlice(returned, 0, size - last, NULL);
-    if (!entry.counts || !gives(entry.host.modes, entry.zero)) /* a mode would see that they are looked at */
-        return (int)PyList_Size(returned);
+/* Keep what calls have returned weakly from now on; return how many of them are left as they are. */
+static int weakened(PyObject *returned) {
     int left = 0;
     for (Py_ssize_t i = 0; i < PyList_Size(returned); i++) {
         PyObject *one = PyList_GetItem(returned, i), *weak;
@@ -408,5 +459,21 @@ EXPORTED int hookd_entry_let_go(PyObject *returned, Py_ssize_t last) {
         else
             PyList_SetItem(returned, i, weak);
     }
+    return left;
+}
+
+/* Keep the outputs of the calls that a thread remembers alive no more, and know only the last ones still. Return how many of those are left
+ * to Python. What dies by that may run any code. */
+EXPORTED int hookd_entry_let_go(PyObject *state, Py_ssize_t last) {
+    if (!entry.counts)
+        return 1;
+    PyObject *returned = *at(state, entry.host.returned), *ring = *at(state, entry.host.latest);
+    Py_IncRef(returned), Py_IncRef(ring);
+    Py_ssize_t size = PyList_Size(returned);
+    if (size > last)
+        PyList_SetSlice(returned, 0, size - last, NULL);
+    unrolled(state, returned, ring);
+    int left = gives(entry.host.modes, entry.zero) ? weakened(returned) : (int)PyList_Size(returned); /* a mode would see them looked at */
+    Py_DecRef(returned), Py_DecRef(ring);
     return left;
 }

@@ -30,7 +30,10 @@ def back(event: Event, calls: Iterable[Returned], scan: Scan, *, unknown: str) -
     for at, returned in enumerate(calls):
         tensor = returned.tensor()
         found = scan([tensor], masks=True) if tensor is not None else ""
-        if tensor is None or not isinstance(found, str):  # of a device nobody knows it yet
+        if returned.was_finite:
+            gone.clear()
+            unknown = ""
+        elif tensor is None or not isinstance(found, str):  # of a device nobody knows it yet
             gone.append(returned.module.name)
         elif found:
             event.at = at

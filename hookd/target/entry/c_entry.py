@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Listener
     from hookd.target.session import Session
 
-VERSION = 11
+VERSION = 12
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -60,6 +60,8 @@ _OF_THREAD = (
     "flows",
     "kept",
     "returned",
+    "latest",
+    "newest",
     "hidden",
     "base",
     "profiled",
@@ -410,9 +412,9 @@ class Entry:
         """Take the time of what is counted, or do not."""
         self._meter(is_metered)
 
-    def let_go(self, returned: list[Any], last: int) -> int:
+    def let_go(self, thread: ThreadState, last: int) -> int:
         """Know of the calls that were remembered only the last ones still, weakly; return how many are left as they are."""
-        return int(self._let_go(returned, last))
+        return int(self._let_go(thread, last))
 
     def metered_ns(self) -> tuple[int, int]:
         """Return what calls that were counted have taken since the last time, while they were metered, and what hooks on graphs have."""

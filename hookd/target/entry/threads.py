@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 OTHER = PHASES.index("other")
+RING = 32
+"""As `hookd/native/entry.h` has it."""
 _HERE = __file__.rpartition("target/")[0]
 _DAEMON = f"{_HERE}tool/"
 _FORK = f"{_HERE}target/boot/fork.py"
@@ -51,6 +53,8 @@ class ThreadState:
         returned: what the calls inside the outermost one have returned, until the next outermost one, where somebody asks;
             inside of it small outputs are kept alive.
         kept: elements in those.
+        latest: of the last `RING` calls that have returned a finite tensor, which stand in `returned` as the module alone, three places
+            each: the module, the tensor and its version, kept alive; None where there is none. `newest` says which is the last one.
         flows: the graph is to be hooked for whoever listens to gradients in the outermost call.
         held: those calls that have not been handed over yet (`hookd.target.events.batching`).
         held_size: elements in their outputs.
@@ -59,7 +63,7 @@ class ThreadState:
     """
 
     __slots__ = (
-        "again", "backwards", "base", "beat", "busy", "flows", "held", "held_size", "hidden", "inner", "is_engine", "kept", "lost", "native", "outside", "passed", "passing", "profiled", "returned", "spent", "switching", "top",
+        "again", "backwards", "base", "beat", "busy", "flows", "held", "held_size", "hidden", "inner", "is_engine", "kept", "latest", "lost", "native", "newest", "outside", "passed", "passing", "profiled", "returned", "spent", "switching", "top",
     )  # fmt: skip
 
     def __init__(self, native: int, beat: int, *, is_engine: bool) -> None:
@@ -73,6 +77,8 @@ class ThreadState:
         self.outside = OTHER
         self.inner = self.lost = self.again = self.base = 0
         self.returned: list[Call | Returned] = []
+        self.latest: list[Any] = [None] * (3 * RING)
+        self.newest = 0
         self.passing: list[Passing] = []  # of what is in `returned`, the references that end in time
         self.kept = 0
         self.held: list[Call] = []

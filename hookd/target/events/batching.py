@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd.api.events import Call, Returned
+from hookd.api.events import Call, Module, Returned
 from hookd.api.passive import of_tensor
 from hookd.api.refs import passing_ref
+from hookd.target.entry.threads import RING
 from hookd.target.plugins.faults import Failure, is_from_signal_handler
 from hookd.target.tensors import torch_state
 from hookd.target.tensors.kernel import BRIEF
@@ -24,7 +25,6 @@ from hookd.target.tensors.kernel import BRIEF
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from hookd.api.events import Module
     from hookd.target.entry.threads import ThreadState
     from hookd.target.session import Session
 
@@ -178,14 +178,15 @@ class Portions:
 
     def let_go(self, thread: ThreadState) -> None:
         """Keep nothing alive any more: the outermost call is over."""
-        if self._session.models.let_go(thread.returned, LAST):
-            last: list[Any] = thread.returned[-LAST:]
+        if self._session.models.let_go(thread, LAST):
+            last: list[Any] = _unrolled(thread)[-LAST:]
+            thread.latest[:] = [None] * len(thread.latest)
             for at, one in enumerate(last):
                 if type(one) is tuple and len(one) == 3:  # it is weak already
                     continue
                 call = _named(one)
                 if not isinstance(call, Returned):  # nobody is led back from here
-                    last[at] = _new(Returned, (call.module, passing_ref(call.output, thread.passing), call.version, ()))
+                    last[at] = _new(Returned, (call.module, passing_ref(call.output, thread.passing), call.version, (), False))
             thread.returned[:] = last
         thread.kept = 0
 
@@ -198,7 +199,7 @@ class Portions:
     @staticmethod
     def returned(thread: ThreadState) -> list[Returned]:
         """Give what is remembered of a thread's calls."""
-        return [one if isinstance(one, Returned) else _as_returned(one) for one in map(_named, thread.returned)]
+        return [one if isinstance(one, Returned) else _as_returned(one) for one in map(_named, _unrolled(thread))]
 
     def hand_over(self, thread: ThreadState) -> None:
         """Give the plugins what a thread holds.
@@ -295,6 +296,18 @@ def _unversioned(failure: BaseException) -> tuple[()]:
     return ()
 
 
+def _unrolled(thread: ThreadState) -> list[Any]:
+    """Return what a thread remembers, with the calls of its ring in the place of their modules."""
+    found, place = list(thread.returned), thread.newest
+    for at in range(len(found) - 1, -1, -1):
+        if type(found[at]) is Module:
+            module, output, version = thread.latest[3 * place : 3 * place + 3]
+            is_there = module is found[at]
+            found[at] = (module, (), output, version) if is_there else _new(Returned, (found[at], _gone, -1, (), True))
+            place = (place - 1) % RING if is_there else place
+    return found
+
+
 def _named(one: Call | Returned | tuple[Any, ...]) -> Call | Returned:
     """Return a remembered call by its names.
 
@@ -305,9 +318,13 @@ def _named(one: Call | Returned | tuple[Any, ...]) -> Call | Returned:
         return one  # type: ignore[return-value]
     if len(one) == 3:
         module, ref, version = one
-        return _new(Returned, (module, ref, version, ()))
+        return _new(Returned, (module, ref, version, (), False))
     module, inputs, output, version = one
     return _new(Call, (module, inputs, {}, output, version, (), None, False))
+
+
+def _gone() -> None:
+    """Stand in for a reference to an output that is not kept, for it was finite."""
 
 
 def _as_returned(call: Call) -> Returned:

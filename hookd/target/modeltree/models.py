@@ -507,9 +507,9 @@ class Models:
             return self._counting.aloud(function, *args, **kwargs)
         return function(*args, **kwargs)
 
-    def let_go(self, returned: list[Any], last: int) -> int:
+    def let_go(self, thread: ThreadState, last: int) -> int:
         """Have the entry keep alive no more what calls have returned; return how many it has left as they are."""
-        return len(returned) if self._counting is None else self._counting.let_go(returned, last)
+        return len(thread.returned) if self._counting is None else self._counting.let_go(thread, last)
 
     def metered_ns(self) -> tuple[int, int]:
         """Return what calls without a plan have taken in the metered step that is over, in ns, and what hooks on graphs have."""

@@ -71,7 +71,7 @@ def remember(thread: ThreadState, module: Module, args: tuple[Any, ...], output:
             is_away = type(output) is _Tensor and not output.is_cpu
             inputs = () if is_away else tuple([passing_ref(x, passing) for x in args[:INPUTS] if type(x) is _Tensor])
             found = tensors(output)
-            returned += [_new(Returned, (module, passing_ref(x, passing), _version(x), inputs)) for x in found]
+            returned += [_new(Returned, (module, passing_ref(x, passing), _version(x), inputs, False)) for x in found]
     except Failure as failure:  # an inference tensor has no version
         if is_from_signal_handler(failure):
             raise
