@@ -396,10 +396,12 @@ EXPORTED int hookd_entry_layout(const Layout *layout) {
 /* Whether something of a shape could not be looked at, ever. */
 EXPORTED int hookd_entry_unseen(size_t shape) { return shape >= SHAPES || entry.unseen[shape]; }
 
-/* Whether the calls from here on are metered. */
+/* Meter the calls from here on, or do not. Return whether there is a shape, for the first time since the last call, of which something could
+ * not be looked at. */
 EXPORTED int hookd_entry_meter(int is_metered) {
-    entry.metered = is_metered;
-    return 0;
+    int is_news = entry.is_news;
+    entry.metered = is_metered, entry.is_news = 0;
+    return is_news;
 }
 
 /* Store what metered calls have taken since the last time, and what the hooks on graphs have, in ns. */

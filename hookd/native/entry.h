@@ -161,6 +161,7 @@ struct State { /* all of it; one for the process */
     uint64_t thread, numbers;
     unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
     unsigned char unseen[SHAPES]; /* something that a call of this shape returned could not be looked at */
+    int is_news;                  /* that is so of one more shape */
     PyObject *heard[SHAPES];      /* who listens to the gradients of calls of this shape; NULL: nobody */
     int wants[SHAPES];            /* what of them */
     long hooks;                   /* that live in graphs */

@@ -136,8 +136,9 @@ static void unrolled(PyObject *state, PyObject *list, PyObject *ring) {
             left = 0;
         } else {
             PyObject *output = PyList_GetItem(ring, 3 * place + 1), *version = PyList_GetItem(ring, 3 * place + 2);
-            Py_IncRef(module), Py_IncRef(nothing), Py_IncRef(output), Py_IncRef(version), Py_IncRef(one);
+            Py_IncRef(module), Py_IncRef(nothing), Py_IncRef(output), Py_IncRef(version);
             PyTuple_SetItem(one, 0, module), PyTuple_SetItem(one, 1, nothing), PyTuple_SetItem(one, 2, output), PyTuple_SetItem(one, 3, version);
+            Py_IncRef(one);
             PyList_SetItem(list, i, one);
             place = (place + RING - 1) % RING, left--;
         }
@@ -329,7 +330,7 @@ PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names) {
 int looked_at(size_t shape, PyObject *output) {
     int found = entry.alert ? BAD : output_is(output);
     if (found == UNSEEN)
-        entry.unseen[shape] = 1, entry.passed++;
+        entry.is_news |= !entry.unseen[shape], entry.unseen[shape] = 1, entry.passed++;
     return found;
 }
 

@@ -408,9 +408,9 @@ class Entry:
         """Whether anything of a shape could not be looked at, ever since."""
         return bool(self._unseen(shape))
 
-    def meter(self, *, is_metered: bool) -> None:
-        """Take the time of what is counted, or do not."""
-        self._meter(is_metered)
+    def meter(self, *, is_metered: bool) -> bool:
+        """Take the time of what is counted, or do not; return whether `is_unseen` says so of one more shape since the last time."""
+        return bool(self._meter(is_metered))
 
     def let_go(self, thread: ThreadState, last: int) -> int:
         """Know of the calls that were remembered only the last ones still, weakly; return how many are left as they are."""

@@ -493,9 +493,9 @@ class Models:
         return self._looks and thread.passed == self.passed()
 
     def meter(self, *, is_metered: bool) -> None:
-        """Meter the calls that come, or do not; the plans meter themselves."""
-        if self._counting is not None:
-            self._counting.meter(is_metered=is_metered)
+        """Meter the calls of the step that begins, or do not; the plans meter themselves."""
+        if self._counting is not None and self._counting.meter(is_metered=is_metered):
+            self.arm()
 
     def call_aloud(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a module as if hookd were not there, hidden from nobody; for plans that are called from C."""

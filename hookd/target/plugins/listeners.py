@@ -202,10 +202,15 @@ class Entry:
         return self.rare_limit * (self.longest if self.plugin.sampled_last else 1)
 
     def cost(self, kind: int) -> int:
-        """Return what it takes in a step in which the hooks of `kind` are called, ns; no such step yet: as in one with fewer."""
+        """Return what it takes in a step in which the hooks of `kind` are called, ns.
+
+        Where there was no such step yet it is what one with fewer hooks takes; and it is no more than one with more of them takes:
+        that of a kind that does not come any more is old.
+        """
         fixed = FIXED if FIXED + ALL in self.cost_ns else 0
-        known = (self.cost_ns[fixed + one] for one in range(kind, -1, -1) if fixed + one in self.cost_ns)
-        return next(known, 0)
+        known = [self.cost_ns.get(fixed + one) for one in range(ALL + 1)]
+        own = next((ns for ns in known[kind::-1] if ns is not None), 0)
+        return min([own, *(ns for ns in known[kind + 1 :] if ns is not None)])
 
     def share_ns(self, *, at_longest: bool) -> float:
         """Return what its sampled hooks take of a step on average, ns: those at their longest interval, or the others."""
