@@ -48,10 +48,11 @@ class Numeric(Protocol):
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None: ...  # noqa: D102
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]: ...  # noqa: D102
 
-    gradients_at_once: Callable[[list[Any]], float | None]
+    at_once: Callable[[list[Any], bool], float | None]
 
     def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]: ...  # noqa: D102
     def is_readable(self, tensor: Tensor) -> bool: ...  # noqa: D102
+    def number(self, tensor: Tensor) -> float | None: ...  # noqa: D102
     def ask(self, context: Context, values: Sequence[Tensor], then: Numbers) -> None: ...  # noqa: D102
 
 
@@ -341,7 +342,7 @@ class Context:
         """
         groups = [group["params"] for group in groups_of(optimizer)]
         parameters = groups[0] if len(groups) == 1 else [one for group in groups for one in group]
-        return self._host.numeric.gradients_at_once(parameters) if type(parameters) is list else None
+        return self._host.numeric.at_once(parameters, True) if type(parameters) is list else None
 
     def is_readable(self, tensor: Tensor) -> bool:
         """Whether torch's operations can read the elements of a tensor of the training. Ask before a plugin uses one.
@@ -353,6 +354,10 @@ class Context:
             False also for an empty tensor, and for sparse, nested and other kinds that are not one block of torch's own.
         """
         return self._host.numeric.is_readable(tensor)
+
+    def number(self, tensor: Tensor) -> float | None:
+        """Return the only element of a real tensor in the host's memory, such as a loss; None of any other: use `later`."""
+        return self._host.numeric.number(tensor)
 
     def later(self, values: Sequence[Tensor], then: Numbers) -> None:
         """Read small tensors without waiting for their device: `then` is called with all their elements in one list.

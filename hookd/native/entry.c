@@ -379,12 +379,14 @@ EXPORTED int hookd_entry_arm(size_t shape, int is_armed) {
     return 0;
 }
 
-/* Whether what calls return is looked at from here on, and whether all of it is told. Return how many calls have passed since the last
- * time that nobody could look at. */
-EXPORTED int hookd_entry_check(int checks, int alert) {
+/* `check(checks, alert)`: whether what calls return is looked at from here on, and whether all of it is told. Return how many calls have passed
+ * since the last time that nobody could look at. */
+static PyObject *check(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     long passed = entry.passed;
-    entry.checks = checks && entry.host.gate, entry.alert = alert, entry.passed = 0;
-    return passed > 1 << 30 ? 1 << 30 : (int)passed;
+    (void)self;
+    if (count == 2)
+        entry.checks = args[0] == &_Py_TrueStruct && entry.host.gate, entry.alert = args[1] == &_Py_TrueStruct, entry.passed = 0;
+    return PyLong_FromLongLong(passed);
 }
 
 /* Read plain tensors by this layout from now on. */
@@ -396,12 +398,31 @@ EXPORTED int hookd_entry_layout(const Layout *layout) {
 /* Whether something of a shape could not be looked at, ever. */
 EXPORTED int hookd_entry_unseen(size_t shape) { return shape >= SHAPES || entry.unseen[shape]; }
 
-/* Meter the calls from here on, or do not. Return whether there is a shape, for the first time since the last call, of which something could
- * not be looked at. */
-EXPORTED int hookd_entry_meter(int is_metered) {
-    int is_news = entry.is_news;
-    entry.metered = is_metered, entry.is_news = 0;
+/* `meter(is_metered)`: meter the calls from here on, or do not. Return whether there is one more shape since the last time of which something
+ * could not be looked at. */
+static PyObject *meter(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    PyObject *is_news = entry.is_news ? &_Py_TrueStruct : &_Py_FalseStruct;
+    (void)self;
+    entry.metered = count && args[0] == &_Py_TrueStruct, entry.is_news = 0;
+    Py_IncRef(is_news);
     return is_news;
+}
+
+/* Return the functions that Python calls at every step, in a tuple; their arguments are by position. */
+EXPORTED PyObject *hookd_entry_methods(void) {
+    static const struct { const char *name; Method call; } MADE[] = {
+        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number},
+    };
+    enum { MANY = sizeof MADE / sizeof *MADE };
+    PyObject *found = PyTuple_New(MANY);
+    for (Py_ssize_t i = 0; found && i < MANY; i++) {
+        PyObject *one = method(MADE[i].name, MADE[i].call);
+        if (one)
+            PyTuple_SetItem(found, i, one);
+        else
+            Py_DecRef(found), found = NULL;
+    }
+    return found;
 }
 
 /* Store what metered calls have taken since the last time, and what the hooks on graphs have, in ns. */

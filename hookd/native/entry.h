@@ -17,6 +17,7 @@ extern PyObject _Py_FalseStruct, _Py_NoneStruct, _Py_TrueStruct, PyMethod_Type, 
 extern PyObject *PyCapsule_New(void *, const char *, void (*)(PyObject *));
 extern void *PyCapsule_GetPointer(PyObject *, const char *);
 extern PyObject *PyCFunction_NewEx(void *, PyObject *, PyObject *);
+typedef PyObject *(*Method)(PyObject *, PyObject *const *, Py_ssize_t);
 extern int PyDict_Contains(PyObject *, PyObject *);
 extern PyObject *PyDict_New(void);
 extern Py_ssize_t PyDict_Size(PyObject *);
@@ -188,6 +189,7 @@ static inline PyObject **at(PyObject *object, size_t offset) { return (PyObject 
 PyObject *asking(PyObject *state, PyObject *function, PyObject *const *given, size_t count);
 int gives(PyObject *function, PyObject *expected);
 PyObject *here(void);
+PyObject *method(const char *name, Method call);
 int hide(PyObject *state);
 int is_profiled(void);
 void left(PyObject *state, PyObject *outer, PyObject *module);
@@ -206,6 +208,9 @@ enum { SEEN, MASKED, BAD, UNSEEN }; /* of a tensor: all is finite; or -inf; ther
 int looked_at(size_t shape, PyObject *output);
 int suspected(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, PyObject *before);
 int is_finite(PyObject *tensor);
+PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *let_go(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *only_number(PyObject *self, PyObject *const *args, Py_ssize_t count);
 int may_ask(void);
 const void *plain(PyObject *tensor);
 int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, int found);

@@ -641,24 +641,8 @@ static PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count)
     return &_Py_NoneStruct;
 }
 
-typedef struct { /* PyMethodDef */
-    const char *name;
-    PyObject *(*call)(PyObject *, PyObject *const *, Py_ssize_t);
-    int flags;
-    const char *doc;
-} Definition;
-
-/* Return the function that does what a hook is there for. Its definition is never given back: whoever still has the function reads it
- * when that dies, and this file may be unloaded by then. */
-EXPORTED PyObject *hookd_entry_graph(void) {
-    struct { Definition definition; char name[sizeof NAME]; } *made = PyMem_RawCalloc(1, sizeof *made);
-    if (!made)
-        return PyErr_NoMemory();
-    for (size_t i = 0; i < sizeof NAME; i++)
-        made->name[i] = NAME[i];
-    made->definition = (Definition){made->name, called, 0x0080, NULL}; /* METH_FASTCALL */
-    return PyCFunction_NewEx(&made->definition, NULL, NULL);
-}
+/* Return the function that does what a hook is there for. */
+EXPORTED PyObject *hookd_entry_graph(void) { return method(NAME, called); }
 
 /* Tell who listens to the gradients of a shape from now on. `heard`: a list that nobody changes; None: nobody. */
 EXPORTED int hookd_entry_hear(size_t shape, PyObject *heard, int wants) {

@@ -418,12 +418,15 @@ static const void *gradient_of(PyObject *parameter) {
     return !impl ? NULL : meta ? FIELD(void *, meta, layout->grad) : (const void *)layout->nothing;
 }
 
-/* Look at all tensors of a list, or at the gradients of all parameters of one; store the largest magnitude in them, NaN if there is one.
- * Return how many there are; -1: not all are plain ones of one type, and they have to be asked. */
-EXPORTED int hookd_entry_largest(PyObject *list, int of_gradients, double *into) {
+/* `largest(list, of_gradients)`: look at all tensors of a list, or at the gradients of all parameters of one. Return the largest magnitude in
+ * them, NaN if there is one, and 0 if there are none; None: not all are plain ones of one type, and they have to be asked. */
+PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    PyObject *list = args[0];
+    int of_gradients = count == 2 && args[1] == &_Py_TrueStruct;
+    (void)self;
     Py_ssize_t size = PyList_Size(list);
     Numbers numbers;
-    int is_right = begun(&numbers, size);
+    int is_right = size >= 0 && begun(&numbers, size);
     for (Py_ssize_t i = 0; is_right && i < size && i < PyList_Size(list); i++) { /* another thread may shorten it */
         PyObject *one = PyList_GetItem(list, i);
         const void *impl = of_gradients ? gradient_of(one) : plain(one);
@@ -443,9 +446,35 @@ EXPORTED int hookd_entry_largest(PyObject *list, int of_gradients, double *into)
     PyErr_Clear();
     if (is_right)
         look(&numbers, 0);
-    *into = numbers.largest;
     PyMem_RawFree(numbers.places);
-    return is_right ? (int)numbers.before : -1;
+    if (is_right)
+        return PyFloat_FromDouble(numbers.largest);
+    Py_IncRef(&_Py_NoneStruct);
+    return &_Py_NoneStruct;
+}
+
+static double half_of(uint16_t bits) { /* IEEE 754 binary16; a subnormal one has no hidden bit */
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    union { uint64_t bits; double number; } whole = {(uint64_t)(exponent == 31 ? 2047 : exponent + 1008) << 52 | (uint64_t)fraction << 42};
+    double number = exponent ? whole.number : fraction / 16777216.0;
+    return bits >> 15 ? -number : number;
+}
+
+/* `number(tensor)`: return the only element of a plain tensor; None: it has to be asked. */
+PyObject *only_number(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    const void *impl = count == 1 ? plain(args[0]) : NULL;
+    int type = impl && FIELD(int64_t, impl, entry.layout.numel) == 1 ? type_of(impl) : 10;
+    const void *place = type < 4 ? numbers_of(impl, type) : NULL;
+    (void)self;
+    if (!place) {
+        Py_IncRef(&_Py_NoneStruct);
+        return &_Py_NoneStruct;
+    }
+    union { uint32_t bits; float number; } wide = {type == 3 ? (uint32_t)FIELD(uint16_t, place, 0) << 16 : 0};
+    return PyFloat_FromDouble(type == 0   ? (double)FIELD(float, place, 0)
+                              : type == 1 ? FIELD(double, place, 0)
+                              : type == 2 ? half_of(FIELD(uint16_t, place, 0))
+                                          : (double)wide.number);
 }
 
 /* Keep what calls have returned weakly from now on; return how many of them are left as they are. */
@@ -463,11 +492,14 @@ static int weakened(PyObject *returned) {
     return left;
 }
 
-/* Keep the outputs of the calls that a thread remembers alive no more, and know only the last ones still. Return how many of those are left
- * to Python. What dies by that may run any code. */
-EXPORTED int hookd_entry_let_go(PyObject *state, Py_ssize_t last) {
-    if (!entry.counts)
-        return 1;
+/* `let_go(state, last)`: keep the outputs of the calls that a thread remembers alive no more, and know only the last ones still. Return how
+ * many of those are left to Python. What dies by that may run any code. */
+PyObject *let_go(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (!entry.counts || count != 2)
+        return PyLong_FromLongLong(1);
+    PyObject *state = args[0];
+    Py_ssize_t last = (Py_ssize_t)PyLong_AsLongLong(args[1]);
     PyObject *returned = *at(state, entry.host.returned), *ring = *at(state, entry.host.latest);
     Py_IncRef(returned), Py_IncRef(ring);
     Py_ssize_t size = PyList_Size(returned);
@@ -476,5 +508,5 @@ EXPORTED int hookd_entry_let_go(PyObject *state, Py_ssize_t last) {
     unrolled(state, returned, ring);
     int left = gives(entry.host.modes, entry.zero) ? weakened(returned) : (int)PyList_Size(returned); /* a mode would see them looked at */
     Py_DecRef(returned), Py_DecRef(ring);
-    return left;
+    return PyLong_FromLongLong(left);
 }

@@ -234,7 +234,7 @@ class FakeTarget:
 
     def sample_every(self, name: str, steps: int) -> None:
         """Stretch the interval of a plugin's sampled hooks, as the governor does where the budget is exceeded."""
-        self._session.registry.named(name).stretch = steps
+        self._session.governor.stretch_to(self._session.registry.named(name), steps)
 
     @contextlib.contextmanager
     def away(self) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:

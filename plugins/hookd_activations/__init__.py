@@ -265,7 +265,10 @@ class Activations(Plugin):
     def loss(self, tensors: tuple[Any, ...]) -> None:
         """Show the loss, and look for a spike; of one number only: what else a backward starts from is no loss."""
         place, self.place = self.place, self.place + 1
-        if len(tensors) == 1 and self._is_real(tensors[0]) and tensors[0].numel() == 1:
+        value = self.context.number(tensors[0]) if len(tensors) == 1 else None
+        if value is not None:
+            self._lost(place, value)
+        elif len(tensors) == 1 and self._is_real(tensors[0]) and tensors[0].numel() == 1:
             self._read([tensors[0].detach().reshape(1)], lambda got: self._lost(place, *got))
 
     def _lost(self, place: int, value: float) -> None:

@@ -11,8 +11,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hookd import PluginError, groups_of
-from hookd_nan.scan import on_host
-
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -47,9 +45,7 @@ class Recorder:
         """Note the loss, if it is a number of the host's, and give it."""
         if self._loss is not None and self._step != self._context.step:  # a step whose gradients were not looked at
             self._steps.append({"step": self._step, "loss": self._loss})
-        first, self._loss, self._step = (tensors[0] if tensors else None), None, self._context.step
-        if first is not None and self._context.is_readable(first) and on_host(first) and first.numel() == 1:
-            self._loss = first.item()
+        self._loss, self._step = self._context.number(tensors[0]) if tensors else None, self._context.step
         return self._loss
 
     def step(self, optimizer: Optimizer, largest: float | None) -> None:

@@ -332,7 +332,7 @@ def _fake_mode() -> Any:
 numeric = Numeric(lambda _context, then, values: then(values))
 without = Numeric(lambda _context, then, values: then(values))
 """Without the kernel: torch's operations take its place."""
-SEEN, BAD, UNSEEN = range(3)
+SEEN, MASKED, BAD, UNSEEN = range(4)
 """What entry.c says of the numbers of a tensor."""
 _PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 before: list[Tensor] = []
@@ -378,23 +378,28 @@ class Reader:
         native.function(library, "hookd_entry_layout", ctypes.c_void_p)(ctypes.addressof(found))
         there, place = ctypes.py_object, ctypes.c_void_p
         self._read = native.function(library, "hookd_entry_read", there, place)
-        self._largest = native.function(library, "hookd_entry_largest", there, ctypes.c_int, place)
+        *_, self._largest, self._number = native.objects(library, "hookd_entry_methods")
         self._library = library
 
     def read(self, tensor: Tensor) -> tuple[int, int, int] | None:
-        """Return the version, the number of elements, and SEEN, BAD or UNSEEN; None: it has to be asked."""
+        """Return the version, the number of elements, and SEEN, MASKED, BAD or UNSEEN; None: it has to be asked."""
         into = (ctypes.c_int64 * 3)()
         return None if self._read(tensor, ctypes.addressof(into)) else (into[0], into[1], into[2])
 
     def largest(self, tensors: list[Tensor]) -> float | None:
         """Return the largest magnitude in them; None: they have to be asked."""
-        found = ctypes.c_double()
-        return found.value if self._largest(tensors, False, ctypes.addressof(found)) > 0 else None
+        found: float | None = self._largest(tensors, False)
+        return found
 
-    def gradient(self, parameters: list[nn.Parameter]) -> tuple[int, float]:
-        """Return how many gradients they have, -1 where these have to be asked, and the largest magnitude."""
-        found = ctypes.c_double()
-        return self._largest(parameters, True, ctypes.addressof(found)), found.value
+    def gradient(self, parameters: list[nn.Parameter]) -> float | None:
+        """Return the largest magnitude in their gradients, 0 where there are none; None: they have to be asked."""
+        found: float | None = self._largest(parameters, True)
+        return found
+
+    def number(self, tensor: Tensor) -> float | None:
+        """Return the only element of a tensor; None: it has to be asked, or has several."""
+        found: float | None = self._number(tensor)
+        return found
 
 
 def assert_read(reader: Reader, tensor: Tensor, name: str) -> bool:
@@ -412,13 +417,16 @@ def assert_read(reader: Reader, tensor: Tensor, name: str) -> bool:
         assert (version, elements) == (tensor._version, tensor.numel()), (name, found)
         if numbers != UNSEEN and tensor.dtype in _PLAIN and elements:
             is_good = bool((tensor.detach() < math.inf).all())
-            assert (numbers == SEEN) is is_good, (name, found)
+            assert (numbers <= MASKED) is is_good, (name, found)
+            assert (numbers == SEEN) is bool(tensor.detach().isfinite().all()), (name, found)
             largest, true = reader.largest([tensor, tensor]), tensor.detach().abs().max().double()
             assert largest is not None, name
             assert (math.isnan(largest) and true.isnan()) or largest == true, (name, largest, true)
             having, without = nn.Parameter(torch.empty_like(tensor)), nn.Parameter(torch.empty(3))
             having.grad = tensor.detach()
-            assert str(reader.gradient([without, having])) == str((1, largest)), name
+            assert str(reader.gradient([without, having])) == str(largest), name
+            number = reader.number(tensor)
+            assert str(number) == (str(tensor.double().item()) if elements == 1 else "None"), (name, number)
         return numbers != UNSEEN
 
 

@@ -67,6 +67,18 @@ def caller(library: Any, name: str) -> Any:
     return found
 
 
+def objects(library: Any, name: str) -> tuple[Any, ...]:
+    """Return the objects that a function of a library makes.
+
+    Raises:
+        AttributeError: there is none of this name.
+    """
+    found = library[name]
+    found.argtypes, found.restype = (), ctypes.py_object
+    made: tuple[Any, ...] = found()
+    return made
+
+
 def unload(library: Any) -> None:
     """Return a library's memory (musl's dlclose keeps it mapped). No thread may be inside it, or call it later."""
     import _ctypes  # noqa: PLC0415  # where there is ctypes there is this

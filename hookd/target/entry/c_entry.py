@@ -258,11 +258,11 @@ class Entry:
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
         self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
-        self._check = native.function(library, "hookd_entry_check", ctypes.c_int, ctypes.c_int)
+        self._check, self._meter, self._let_go, self._largest, self._number = native.objects(
+            library, "hookd_entry_methods"
+        )
         self._unseen = native.function(library, "hookd_entry_unseen", size)
-        self._meter = native.function(library, "hookd_entry_meter", ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
-        self._let_go = native.function(library, "hookd_entry_let_go", there, size)
         self._hear = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
         self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
         self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
@@ -270,7 +270,6 @@ class Entry:
         self.hidden = native.caller(library, "hookd_entry_hidden")
         self._aloud = native.caller(library, "hookd_entry_aloud")
         self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
-        self._largest = native.function(library, "hookd_entry_largest", there, ctypes.c_int, ctypes.c_void_p)
         self._set_layout = native.function(library, "hookd_entry_layout", ctypes.c_void_p)
         start = native.function(library, "hookd_entry_start", there, there, there)
         if start(call, _plain, missing):
@@ -368,18 +367,8 @@ class Entry:
         found = self.find_layout() if host.gate else None
         if found is not None:
             self._set_layout(ctypes.byref(found))
-            session.numeric.at_once = self._largest_of
-            session.numeric.gradients_at_once = self._largest_gradient_of
-
-    def _largest_of(self, tensors: list[Any]) -> float | None:
-        """Return the largest magnitude in tensors, NaN if there is one; None where they are not all plain ones of one type."""
-        found = ctypes.c_double()
-        return found.value if self._largest(tensors, False, ctypes.byref(found)) > 0 else None
-
-    def _largest_gradient_of(self, parameters: list[Any]) -> float | None:
-        """Return the same of the gradients of parameters, 0 where none has one; no Python object is made for them."""
-        found = ctypes.c_double()
-        return found.value if self._largest(parameters, True, ctypes.byref(found)) >= 0 else None
+            session.numeric.at_once = self._largest
+            session.numeric.number_at_once = self._number
 
     def arm(self, shape: int, *, is_armed: bool) -> None:
         """Have the calls of a shape go through the plans, or count them."""
@@ -402,7 +391,8 @@ class Entry:
             checks: have `Portions.suspect` told of what is not finite;
             alert: and of all others.
         """
-        return int(self._check(checks, alert))
+        passed: int = self._check(checks, alert)
+        return passed
 
     def is_unseen(self, shape: int) -> bool:
         """Whether anything of a shape could not be looked at, ever since."""
@@ -410,11 +400,13 @@ class Entry:
 
     def meter(self, *, is_metered: bool) -> bool:
         """Take the time of what is counted, or do not; return whether `is_unseen` says so of one more shape since the last time."""
-        return bool(self._meter(is_metered))
+        is_news: bool = self._meter(is_metered)
+        return is_news
 
     def let_go(self, thread: ThreadState, last: int) -> int:
         """Know of the calls that were remembered only the last ones still, weakly; return how many are left as they are."""
-        return int(self._let_go(thread, last))
+        left: int = self._let_go(thread, last)
+        return left
 
     def metered_ns(self) -> tuple[int, int]:
         """Return what calls that were counted have taken since the last time, while they were metered, and what hooks on graphs have."""

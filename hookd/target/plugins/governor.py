@@ -53,6 +53,8 @@ UNKNOWN_NS = 100_000
 """What a sampled plugin is assumed to cost in each module of a step until that is metered. Measured in a model of 1,000
 modules: 80 to 150 us, garbage collection included."""
 
+FAR = 1 << 12
+"""So many steps at most go by until it is drawn anew what is sampled."""
 KINDS = 108
 """So many kinds of steps are told apart by what is sampled in them, the last ones: all of four plugins."""
 
@@ -111,6 +113,7 @@ class Governor:
         self._metered: dict[_Kind, int] = {}  # the last step of each kind that was
         self._drawn: list[tuple[Entry, list[_Draw], tuple[int, ...]]] = []  # and the intervals of them that are fixed
         self._numbers: tuple[int, ...] = ()
+        self._next_draw = 0  # nothing is drawn differently before so many steps are done
         self._always_flows = False
         self._unpaid: dict[_Kind, int] = {}  # steps that are not charged yet
 
@@ -170,7 +173,7 @@ class Governor:
         wanted = len(self._session.models.names.known) * UNKNOWN_NS / (self.budget * step_ns)
         for entry in self._entries():
             if min(wanted, entry.rare_limit) > entry.stretch and self._can_stretch(entry):
-                self._set(entry, min(1 << math.ceil(math.log2(wanted)), entry.rare_limit))
+                self.stretch_to(entry, min(1 << math.ceil(math.log2(wanted)), entry.rare_limit))
 
     def switch(self, step: int) -> None:
         """Set which hooks are called during the step after `step` done ones, after a plugin has come, gone or changed."""
@@ -201,14 +204,16 @@ class Governor:
             self._is_changed = True  # what is counted is the training's thread's
         active = [entry.number for entry, _, _ in drawn if entry.state == "active"]
         self._runaway = {number: self._runaway.get(number, 0) for number in active}
-        self._drawn, self._numbers, self._always_flows = drawn, numbers, flows
+        self._drawn, self._numbers, self._always_flows, self._next_draw = drawn, numbers, flows, 0
         self._draw(step)
         self._session.dispatch.turned()
         self._session.models.arm()
 
     def _draw(self, step: int) -> bool:
         """Set which of the sampled hooks are called during the step after `step` done ones; return whether any switch was turned."""
-        is_turned, somebody_looks = False, False
+        if step < self._next_draw:
+            return False
+        is_turned, somebody_looks, following = False, False, step + FAR
         for entry, draws, fixed in self._drawn:
             is_on = bool(draws) and entry.state == "active"  # it may have been put aside meanwhile
             if is_on and entry.plugin.apart:
@@ -222,6 +227,9 @@ class Governor:
                 entry.drawn, is_turned = drawn, True
                 self._turn(entry, draws, (False, last, usual, rare), step)
             somebody_looks = somebody_looks or entry.looks
+            if draws and entry.state == "active":
+                following = min(following, entry.next_draw(step), *(step - step % one + one for one in fixed if one > 1))
+        self._next_draw = following
         if is_turned:
             switches = self._session.namespace
             flows = (one.switch for _, draws, _ in self._drawn for one in draws if one.is_backward)
@@ -409,12 +417,12 @@ class Governor:
         for entry in sorted(governed, key=self._share):
             wanted, stretch, before = wanted_interval(entry.plugin, entry.context), entry.stretch, self._share(entry)
             if stretch > wanted:
-                self._set(entry, max(wanted, stretch // 2))
+                self.stretch_to(entry, max(wanted, stretch // 2))
                 more = self._share(entry) - before  # with what was at its longest interval
                 if more <= room:
                     room -= more
                 else:
-                    self._set(entry, stretch)
+                    self.stretch_to(entry, stretch)
 
     @staticmethod
     def _can_stretch(entry: Entry) -> bool:
@@ -424,11 +432,12 @@ class Governor:
         """Make a plugin's interval so many times as long; whether that was possible."""
         if not self._can_stretch(entry) or entry.stretch >= entry.limit:
             return False
-        self._set(entry, min(entry.stretch * times, entry.limit))
+        self.stretch_to(entry, min(entry.stretch * times, entry.limit))
         return True
 
-    def _set(self, entry: Entry, stretch: int) -> None:
+    def stretch_to(self, entry: Entry, stretch: int) -> None:
+        """Set a plugin's `Entry.stretch`, from the next step on."""
         # Rare hooks are called in sampled steps: their interval is a multiple of the others'. Beyond it one number says two intervals.
         whole = entry.rare_limit if stretch > entry.rare_limit else entry.longest if stretch > entry.longest else 1
-        entry.stretch = stretch // whole * whole
+        entry.stretch, self._next_draw = stretch // whole * whole, 0
         self._session.core.show_interval(entry)

@@ -176,6 +176,13 @@ class Entry:
         """Whether those are that are sampled last."""
         return is_drawn(step, self.last_interval)
 
+    def next_draw(self, step: int) -> int:
+        """Return the next step in which not the same may be called as in this one, at the latest; what is fixed apart."""
+        if self.looks or self.waiting:
+            return step + 1
+        seldom = (one for one in (self.interval, self.last_interval) if one > 1)
+        return min((next_drawn(step, one) for one in seldom), default=step + 1)
+
     @property
     def interval(self) -> int:
         """Steps between two sampled steps; rare hooks may be called less often, in some of those."""
@@ -238,7 +245,20 @@ def is_drawn(number: int, interval: int) -> bool:
     hashing), so all places come up alike, and no random numbers are drawn in the training's process.
     """
     block, place = divmod(number, interval)
-    return place == ((block * 0x9E3779B1 & 0xFFFFFFFF) * interval) >> 32
+    return place == _place(block, interval)
+
+
+def _place(block: int, interval: int) -> int:
+    return ((block * 0x9E3779B1 & 0xFFFFFFFF) * interval) >> 32
+
+
+def next_drawn(number: int, interval: int) -> int:
+    """Return the next number after this one of which `is_drawn` says anything else than of this one, or that one is drawn."""
+    if is_drawn(number, interval):
+        return number + 1
+    block = number // interval
+    found = (one * interval + _place(one, interval) for one in (block, block + 1))
+    return next(one for one in found if one > number)
 
 
 class Registry:

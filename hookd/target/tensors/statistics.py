@@ -52,15 +52,16 @@ class Numeric:
     Attributes:
         kernel: None where torch's operations take its place.
         later: what is on its way from a device.
-        at_once: returns the largest magnitude in plain tensors of one type, NaN if there is one; None of any others.
-        gradients_at_once: the same of the gradients of parameters.
+        at_once: returns the largest magnitude in plain tensors of one type, or in the gradients of parameters: NaN if there is one,
+            None of any others.
+        number_at_once: returns the only element of a plain tensor; None of any other.
     """
 
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self.kernel = kernel.load()
         self.later = Later(deliver)
-        self.at_once: Callable[[list[Tensor]], float | None] = _nothing
-        self.gradients_at_once: Callable[[list[Tensor]], float | None] = _nothing
+        self.at_once: Callable[[list[Tensor], bool], float | None] = _nothing
+        self.number_at_once: Callable[[Tensor], float | None] = _no_number
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
         """Do what `Context.summary` says."""
@@ -98,7 +99,7 @@ class Numeric:
 
     def is_surely_finite(self, tensor: Tensor) -> bool:
         """Say whether the kernel finds all numbers finite; False where it does not take the tensor as it is."""
-        if (at_once := self.at_once([tensor])) is not None:
+        if (at_once := self.at_once([tensor], False)) is not None:
             return at_once < INF
         return self._is_common(tensor) and self.kernel.is_finite(tensor)  # type: ignore[union-attr]  # there is one then
 
@@ -115,7 +116,7 @@ class Numeric:
     def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]:
         """Do what `Context.largest_each` says."""
         tensors = list(tensors)
-        if (at_once := self.at_once(tensors)) is not None:
+        if tensors and (at_once := self.at_once(tensors, False)) is not None:
             return [Largest(at_once, range(len(tensors)))]
         made = self.kernel
         if made is not None and _is_one_kind(tensors) and on_host(tensors[0]):
@@ -152,6 +153,14 @@ class Numeric:
         """Do what `Context.is_readable` says."""
         return is_readable(tensor)
 
+    def number(self, tensor: Tensor) -> float | None:
+        """Do what `Context.number` says."""
+        if (at_once := self.number_at_once(tensor)) is not None:
+            return at_once
+        if not is_readable(tensor) or not on_host(tensor) or tensor.numel() != 1 or tensor.is_complex():
+            return None
+        return float(tensor.item())
+
     def _is_common(self, tensor: Tensor) -> bool:
         """Whether it is what nearly all tensors are, which the kernel takes as it is."""
         return (
@@ -164,7 +173,7 @@ class Numeric:
 
     def ask_again(self) -> None:
         """Have every tensor asked: the entry is about to go."""
-        self.at_once = self.gradients_at_once = _nothing
+        self.at_once, self.number_at_once = _nothing, _no_number
 
     def looks_in_c(self) -> bool:
         """Whether the entry may call the kernel."""
@@ -187,8 +196,12 @@ class Numeric:
             made.close()
 
 
-def _nothing(_: list[Tensor]) -> None:
+def _nothing(_: list[Tensor], _of_gradients: bool) -> None:
     """Say of no tensors what is the largest."""
+
+
+def _no_number(_: Tensor) -> None:
+    """Say of no tensor what is in it."""
 
 
 def _is_one_kind(tensors: list[Tensor]) -> bool:
