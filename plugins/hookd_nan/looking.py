@@ -96,7 +96,9 @@ class Looking(Plugin):
         if event is None or event.where != "param" or event.is_late or self.used.last(event.step) >= event.own_since:
             return
         bad = self.gradients.bad_parameters()
-        event.details.update({"gradients": "unknown", "bad_parameters": len(bad), **({"last_bad": bad[-1]} if bad else {})})
+        event.details.update(
+            {"gradients": "unknown", "bad_parameters": len(bad), **({"last_bad": bad[-1]} if bad else {})}
+        )
 
     def _hold_gates(self) -> None:
         """Look at the gradients of every step while anything is suspicious, or somebody needs it; else as the budget allows."""

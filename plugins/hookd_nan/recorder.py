@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hookd import PluginError, groups_of
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 

@@ -211,10 +211,7 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         message += f"; {where} -inf, which is taken for a mask unless neginf=true"
     if "parameters" in event.details:
         message += "; a parameter or buffer inside of it is bad now, and may have been before, used without a call of its module"
-    if "gradients" in event.details:
-        message += f"; the gradients of step {event.own_since} were not looked at"
-        if event.details["bad_parameters"] > 1:
-            message += f", and {event.details['bad_parameters']} parameters are bad, {event.details['last_bad']} the last in the model"
+    message += _unseen_update(event)
     if "elsewhere" in event.details:
         message += f"; {event.details['elsewhere']} is bad as well, and may be used there"
     if "buffer" in event.details:
@@ -228,6 +225,15 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         "stack": list(event.stack),
     }
     return message, {**fields, **event.details}
+
+
+def _unseen_update(event: Event) -> str:
+    """Say in what a gradient may have been bad that nobody has looked at; "" where somebody has."""
+    if "gradients" not in event.details:
+        return ""
+    many, last = event.details["bad_parameters"], event.details.get("last_bad")
+    said = f"; the gradients of step {event.own_since} were not looked at"
+    return f"{said}, and {many} parameters are bad, {last} the last in the model" if many > 1 else said
 
 
 def training_stack() -> list[str]:

@@ -314,3 +314,81 @@ class TestKept:
             gc.collect()
             assert last[-1].tensor() is None
             assert len(last) >= batching.LAST
+
+
+class TestFinite:
+    """Of calls whose outputs hookd has looked at itself, and found finite, the last ones alone are kept."""
+
+    class Looking(Plugin):
+        name = "looking"
+        remembers = True
+        sampled = ("forwards",)
+
+        @hookimpl
+        def configure(self, context):
+            self.context, self.inside, self.seen_all = context, [], False
+
+        @hookimpl
+        def forwards(self, calls):
+            pass
+
+        @hookimpl
+        def suspect(self, call):
+            pass
+
+        @hookimpl
+        def root_forward(self):
+            self.inside = [
+                (one.module.name, one.tensor() is not None, one.was_finite) for one in self.context.returned()
+            ]
+            self.seen_all = self.context.has_seen_all()
+
+    @pytest.fixture
+    def agent(self):
+        with running(self.Looking) as agent:
+            if agent.session.models.hidden is None or not agent.session.numeric.looks_in_c():
+                pytest.skip("calls are not entered in C")
+            agent.session.governor.stretch_to(agent.session.registry.named("looking"), 1 << 12)
+            yield agent
+
+    def test_of_many_the_last_ones_are_there_and_of_all_the_modules_are_known(self, agent) -> None:
+        net = chain(batching.RING + 8)
+        for _ in range(3):
+            y = net(torch.ones(2, 4))
+        assert agent.plugin("looking").seen_all
+        assert agent.plugin("looking").inside == [(str(at), at >= 8, at < 8) for at in range(batching.RING + 8)], (
+            "what is gone was finite"
+        )
+        after = agent.session.portions.returned(agent.session.local.thread)
+        assert [one.module.name for one in after] == [*(str(at) for at in range(9, batching.RING + 8)), "(root)"]
+        assert after[-1].tensor() is y, "weakly, once the outermost call is over"
+        del y
+        gc.collect()
+        assert after[-1].tensor() is None
+        assert agent.session.local.thread.latest == [None] * 3 * batching.RING
+
+    def test_what_is_changed_in_place_is_not_taken_for_what_was_returned(self, agent) -> None:
+        net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+        for _ in range(3):
+            net(torch.ones(2, 4))
+        assert agent.plugin("looking").inside == [("0", False, False), ("1", True, False)]
+
+    def test_minus_infinity_is_kept_as_what_is_looked_for(self, agent) -> None:
+        class Masked(nn.Module):
+            def forward(self, x):
+                return x.masked_fill(x > 0, -math.inf)
+
+        net = nn.Sequential(Masked(), *(nn.Sigmoid() for _ in range(batching.RING + 8)))
+        for _ in range(3):
+            net(torch.ones(2, 4, requires_grad=True))
+        assert agent.plugin("looking").inside[0] == ("0", True, False)
+
+    def test_without_gradients_nothing_is_known_once_it_is_over(self, agent) -> None:
+        net, outputs = chain(3), []
+        net[1].register_forward_hook(lambda _m, _i, output: outputs.append(weakref.ref(output)))
+        with torch.no_grad():
+            for _ in range(3):
+                net(torch.ones(2, 4))
+        assert [one[:2] for one in agent.plugin("looking").inside] == [("0", True), ("1", True), ("2", True)]
+        assert not agent.session.portions.returned(agent.session.local.thread)
+        assert [ref() for ref in outputs] == [None] * 3

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookd import PluginError
-from tests.support.layered import INF, NAN, found, net, poison, train
+from tests.support.layered import INF, NAN, found, net, poison, scaled_training, train
 
 
 class TestWhatIsSaid:
@@ -226,3 +226,37 @@ class TestGate:
         *_, last = hook.incident["python_stack"]
         assert "layered.py" in last
         assert last.endswith(" train")
+
+
+class TestGradientsOfOneStepInTen:
+    """What the budget leaves where it is far too small: everything else is as rare as it may be."""
+
+    def seldom(self, hook):
+        hook.start("nan")
+        hook.sample_every("nan", 10_000)
+
+    def test_the_parameters_that_a_bad_gradient_has_made_bad_are_found_in_the_next_step(self, hook):
+        model = net()
+        self.seldom(hook)
+        hooked = model.layers[2].register_forward_hook
+        train(model, steps=8, strike=lambda: hooked(lambda _m, _i, o: o.register_hook(lambda g: g * NAN) and None))
+        assert found(hook.incident) == ("embed", "param", "nan", 4)
+        assert (hook.incident["since_step"], hook.incident["gradients"]) == (3, "unknown")
+        assert hook.incident["last_bad"] == "layers.2.fc.bias", "where it went bad"
+        assert (
+            "the gradients of step 3 were not looked at, and 14 parameters are bad, layers.2.fc.bias the last"
+            in hook.incident["message"]
+        )
+        steps = hook.incident["steps_before"]
+        assert [("loss" in one, "largest_gradient" in one) for one in steps] == [
+            (True, True),
+            *[(True, False)] * (len(steps) - 1),
+        ]
+
+    def test_under_a_scaler_each_step_is_looked_at(self, hook):
+        model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=2.0)
+        self.seldom(hook)
+        model.layers[1].register_forward_hook(lambda _m, _i, o: o.register_hook(lambda g: g * INF) and None)
+        skipped = scaled_training(model, torch.optim.SGD(model.parameters(), lr=0.01), scaler, steps=8)
+        assert skipped == 8
+        assert hook.value("nan_amp_skipped_steps") == 7, "of the last one it is known at the next loss"

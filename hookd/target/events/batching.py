@@ -177,8 +177,11 @@ class Portions:
             dispatch.own_failure("a call that has returned a NaN", failure)
 
     def let_go(self, thread: ThreadState) -> None:
-        """Keep nothing alive any more: the outermost call is over."""
-        if self._session.models.let_go(thread, LAST):
+        """Keep nothing alive any more: the outermost call is over. Without gradients no backward will ask what has returned."""
+        if not torch.is_grad_enabled():
+            thread.returned.clear()
+            thread.latest[:] = [None] * len(thread.latest)
+        elif self._session.models.let_go(thread, LAST):
             last: list[Any] = _unrolled(thread)[-LAST:]
             thread.latest[:] = [None] * len(thread.latest)
             for at, one in enumerate(last):
@@ -186,7 +189,9 @@ class Portions:
                     continue
                 call = _named(one)
                 if not isinstance(call, Returned):  # nobody is led back from here
-                    last[at] = _new(Returned, (call.module, passing_ref(call.output, thread.passing), call.version, (), False))
+                    last[at] = _new(
+                        Returned, (call.module, passing_ref(call.output, thread.passing), call.version, (), False)
+                    )
             thread.returned[:] = last
         thread.kept = 0
 
@@ -298,7 +303,8 @@ def _unversioned(failure: BaseException) -> tuple[()]:
 
 def _unrolled(thread: ThreadState) -> list[Any]:
     """Return what a thread remembers, with the calls of its ring in the place of their modules."""
-    found, place = list(thread.returned), thread.newest
+    found: list[Any] = list(thread.returned)
+    place = thread.newest
     for at in range(len(found) - 1, -1, -1):
         if type(found[at]) is Module:
             module, output, version = thread.latest[3 * place : 3 * place + 3]

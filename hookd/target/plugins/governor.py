@@ -228,7 +228,9 @@ class Governor:
                 self._turn(entry, draws, (False, last, usual, rare), step)
             somebody_looks = somebody_looks or entry.looks
             if draws and entry.state == "active":
-                following = min(following, entry.next_draw(step), *(step - step % one + one for one in fixed if one > 1))
+                following = min(
+                    following, entry.next_draw(step), *(step - step % one + one for one in fixed if one > 1)
+                )
         self._next_draw = following
         if is_turned:
             switches = self._session.namespace
