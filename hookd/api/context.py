@@ -476,10 +476,9 @@ class Context:
             interval: in steps.
             hooks: which ones; all where none is named.
         """
-        named = hooks or ("",)
-        held = {hook: steps for hook, steps in self._held.items() if hook not in named}
+        held = {hook: steps for hook, steps in self._held.items() if hook not in hooks} if hooks else {}
         if interval is not None:
-            held.update(dict.fromkeys(named, interval))
+            held.update(dict.fromkeys(hooks or ("",), interval))
         if held != self._held:
             self._held = held
             self._host.resample()

@@ -1,6 +1,8 @@
 /* What the entry does with tensors: read plain ones where they lie, look whether their numbers are finite, remember what calls return. */
 #include "entry.h"
 
+enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/target/tensors/kernel.py has the same */
+
 /* Whether a tensor may be asked for anything: no mode sees it, and no trace notes it. */
 int may_ask(void) { return gives(entry.host.modes, entry.zero) && gives(entry.host.tracing, &_Py_NoneStruct); }
 
@@ -98,12 +100,19 @@ static int noted(PyObject *state, PyObject *module, PyObject *output) {
     return is_noted;
 }
 
+/* Whether what keeping a plain tensor keeps alive is small: of another type than kernel.c looks at it was never asked how large it is, and a
+ * small one may be a part of what is large. */
+static int is_small(const void *impl) {
+    const void *storage = FIELD(void *, impl, entry.layout.storage);
+    return storage && FIELD(int64_t, storage, entry.layout.nbytes) <= 8 * BRIEF;
+}
+
 /* Note a call that has returned a finite tensor. Nobody will look for what is bad in it, so the list has the module alone; a ring keeps the
  * last ones alive, for who wants to know what there was before something bad. 0: as `kept` has it. */
 static int ringed(PyObject *state, PyObject *module, PyObject *output) {
     const Host *host = &entry.host;
     const void *impl = plain(output);
-    PyObject *version = impl ? version_in(impl) : NULL, *list = *at(state, host->returned), *ring = *at(state, host->latest);
+    PyObject *version = impl && is_small(impl) ? version_in(impl) : NULL, *list = *at(state, host->returned), *ring = *at(state, host->latest);
     if (version && PyList_Size(list) >= MOST_KNOWN) /* of a model that never returns the last ones matter */
         PyList_SetSlice(list, 0, MOST_KNOWN / 2, NULL);
     if (!version || PyList_Append(list, module)) {
@@ -165,7 +174,6 @@ int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssiz
     return done ? 0 : -1;
 }
 
-enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/target/tensors/kernel.py has the same */
 enum { TOGETHER = 1 << 21 }; /* elements that are read, in about a millisecond, before other threads may have the lock */
 static const int WIDTHS[4] = {4, 8, 2, 2};
 
@@ -425,7 +433,7 @@ PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     int of_gradients = count == 2 && args[1] == &_Py_TrueStruct;
     (void)self;
     Py_ssize_t size = PyList_Size(list);
-    Numbers numbers;
+    Numbers numbers = {0};
     int is_right = size >= 0 && begun(&numbers, size);
     for (Py_ssize_t i = 0; is_right && i < size && i < PyList_Size(list); i++) { /* another thread may shorten it */
         PyObject *one = PyList_GetItem(list, i);

@@ -8,8 +8,8 @@
 
 How often it looks. At every step there is a *gate*: what a model gives back, the loss, and the gradients that an
 optimizer is about to use. Those gradients alone are looked at less often, at least one step in ten, where the budget allows no more
-and nothing is suspicious: no GradScaler, no bundle and no policy needs them, and nothing bad is known. A gradient that went bad unseen
-is found in the next step, in the parameters that it has made bad, and the incident says so (`gradients: unknown`). At every step, too,
+and nothing is suspicious: no GradScaler, closure, bundle or policy needs them, and nothing bad is known. A gradient that went bad unseen
+is found where the parameters that it has made bad are used next, and the incident says so (`gradients: unknown`). At every step, too,
 is what modules return, in C, where that is small and in the host's memory (the hook `suspect`).
 Larger outputs, those on a device, and all where calls are not entered in C are looked at as often as the budget allows, at least
 one step in ten (the metric `hookd_sampling_interval_steps` says which), and the gradients that flow between them, which cost several times as much,
@@ -43,7 +43,7 @@ after all: no scale is that large. (Code that throws bad gradients away by itsel
 All of that goes for each optimizer by itself.
 
 An incident has the numbers of the last `recorder` module calls (20) whose modules were looked at, as far as their
-outputs are still alive, and loss, largest gradient and learning rate of the last steps; the stacks of modules and of
+outputs are still alive (of those that were found finite at once, of the last 32), and loss, largest gradient and learning rate of the last steps; the stacks of modules and of
 Python; and exact counts of the tensor.
 
 What is done about it, beside telling of it, says `policy`; all but `report` change training and count in

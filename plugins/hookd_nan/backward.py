@@ -83,7 +83,7 @@ class Backward(Looking):
             event.details = {"neginf_in": masked} if masked else {}
             judge = partial(self._judge_loss, cleared=cleared, is_clear=is_clear)
             self.queue.submit(judge, event, found)
-        self._hold_gates()
+        self._hold_gates(is_over=False)
         self.context.listen("loss_done", wanted=self.scaled or self.judge.is_suspicious)
 
     def _masked(self) -> list[str]:
@@ -97,7 +97,9 @@ class Backward(Looking):
     def _judge_loss(self, event: Event, *, cleared: set[int], is_clear: bool) -> None:
         self._count(event)
         skipped = self.judge.skipped
-        self.reporter.report(self.judge.loss(event, cleared=cleared, is_clear=is_clear))
+        origin = self.judge.loss(event, cleared=cleared, is_clear=is_clear)
+        self._blame_update(origin)
+        self.reporter.report(origin)
         self._skipped(self.judge.skipped - skipped)
 
     def _cleared(self) -> tuple[set[int], bool]:
@@ -138,6 +140,7 @@ class Backward(Looking):
     def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Look at the gradients that are about to be used; with a closure they are not there yet."""
         self.stepping, self.is_skipping = optimizer, False
+        self.has_closure = self.has_closure or has_closure
         if not has_closure:
             self._about_to_use(optimizer)
 
@@ -215,6 +218,8 @@ class Backward(Looking):
     def step_post(self) -> None:
         """End the step: what is on a device is sent on its way, and what has arrived is judged."""
         self.stepping = None
+        self.scan.is_strict = self.scan.is_strict or self.used.latest != self.context.step
+        self._hold_gates(is_over=True)
         self.judge.pending.clear()
         self.capture.let_go()
         self.reporter.step_done()

@@ -133,7 +133,7 @@ class Forward(Looking):
         module = call.module.torch()
         own = own_tensors(module)
         event.may_write = peek(module, "training") is True
-        in_own = [self.scan(one.values(), masks=True) for one in own]
+        in_own = [self.scan(one.values(), masks=True) or self.scan.trained(one.values()) for one in own]
         in_inputs, unknown = self._look_at_inputs(call)
         if all(isinstance(one, str) for one in (found, in_inputs, *in_own)):
             event.kind, event.inputs = str(found), str(in_inputs)
@@ -205,7 +205,7 @@ class Forward(Looking):
         if origin is not None and origin.where != "output":
             origin.is_certain = True
             origin.details.pop("or_in", None)
-        self._tell_of_update(origin)
+        self._blame_update(origin)
         self.reporter.report(origin)
 
     @hookimpl
@@ -257,7 +257,7 @@ class Forward(Looking):
     def _judge_gate(self, event: Event) -> None:
         self._count(event)
         origin = self.judge.root(event)
-        self._tell_of_update(origin)
+        self._blame_update(origin)
         self.reporter.report(origin)
 
     @hookimpl

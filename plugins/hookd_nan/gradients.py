@@ -147,10 +147,26 @@ class Gradients:
                 return True
         return False
 
-    def bad_parameters(self) -> list[str]:
-        """Return the names of all parameters of all models that are bad, in the models' order."""
-        named = (one for root in self._context.roots() for one in named_parameters(root))
-        return [name for name, parameter in named if is_bad(self._scan([parameter]))]
+    def blame_update(self, event: Event, *, is_seen: bool) -> None:
+        """Put the first parameter into an event that unseen gradients have made bad, if there is one, and say how many there are.
+
+        Args:
+            event: of what was found first.
+            is_seen: the gradients of the last step were looked at. In none of the steps before it a parameter need have been used.
+        """
+        named = [one for root in self._context.roots() for one in named_parameters(root)]
+        bad = [(name, parameter) for name, parameter in named if self._scan.trained([parameter])]
+        if not bad:
+            return
+        if event.where != "param":
+            name, parameter = bad[0]
+            event.module, own_name = _owner(name)
+            event.where, event.kind, event.is_certain = "param", self._scan.trained([parameter]), True
+            event.details = {"parameter": own_name, **self._scan.counts(parameter)}
+        event.since = 0
+        event.details.update({"gradients": "unknown", "bad_parameters": len(bad), "last_bad": bad[-1][0]})
+        if not is_seen:
+            event.details["since_if_used"] = event.own_since
 
     def blame_buffer(self, event: Event, root: Module) -> None:
         """Put a bad buffer into an event of a bad output, if one of the modules where that may have been born has one.
@@ -246,7 +262,7 @@ class Gradients:
             within: these are buffers of a module inside of this one; "": an infinity in them is blamed as well.
         """
         for own_name, tensor in own.items():
-            found = self._scan([tensor], masks=True)
+            found = self._scan([tensor], masks=True) or self._scan.trained([tensor])
             if not found or not isinstance(found, str):
                 continue
             is_used = True if is_called else self._is_used(tensor)

@@ -57,7 +57,10 @@ class Looking(Plugin):
         self.unseen: list[str] = []  # the modules of which not all is
         self.is_inside = False  # a root is being called whose modules are looked at
         self.stepping: Optimizer | None = None
-        self.scaled = False  # the last loss looked like one that a GradScaler scaled
+        self.scaled = self.was_scaled = (
+            False  # the last loss looked like one that a GradScaler scaled; one since the last step
+        )
+        self.has_closure = False  # an optimizer calls one, which makes gradients and uses them in the same step
         self.masks = not self.scan.neginf
         self.order = 0
         self.reached: dict[int, int] = {}  # by module.id: when in that order a gradient last reached it
@@ -70,8 +73,9 @@ class Looking(Plugin):
         self.judge, self.judge.patience = predecessor.judge, self.judge.patience
         for name in ("outputs", "backwards", "gates", "used", "undecided", "reached", "seen", "judged_whole", "unseen"):
             setattr(self, name, getattr(predecessor, name))
-        for name in ("order", "scaled", "stepping", "is_inside"):
+        for name in ("order", "scaled", "was_scaled", "has_closure", "stepping", "is_inside"):
             setattr(self, name, getattr(predecessor, name))
+        self.scan.is_strict = predecessor.scan.is_strict
         self.gradients.succeed(predecessor.gradients)
         self.recorder.succeed(predecessor.recorder)
         self.reporter.succeed(predecessor.reporter)
@@ -91,24 +95,28 @@ class Looking(Plugin):
         event.own_since = self.gates.last(step)
         return event
 
-    def _tell_of_update(self, event: Event | None) -> None:
-        """Say of a bad parameter that nobody has looked at the gradients of the step that made it so, and how many are bad as well."""
-        if event is None or event.where != "param" or event.is_late or self.used.last(event.step) >= event.own_since:
-            return
-        bad = self.gradients.bad_parameters()
-        event.details.update(
-            {"gradients": "unknown", "bad_parameters": len(bad), **({"last_bad": bad[-1]} if bad else {})}
-        )
+    def _blame_update(self, event: Event | None) -> None:
+        """Put a parameter to blame that gradients have made bad that nobody has looked at."""
+        if event is not None and self.scan.is_strict and not event.is_late and not self.reporter.is_over:
+            self.gradients.blame_update(event, is_seen=self.used.last(event.step) >= event.own_since)
 
-    def _hold_gates(self) -> None:
-        """Look at the gradients of every step while anything is suspicious, or somebody needs it; else as the budget allows."""
-        is_wanted = self.scaled or self.captures or bool(self.undecided) or not self.judge.is_calm
-        self.context.hold(1 if is_wanted else None, *self.sampled_last)
+    def _hold_gates(self, *, is_over: bool) -> None:
+        """Look at the gradients of every step while anything is suspicious, or somebody needs it; else as the budget allows.
+
+        Args:
+            is_over: a step is; that they are needed no more is told only then.
+        """
+        self.was_scaled = self.was_scaled or self.scaled
+        needs = self.was_scaled or self.captures or self.has_closure
+        is_wanted = needs or bool(self.undecided) or not self.judge.is_calm
+        if is_wanted or is_over:
+            self.context.hold(1 if is_wanted else None, *self.sampled_last)
+        self.was_scaled = self.was_scaled and not is_over
 
     def _details(self, candidates: Mapping[Any, Tensor], kind: str) -> dict[str, Any]:
         """Count what is bad in the first tensor that is so in that way."""
         for name, tensor in candidates.items():
-            if self.scan([tensor], masks=True) == kind:
+            if (self.scan([tensor], masks=True) or self.scan.trained([tensor])) == kind:
                 return {**({"parameter": name} if isinstance(name, str) else {}), **self.scan.counts(tensor)}
         return {}
 

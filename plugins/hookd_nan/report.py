@@ -231,9 +231,11 @@ def _unseen_update(event: Event) -> str:
     """Say in what a gradient may have been bad that nobody has looked at; "" where somebody has."""
     if "gradients" not in event.details:
         return ""
-    many, last = event.details["bad_parameters"], event.details.get("last_bad")
-    said = f"; the gradients of step {event.own_since} were not looked at"
-    return f"{said}, and {many} parameters are bad, {last} the last in the model" if many > 1 else said
+    many, last = event.details["bad_parameters"], event.details["last_bad"]
+    since = event.details.get("since_if_used")
+    said = "; not all gradients were looked at"
+    said += f": if it is used in every step, it has gone bad in step {since}" if since else ""
+    return f"{said}; {many} parameters are bad, {last} the last in the model" if many > 1 else said
 
 
 def training_stack() -> list[str]:

@@ -47,12 +47,19 @@ class Scan:
     """Looks at tensors of any kind. `-inf` alone is no finding where masks are expected, unless `neginf`.
 
     Attributes:
+        is_strict: an optimizer has used gradients that nobody has looked at, so -inf in what is trained may be made of them.
         largest: the largest magnitude in those that `many` has looked at last, None where it is not known.
     """
 
     def __init__(self, context: Context, *, neginf: bool) -> None:
         self._context, self.neginf = context, neginf
         self.largest: float | None = None
+        self.is_strict = False
+
+    def trained(self, found: Iterable[Tensor]) -> str:
+        """Look at parameters in the host's memory for what unseen gradients may have made of them."""
+        asked = [one for one in found if on_host(one) and of_tensor(one, "requires_grad")] if self.is_strict else []
+        return str(self(asked)) if asked else ""
 
     def __call__(self, found: Iterable[Tensor], *, masks: bool = False) -> Found:
         """Look at each tensor. `masks`: `-inf` alone is none of our business."""

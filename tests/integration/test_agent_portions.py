@@ -367,6 +367,42 @@ class TestFinite:
         assert after[-1].tensor() is None
         assert agent.session.local.thread.latest == [None] * 3 * batching.RING
 
+    def test_one_module_that_is_called_often_has_each_call_once(self, agent) -> None:
+        class Often(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.cell = nn.Linear(4, 4)
+
+            def forward(self, x):
+                for _ in range(batching.RING + 8):
+                    x = self.cell(x)
+                return x
+
+        net = Often()
+        for _ in range(3):
+            net(torch.ones(2, 4))
+        assert agent.plugin("looking").inside == [("cell", at >= 8, at < 8) for at in range(batching.RING + 8)]
+
+    @pytest.mark.parametrize("large", ["whole numbers", "a part"])
+    def test_what_would_keep_much_memory_is_not_kept_for_having_been_finite(self, agent, large) -> None:
+        class Large(nn.Module):
+            def forward(self, x):
+                made = torch.ones(1 << 20, dtype=torch.int64 if large == "whole numbers" else torch.float32)
+                return made if large == "whole numbers" else made[:4]
+
+        class Many(nn.Sequential):
+            def forward(self, x):
+                for module in self:
+                    module(x)
+                return x
+
+        net, outputs = Many(*(Large() for _ in range(4))), []
+        net[0].register_forward_hook(lambda _m, _i, output: outputs.append(weakref.ref(output)))
+        net[3].register_forward_hook(lambda *_: outputs.append(outputs[0]()))
+        with torch.no_grad():
+            net(torch.ones(1))
+        assert outputs[-1] is None
+
     def test_what_is_changed_in_place_is_not_taken_for_what_was_returned(self, agent) -> None:
         net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
         for _ in range(3):

@@ -225,6 +225,25 @@ def test_a_plugin_can_hold_one_hook_and_the_others_stay_as_the_budget_has_them(c
         assert len([step for step in looker.steps if step >= 270]) < 20
 
 
+def test_what_was_held_for_a_while_is_as_rare_again_as_the_budget_asks_for(clock) -> None:
+    class Holder(Last):
+        @hookimpl
+        def phase(self, name):
+            if name == "backward":
+                self.context.hold(1 if 5 <= self.context.step < 60 else None, "step_pre")
+
+    with running(Holder, budget=0.01, clock=clock) as agent:
+        train(clock, 400, step_s=0.01)
+        assert len([step for step in agent.plugin("looker").steps if step > 300]) <= 30
+        context = agent.plugin("looker").context
+        context.hold(3, "step_pre")
+        train(clock, 60, step_s=0.01)
+        alone = {step for step in agent.plugin("looker").steps if step > 400} - set(agent.plugin("looker").forwards)
+        assert alone <= {step for step in range(400, 462) if (step - 1) % 3 == 0}
+        context.hold(None)
+        assert not context.is_fixed
+
+
 def test_every_fixes_the_hooks_that_the_plugin_names_and_the_budget_stretches_the_others(clock) -> None:
     with running(Looker, options={"every": "1"}, clock=clock) as agent:
         train(clock, 80)

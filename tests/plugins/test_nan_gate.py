@@ -241,12 +241,12 @@ class TestGradientsOfOneStepInTen:
         hooked = model.layers[2].register_forward_hook
         train(model, steps=8, strike=lambda: hooked(lambda _m, _i, o: o.register_hook(lambda g: g * NAN) and None))
         assert found(hook.incident) == ("embed", "param", "nan", 4)
-        assert (hook.incident["since_step"], hook.incident["gradients"]) == (3, "unknown")
-        assert hook.incident["last_bad"] == "layers.2.fc.bias", "where it went bad"
-        assert (
-            "the gradients of step 3 were not looked at, and 14 parameters are bad, layers.2.fc.bias the last"
-            in hook.incident["message"]
+        assert (hook.incident["since_step"], hook.incident["gradients"]) == (None, "unknown")
+        assert (hook.incident["since_if_used"], hook.incident["last_bad"]) == (3, "layers.2.fc.bias"), (
+            "when and where it went bad"
         )
+        said = "; it may be older than that; not all gradients were looked at: if it is used in every step, it has gone bad in step 3; "
+        assert f"{said}14 parameters are bad, layers.2.fc.bias the last in the model" in hook.incident["message"]
         steps = hook.incident["steps_before"]
         assert [("loss" in one, "largest_gradient" in one) for one in steps] == [
             (True, True),
@@ -260,3 +260,55 @@ class TestGradientsOfOneStepInTen:
         skipped = scaled_training(model, torch.optim.SGD(model.parameters(), lr=0.01), scaler, steps=8)
         assert skipped == 8
         assert hook.value("nan_amp_skipped_steps") == 7, "of the last one it is known at the next loss"
+
+    @pytest.mark.parametrize("where", ["0.weight", "0.bias", "1.bias"])
+    def test_minus_infinity_in_what_is_trained_is_what_a_gradient_has_made_of_it(self, hook, where):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.seldom(hook)
+        struck = model.get_parameter(where)
+        train(model, steps=8, strike=lambda: struck.register_hook(lambda grad: torch.full_like(grad, INF)))
+        module, _, own = where.partition(".")
+        assert found(hook.incident) == (module, "param", "inf", 4)
+        assert (hook.incident["parameter"], hook.incident["since_if_used"]) == (own, 3)
+
+    def test_of_a_parameter_that_is_not_used_in_each_step_no_step_is_named(self, hook):
+        model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+        class Seldom(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, x):
+                return self.model[0](x) + (self.model[1](x) if self.step in (1, 4, 24) else 0)
+
+        net = Seldom()
+        self.seldom(hook)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for net.step in range(1, 25):
+            if net.step == 4:
+                handle = model[1].weight.register_hook(lambda grad: grad * NAN)
+            net(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if net.step == 4:
+                handle.remove()
+        assert found(hook.incident) == ("model.1", "param", "nan", 24)
+        assert hook.incident["since_step"] is None
+
+    def test_gradients_of_a_closure_are_looked_at_in_each_step(self, hook):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+        self.seldom(hook)
+
+        def closure():
+            optimizer.zero_grad()
+            value = model(torch.ones(2, 4)).square().mean()
+            value.backward()
+            return value
+
+        for step in range(1, 6):
+            if step == 4:
+                model.weight.register_hook(lambda grad: grad * NAN)
+            optimizer.step(closure)
+        assert found(hook.incident) == ("(root)", "grad", "nan", 4)

@@ -304,11 +304,12 @@ def _unversioned(failure: BaseException) -> tuple[()]:
 def _unrolled(thread: ThreadState) -> list[Any]:
     """Return what a thread remembers, with the calls of its ring in the place of their modules."""
     found: list[Any] = list(thread.returned)
-    place = thread.newest
+    place, left = thread.newest, RING
     for at in range(len(found) - 1, -1, -1):
         if type(found[at]) is Module:
             module, output, version = thread.latest[3 * place : 3 * place + 3]
-            is_there = module is found[at]
+            is_there = left > 0 and module is found[at]
+            left -= is_there
             found[at] = (module, (), output, version) if is_there else _new(Returned, (found[at], _gone, -1, (), True))
             place = (place - 1) % RING if is_there else place
     return found

@@ -197,7 +197,7 @@ class Governor:
                         one.totals.switch(is_on=on and not is_sampled, is_active=entry.state == "active")
                     flows = flows or (on and not is_sampled and one.hook in FLOWS)
             drawn.append((entry, draws, tuple({one.fixed for one in draws if one.fixed})))
-            entry.drawn = None
+            entry.drawn, entry.has_fixed = None, any(one.fixed is not None for one in draws)
         drawn.sort(key=lambda one: one[0].plugin.apart)  # last, when it is known who looks
         numbers = tuple(entry.number for entry, _, _ in drawn)
         if numbers != self._numbers:
@@ -228,9 +228,7 @@ class Governor:
                 self._turn(entry, draws, (False, last, usual, rare), step)
             somebody_looks = somebody_looks or entry.looks
             if draws and entry.state == "active":
-                following = min(
-                    following, entry.next_draw(step), *(step - step % one + one for one in fixed if one > 1)
-                )
+                following = min(following, entry.next_draw(step), *(_next_fixed(step, one) for one in fixed if one > 1))
         self._next_draw = following
         if is_turned:
             switches = self._session.namespace
@@ -443,3 +441,8 @@ class Governor:
         whole = entry.rare_limit if stretch > entry.rare_limit else entry.longest if stretch > entry.longest else 1
         entry.stretch, self._next_draw = stretch // whole * whole, 0
         self._session.core.show_interval(entry)
+
+
+def _next_fixed(step: int, interval: int) -> int:
+    """Return the next step in which what is called once in so many steps is called, or is called no more."""
+    return step + interval - step % interval if step % interval else step + 1

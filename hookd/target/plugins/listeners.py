@@ -85,6 +85,7 @@ class Entry:
         kind: of the step in progress, by what it costs: which of the hooks are called whose interval depends on the budget (`ALL`
             and what follows it), and `FIXED` more where such are called whose interval is fixed.
         looks: in the step in progress sampled hooks are called, others than those that are sampled last.
+        has_fixed: the interval of some of its hooks does not depend on the budget now.
         drawn: what was said of the step in progress; None: it is to be said anew.
         listening: how many of its sampled hooks are called in the step in progress.
         cost_ns: what it took in the last accounted step of each kind, `{kind of the step: ns}`.
@@ -114,6 +115,7 @@ class Entry:
     stretch: int = 1
     kind: int = 3
     looks: bool = False
+    has_fixed: bool = False
     drawn: tuple[object, ...] | None = None
     listening: int = 0
     cost_ns: dict[int, int] = field(default_factory=dict)
@@ -214,7 +216,7 @@ class Entry:
         Where there was no such step yet it is what one with fewer hooks takes; and it is no more than one with more of them takes:
         that of a kind that does not come any more is old.
         """
-        fixed = FIXED if FIXED + ALL in self.cost_ns else 0
+        fixed = FIXED if self.has_fixed else 0  # what was fixed before has cost what it has
         known = [self.cost_ns.get(fixed + one) for one in range(ALL + 1)]
         own = next((ns for ns in known[kind::-1] if ns is not None), 0)
         return min([own, *(ns for ns in known[kind + 1 :] if ns is not None)])
