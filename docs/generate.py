@@ -91,8 +91,8 @@ def metrics() -> str:
     names = sorted(path.name[len("hookd_") :] for path in PLUGINS.glob("hookd_*"))
     hookd.start([(name, EVERYTHING.get(name, {})) for name in names], run="docs")
     try:
-        session, fd = bootstrap._agent._session, bootstrap._agent._page.fd  # noqa: SLF001
-        owners = {metric.name: name for name in names for metric in session.registry.named(name).context.metrics}
+        parts, fd = bootstrap._agent.parts, bootstrap._agent._page.fd  # noqa: SLF001
+        owners = {metric.name: name for name in names for metric in parts.registry.named(name).context.metrics}
         of_page, scraped = _of_page(fd), list(_scraped(fd, owners))
     finally:
         hookd.stop()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import sys
+from math import inf
 from typing import TYPE_CHECKING, Any, Callable, Protocol, TypeVar
 
 from hookd.api.globs import Globs
 from hookd.api.metrics import Counter, Gauge, Histogram
 from hookd.api.passive import groups_of
+from hookd.api.shown import STATISTICS, ZEROS, Shown
 from hookd.api.totals import BackwardTotals, Families, Totals
 from hookd.errors import PluginError
 from hookd.wire.page.layout import PHASES
@@ -59,11 +61,14 @@ class Numeric(Protocol):
 class Host(Protocol):
     """What a context needs of the agent."""
 
-    page: PageWriter
-    run: str
-    rank: int
-    world_size: int
-
+    @property
+    def page(self) -> PageWriter: ...  # noqa: D102
+    @property
+    def run(self) -> str: ...  # noqa: D102
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+    @property
+    def world_size(self) -> int: ...  # noqa: D102
     @property
     def numeric(self) -> Numeric: ...  # noqa: D102
     def step_now(self) -> int: ...  # noqa: D102
@@ -77,6 +82,7 @@ class Host(Protocol):
     def interval_of(self, plugin: str) -> int: ...  # noqa: D102
     def is_alone(self, plugin: str) -> bool: ...  # noqa: D102
     def resample(self) -> None: ...  # noqa: D102
+    def shows_in_c(self) -> bool: ...  # noqa: D102
     def has_seen_all(self) -> bool: ...  # noqa: D102
     def mark_now(self) -> int: ...  # noqa: D102
     def pause(self, plugin: str) -> None: ...  # noqa: D102
@@ -92,7 +98,7 @@ class Context:
         options: what the person gave as `-p NAME:key=value,...`, unparsed; use `option` to read them.
         settings: every option that the plugin has asked for, with the value that is in force.
         bound: how many series it may have.
-        totals: what `add_up` has asked for, and `backward_totals`; hookd's own.
+        totals: what `add_up` has asked for, `backward_totals`, and what `show_outputs` has, as `shown`; hookd's own.
         phases: what `add_up_phases` has, by phase as the page numbers them; hookd's own.
     """
 
@@ -108,6 +114,7 @@ class Context:
         self._held: dict[str, int] = {}  # by hook; "": all
         self.totals: Totals | None = None
         self.backward_totals: BackwardTotals | None = None
+        self.shown: Shown | None = None
         self.phases: list[dict[int, CounterChild]] = []
         self._unwanted: set[str] = set()
 
@@ -205,6 +212,40 @@ class Context:
         if self.totals is None:
             self.totals = Totals(self._host.page.cells, (self.per_module(), self.per_module()))
         self.totals.families[recompute].append(Families(seconds, self_seconds, calls))
+
+    def show_outputs(self, gauges: Mapping[str, Gauge], *, zeros: float = inf) -> Shown:
+        """Have statistics of what modules return put into gauges: of those at which the plugin listens to `output_summary`. In `configure` only.
+
+        It is done in sampled steps if the plugin has `output_summary` in `sampled`, else in all; `listen("output_summary", wanted=False)` ends it.
+
+        Args:
+            gauges: each with the label `module`, by the statistic: mean, std, min, max, absmax, norm, zero_ratio, nonfinite, which are
+                attributes of `Summary`.
+            zeros: the hook `output_summary` is called for outputs of which at least this share is 0, and for the first output after them.
+
+        Returns:
+            What says by `has_looked()` whether there was any output to look at since that was asked the last time.
+
+        Raises:
+            PluginError: there is no such statistic, or it is no such gauge.
+        """
+        for name, gauge in gauges.items():
+            if name not in STATISTICS:
+                raise PluginError(
+                    f"{self.plugin}: no such statistic: {name!r}", hint=f"There are {', '.join(STATISTICS)}."
+                )
+            if gauge.kind != "gauge" or gauge.label_names != ("module",):
+                raise PluginError(f"{self.plugin}: {gauge.name} is no gauge with the one label `module`")
+        if self.shown is None:
+            self.shown = Shown(self, self._host.page.cells)
+        self.shown.gauges.update(gauges)
+        self.shown.standing[ZEROS] = zeros
+        return self.shown
+
+    @property
+    def shows_in_c(self) -> bool:
+        """Whether `show_outputs` works in C here; if not, a hook `forward` costs no more."""
+        return self._host.shows_in_c()
 
     def add_up_phases(self, seconds: Counter) -> None:
         """Have the wall time of training threads added to a counter by phase, without the hook `phase`. In `configure` only.

@@ -58,6 +58,11 @@ class Summary(NamedTuple):
         return self.count - self.nans - self.infs
 
     @property
+    def nonfinite(self) -> int:
+        """How many elements are NaN or infinite."""
+        return self.nans + self.infs
+
+    @property
     def is_finite(self) -> bool:
         """Whether all elements are."""
         return not self.nans and not self.infs

@@ -70,7 +70,25 @@ class Totals:
             cells[calls] += 1.0
 
 
-class BackwardTotals:
+class Switched:
+    """What is done in sampled steps without a function of a plugin's.
+
+    Attributes:
+        standing: at STEPS for how many steps a sampled one stands; at IS_ON 1 in a step in which something is done; at IS_ACTIVE 1
+            while the plugin is switched on. The entry reads the first two at a call, and the last at its backward.
+    """
+
+    def __init__(self) -> None:
+        self.standing = array("d", [1.0, 0.0, 0.0])
+
+    def switch(self, *, is_on: bool, is_active: bool, steps: float = 1.0) -> None:
+        """Say whether calls from here on are added up, or shown, each for so many steps, and whether those before them still are."""
+        if is_on:
+            self.standing[STEPS] = steps
+        self.standing[IS_ON], self.standing[IS_ACTIVE] = is_on, is_active
+
+
+class BackwardTotals(Switched):
     """Adds up the backward of modules in sampled steps, each for all the steps that it stands for.
 
     Args:
@@ -79,20 +97,12 @@ class BackwardTotals:
 
     Attributes:
         families: that have been asked for.
-        standing: at STEPS for how many steps a sampled one stands; at IS_ON 1 in a step in which something is added up; at IS_ACTIVE 1
-            while the plugin is switched on. The entry reads the first two at a call, and the last at its backward.
     """
 
     def __init__(self, cells: memoryview[float], known: dict[int, Places]) -> None:
+        super().__init__()
         self.families: list[Families] = []
-        self.standing = array("d", [1.0, 0.0, 0.0])
         self._cells, self._known = cells, known
-
-    def switch(self, *, is_on: bool, is_active: bool, steps: float = 1.0) -> None:
-        """Say whether those of the calls from here on are added up, each for so many steps, and whether any are still."""
-        if is_on:
-            self.standing[STEPS] = steps
-        self.standing[IS_ON], self.standing[IS_ACTIVE] = is_on, is_active
 
     def places_of(self, module: Module) -> Places:
         """Return the places of a module; a series that is not there yet is made."""

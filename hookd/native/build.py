@@ -25,7 +25,7 @@ SOURCES = {"kernel": ("kernel.c",), "entry": ("entry.c", "calls.c", "tensors.c",
 """By shared object."""
 MACHINES = ("x86_64", "aarch64")
 FLAGS = ("-O3", "-shared", "-fPIC", "-s", "-std=gnu11", "-nostdlib", "-nostartfiles", "-ffreestanding",
-         "-fno-stack-protector", "-fno-strict-aliasing", "-fvisibility=hidden")  # fmt: skip
+         "-fno-stack-protector", "-fno-strict-aliasing", "-fno-math-errno", "-fvisibility=hidden")  # fmt: skip
 """They are linked to no library, so that one file serves glibc and musl; the entry's symbols are those of the interpreter and of any libc."""
 OF_SYSTEM = ("-fno-tree-loop-distribute-patterns", "-lgcc")
 OF_ZIG = ("-fno-sanitize=undefined", "-Wno-unused-command-line-argument")

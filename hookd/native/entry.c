@@ -109,7 +109,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     int64_t started = now();
     PyObject *result = is_left ? NULL : through(state, args, nargsf, names);
     int64_t ended = now();
-    int64_t returned = ended, hooked = entry.hooked;
+    int64_t returned = ended, others = entry.hooked + entry.shown + entry.charged;
     if (graph.heard) /* what was hooked inside */
         ended -= PyLong_AsLongLong(*at(state, host->lost)) - graph.lost;
     counted = still(key, number);
@@ -129,6 +129,8 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         int found = counted && counted->checks && entry.checks ? looked_at(shape, result) : UNSEEN;
         counted = is_ended ? NULL : still(key, number); /* what is looked at, or remembered, may run any code */
         is_ended = is_ended || (counted && counted->remembers && remembered(state, module, args, given, names, result, found));
+        counted = is_ended ? NULL : still(key, number);
+        is_ended = is_ended || (counted && counted->shows && show_output(counted, state, module, result));
         if (!is_ended && found == BAD && still(key, number))
             is_ended = suspected(state, module, args, given, names, result, before);
         if (is_ended) {
@@ -136,7 +138,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
             result = NULL;
         }
         if (is_metered)
-            entry.spent += now() - returned - (entry.hooked - hooked);
+            entry.spent += now() - returned - (entry.hooked + entry.shown + entry.charged - others);
     }
     graph_forgets(&graph);
     if (before)
@@ -282,6 +284,7 @@ static void uncounted(Slot *slot) {
     if (counted) {
         Py_DecRef(counted->module);
         Py_DecRef(counted->cell);
+        PyMem_RawFree(counted->shown);
         PyMem_RawFree(counted);
     }
 }
@@ -314,25 +317,32 @@ EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
 }
 
 /* Count the calls of a module that has a plan here, while no Python function listens to those of its shape. `cells` has
- * three indices for each of `count` totals of its calls, and of `back` ones of its backward, -1 where one is not wanted; `standing`
- * says for how many steps each of these stands, and is there as long as the plan. -1: no memory. */
+ * three indices for each of `count` totals of its calls, and of `back` ones of its backward, -1 where one is not wanted. `places` has what is
+ * there as long as the plan: for how many steps each of the `back` ones stands, and then both that `Shown` has for each of `shows`. -1: no memory. */
 EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t shape, int remembers, int checks,
-                               size_t count, size_t back, const int64_t *cells, const double *const *standing) {
+                               size_t count, size_t back, size_t shows, const int64_t *cells, double *const *places) {
     Slot *slot = find(key);
     if (!slot || !entry.counts || shape >= SHAPES)
         return 0;
     Count *counted = PyMem_RawCalloc(1, sizeof *counted + (count + back) * sizeof *counted->totals);
     if (!counted)
         return -1;
-    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, checks, count, back};
+    Shown *shown = shows ? PyMem_RawCalloc(shows, sizeof *shown) : NULL;
+    if (shows && !shown) {
+        PyMem_RawFree(counted);
+        return -1;
+    }
+    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, checks, count, back, shows, shown};
     Py_IncRef(module);
     Py_IncRef(cell);
     for (size_t i = 0; i < count + back; i++, cells += 3) {
         double *of[3];
         for (size_t j = 0; j < 3; j++)
             of[j] = cells[j] < 0 ? NULL : entry.host.cells + cells[j];
-        counted->totals[i] = (Totals){of[0], of[1], of[2], i < count ? NULL : standing[i - count]};
+        counted->totals[i] = (Totals){of[0], of[1], of[2], i < count ? NULL : places[i - count]};
     }
+    for (size_t i = 0; i < shows; i++)
+        shown[i] = (Shown){places[back + 2 * i], places[back + 2 * i + 1]};
     uncounted(slot);
     slot->counted = counted;
     return 0;
@@ -411,7 +421,7 @@ static PyObject *meter(PyObject *self, PyObject *const *args, Py_ssize_t count) 
 /* Return the functions that Python calls at every step, in a tuple; their arguments are by position. */
 EXPORTED PyObject *hookd_entry_methods(void) {
     static const struct { const char *name; Method call; } MADE[] = {
-        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number},
+        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet},
     };
     enum { MANY = sizeof MADE / sizeof *MADE };
     PyObject *found = PyTuple_New(MANY);
@@ -425,10 +435,10 @@ EXPORTED PyObject *hookd_entry_methods(void) {
     return found;
 }
 
-/* Store what metered calls have taken since the last time, and what the hooks on graphs have, in ns. */
+/* Store what metered calls have taken since the last time, what the hooks on graphs have, and what it has to show outputs, in ns. */
 EXPORTED int hookd_entry_spent(int64_t *spent) {
-    spent[0] = entry.spent, spent[1] = entry.hooked;
-    entry.spent = entry.hooked = 0;
+    spent[0] = entry.spent, spent[1] = entry.hooked, spent[2] = entry.shown;
+    entry.spent = entry.hooked = entry.shown = entry.charged = 0;
     return 0;
 }
 
@@ -444,7 +454,8 @@ static const struct { PyObject **at; const char *text; } WORDS[] = {
     {&entry.shape_name, "shape"},           {&entry.stride_name, "stride"},         {&entry.grad_name, "grad"},
     {&entry.node_name, "grad_fn"},          {&entry.nr_name, "output_nr"},          {&entry.learns_name, "requires_grad"},
     {&entry.sequence_name, "_sequence_nr"}, {&entry.following_name, "next_functions"}, {&entry.prehook_name, "register_prehook"},
-    {&entry.hook_name, "register_hook"},
+    {&entry.hook_name, "register_hook"},    {&entry.compiling_name, "_is_compiling_flag"}, {&entry.initialized_name, "_initialized"},
+    {&entry.enter_name, "__enter__"},
 };
 
 /* Count calls from now on with what `host` has. */

@@ -75,14 +75,20 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 12, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 13, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
     double *seconds, *own, *calls;
     const double *standing; /* of backward passes, as hookd/api/totals.py has it; NULL: of calls */
 } Totals;
-enum { STEPS, IS_ON, IS_ACTIVE };
+enum { STEPS, IS_ON, IS_ACTIVE, ZEROS, HAS_LOOKED }; /* as hookd/api/totals.py and hookd/api/shown.py have them */
+
+enum { MEAN_OF, STD_OF, MIN_OF, MAX_OF, ABSMAX_OF, NORM_OF, ZEROS_OF, NONFINITE_OF, STATISTICS, STATE = STATISTICS }; /* as hookd/api/shown.py has them */
+typedef struct { /* where a plugin shows what modules return; both live as long as the plan */
+    double *standing;
+    const double *module; /* of one module: the cells, by number, of its gauges, -1 where there is none; at STATE, 0: nothing is to be told of it */
+} Shown;
 
 typedef struct { /* of a module whose calls are counted here, as long as no Python function of a plugin listens to them */
     uint64_t number; /* no other one has had it */
@@ -91,6 +97,8 @@ typedef struct { /* of a module whose calls are counted here, as long as no Pyth
     size_t shape;
     int remembers, checks; /* what it returns is kept; is looked at */
     size_t count, back;    /* so many totals of its calls, and then of its backward */
+    size_t shows;          /* so many plugins show what it returns */
+    Shown *shown;
     Totals totals[];
 } Count;
 
@@ -113,9 +121,13 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *remember;              /* as remember(state, module, args, kwargs, output) where this file cannot */
     PyObject *next_seq;              /* returns the number of the recorder's next record */
     PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `suspected` */
+    PyObject *shown;                 /* as shown(module, output): see `show_output` */
     PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
     PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
     PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
+    PyObject *unseen;                /* makes a guard: see `quiet` */
+    PyObject *dispatching, *transforms, *autocast, *capturing; /* return 0, None, False and False in what is usual; the last is NULL where torch has none */
+    PyObject *compiler, *cuda;       /* modules: torch compiles; a device may be in use */
     PyObject *graph_begins, *graph_enters, *graph_ends, *graph_adds, *graph_told, *graph_failed; /* of hookd/target/entry/calls.py, for graph.c */
     PyObject *hooked;                /* as hooked(capsule, *gradients): calls what `hookd_entry_graph` returns */
     PyObject *grad_enabled, *sequence, *will_run; /* torch's */
@@ -123,6 +135,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *dtypes[10];            /* those of kernel.c, in its order, and then whole numbers, which are all finite */
     int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: nothing is looked at */
     double (*largest)(const void *const *, const int64_t *, int, int, int); /* `hookd_largest` of it */
+    void (*summary)(const void *, int64_t, int, int, double *); /* `hookd_summary` of it */
     size_t level;                    /* its instructions */
     double *cells;                   /* of the page */
     size_t phase;                    /* from a heartbeat's module to its step, in cells */
@@ -157,7 +170,7 @@ struct State { /* all of it; one for the process */
     int counts;                   /* calls are counted here */
     PyObject *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
         *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name, *shape_name, *stride_name, *grad_name,
-        *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name;
+        *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name, *compiling_name, *initialized_name, *enter_name;
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
     uint64_t thread, numbers;
     unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
@@ -173,6 +186,8 @@ struct State { /* all of it; one for the process */
     int alert;                    /* it is told of all of them */
     long passed;                  /* calls of which it should have been told, and nobody could look */
     int64_t spent;                /* ns of a metered step in this file, and in what it calls of hookd */
+    int64_t shown;                /* and to show what calls return */
+    int64_t charged;              /* in what is called for that, which Python charges itself */
     Depth depth;
     long deep;                    /* calls so near to the limit that they were not observed */
 };
@@ -206,12 +221,14 @@ PyObject *with_packed(PyObject *state, PyObject *function, PyObject **given, siz
 /* tensors.c */
 enum { SEEN, MASKED, BAD, UNSEEN }; /* of a tensor: all is finite; or -inf; there is an infinity or a NaN; nobody can say */
 int looked_at(size_t shape, PyObject *output);
+int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *output);
 int suspected(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, PyObject *before);
 int is_finite(PyObject *tensor);
 PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *let_go(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *only_number(PyObject *self, PyObject *const *args, Py_ssize_t count);
 int may_ask(void);
+PyObject *quiet(PyObject *self, PyObject *const *args, Py_ssize_t count);
 const void *plain(PyObject *tensor);
 int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, int found);
 PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names);

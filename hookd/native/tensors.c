@@ -6,6 +6,39 @@ enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/tar
 /* Whether a tensor may be asked for anything: no mode sees it, and no trace notes it. */
 int may_ask(void) { return gives(entry.host.modes, entry.zero) && gives(entry.host.tracing, &_Py_NoneStruct); }
 
+/* Whether a module has this attribute, and it is true. */
+static int is_set(PyObject *module, PyObject *name) {
+    PyObject *value = module ? PyObject_GetAttr(module, name) : NULL;
+    if (!value)
+        PyErr_Clear();
+    else
+        Py_DecRef(value); /* the module keeps it */
+    return value == &_Py_TrueStruct;
+}
+
+/* `quiet()`: what `enter` of hookd/target/tensors/torch_state.py does where all is usual: nothing is traced, compiled, transformed or captured, no
+ * mode sees operations, and autocast is off. Return a list of one guard that is entered; None: Python has to look. */
+PyObject *quiet(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    const Host *host = &entry.host;
+    (void)self, (void)args, (void)count;
+    int is_usual = entry.counts && host->unseen && gives(host->tracing, &_Py_NoneStruct) && !is_set(host->compiler, entry.compiling_name) &&
+                   gives(host->transforms, &_Py_NoneStruct) && gives(host->dispatching, entry.zero) && gives(host->autocast, &_Py_FalseStruct) &&
+                   (!is_set(host->cuda, entry.initialized_name) || (host->capturing && gives(host->capturing, &_Py_FalseStruct)));
+    PyObject *guard = is_usual ? PyObject_Vectorcall(host->unseen, NULL, 0, NULL) : NULL, *undo = guard ? PyList_New(0) : NULL;
+    PyObject *entered = undo && !PyList_Append(undo, guard) ? PyObject_VectorcallMethod(entry.enter_name, &guard, 1, NULL) : NULL;
+    if (guard)
+        Py_DecRef(guard);
+    if (entered) {
+        Py_DecRef(entered);
+        return undo;
+    }
+    if (undo)
+        Py_DecRef(undo);
+    PyErr_Clear();
+    Py_IncRef(&_Py_NoneStruct);
+    return &_Py_NoneStruct;
+}
+
 /* What torch has of a plain tensor, to be read without a question; NULL: of this one it has to be asked. The keys of a tensor say all that
  * makes it another one: its device and layout, a transform, a mode, a bit for its sign, a class of its own. */
 const void *plain(PyObject *tensor) {
@@ -340,6 +373,68 @@ int looked_at(size_t shape, PyObject *output) {
     if (found == UNSEEN)
         entry.is_news |= !entry.unseen[shape], entry.unseen[shape] = 1, entry.passed++;
     return found;
+}
+
+enum { COUNT, MEAN, SQUARES, LOW, HIGH, ZERO, NANS, INFS, NEGATIVE_INFS, SUMS = 10 }; /* as kernel.c stores them */
+
+/* What `Summary.of_sums` of hookd/api/summary.py makes of the sums. */
+static void described(const double *sums, double *into) {
+    double finite = sums[COUNT], odd = sums[NANS] + sums[INFS] + sums[NEGATIVE_INFS], nothing = __builtin_nan("");
+    double mean = sums[MEAN], squares = sums[SQUARES], low = sums[LOW], high = sums[HIGH];
+    if (low == high) /* exactly, where sums are rounded */
+        mean = low, squares = 0.0;
+    into[ZEROS_OF] = sums[ZERO] / (finite + odd), into[NONFINITE_OF] = odd, into[NORM_OF] = 0.0;
+    into[MEAN_OF] = into[STD_OF] = into[MIN_OF] = into[MAX_OF] = into[ABSMAX_OF] = nothing;
+    if (finite > 0.0) {
+        into[MEAN_OF] = mean, into[STD_OF] = __builtin_sqrt(squares / finite), into[MIN_OF] = low, into[MAX_OF] = high;
+        into[ABSMAX_OF] = __builtin_fabs(-low > high ? -low : high), into[NORM_OF] = __builtin_sqrt(squares + finite * mean * mean);
+    }
+}
+
+/* Whether anybody wants the statistics of what this call has returned; who does is told that there was something. */
+static int is_shown(const Count *counted) {
+    int is_any = 0;
+    for (size_t i = 0; i < counted->shows; i++)
+        if (counted->shown[i].standing[IS_ON] != 0.0)
+            counted->shown[i].standing[HAS_LOOKED] = 1.0, is_any = 1;
+    return is_any;
+}
+
+/* Put statistics of what a call has returned into gauges. -1: an exception is set, a signal handler's. Python is asked where the output is
+ * no plain tensor, or a large one, or of float16, of which plugins are always told; where one is told of many zeros; and where a module has no series yet. */
+int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *output) {
+    const Host *host = &entry.host;
+    if (!is_shown(counted) || output == &_Py_NoneStruct)
+        return 0;
+    int64_t since = entry.metered ? now() : 0;
+    const void *impl = plain(output);
+    int64_t elements = impl ? FIELD(int64_t, impl, entry.layout.numel) : 0;
+    int type = impl ? type_of(impl) : 10, asks = 0;
+    const void *place = type < 4 && type != 2 && elements > 0 && elements <= BRIEF ? numbers_of(impl, type) : NULL;
+    double sums[SUMS], found[STATISTICS];
+    if (place)
+        host->summary(place, elements, type, (int)host->level, sums), described(sums, found);
+    for (size_t i = 0; i < counted->shows; i++) {
+        const Shown *shown = &counted->shown[i];
+        if (shown->standing[IS_ON] == 0.0)
+            continue;
+        if (!place || found[ZEROS_OF] >= shown->standing[ZEROS] || shown->module[STATE] != 0.0) {
+            asks = 1;
+            continue;
+        }
+        for (size_t j = 0; j < STATISTICS; j++)
+            if (shown->module[j] >= 0.0)
+                host->cells[(size_t)shown->module[j]] = found[j];
+    }
+    entry.shown += entry.metered ? now() - since : 0;
+    if (!asks || (type >= 4 && type < 10)) /* whole numbers have no statistics */
+        return 0;
+    since = entry.metered ? now() : 0;
+    PyObject *given[3] = {NULL, module, output}, *done = asking(state, host->shown, given + 1, 2);
+    entry.charged += entry.metered ? now() - since : 0;
+    if (done)
+        Py_DecRef(done);
+    return done ? 0 : -1;
 }
 
 /* Have Python look at a call that has returned something bad, or anything after something bad. `before`: see `version_of`.

@@ -179,8 +179,8 @@ class FakeTarget:
         return bootstrap._agent  # noqa: SLF001
 
     @property
-    def _session(self) -> Any:
-        return self._agent._session  # noqa: SLF001
+    def _parts(self) -> Any:
+        return self._agent.parts
 
     # -- training
 
@@ -194,12 +194,12 @@ class FakeTarget:
     def run_steps(self, count: int = 1) -> list[float]:
         """Train so many steps, and give their losses."""
         losses = [self.training.step() for _ in range(count)]
-        self._session.steps.finish()
+        self._parts.steps.finish()
         return losses
 
     def tick(self, now_s: float | None = None) -> None:
         """Let the hooks `tick` come, as about once a second; after a minute of such time models that are gone are forgotten."""
-        self._session.tick(now_s if now_s is not None else time.time())
+        self._parts.ticks.tick(now_s if now_s is not None else time.time())
 
     def configure(self, name: str, step: Callable[[], object] | None = None, /, **options: object) -> dict[str, str]:
         """Change options of a plugin, as `hookd plugin config` does: the others stay, and a new object takes its place.
@@ -226,54 +226,54 @@ class FakeTarget:
         Raises:
             PluginError: it refuses them; the old one goes on.
         """
-        session = self._session
-        old = session.registry.named(name)
-        new = session.ready(type(old.plugin)(), dict(old.context.options), by_name=True, old=old)
-        session.switch(old, new)
-        session.discard(old, new)
+        parts = self._parts
+        old = parts.registry.named(name)
+        new = parts.loading.ready(type(old.plugin)(), dict(old.context.options), by_name=True, old=old)
+        parts.loading.switch(old, new)
+        parts.loading.discard(old, new)
 
     def sample_every(self, name: str, steps: int) -> None:
         """Stretch the interval of a plugin's sampled hooks, as the governor does where the budget is exceeded."""
-        self._session.governor.stretch_to(self._session.registry.named(name), steps)
+        self._parts.governor.stretch_to(self._parts.registry.named(name), steps)
 
     @contextlib.contextmanager
     def away(self) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
         """Put everything that hookd has replaced back for a while; the function that it gives observes meanwhile."""
-        session = self._session
+        parts = self._parts
 
         @contextlib.contextmanager
         def observing() -> Iterator[None]:
             # What lay between is no step of the training: to the governor all that it spends would look half as dear.
-            session.governor.forget_time()
-            session.namespace["accounting"] = False
-            session.arm()
-            session.models.replan()
+            parts.governor.forget_time()
+            parts.namespace["accounting"] = False
+            parts.arming.arm()
+            parts.models.replan()
             try:
                 yield
             finally:
-                assert session.disarm() == "identity"
+                assert parts.arming.disarm() == "identity"
 
-        assert session.disarm() == "identity"
+        assert parts.arming.disarm() == "identity"
         try:
             yield observing
         finally:
-            session.arm()
+            parts.arming.arm()
 
     # -- what is seen
 
     def plugin(self, name: str) -> Plugin:
         """Give the plugin object that is loaded under a name."""
-        found: Plugin = self._session.registry.named(name).plugin
+        found: Plugin = self._parts.registry.named(name).plugin
         return found
 
     def context(self, name: str) -> Context:
         """Give the context of the plugin that is loaded under a name."""
-        found: Context = self._session.registry.named(name).context
+        found: Context = self._parts.registry.named(name).context
         return found
 
     def state(self, name: str) -> str:
         """Give the state of a plugin: active, quarantined, disabled or waiting."""
-        return str(self._session.registry.named(name).state)
+        return str(self._parts.registry.named(name).state)
 
     def listens(self, name: str, hook: str) -> bool:
         """Whether a hook of a plugin is called in the step in progress; sampled ones are in some.
@@ -281,11 +281,11 @@ class FakeTarget:
         Raises:
             LookupError: the plugin has no such hook.
         """
-        session = self._session
-        found = [one.switch for one in session.registry.named(name).listeners if one.hook == hook]
+        parts = self._parts
+        found = [one.switch for one in parts.registry.named(name).listeners if one.hook == hook]
         if not found:
             raise LookupError(f"{name} has no hook {hook!r}")
-        return any(session.namespace[switch] for switch in found)
+        return any(parts.namespace[switch] for switch in found)
 
     def calls(self, hook: str) -> list[Event]:
         """Give the events of one hook."""

@@ -90,6 +90,7 @@ PARAMETER = {
 }  # fmt: skip
 RECTIFIERS = ("ReLU", "ReLU6", "Threshold")
 BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
+_is_built: Callable[[], bool] = torch.backends.cuda.is_built
 ALERT_STEPS = 8
 """How many steps are looked at after a loss spike, whatever the interval: what explodes may be over in ten steps."""
 
@@ -104,7 +105,7 @@ class Activations(Plugin):
     """Samples the outputs of modules, and their parameters, in one step of ten."""
 
     name = "activations"
-    sampled = ("forward", "root_forward")
+    sampled = ("forward", "output_summary", "root_forward")
     every = 10
 
     @hookimpl
@@ -121,10 +122,13 @@ class Activations(Plugin):
         self.wants_parameters = context.option("parameters", default=False)
         self.wants_histogram = context.option("histogram", default=False)
         sample = "at the last sampled step."
-        self.gauges = [
-            context.gauge(name, f"{of} of the output's first floating-point tensor {sample}", ["module"])
+        gauges = {
+            name: context.gauge(name, f"{of} of the output's first floating-point tensor {sample}", ["module"])
             for name, of in OUTPUT.items()
-        ]
+        }
+        self.gauges = list(gauges.values())
+        shown = {"nonfinite" if name == "nonfinite_elements" else name: gauge for name, gauge in gauges.items()}
+        self.outputs = context.show_outputs(shown, zeros=self.findings.dead)
         self.own = [context.gauge(name, f"{of}, {sample}", ["module"]) for name, of in OWN.items()]
         self.saturation = context.gauge(
             "saturation_ratio", f"Share of the output where the function is flat, {sample}", ["module"]
@@ -146,9 +150,19 @@ class Activations(Plugin):
         self.place = 0  # of the next loss in its step
 
     @hookimpl
-    def select(self, module: Module) -> bool | set[str]:
-        """Take the modules that the options name; of a root that they do not, what it gives back."""
-        return self.selector.take(module) or ({"root_forward"} if module.depth == 0 else False)
+    def select(self, module: Module) -> set[str]:
+        """Take the modules that the options name; of a root that they do not, what it gives back.
+
+        hookd shows the statistics itself where nothing else is asked of an output.
+        """
+        hooks = set() if module.depth else {"root_forward"}
+        if self.selector.take(module):
+            hooks.add("forward" if self._asks_more(module) else "output_summary")
+        return hooks
+
+    def _asks_more(self, module: Module) -> bool:
+        is_plain = not (self.wants_histogram or self.selector.rotate) and self.context.shows_in_c
+        return not is_plain or may_have_devices() or module.type in outputs.SATURATION or module.type in BATCH_NORMS
 
     # -- outputs
 
@@ -174,6 +188,15 @@ class Activations(Plugin):
             self._read([outputs.below_ratios(tensor)], lambda shares: self._distributed(module, shares))
         if module.type in BATCH_NORMS:
             self._check_mode(module, is_learning=is_learning)
+
+    @hookimpl
+    def output_summary(self, module: Module, output: Any, summary: Summary) -> None:
+        """Judge an output that has many zeros, or had, or that hookd does not show in C."""
+        tensor = next(filter(self._is_real, tensors(output)), None)
+        if tensor is not None:
+            self._judge(module, summary, is_half=tensor.dtype is torch.float16)
+            if module.id in self.units:
+                self._read([self.units[module.id].look(tensor)], lambda got: self._dead(module, *got))
 
     @hookimpl
     def root_forward(self, output: Any) -> None:
@@ -202,6 +225,9 @@ class Activations(Plugin):
         cells, places = self._cells(module)
         for at, value in zip(places, values):
             cells[at] = value
+        self._judge(module, summary, is_half=is_half)
+
+    def _judge(self, module: Module, summary: Summary, *, is_half: bool) -> None:
         see = self.findings.see
         if module.type in RECTIFIERS and summary.count >= findings.FEW and summary.zero_ratio >= self.findings.dead:
             self.units.setdefault(module.id, outputs.Units())
@@ -283,6 +309,7 @@ class Activations(Plugin):
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:
         """Look at gradients and weights in a step whose outputs were looked at, and after a spike."""
+        self.is_sampled = self.outputs.has_looked() or self.is_sampled
         if self.wants_gradients and (self.is_sampled or self.alert):
             self.parameters.before(optimizer, self.selector.is_due)
 
@@ -304,7 +331,7 @@ class Activations(Plugin):
         for text in self.selector.complaints():
             self.context.incident("option", f"activations: {text}")
         self.alert = max(0, self.alert - 1)
-        if self.is_sampled:
+        if self.outputs.has_looked() or self.is_sampled:
             self.is_sampled = False
             self.selector.next()
 
@@ -398,6 +425,14 @@ class Activations(Plugin):
         self.parameters.clear()
         self.units.clear()
         self.flat.clear()
+
+
+def may_have_devices() -> bool:
+    """Return whether this torch can use a device, without asking for one, which would initialise it."""
+    xpu = getattr(torch, "xpu", None)
+    of_others = getattr(torch._C, "_get_privateuse1_backend_name", None)  # noqa: SLF001 - there is no public name
+    is_of_others = of_others is not None and of_others() != "privateuseone"  # HPU, NPU, ...
+    return is_of_others or any(is_built() for is_built in (_is_built, getattr(xpu, "_is_compiled", bool)))
 
 
 def _is_in(held: set[int], norm: nn.Module) -> bool:

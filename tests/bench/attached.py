@@ -34,9 +34,9 @@ class Attached:
 
     def __enter__(self) -> Self:
         hookd.start(self._plugins, run="bench", budget=self._budget)
-        self.session = bootstrap._agent._session
+        self.parts = bootstrap._agent.parts
         for plugin in self._more:
-            self.session.load(plugin, {}, by_name=True)
+            self.parts.loading.load(plugin, {}, by_name=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,21 +54,21 @@ class Attached:
 
     def leave(self) -> None:
         """Put back everything that it has replaced."""
-        governor = self.session.governor
+        governor = self.parts.governor
         self._calm_windows = governor._calm_windows
-        if self.session.namespace["accounting"]:  # the step that was to be metered does not come
+        if self.parts.namespace["accounting"]:  # the step that was to be metered does not come
             governor._metered.pop(governor._kind, None)
-        assert self.session.disarm() == "identity"
+        assert self.parts.arming.disarm() == "identity"
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Observe for a while."""
         # What lay between is no step of the training: to the governor all that it spends would look half as dear.
-        governor = self.session.governor
+        governor = self.parts.governor
         governor._boundary_ns = 0
-        self.session.namespace["accounting"] = False
-        self.session.arm()
-        self.session.models.replan()
+        self.parts.namespace["accounting"] = False
+        self.parts.arming.arm()
+        self.parts.models.replan()
         governor._calm_windows = self._calm_windows  # to come back is no change
         try:
             yield
@@ -77,4 +77,4 @@ class Attached:
 
     def intervals(self) -> dict[str, int]:
         """Give the steps between two calls of the rarest hooks of each plugin, as the governor has set them."""
-        return {entry.name: entry.stretch for entry in self.session.registry.entries.values()}
+        return {entry.name: entry.stretch for entry in self.parts.registry.entries.values()}

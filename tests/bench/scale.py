@@ -91,7 +91,7 @@ def learning_s(modules: int, steps: int) -> list[float]:
         return run
 
     try:
-        models = bootstrap._agent._session.models
+        models = bootstrap._agent.parts.models
         models.learn_on, models._plan_for = timed(models.learn_on), timed(models._plan_for)
         models.seen.look = timed(models.seen.look)
         with no_fastbins():

@@ -231,7 +231,7 @@ class Hookd:
     @staticmethod
     def _publish() -> None:
         """Let the plugin publish the modules' own time now, as it does once a second in hookd's own thread."""
-        bootstrap._agent._session.registry.named("timing").plugin.tick()
+        bootstrap._agent.parts.registry.named("timing").plugin.tick()
 
     def _seconds(self) -> Figures:
         self._publish()

@@ -80,14 +80,14 @@ def test_work_that_does_not_return_is_its_plugins_alone_and_only_so_much_waits(m
         works.gate.set()
         nn.Linear(2, 2)(torch.ones(1, 2))
         wait_until(lambda: None not in works.seen, what="the other's work")
-        wait_until(lambda: not agent.session.aside._queues["stuck"].due, what="the beginning of what is stuck")
+        wait_until(lambda: not agent.parts.aside._queues["stuck"].due, what="the beginning of what is stuck")
         for _ in range(5):
             nn.Linear(2, 2)(torch.ones(1, 2))
             wait_until(lambda: None not in works.seen, what="the other's work: it, too, has room for three pieces")
         assert agent.values("hookd_plugin_errors")["stuck",] == 2
-        assert "3 pieces of work wait" in agent.session.registry.named("stuck").last_error
+        assert "3 pieces of work wait" in agent.parts.registry.named("stuck").last_error
         assert len(works.seen) == 6
-        wait_until(lambda: agent.session.aside._queues["works"].thread is None, what="the end of the other's thread")
+        wait_until(lambda: agent.parts.aside._queues["works"].thread is None, what="the end of the other's thread")
         (residue,) = bootstrap.stop()["residue"]
         assert residue.startswith("a thread in the work aside of the plugin stuck, at ")
         assert residue.endswith("in work: self.gate.wait(600)")
@@ -105,7 +105,7 @@ def test_what_it_raises_is_the_plugins_error() -> None:
     with running(Fails) as agent:
         nn.Linear(2, 2)(torch.ones(1, 2))
         wait_until(lambda: agent.values("hookd_plugin_errors").get(("works",)) == 1)
-        assert "OSError: no" in agent.session.registry.named("works").last_error
+        assert "OSError: no" in agent.parts.registry.named("works").last_error
 
 
 def test_the_end_of_the_process_waits_for_it() -> None:
@@ -113,7 +113,7 @@ def test_the_end_of_the_process_waits_for_it() -> None:
 import time, torch, hookd, sys
 from hookd.target.boot import bootstrap, spawn
 hookd.start(["nan"])
-context = bootstrap._agent._session.registry.named("nan").context
+context = bootstrap._agent.parts.registry.named("nan").context
 context.aside(lambda: (time.sleep(0.5), print("done", flush=True)))
 """
     done = subprocess.run(

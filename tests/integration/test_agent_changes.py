@@ -72,7 +72,7 @@ def tool():
 
 
 def is_armed(agent):
-    current = agent.session.changes.current
+    current = agent.parts.changes.current
     return current is not None and current.state == "armed"
 
 
@@ -200,9 +200,9 @@ def test_what_a_tool_has_prepared_is_forgotten_when_it_goes(tool):
             assert control.request("configure", name="adds", options={"number": "7"})["state"] == "prepared"
             with pytest.raises(ControlError, match="being changed right now"):
                 tool("configure", "adds:number=8").result()
-        wait_until(lambda: agent.session.changes.current.state == "aborted")
+        wait_until(lambda: agent.parts.changes.current.state == "aborted")
         assert training.step() == 1.0
-        assert len(agent.session.registry.entries) == 1
+        assert len(agent.parts.registry.entries) == 1
         done = tool("configure", "adds:number=8")
         wait_until(lambda: is_armed(agent))
         assert training.step() == 8.0
@@ -212,7 +212,7 @@ def test_what_a_tool_has_prepared_is_forgotten_when_it_goes(tool):
 def test_a_plugin_that_only_looks_is_changed_at_once(tool):
     with running("timing") as agent:
         assert tool("configure", "timing:every=3").result()["state"] == "done"
-        assert agent.session.registry.named("timing").interval == 3
+        assert agent.parts.registry.named("timing").interval == 3
         assert not told(agent)
 
 
@@ -253,7 +253,7 @@ def test_what_was_put_aside_can_be_loaded_again():
     training = Training()
     with running(Adds) as agent:
         training.step()
-        agent.session.quarantine(agent.session.registry.named("adds"), "for the test")
+        agent.parts.stopping.quarantine(agent.parts.registry.named("adds"), "for the test")
         assert training.step() == 0.0
         assert agent.values("hookd_plugin_changes_training") == {("adds",): 0.0}
         with Control.connect(os.getpid()) as control:

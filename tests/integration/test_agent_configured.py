@@ -35,16 +35,16 @@ def counters(target) -> dict[tuple[str, tuple[str, ...]], float]:
 def test_no_counter_falls_when_a_plugin_gets_other_options(fake_target, plugin):
     training = eventful()
     fake_target.start(plugin, **GENERATOR.EVERYTHING.get(plugin, {}))
-    session = fake_target._session
+    parts = fake_target._parts
     for _ in range(4):
         training.step()
     before = counters(fake_target)
-    old = session.registry.named(plugin)
-    new = session.ready(type(old.plugin)(), {**old.context.options, "readmit": "true"}, by_name=True, old=old)
-    session.switch(old, new)
+    old = parts.registry.named(plugin)
+    new = parts.loading.ready(type(old.plugin)(), {**old.context.options, "readmit": "true"}, by_name=True, old=old)
+    parts.loading.switch(old, new)
     training.step()  # hookd's own thread lets the old one go while the training goes on
     between = counters(fake_target)
-    session.discard(old, new)
+    parts.loading.discard(old, new)
     fake_target.tick()
     after = counters(fake_target)
     training.step()

@@ -334,7 +334,7 @@ def test_a_detach_while_a_call_is_inside_leaves_the_code_until_the_process_ends(
     model, answers = Calling(), []
     waits = threading.Thread(target=lambda: answers.append(model.inner(X)))
     with running() as agent:  # nothing is selected below a root, and a root that is skipped has no frame of ours
-        agent.session.models.plans[id(model.inner)] = patch.SKIP
+        agent.parts.models.plans[id(model.inner)] = patch.SKIP
         waits.start()
         assert entered.wait(60)
         assert bootstrap.stop()["restored"] == "identity"
@@ -384,7 +384,7 @@ def test_profilers_and_tracers_see_the_same_program(watch) -> None:
 
     plain = seen()
     with running() as agent:
-        agent.session.models.plans[id(model.below[0])] = patch.SKIP
+        agent.parts.models.plans[id(model.below[0])] = patch.SKIP
         assert seen() == plain
     assert seen() == plain
 
@@ -457,8 +457,8 @@ def test_a_recursion_to_the_limit_is_none_of_hookds():
             optimizer.zero_grad()
             model(X, levels).sum().backward()
             optimizer.step()
-        agent.session.models.tick(0.0)
-        agent.session.models.tick(1.0)
+        agent.parts.models.tick(0.0)
+        agent.parts.models.tick(1.0)
         logs = [line["message"] for line in agent.read().logs]
         assert agent.values("hookd_overhead_seconds")[("hookd",)] > 0, "no step was metered"
         assert not any(agent.values("hookd_plugin_errors").values()), logs

@@ -40,7 +40,7 @@ def test_a_training_of_one_thread_has_one_at_each_fork_and_the_same_weights():
 @pytest.mark.parametrize("interrupted", ["a fork in a signal handler", "a handler that raises"])
 def test_what_interrupts_a_fork_leaves_the_thread_that_serves(monkeypatch, interrupted):
     with running() as agent:
-        forks, control, start = agent.session.resume.__self__, agent.agent._control, spawn.Thread.start
+        forks, control, start = agent.parts.boundaries.resume.__self__, agent.agent._control, spawn.Thread.start
         before = control._turn.thread
 
         def forked():

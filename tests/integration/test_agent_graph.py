@@ -181,7 +181,7 @@ def told_of(make, *, learns: bool = False, twice: bool = False, mode: Any = null
             loss.backward(retain_graph=twice)
             if twice:
                 loss.backward()
-        assert agent.state("told") == "active", agent.session.registry.named("told").last_error
+        assert agent.state("told") == "active", agent.parts.registry.named("told").last_error
         seen = agent.plugin("told").seen
     return seen, [written(p.grad) for p in net.parameters()]
 
@@ -366,7 +366,7 @@ def test_threads_may_go_through_one_graph_at_a_time(entry) -> None:
                     thread.start()
                 for thread in threads:
                     thread.join()
-            assert not agent.session.dispatch._failures
+            assert not agent.parts.errors._failures
     finally:
         sys.setswitchinterval(interval)
 
@@ -386,7 +386,7 @@ def test_what_a_signal_handler_raises_in_a_hook_is_the_trainings(entry) -> None:
         with running(Slow) as agent:
             with pytest.raises(ZeroDivisionError):
                 MODELS["a chain"]()(torch.ones(2, 4)).sum().backward()
-            assert agent.session.registry.named("told").errors == 0
+            assert agent.parts.registry.named("told").errors == 0
     finally:
         signal.signal(signal.SIGUSR1, before)
 

@@ -43,7 +43,7 @@ class Recorder(Plugin):
 def seen_by(plugin: type[Recorder], steps: int = 1, net: nn.Module | None = None, every: int = 1) -> list:
     with running(plugin, options={"every": str(every)} if every > 1 else {}) as agent:
         train(net if net is not None else model(), steps)
-        assert agent.state("recorder") == "active", agent.session.registry.named("recorder").last_error
+        assert agent.state("recorder") == "active", agent.parts.registry.named("recorder").last_error
         return agent.plugin("recorder").seen
 
 
@@ -69,12 +69,12 @@ def test_hook_succeed() -> None:
             self.seen = [*predecessor.seen, "succeeded"]
 
     with running(Succeeding) as agent:
-        session, old = agent.session, agent.session.registry.named("recorder")
+        parts, old = agent.parts, agent.parts.registry.named("recorder")
         old.plugin.seen.append("known")
-        new = session.ready(Succeeding(), {}, by_name=True, old=old)
+        new = parts.loading.ready(Succeeding(), {}, by_name=True, old=old)
         assert new.plugin.seen == []
-        session.switch(old, new)
-        session.discard(old, new)
+        parts.loading.switch(old, new)
+        parts.loading.discard(old, new)
         assert agent.plugin("recorder").seen == ["known", "succeeded"]
 
 
@@ -129,6 +129,20 @@ def test_hook_forward() -> None:
         ("1", 1, (3, 8), False),
         ("2", 1, (3, 2), False),
         ("(root)", 1, (3, 2), False),
+    ]
+
+
+def test_hook_output_summary() -> None:
+    class Statistics(Recorder):
+        @hookimpl
+        def output_summary(self, summary, module, output):
+            self.seen.append((module.name, summary.count, tuple(output.shape), torch.is_grad_enabled()))
+
+    assert seen_by(Statistics) == [
+        ("0", 24, (3, 8), False),
+        ("1", 24, (3, 8), False),
+        ("2", 6, (3, 2), False),
+        ("(root)", 6, (3, 2), False),
     ]
 
 
@@ -308,7 +322,7 @@ def test_hook_forward_error() -> None:
         with pytest.raises(ValueError, match="planted"):
             net(torch.ones(1))
         assert agent.plugin("recorder").seen == [("1", "planted"), ("(root)", "planted")]
-        assert agent.session.local.thread.top is None
+        assert agent.parts.local.thread.top is None
 
 
 def test_hook_backward_pre() -> None:
@@ -513,7 +527,7 @@ def test_hook_tick() -> None:
             self.seen.append(now_s)
 
     with running(Tick) as agent:
-        agent.session.tick(1234.5)
+        agent.parts.ticks.tick(1234.5)
         assert 1234.5 in agent.plugin("recorder").seen
 
 
@@ -525,8 +539,8 @@ def test_a_backward_that_comes_after_the_detach_is_the_trainings_own() -> None:
 
     net = model()
     with running(Flowing) as agent:
-        loss, seen, session = net(torch.ones(3, 4)).sum(), agent.plugin("recorder").seen, agent.session
-    session.namespace.clear()  # as the agent does when nobody is inside its code any more
+        loss, seen, parts = net(torch.ones(3, 4)).sum(), agent.plugin("recorder").seen, agent.parts
+    parts.namespace.clear()  # as the agent does when nobody is inside its code any more
     loss.backward()
     assert not seen
     assert all(p.grad is not None for p in net.parameters())

@@ -83,10 +83,10 @@ def test_a_tick_that_never_returns_is_put_aside_and_the_agent_detaches(impatient
         (told,) = agent.read().incidents
         assert "tick has not returned in time: it is at" in told["message"]
         assert "in waits: RELEASE.wait()" in told["message"]
-        entry = agent.session.registry.named("ticking")
+        entry = agent.parts.registry.named("ticking")
         assert entry.last_trouble["where"].endswith("in waits: RELEASE.wait()")
         entry.probation.until = 0.0
-        agent.session.tick(0.0)
+        agent.parts.ticks.tick(0.0)
         assert agent.state("ticking") == "quarantined", "it is not let back in while its thread is stuck"
         result = bootstrap.stop()
     assert result["restored"] == "identity"
@@ -133,20 +133,20 @@ def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_
     with running(Steady, Changing) as agent:
         module(torch.ones(1))
         with pytest.raises(PluginError, match=r"configure has not returned in time: it is at .*in waits") as caught:
-            agent.session.load(Configuring(), {}, by_name=True)
+            agent.parts.loading.load(Configuring(), {}, by_name=True)
         assert caught.value.reason == "stuck"
-        assert not agent.session.registry.has("configuring")
+        assert not agent.parts.registry.has("configuring")
         with pytest.raises(PluginError, match="changing: changed has not returned in time"):
             agent.agent._configure({"name": "changing", "options": {"stuck": "true"}})
-        old = agent.session.registry.named("changing")
-        agent.session.switch(old, agent.session.ready(Changing(), {}, by_name=True, old=old))
+        old = agent.parts.registry.named("changing")
+        agent.parts.loading.switch(old, agent.parts.loading.ready(Changing(), {}, by_name=True, old=old))
         assert agent.values("hookd_plugin_state")["changing", "quarantined"] == 1, "its succeed is stuck"
         (refusal,) = loaded_by_a_tool(agent, Choosy(), meanwhile=lambda: nn.Identity()(torch.ones(1)))
         assert refusal.reason == "stuck"
         assert "choosy: select has not returned in time: it is at" in str(refusal)
         for each in (module, nn.Identity()):
             each(torch.ones(1))
-        assert not agent.session.registry.has("choosy")
+        assert not agent.parts.registry.has("choosy")
         assert ("choosy",) not in agent.values("hookd_plugin_errors")
         assert agent.values("hookd_steady_calls") == {(): 4}
 
@@ -157,7 +157,7 @@ def loaded_by_a_tool(agent, plugin, meanwhile=lambda: None) -> list:
 
     def load():
         try:
-            agent.session.load(plugin, {}, by_name=True)
+            agent.parts.loading.load(plugin, {}, by_name=True)
         except PluginError as error:
             refusals.append(error)
 
@@ -173,7 +173,7 @@ class Asked(Steady):
 
     @hookimpl
     def select(self, module):
-        assert not self.context._host.models.lock._is_owned()
+        assert not self.context._host._models.lock._is_owned()
         self.threads.append((is_own(), module.name))
         if module.name == "1":
             raise ValueError("planted")
@@ -195,7 +195,7 @@ def test_what_a_plugin_wants_of_a_known_model_is_asked_without_the_plans_lock_an
         assert plugin.threads == [(True, name) for name in ("(root)", "0", "1", "2")]
         assert agent.values("hookd_asked_calls") == {(): 2}, "the root and the last"
         assert agent.values("hookd_plugin_errors")["asked",] == 1
-        agent.session.unload("steady")
+        agent.parts.loading.unload("steady")
         model(torch.ones(1))
         assert len(plugin.threads) == 4
         assert agent.values("hookd_asked_calls") == {(): 4}
@@ -217,9 +217,9 @@ class Refusing(Plugin):
 def test_what_a_tick_raises_ends_the_plugin_and_not_hookds_thread(monkeypatch, error) -> None:
     monkeypatch.setattr(Refusing, "error", error)
     with running(Refusing, Steady) as agent:
-        agent.session.tick(0.0)
+        agent.parts.ticks.tick(0.0)
         assert agent.state("refusing") == "quarantined"
-        assert agent.session.registry.named("refusing").last_trouble["text"] == f"{error.__name__}: planted"
+        assert agent.parts.registry.named("refusing").last_trouble["text"] == f"{error.__name__}: planted"
         assert agent.values("hookd_steady_ticks")[()] >= 1, "the others' turn comes"
 
 
@@ -252,7 +252,7 @@ def test_whatever_a_plugin_raises_does_not_reach_the_training(monkeypatch, error
         assert agent.state("raising") == "quarantined"
         assert agent.values("hookd_plugin_errors")["raising",] == Raising.max_errors
         assert agent.values("hookd_steady_calls") == {(): 24}
-        assert agent.session.registry.named("raising").last_error == f"{error.__name__}: planted"
+        assert agent.parts.registry.named("raising").last_error == f"{error.__name__}: planted"
 
 
 class Unspeakable:
@@ -279,11 +279,11 @@ def test_an_option_that_cannot_be_worded_keeps_no_other_plugin_from_being_told_o
 def test_who_goes_through_the_plugins_does_not_mind_one_that_goes() -> None:
     """The training's threads and hookd's own go through them at any time."""
     with running(Steady, WithOdd, Inventing) as agent:
-        entries = iter(agent.session.registry.entries.values())
+        entries = iter(agent.parts.registry.entries.values())
         assert next(entries).name == "steady"
-        agent.session.unload("odd")
+        agent.parts.loading.unload("odd")
         assert [entry.name for entry in entries] == ["odd", "inventing"]
-        assert not agent.session.registry.has("odd")
+        assert not agent.parts.registry.has("odd")
 
 
 class Inventing(Plugin):
@@ -311,7 +311,7 @@ def test_kinds_of_incidents_that_are_new_for_ever_count_as_one() -> None:
         assert (last["kind"], last["message"], last["number"]) == ("other", "kind-40: something new", 40)
         (line,) = [one["message"] for one in agent.read().logs if "kinds of incidents" in one["message"]]
         assert line.startswith("plugin inventing: 32 kinds of incidents, the next was 'kind-33'")
-        agent.session.quarantine(agent.session.registry.named("inventing"), "as a test")
+        agent.parts.stopping.quarantine(agent.parts.registry.named("inventing"), "as a test")
         assert agent.values("hookd_incidents")["quarantine",] == 1, "what hookd itself tells has its kind"
 
 
@@ -380,7 +380,7 @@ def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks)
             in told["message"]
         )
         assert "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in told["message"]
-        entry = agent.session.registry.named("slow")
+        entry = agent.parts.registry.named("slow")
         assert (entry.errors, entry.last_trouble["hook"]) == (1, "forward")
         assert entry.last_trouble["where"].endswith("in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)")
 
@@ -393,7 +393,7 @@ def test_what_is_sampled_is_called_as_seldom_as_the_budget_asks_for(looks) -> No
             model(torch.ones(1)).backward()
             optimizer.step()
         assert agent.state("sampled") == "active"
-        assert agent.session.registry.named("sampled").interval >= 64
+        assert agent.parts.registry.named("sampled").interval >= 64
         assert agent.values("hookd_sampled_calls")[()] < 30, "the rest of the step goes on without it"
         assert [one for one in agent.read().logs if "is called once in" in one["message"]]
 
@@ -414,10 +414,10 @@ def test_a_pause_is_nothing_that_takes_too_long(looks) -> None:
     with running(Pausing) as agent:
         thread = threading.Thread(target=nn.Identity(), args=(torch.ones(1),))
         thread.start()
-        overdue = agent.session.overdue
+        overdue = agent.parts.overdue
         wait_until(lambda: len(overdue._looks) >= 3, what="some looks")
         assert not any(overdue._looks)
-        agent.session.unload("pausing")
+        agent.parts.loading.unload("pausing")
         thread.join(PATIENCE_S)
 
 
@@ -448,7 +448,7 @@ class Returning(Plugin):
     def then(self, numbers):
         self.mine(torch.ones(1))
         for _ in range(80):
-            if self.context._host.registry.named(self.name).state == "active":
+            if self.context._host._registry.named(self.name).state == "active":
                 self.wait()
 
     def wait(self):
@@ -463,14 +463,14 @@ def test_what_is_called_back_with_numbers_is_the_plugins_own_and_is_noticed_when
             model(torch.ones(1)).backward()
             optimizer.step()
         assert set(agent.values("hookd_returning_calls")) == {("0",), ("(root)",)}, "and not what `then` calls"
-        assert [root.type for root in agent.session.model_roots()] == ["Sequential"]
+        assert [root.type for root in agent.parts.host.model_roots()] == ["Sequential"]
         assert agent.state("returning") == "quarantined"
-        trouble = agent.session.registry.named("returning").last_trouble
+        trouble = agent.parts.registry.named("returning").last_trouble
         assert (trouble["hook"], "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in trouble["where"]) == (
             "later",
             True,
         )
-        assert not agent.session.local.thread.busy
+        assert not agent.parts.local.thread.busy
 
 
 def test_where_no_thread_can_be_started_hooks_are_called_in_place(monkeypatch) -> None:
@@ -478,7 +478,7 @@ def test_where_no_thread_can_be_started_hooks_are_called_in_place(monkeypatch) -
         raise RuntimeError("can't start new thread")
 
     with running(Letting, Raises) as agent:
-        cold, entries = agent.session.cold, agent.session.registry
+        cold, entries = agent.parts.cold, agent.parts.registry
         cold.close()
         monkeypatch.setattr("hookd.wire.originals.thread.start", start)
         cold.unconfigure(entries.named("letting"))
@@ -508,8 +508,8 @@ class Raises(Plugin):
 def test_a_thread_that_runs_no_python_just_now_is_not_forgotten() -> None:
     """As autograd's own between two backwards: to `sys._current_frames` it is as one that has ended."""
     with running(Slow) as agent:
-        overdue, state = agent.session.overdue, agent.session.local.thread
-        ended = threading.Thread(target=lambda: agent.session.local.thread)
+        overdue, state = agent.parts.overdue, agent.parts.local.thread
+        ended = threading.Thread(target=lambda: agent.parts.local.thread)
         ended.start()
         ended.join()
         overdue._states[-1] = state
@@ -565,7 +565,7 @@ def test_what_a_plugin_changes_of_the_whole_process_is_put_back_and_is_its_error
         assert alone.dtype == beside.dtype
         assert beside.requires_grad
         assert agent.state("upsetting") == "quarantined"
-        entry = agent.session.registry.named("upsetting")
+        entry = agent.parts.registry.named("upsetting")
         assert f"it changed {words} of the training" in entry.last_error
 
 
@@ -581,7 +581,7 @@ def test_random_numbers_that_another_thread_may_have_drawn_are_not_put_back(monk
             drawn = torch.rand(1)
             torch.manual_seed(0)
             assert torch.equal(drawn, torch.rand(2)[1:])
-            assert agent.session.registry.named("upsetting").errors == 0
+            assert agent.parts.registry.named("upsetting").errors == 0
     finally:
         done.set()
         thread.join()
@@ -594,8 +594,8 @@ class Once(Upsetting):
 def test_a_hook_that_changes_nothing_is_no_longer_watched_after_its_first_calls() -> None:
     with running(Once) as agent:
         model = nn.Identity()
-        (listener,) = agent.session.registry.named("once").listeners
-        assert agent.session.namespace[listener.function] is not listener.call
+        (listener,) = agent.parts.registry.named("once").listeners
+        assert agent.parts.namespace[listener.function] is not listener.call
         for _ in range(FIRST_CALLS):
             model(torch.ones(1))
-        assert agent.session.namespace[listener.function] is listener.call
+        assert agent.parts.namespace[listener.function] is listener.call

@@ -70,7 +70,7 @@ def test_the_last_exception_names_the_innermost_module_that_it_has_left(last, ei
                 model(torch.zeros(1))
         before = printed()
         last(caught.value)
-        told = last_words(before, agent.session.models.names.name_of)
+        told = last_words(before, agent.parts.models.names.name_of)
         assert agent.read().incidents == []
     assert told == {
         "type": "KeyError",

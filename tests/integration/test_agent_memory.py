@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import time
@@ -41,7 +42,7 @@ def wide(modules: int) -> nn.Sequential:
 @pytest.mark.load
 def test_models_that_come_and_go_are_forgotten() -> None:
     with running(Counts, "timing", "activations") as agent:
-        session, sizes, refs = agent.session, [], []
+        parts, sizes, refs = agent.parts, [], []
         for n in range(60):
             model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(1 + n % 20)])  # twenty shapes in turn
             refs.append(weakref.ref(model))
@@ -52,29 +53,29 @@ def test_models_that_come_and_go_are_forgotten() -> None:
             gc.collect()
             assert refs[-1]() is None, "nothing of ours keeps it"
             later = time.time() + 1e5 * n
-            session.tick(later)
-            session.tick(later + 999.0)  # a minute after it has gone, its series go
-            sizes.append(tables(session))
-        assert session.models.names.models == []
+            parts.ticks.tick(later)
+            parts.ticks.tick(later + 999.0)  # a minute after it has gone, its series go
+            sizes.append(tables(parts))
+        assert parts.models.names.models == []
         assert max(map(sum, sizes[20:])) <= max(map(sum, sizes[:20])), sizes
         assert not [values for values in agent.values("hookd_timing_forward_calls") if values != ("(root)",)]
 
 
-def tables(session) -> list[int]:
-    known = session.models
+def tables(parts) -> list[int]:
+    known = parts.models
     held = [
         known.plans,
         known.names.known,
         known._ignored,
         *known._others.values(),
-        session.portions.changed,
-        session.portions._candidates,
+        parts.portions.changed,
+        parts.portions._candidates,
         known.audience._tastes,
         known.seen._called,
     ]
-    contexts = [entry.context for entry in session.registry.entries.values()]
+    contexts = [entry.context for entry in parts.registry.entries.values()]
     held += [table for context in contexts for table in context._per_module]
-    return [len(one) for one in held] + [session.page._series_count, len(session.page._modules)]
+    return [len(one) for one in held] + [parts.page._series_count, len(parts.page._modules)]
 
 
 def test_a_large_model_is_observed_near_its_root(monkeypatch) -> None:
@@ -87,12 +88,12 @@ def test_a_large_model_is_observed_near_its_root(monkeypatch) -> None:
         assert sorted(agent.plugin("counts").seen) == sorted([*names, "(root)"])
         model(X)
         states = agent.values("hookd_modules")
-        agent.session.models.seen.publish()
+        agent.parts.models.seen.publish()
         assert agent.values("hookd_modules")["left_out",] == 20 * 11 + 1 - 30, states
         assert [entry["level"] for entry in agent.read().logs if "more than 60 modules" in entry["message"]] == [
             "warning"
         ]
-        ignored = agent.session.models._ignored
+        ignored = agent.parts.models._ignored
         del model
         gc.collect()
         assert not ignored
@@ -127,10 +128,10 @@ def test_what_is_left_out_is_noted_in_portions(monkeypatch) -> None:
         counts = []
         for _ in range(12):
             model(X)
-            counts.append(agent.session.models.left_out())
+            counts.append(agent.parts.models.left_out())
         assert counts[-1] == 221 - 30
         assert max(b - a for a, b in itertools.pairwise([0, *counts])) <= 50
-        assert not agent.session.models.learning
+        assert not agent.parts.models.learning
 
 
 def test_what_changes_the_training_is_armed_in_all_of_a_large_model(monkeypatch) -> None:
@@ -151,7 +152,7 @@ def test_what_changes_the_training_is_armed_in_all_of_a_large_model(monkeypatch)
     with running(Counts) as agent:
         model(X)
         assert len(agent.plugin("counts").seen) == 10
-        agent.session.load(Doubles(), {}, by_name=True)
+        agent.parts.loading.load(Doubles(), {}, by_name=True)
         assert model(X)[0, 0] == 2.0**41
 
 
@@ -165,6 +166,12 @@ def test_nothing_of_an_agent_is_left_when_it_has_gone() -> None:
 
     with running(Calls) as agent:
         nn.Sequential(nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
-        session = weakref.ref(agent.session)
+        parts = [weakref.ref(part) for part in (agent.parts, *own(agent.parts))]
     del agent, Calls
-    wait_until(lambda: gc.collect() >= 0 and session() is None, what="the end of the session")
+    wait_until(lambda: gc.collect() >= 0 and not any(ref() for ref in parts), what="the end of all parts")
+
+
+def own(parts) -> list[object]:
+    """Give the parts that are objects of hookd's own."""
+    found = [getattr(parts, field.name) for field in dataclasses.fields(parts)]
+    return [one for one in found if type(one).__module__.startswith("hookd.") and type(one).__weakrefoffset__]

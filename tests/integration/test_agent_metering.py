@@ -27,7 +27,7 @@ def metered(agent, steps: int, clock: Clock) -> float:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     taken = 0
     for _ in range(steps):
-        taken += agent.session.namespace["accounting"]
+        taken += agent.parts.namespace["accounting"]
         net(torch.ones(3, 4)).pow(2).sum().backward()
         optimizer.step()
         clock.advance(STEP_S)
@@ -98,9 +98,9 @@ def test_a_plugin_that_was_dear_as_it_was_unloaded_does_not_keep_steps_metered(c
             self.spend(0.05)
 
     with running(Dear, clock=clock) as agent:
-        while not any(agent.session.governor._runaway.values()):
+        while not any(agent.parts.governor._runaway.values()):
             metered(agent, 1, clock)
-        agent.session.unload("spender")
+        agent.parts.loading.unload("spender")
         metered(agent, 4 * 16, clock)  # windows without a surprise
         assert metered(agent, 170, clock) <= 0.1
 
@@ -114,10 +114,10 @@ def test_as_long_as_nothing_is_metered_no_cost_is_told(clock) -> None:
             self.spend(0.001)
 
     with running(Idle, method="attach", clock=clock) as agent:
-        agent.session.models._prepare_metering = lambda: None
+        agent.parts.models._prepare_metering = lambda: None
         assert metered(agent, 40, clock) == 0
         assert agent.values("hookd_overhead_ratio") == {}
-        del agent.session.models._prepare_metering
-        agent.session.models._prepare_metering()
+        del agent.parts.models._prepare_metering
+        agent.parts.models._prepare_metering()
         metered(agent, 40, clock)
         assert agent.values("hookd_overhead_ratio")[()] > 0

@@ -51,7 +51,7 @@ def test_a_module_that_nobody_wants_has_no_plan() -> None:
     model = net()
     with running(Only) as agent:
         model(X)
-        plans = agent.session.models.plans
+        plans = agent.parts.models.plans
         assert plans[id(model[0])] is SKIP
         assert plans[id(model[1])] is SKIP
         assert plans[id(model[1][0])] is not SKIP
@@ -92,7 +92,7 @@ def test_what_was_called_before_its_model_has_its_names_in_it(method) -> None:
         calls = agent.values("hookd_timing_forward_calls")
         assert {values[0] for values in calls} == {"(root)", "0", "1", "1.0"}
         assert calls["(root)",] == 11
-        assert [model.ordinal for model in agent.session.models.names.models] == [1]
+        assert [model.ordinal for model in agent.parts.models.names.models] == [1]
 
 
 def test_a_shared_module_keeps_its_first_name() -> None:
@@ -133,7 +133,7 @@ def test_a_replica_has_the_names_of_its_original() -> None:
         replica._is_replica = True
         replica(X)
         assert agent.plugin("names").seen[-1] == "(root)"
-        assert len(agent.session.models.names.models) == 1
+        assert len(agent.parts.models.names.models) == 1
 
 
 def test_a_module_added_later_is_found() -> None:
@@ -141,7 +141,7 @@ def test_a_module_added_later_is_found() -> None:
     with running(Names) as agent:
         model(X)
         model.append(nn.Tanh())
-        agent.session.steps.done += 1
+        agent.parts.count.done += 1
         model(X)
         assert agent.plugin("names").seen[-2:] == ["2", "(root)"]
 
@@ -157,8 +157,8 @@ def test_modules_made_inside_forward_do_not_pile_up() -> None:
             model(X)
         gc.collect()
         assert agent.plugin("names").seen == ["(root)"] * 5
-        assert agent.session.models._ignored == {}
-        assert set(agent.session.models.plans) == {id(model)}
+        assert agent.parts.models._ignored == {}
+        assert set(agent.parts.models.plans) == {id(model)}
 
 
 def test_the_heartbeat_of_a_thread_that_ended_is_given_back() -> None:
@@ -170,7 +170,7 @@ def test_the_heartbeat_of_a_thread_that_ended_is_given_back() -> None:
             thread.join(60)
         # join() returns a moment before the kernel has forgotten the thread.
         wait_until(
-            lambda: agent.session.tick(0.0) or len(agent.read().heartbeats) <= 2,
+            lambda: agent.parts.ticks.tick(0.0) or len(agent.read().heartbeats) <= 2,
             what="no heartbeats but this thread's and hookd's own",
         )
 
@@ -208,8 +208,8 @@ def test_what_changes_the_training_is_armed_everywhere_at_once() -> None:
         assert model(X)[0, 0] == 2.0**41
     with running(Names, method="attach") as agent:
         model(X)
-        assert agent.session.models.learning
-        agent.session.load(Doubles(), {}, by_name=True)
+        assert agent.parts.models.learning
+        agent.parts.loading.load(Doubles(), {}, by_name=True)
         assert model(X)[0, 0] == 2.0**41
 
 
@@ -218,7 +218,7 @@ def test_a_model_that_is_dropped_while_it_is_learnt_is_forgotten() -> None:
     ref = weakref.ref(model)
     with running(Names, method="attach", clock=Clock()) as agent:
         model(X)
-        models = agent.session.models
+        models = agent.parts.models
         assert len(models.learning) == 1
         del model
         gc.collect()
@@ -237,7 +237,7 @@ def test_a_root_made_anew_for_every_step_is_one_series() -> None:
             gc.collect()
         modules = {values[0] for values in agent.values("hookd_timing_forward_calls")}
         assert modules == {"(root)", "0", "1", "1.0"} | ({"#2.(root)"} & modules)
-        assert len(agent.session.models.names.models) <= 2
+        assert len(agent.parts.models.names.models) <= 2
 
 
 @pytest.mark.parametrize("is_called_alone_first", [True, False])
@@ -269,7 +269,7 @@ def test_observing_keeps_no_model_alive_and_stores_nothing_on_it() -> None:
         del model
         gc.collect()
         assert ref() is None
-        assert agent.session.models.plans == {}
+        assert agent.parts.models.plans == {}
 
 
 def test_a_module_that_compares_by_value_is_observed() -> None:

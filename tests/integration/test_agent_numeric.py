@@ -347,9 +347,9 @@ def test_what_a_plugin_raises_when_numbers_arrive_is_its_own_error():
 def test_numbers_for_a_plugin_that_is_gone_are_dropped():
     with running(Looks) as agent:
         model = nn.Linear(3, 1)
-        context = agent.session.registry.named("looks").context
+        context = agent.parts.registry.named("looks").context
         context.later([torch.ones(1)], SEEN.append)
-        agent.session.unload("looks")
+        agent.parts.loading.unload("looks")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
@@ -358,7 +358,7 @@ def test_numbers_for_a_plugin_that_is_gone_are_dropped():
 
 def test_code_that_makes_no_steps_does_not_fill_the_memory():
     with running(Looks) as agent:
-        context = agent.session.registry.named("looks").context
+        context = agent.parts.registry.named("looks").context
         arrived = []
         for _ in range(2000):
             context.later([torch.ones(1)], arrived.append)
@@ -448,7 +448,7 @@ def test_the_gradients_of_an_optimizer_are_looked_at_together_where_they_are_pla
     parameters = [nn.Parameter(torch.ones(size)) for size in (3, 5, 1 << 20, 1 << 20, (1 << 21) + 1, 2)]
     optimizer = torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.1)
     with running(Looks) as agent:
-        context, is_entered = agent.session.registry.named("looks").context, agent.session.models.hidden is not None
+        context, is_entered = agent.parts.registry.named("looks").context, agent.parts.models.hidden is not None
 
         def is_told(value: float) -> bool:
             found = context.largest_gradient(optimizer)

@@ -77,7 +77,7 @@ def test_what_a_plugin_tells_the_training_goes_there_whoever_else_listens(monkey
         for _ in range(3):
             with pytest.raises(TrainingError, match="planted"):
                 step()
-        assert [agent.session.registry.named(one.name).errors for one in order] == [0, 0]
+        assert [agent.parts.registry.named(one.name).errors for one in order] == [0, 0]
 
 
 def test_an_observer_that_switches_gradients_on_does_so_for_itself_alone() -> None:
@@ -85,7 +85,7 @@ def test_an_observer_that_switches_gradients_on_does_so_for_itself_alone() -> No
         step()
         assert agent.plugin("switching").seen == agent.plugin("another").seen == [False]
         with torch.no_grad():
-            agent.session.dispatch.emit("loss", {})
+            agent.parts.dispatch.emit("loss", {})
             assert not torch.is_grad_enabled()
 
 

@@ -214,7 +214,7 @@ def test_what_one_plugin_cannot_have_read_later_costs_the_others_and_the_step_no
         assert agent.values("hookd_plugin_errors") == {("sparse",): 3, ("reading",): 0}
         assert ("read", layer(torch.ones(1)).tolist()) in CALLS
         for _ in range(40):  # the memory watch looks at what is held now and then
-            agent.agent._session.tick(0.0)
+            agent.agent.parts.ticks.tick(0.0)
         assert CALLS.count("tick") >= 40
 
 
@@ -284,7 +284,7 @@ def test_a_mutating_plugin_is_disarmed_by_its_first_error() -> None:
 
 def test_a_mutating_plugin_must_be_enabled_by_name() -> None:
     with running(First) as agent, pytest.raises(PluginError, match="by name"):
-        agent.session.load(Doubling(), {}, by_name=False)
+        agent.parts.loading.load(Doubling(), {}, by_name=False)
 
 
 def test_a_plugin_can_be_unloaded_and_its_series_end() -> None:
@@ -292,9 +292,9 @@ def test_a_plugin_can_be_unloaded_and_its_series_end() -> None:
     with running(First, Configuring) as agent:
         net(torch.ones(1))
         assert "hookd_configuring_calls" in [f.name for f in agent.read().families]
-        agent.session.unload("configuring")
+        agent.parts.loading.unload("configuring")
         assert "hookd_configuring_calls" not in [f.name for f in agent.read().families]
-        agent.session.unload("first")
+        agent.parts.loading.unload("first")
         CALLS.clear()
         net(torch.ones(1))
         assert CALLS == []
@@ -332,7 +332,7 @@ def test_what_was_put_aside_comes_back_on_probation_each_time_later(monkeypatch)
     monkeypatch.setattr(Recovers, "fails", 3)
     module = nn.Identity()
     with running(Recovers, Steady) as agent:
-        entry = agent.session.registry.named("recovers")
+        entry = agent.parts.registry.named("recovers")
         for _ in range(2):
             module(torch.ones(1))
         assert agent.state("recovers") == "quarantined"
@@ -362,7 +362,7 @@ def test_some_stay_out(monkeypatch, how) -> None:
             nn.Identity()(torch.ones(1))
         ticks = agent.values("hookd_agent_ticks")
         wait_until(lambda: agent.values("hookd_agent_ticks") != ticks, what="a tick")
-        agent.session.tick(0.0)
+        agent.parts.ticks.tick(0.0)
         assert agent.state("recovers") == "quarantined"
 
 
@@ -511,9 +511,9 @@ def test_one_that_keeps_much_and_no_more_is_left_alone(monkeypatch) -> None:
     monkeypatch.setattr("hookd.target.plugins.plugin_memory.LIMIT_BYTES", 100)
     with running(Hoards) as agent:
         nn.Identity()(torch.ones(1))
-        watch = agent.session._holding
+        watch = agent.parts.watch
         for _ in range(10):
-            watch._look(agent.session.registry.named("hoards"))
+            watch._look(agent.parts.registry.named("hoards"))
         assert agent.state("hoards") == "active"
         assert agent.values("hookd_plugin_held_bytes")["hoards",] == 4000
 

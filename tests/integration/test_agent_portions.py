@@ -49,8 +49,8 @@ def portions_of(net: nn.Module, *calls: torch.Tensor, plugin: type[Keeper] = Kee
             net(x)
             found.append(keeper.portions)
             keeper.portions = []
-        assert agent.state("keeper") == "active", agent.session.registry.named("keeper").last_error
-        assert not agent.session.local.thread.held
+        assert agent.state("keeper") == "active", agent.parts.registry.named("keeper").last_error
+        assert not agent.parts.local.thread.held
         return found
 
 
@@ -185,7 +185,7 @@ def test_an_exception_hands_over_what_has_returned() -> None:
         with pytest.raises(RuntimeError, match="the training's own"):
             net(x)
         assert keeper.portions == [["body.0", "body.1"]]
-        assert not agent.session.local.thread.held
+        assert not agent.parts.local.thread.held
 
 
 def test_nothing_is_kept_alive_beyond_the_outermost_call() -> None:
@@ -250,7 +250,7 @@ class TestKept:
             self.inside = [(one.module.name, one.tensor() is not None) for one in self.context.returned()]
 
     def calls(self, agent: object, net: nn.Module, times: int = 3) -> list[weakref.ref]:
-        agent.session.registry.named("looking").stretch = 1 << 12
+        agent.parts.registry.named("looking").stretch = 1 << 12
         outputs: list[weakref.ref] = []
         for module in net:
             module.register_forward_hook(lambda _m, _i, output: outputs.append(weakref.ref(output)))
@@ -258,9 +258,9 @@ class TestKept:
             for _ in range(times):
                 outputs.clear()
                 net(torch.ones(2, 4))
-                agent.session.resample()
-                agent.session.namespace["on_0_forwards"] = False  # as in the steps between the sampled ones
-                agent.session.models.arm()
+                agent.parts.host.resample()
+                agent.parts.namespace["on_0_forwards"] = False  # as in the steps between the sampled ones
+                agent.parts.models.arm()
         return outputs
 
     def test_inside_all_are_there_and_afterwards_none(self) -> None:
@@ -269,7 +269,7 @@ class TestKept:
             assert agent.plugin("looking").inside == [("0", True), ("1", True), ("2", True)]
             gc.collect()
             assert [ref() for ref in outputs] == [None] * 3
-            assert not agent.session.local.thread.kept
+            assert not agent.parts.local.thread.kept
 
     def test_no_more_are_kept_than_allowed(self, monkeypatch) -> None:
         monkeypatch.setattr(batching, "KEPT", 2 * (8 + batching.LIGHT))
@@ -289,7 +289,7 @@ class TestKept:
                 net(torch.ones(2, 4))
             gc.collect()
             assert [ref() for ref in outputs] == [None] * len(outputs)
-            assert not agent.session.local.thread.kept
+            assert not agent.parts.local.thread.kept
 
     def test_what_is_on_a_device_is_known_while_the_training_keeps_it(self, monkeypatch) -> None:
         """In C that is noted without a line of Python; the meta device stands for any."""
@@ -298,17 +298,17 @@ class TestKept:
             monkeypatch.setattr(place, "remember", lambda *given: (in_python.append(given[1].name), remember(*given)))
         with running(self.Looking) as agent:
             net, x = chain(40).to("meta"), torch.ones(SMALL, 4, device="meta")
-            agent.session.registry.named("looking").stretch = 1 << 12
+            agent.parts.registry.named("looking").stretch = 1 << 12
             for _ in range(3):
                 in_python.clear()
                 y = net(x)
-                agent.session.resample()
-                agent.session.namespace["on_0_forwards"] = False  # as in the steps between the sampled ones
-                agent.session.models.arm()
+                agent.parts.host.resample()
+                agent.parts.namespace["on_0_forwards"] = False  # as in the steps between the sampled ones
+                agent.parts.models.arm()
             assert agent.plugin("looking").inside == [(str(at), True) for at in range(40)]
-            is_entered = agent.session.models.hidden is not None
+            is_entered = agent.parts.models.hidden is not None
             assert len(in_python) == (1 if is_entered else 41), "the root, which the plugin listens to, has a plan"
-            last = agent.session.portions.returned(agent.session.local.thread)
+            last = agent.parts.portions.returned(agent.parts.local.thread)
             assert last[-1].tensor() is y
             del y
             gc.collect()
@@ -346,9 +346,9 @@ class TestFinite:
     @pytest.fixture
     def agent(self):
         with running(self.Looking) as agent:
-            if agent.session.models.hidden is None or not agent.session.numeric.looks_in_c():
+            if agent.parts.models.hidden is None or not agent.parts.numeric.looks_in_c():
                 pytest.skip("calls are not entered in C")
-            agent.session.governor.stretch_to(agent.session.registry.named("looking"), 1 << 12)
+            agent.parts.governor.stretch_to(agent.parts.registry.named("looking"), 1 << 12)
             yield agent
 
     def test_of_many_the_last_ones_are_there_and_of_all_the_modules_are_known(self, agent) -> None:
@@ -359,13 +359,13 @@ class TestFinite:
         assert agent.plugin("looking").inside == [(str(at), at >= 8, at < 8) for at in range(batching.RING + 8)], (
             "what is gone was finite"
         )
-        after = agent.session.portions.returned(agent.session.local.thread)
+        after = agent.parts.portions.returned(agent.parts.local.thread)
         assert [one.module.name for one in after] == [*(str(at) for at in range(9, batching.RING + 8)), "(root)"]
         assert after[-1].tensor() is y, "weakly, once the outermost call is over"
         del y
         gc.collect()
         assert after[-1].tensor() is None
-        assert agent.session.local.thread.latest == [None] * 3 * batching.RING
+        assert agent.parts.local.thread.latest == [None] * 3 * batching.RING
 
     def test_one_module_that_is_called_often_has_each_call_once(self, agent) -> None:
         class Often(nn.Module):
@@ -426,5 +426,5 @@ class TestFinite:
             for _ in range(3):
                 net(torch.ones(2, 4))
         assert [one[:2] for one in agent.plugin("looking").inside] == [("0", True), ("1", True), ("2", True)]
-        assert not agent.session.portions.returned(agent.session.local.thread)
+        assert not agent.parts.portions.returned(agent.parts.local.thread)
         assert [ref() for ref in outputs] == [None] * 3

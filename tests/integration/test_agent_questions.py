@@ -219,7 +219,7 @@ def test_a_loop_is_interrupted_and_what_cannot_be_is_given_up_and_told_of():
 
         before = spawn.OWN.copy()
         gate = types.SimpleNamespace(wait=functools.partial(os.read, ours, 1))
-        agent.session.steps.optimizers = lambda: [gate]  # what only an expression of this test reaches
+        agent.parts.steps.optimizers = lambda: [gate]  # what only an expression of this test reaches
         try:
             stuck = {"expression": "optimizers[0].wait()", "timeout_s": 0.1}
             with Control.connect(os.getpid()) as control:
@@ -290,7 +290,7 @@ def test_what_is_asked_is_checked():
 def test_who_has_gone_meanwhile_has_nothing_evaluated():
     ours, theirs = socket.socketpair()
     with running("timing") as agent, ours:
-        questions = Questions(agent.session, lambda: Connection(ours, 1, 2))
+        questions = Questions(agent.parts.trees, agent.parts.evaluations, lambda: Connection(ours, 1, 2))
         with theirs:
             assert questions.operations["eval"]({"expression": "1", "limit_s": 1})["number"]
         with pytest.raises(ControlError):

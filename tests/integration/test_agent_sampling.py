@@ -319,7 +319,7 @@ def test_a_step_of_another_thread_in_the_middle_of_a_hook_does_not_charge_it_wit
     with running(Stepping, clock=clock) as agent:
         for _ in range(12):
             net(torch.ones(1, 2))
-        assert agent.session.steps.done >= 12
+        assert agent.parts.count.done >= 12
         assert agent.state("stepping") == "active"
         assert agent.values("hookd_overhead_seconds")[("stepping",)] <= 12 * STEP_S
 
@@ -403,7 +403,7 @@ def test_a_switch_in_the_middle_of_a_step_takes_no_sample_twice(clock) -> None:
     with running(Apart, clock=clock) as agent:
         for _ in range(10):
             train(clock, 10, step_s=10.0)
-            agent.session.resample()
+            agent.parts.host.resample()
         assert len(agent.plugin("apart").forwards) == 10
 
 
@@ -419,7 +419,7 @@ def test_a_step_is_charged_by_what_was_called_in_it_whatever_is_wanted_of_the_ne
             self.context.listen("loss", wanted=self.context.step % 3 == 2)
 
     with running(Choosy, clock=clock, budget=100.0) as agent:
-        governor, charged = agent.session.governor, []
+        governor, charged = agent.parts.governor, []
         account = governor._account
         monkeypatch.setattr(
             governor, "_account", lambda *given, **named: (charged.append(governor._kind), account(*given, **named))

@@ -122,7 +122,7 @@ def test_where_one_of_them_does_not_come_the_step_is_over_when_the_next_begins()
         assert [number for what, number in agent.plugin("told").seen if what == "done"] == [1, 2, 3, 4, 5]
         assert agent.values("hookd_steps")[()] == 5
         step(model, a)
-        agent.session.steps.finish()
+        agent.parts.steps.finish()
         assert agent.plugin("told").seen[-1] == ("done", 6)
 
 
@@ -326,7 +326,7 @@ def test_a_step_by_gradients_of_torch_autograd_grad_is_one_step() -> None:
             with torch.no_grad():
                 for p, g in zip(model.parameters(), gradients, strict=True):
                     p.sub_(g, alpha=0.1)
-        agent.session.steps.finish()
+        agent.parts.steps.finish()
         assert agent.values("hookd_steps")[()] == 20
 
 
@@ -502,7 +502,7 @@ def test_a_recompute_is_not_counted_twice() -> None:
             assert recomputed[:5] == [False] * 5
             assert recomputed[5:]
             assert all(recomputed[5:])
-            assert agent.session.local.thread.top is None
+            assert agent.parts.local.thread.top is None
 
 
 @pytest.mark.usefixtures("python_patch")
@@ -550,7 +550,7 @@ def test_an_exception_of_the_training_leaves_the_stack_right() -> None:
         try:
             model(X)
         except KeyboardInterrupt:
-            assert agent.session.local.thread.top is None
+            assert agent.parts.local.thread.top is None
         nn.Identity()(X)
         assert agent.plugin("called").seen[-1] == "#2.(root)"
 
@@ -599,7 +599,7 @@ def test_step_that_ends_after_the_detach_installs_nothing() -> None:
 
         @hookimpl
         def step_post(self, step):
-            other = threading.Thread(target=bootstrap._agent._session.disarm)
+            other = threading.Thread(target=bootstrap._agent.parts.arming.disarm)
             other.start()
             other.join(PATIENCE_S)
 

@@ -74,8 +74,8 @@ class Adds2(Adds):
 
 def counted_in_c(agent, act) -> bool:
     """Whether the entry counts calls of what `act` does."""
-    models = agent.session.models
-    agent.session.steps._by_hand = None  # or the call would be a turn of its own, which is metered or not
+    models = agent.parts.models
+    agent.parts.steps._by_hand = None  # or the call would be a turn of its own, which is metered or not
     models.meter(is_metered=True)
     models.metered_ns()
     act()
@@ -86,7 +86,7 @@ def counted_in_c(agent, act) -> bool:
 def learn(agent, model) -> None:
     """Call a model once; from then on its modules have plans, and small outputs."""
     outcome(model)
-    for _, _, module in agent.session.models.names.known.values():
+    for _, _, module in agent.parts.models.names.known.values():
         module._waits = 1
     agent.plugin("adds").seen.clear()
 
@@ -120,9 +120,9 @@ def test_calls_of_a_metered_step_are_recorded_in_c_as_in_python():
         learn(agent, model)
         first = 1 + max((one.seq for one in agent.records()), default=0)
         assert counted_in_c(agent, lambda: model(X))
-        agent.session.page.record(CALL_RECORD, 7, 8)
+        agent.parts.page.record(CALL_RECORD, 7, 8)
         seen = [one for one in agent.records() if one.seq >= first]
-        ids = [agent.session.models.names.known[id(one)][2].id for one in (model, model[0], model[0][0], model[1])]
+        ids = [agent.parts.models.names.known[id(one)][2].id for one in (model, model[0], model[0][0], model[1])]
         step = seen[0].step  # the plan of the outermost has recorded that one
         assert [(one.seq, one.kind, one.module, one.step, one.value) for one in seen] == [
             *((first + at, CALL_RECORD, number, step, 0.0) for at, number in enumerate(ids)),
@@ -237,13 +237,13 @@ def test_a_plugin_that_comes_or_goes_while_a_call_is_inside_is_no_harm(either_wa
     model = nn.Sequential(Changing())
     with running(Adds, Adds2, budget=0) as agent:
         model(X)
-        acts.append(lambda: agent.session.unload("adds2"))
+        acts.append(lambda: agent.parts.loading.unload("adds2"))
         assert model(X) is X
         assert model(X) is X
         assert agent.values("hookd_adds2_calls") == {}
         calls = agent.values("hookd_adds_calls")["0",]
         assert calls in (2, 3), "the call in whose middle everything changed may be missed"
-        acts.append(lambda: agent.session.switch_off(agent.session.registry.named("adds"), "disabled"))
+        acts.append(lambda: agent.parts.stopping.switch_off(agent.parts.registry.named("adds"), "disabled"))
         assert model(X) is X
         assert model(X) is X
         assert agent.values("hookd_adds_calls")["0",] <= calls + 1
@@ -273,10 +273,10 @@ def test_a_detach_while_a_call_is_inside_leaves_the_call_alone(either_way) -> No
     with running(Adds, budget=0) as agent:
         model(X)
         model[0][0].waits = True
-        thread_state = agent.session.local
+        thread_state = agent.parts.local
 
         def from_inside() -> None:  # as if called by a module that is observed, of whose call no frame is ours
-            module = next(one for _, _, one in agent.session.models.names.known.values() if one.name == "(root)")
+            module = next(one for _, _, one in agent.parts.models.names.known.values() if one.name == "(root)")
             thread_state.thread.top = (module, None, 0.0)
             call()
             assert either_way != "entry" or thread_state.thread.top[1] is None
@@ -312,8 +312,8 @@ def test_calls_are_counted_in_c_however_often_plugins_come_and_go() -> None:
     with running(Silent, Adds2, budget=0) as agent:
         model(X)
         for _ in range(SHAPES + 1):
-            agent.session.unload("adds2")
-            agent.session.load(Adds2(), {}, by_name=True)
+            agent.parts.loading.unload("adds2")
+            agent.parts.loading.load(Adds2(), {}, by_name=True)
         assert counted_in_c(agent, lambda: model(X))
 
 
@@ -328,7 +328,7 @@ def test_threads_are_each_counted(either_way) -> None:
         for thread in threads:
             thread.join(60)
         assert agent.values("hookd_adds_calls")["0.0",] == before + 2_000
-        assert not agent.session.local.thread.stack()
+        assert not agent.parts.local.thread.stack()
 
 
 def test_a_child_that_is_forked_inside_of_a_call_goes_on(either_way) -> None:
@@ -354,7 +354,7 @@ def test_a_plugin_that_is_put_aside_adds_nothing_more(either_way) -> None:
     model = nn.Sequential(nn.Identity())
     with running(Adds, budget=0) as agent:
         model(X)
-        agent.session.quarantine(agent.session.registry.named("adds"), "for the test")
+        agent.parts.stopping.quarantine(agent.parts.registry.named("adds"), "for the test")
         model(X)
         assert agent.values("hookd_adds_calls")["0",] == 1
 
@@ -373,8 +373,8 @@ def test_a_plugin_that_raises_when_it_is_told_of_an_error_leaves_that_error_alon
             with pytest.raises(ValueError, match="value") as caught:
                 model(X)
         assert caught.value.__context__ is None
-        assert not agent.session.local.thread.stack()
-        assert agent.session.registry.named("raising").errors
+        assert not agent.parts.local.thread.stack()
+        assert agent.parts.registry.named("raising").errors
 
 
 def test_what_a_call_returned_can_be_read_while_the_model_runs(either_way) -> None:
@@ -405,8 +405,8 @@ def test_reference_counts_are_as_before_after_many_calls_that_are_counted(many) 
     held = model.inner, model, X, named, Inner.forward, Inner, nn.Module._call_impl
     with running(Silent, budget=0) as agent:
         learn(agent, model := nn.Sequential(model))
-        inner = next(one for _, _, one in agent.session.models.names.known.values() if one.name == "0.inner")
-        state = agent.session.local.thread
+        inner = next(one for _, _, one in agent.parts.models.names.known.values() if one.name == "0.inner")
+        state = agent.parts.local.thread
         for rounds in (2, many):
             gc.collect()
             before = [sys.getrefcount(one) for one in (*held, inner, state)]
@@ -456,19 +456,20 @@ class Listening(Back):
         self.told = [*getattr(self, "told", ()), (module.name, elapsed_ns > 0, len(grad_input))]
 
 
-def trained(model, steps):
+def trained(model, steps, shape=(4, 2)):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(steps):
-        model(torch.randn(4, 2)).sum().backward()
+        model(torch.randn(*shape)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("kind", [Back, Listening])
 def test_backward_passes_are_added_up_for_the_steps_that_they_stand_for(either_way, kind) -> None:
-    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Linear(2, 2))
+    size = 384  # some milliseconds, beside which it is nothing that a thread is interrupted between two modules
+    model = nn.Sequential(nn.Sequential(nn.Linear(size, size), nn.Tanh()), nn.Linear(size, size))
     with running(kind, options={"every": "4"}) as agent:
-        trained(model, 16)
+        trained(model, 16, (size, size))
         calls, seconds, own = (agent.values(f"hookd_back_{name}") for name in ("calls", "seconds", "self_seconds"))
         assert calls == dict.fromkeys([("(root)",), ("0",), ("0.0",), ("0.1",), ("1",)], 16)
         assert agent.values("hookd_back_calls_again") == calls
@@ -487,7 +488,7 @@ def test_a_backward_without_a_listener_calls_no_python_function_for_a_module_ins
     with running(Back, options={"every": "1"}) as agent:
         trained(model, 2)
         told = []
-        agent.session.dispatch.flowed = lambda *given: told.append(given)
+        agent.parts.dispatch.flowed = lambda *given: told.append(given)
         trained(model, 8)
         assert set(agent.values("hookd_back_calls").values()) == {10}
         assert told == []
@@ -498,8 +499,8 @@ def test_of_a_plugin_that_has_gone_since_the_call_no_backward_is_added(either_wa
     with running(Silent, Back, options={"every": "1"}) as agent:
         trained(model, 2)
         loss = model(torch.randn(4, 2)).sum()
-        agent.session.unload("back")
-        agent.session.load(Back(), {"every": "1"}, by_name=True)  # its series are in the places of the old ones
+        agent.parts.loading.unload("back")
+        agent.parts.loading.load(Back(), {"every": "1"}, by_name=True)  # its series are in the places of the old ones
         before = agent.values("hookd_back_calls")
         loss.backward()
         after = agent.values("hookd_back_calls")
@@ -515,9 +516,9 @@ class Back2(Back):
 def test_each_of_two_plugins_has_its_own_steps_added(either_way) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Linear(2, 2))
     with running(Back, options={"every": "1"}) as agent:
-        agent.session.load(Back2(), {"every": "4"}, by_name=True)
+        agent.parts.loading.load(Back2(), {"every": "4"}, by_name=True)
         trained(model, 16)
-        agent.session.switch_off(agent.session.registry.named("back2"), "disabled")
+        agent.parts.stopping.switch_off(agent.parts.registry.named("back2"), "disabled")
         trained(model, 4)
         assert set(agent.values("hookd_back_calls").values()) == {20}
         assert set(agent.values("hookd_back2_calls").values()) == {16}
@@ -528,7 +529,7 @@ def test_of_a_plugin_that_was_put_aside_since_the_call_no_backward_is_added(eith
     with running(Back, options={"every": "1"}) as agent:
         trained(model, 2)
         loss = model(torch.randn(4, 2)).sum()
-        agent.session.quarantine(agent.session.registry.named("back"), "for the test")
+        agent.parts.stopping.quarantine(agent.parts.registry.named("back"), "for the test")
         loss.backward()
         assert set(agent.values("hookd_back_calls").values()) == {2}
 
@@ -550,7 +551,7 @@ def test_hookds_own_thread_compiles_for_metered_steps_once_for_all_modules_alike
     model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(20)])
     with running("timing") as agent:
         trained(model, 2)
-        models, rests = agent.session.models, []
+        models, rests = agent.parts.models, []
         models.can_meter = False
         monkeypatch.setattr("hookd.target.modeltree.models._BREATH_S", 0.0)
         make = models._maker

@@ -96,11 +96,11 @@ def spans(trace):
 
 
 def assert_nothing_is_left(agent):
-    wait_until(lambda: agent.session.tracing.state == "idle")
+    wait_until(lambda: agent.parts.tracing.state == "idle")
     assert (profiler._prepare_profiler, profiler._enable_profiler) == ORIGINALS
     assert not torch.autograd._profiler_enabled()
     assert not profiler._is_profiler_enabled
-    assert not agent.session.registry.has("trace")
+    assert not agent.parts.registry.has("trace")
     links = [
         os.readlink(f"/proc/self/fd/{fd}")
         for fd in os.listdir("/proc/self/fd")
@@ -116,8 +116,8 @@ def test_a_trace_shows_every_module_call_of_its_steps_in_its_thread_and_nested(t
         training.step()
         training.call_other()
         into, future = traced(steps=2)
-        training.steps_until(lambda: agent.session.tracing.state == "tracing")
-        first = agent.session.step_number()
+        training.steps_until(lambda: agent.parts.tracing.state == "tracing")
+        first = agent.parts.count.absolute()
         training.step()
         training.call_other()
         training.steps_until(future.done)
@@ -176,7 +176,7 @@ def test_a_profiler_that_the_training_begins_meanwhile_has_the_better_right(trac
     with running("timing") as agent:
         training.step()
         _, future = traced(steps=1000)
-        training.steps_until(lambda: agent.session.tracing.state == "tracing")
+        training.steps_until(lambda: agent.parts.tracing.state == "tracing")
         with torch.profiler.profile() as own:
             training.step()
         assert any(event.name == "aten::addmm" for event in own.events())
@@ -216,16 +216,16 @@ def test_a_tool_that_goes_and_a_detach_end_the_recording(traced):
             control.request("trace", steps=1000, max_bytes=ENDLESS)
             with pytest.raises(ControlError, match="being taken already"), Control.connect(os.getpid()) as second:
                 second.request("trace", steps=1, max_bytes=ENDLESS)
-            training.steps_until(lambda: agent.session.tracing.state == "tracing")
+            training.steps_until(lambda: agent.parts.tracing.state == "tracing")
         assert_nothing_is_left(agent)
         control = Control.connect(os.getpid())
         control.request("trace", steps=1000, max_bytes=ENDLESS)
-        training.steps_until(lambda: agent.session.tracing.state == "tracing")
-        session = agent.session
+        training.steps_until(lambda: agent.parts.tracing.state == "tracing")
+        parts = agent.parts
     control.close()
-    assert session.tracing.state == "idle"
+    assert parts.tracing.state == "idle"
     assert not profiler._is_profiler_enabled
-    assert session.residue == []
+    assert parts.tracing.residue == parts.arming.residue == []
     training.step()
 
 
@@ -235,7 +235,7 @@ def test_a_child_forked_in_a_trace_records_nothing(tmp_path):
         training.step()
         with Control.connect(os.getpid()) as control:
             control.request("trace", steps=1000, max_bytes=ENDLESS)
-            training.steps_until(lambda: agent.session.tracing.state == "tracing")
+            training.steps_until(lambda: agent.parts.tracing.state == "tracing")
             training.step()
             child = os.fork()
             if not child:
@@ -325,18 +325,18 @@ def step():
     optimizer.step()
 
 step()
-session = bootstrap._agent._session
+parts = bootstrap._agent.parts
 with Control.connect(os.getpid()) as control:
     control.request("trace", steps=10000, max_bytes=1 << 31)
     control.request("eval", expression="any(torch.ones(400, 400).matmul(torch.zeros(400, 400)).sum() for _ in iter(int, 1))", limit_s=600)
-    while session.tracing.state != "tracing":
+    while parts.tracing.state != "tracing":
         step()
     child = os.fork()
     if not child:
         sys.exit(3)
     for _ in range(5):
         step()
-    print(session.tracing.state, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(parts.tracing.state, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     sys.stdout.flush()
     class Last(torch.nn.Module):
         def forward(self, x):

@@ -193,7 +193,7 @@ def test_a_random_training_is_as_without_hookd_and_its_numbers_are_its_own(seeds
         observed = Training(seed)
         with running("timing", "activations", options={"every": "1"}, budget=100.0) as agent:
             observed.train()
-            agent.session.steps.finish()
+            agent.parts.steps.finish()
             told = f"seed {seed}, {observed.mode}: {[type(one).__name__ for one in observed.modules.values()]}"
             check(agent, observed, told)
         assert observed.result() == plain.result(), told

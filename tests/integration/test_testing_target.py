@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hookd import Plugin, PluginError, hookimpl
-from hookd.testing import FakeTarget
+from hookd.testing import FakeTarget, request
 
 
 class Halving(Plugin):
@@ -60,6 +60,25 @@ class TestWhatIsChanged:
             done.set()
             thread.join()
         assert fake_target.plugin("halving").by == 2.0
+
+    def test_what_is_told_as_done_has_been_cleaned_up(self, fake_target, monkeypatch):
+        fake_target.start(Halving)
+        agent, changes, told = fake_target._agent, fake_target._parts.changes, []
+        settle = changes.settle
+
+        def settle_and_step():
+            settle()
+            if not told:
+                fake_target.run_steps(1)  # the step at which it takes place, at the worst moment
+
+        with request._asking(agent._control.path) as ask:
+            ask("configure", name="halving", options={"by": "2.0"})
+            ask("arm")
+            monkeypatch.setattr(changes, "settle", settle_and_step)
+            while not told or told[-1] != "done":
+                told.append(agent._status({})["change"]["state"])
+            assert fake_target.plugin("halving").by == 2.0
+        assert told == ["armed", "done"]
 
     def test_a_function_that_takes_no_step_is_told(self, fake_target):
         fake_target.start(Halving)

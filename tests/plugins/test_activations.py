@@ -168,6 +168,19 @@ def test_gradients_weights_and_updates_are_those_of_the_step(hook):
     assert hook.value("activations_param_norm", "2", "bias") == pytest.approx(before["2.bias"].norm().item())
 
 
+def test_parameters_are_looked_at_where_a_model_is_called_in_parts(hook):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook.start("activations", every=1)
+    model(torch.randn(16, 4)).square().mean().backward()
+    for _ in range(4):
+        optimizer.step()
+        before = model[1].weight.detach().clone(), model[1].bias.detach().clone()
+        model[1](model[0](torch.randn(16, 4))).square().mean().backward()
+    optimizer.step()
+    assert hook.value("activations_weight_norm", "1") == pytest.approx(norm_of(before))
+
+
 def norm_of(tensors) -> float:
     dense = [one.to_dense() if one.is_sparse else one for one in tensors]
     return torch.cat([one.detach().reshape(-1) for one in dense]).double().norm().item()

@@ -44,6 +44,18 @@ def test_a_dead_relu(hook, is_dead):
         assert len(hook.incidents) == 1
 
 
+def test_a_dead_relu_that_comes_back_to_life_where_another_plugin_came_meanwhile_is_dead_no_more(hook):
+    model = perceptron(nn.ReLU())
+    nn.init.constant_(model[0].bias, -100.0)
+    hook.start("activations", "timing", every=1)
+    train(model)
+    assert hook.value("activations_finding", "1", "dead") == 1
+    hook.renew("timing")
+    nn.init.constant_(model[0].bias, 0.0)
+    train(model, steps=1)
+    assert hook.value("activations_finding", "1", "dead") == 0
+
+
 def test_patience_is_in_samples(hook):
     model = perceptron(nn.ReLU())
     nn.init.constant_(model[0].bias, -100.0)

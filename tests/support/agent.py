@@ -23,14 +23,14 @@ class Running:
 
     def __init__(self) -> None:
         self.agent = bootstrap._agent
-        self.session = self.agent._session
+        self.parts = self.agent.parts
         self._reader = PageReader(os.dup(self.agent._page.fd))
 
     def plugin(self, name: str) -> object:
-        return self.session.registry.named(name).plugin
+        return self.parts.registry.named(name).plugin
 
     def state(self, name: str) -> str:
-        return self.session.registry.named(name).state
+        return self.parts.registry.named(name).state
 
     def read(self) -> Snapshot:
         return self._reader.read()

@@ -43,8 +43,8 @@ class Observed:
             assert not residue["residue"], residue
         if 0 < step < STEPS - 1:
             agent = bootstrap._agent
-            agent._session.tick(time.time() + 60 * step)
-            agent._session.models.seen.look(is_training_thread=False)
+            agent.parts.ticks.tick(time.time() + 60 * step)
+            agent.parts.models.seen.look(is_training_thread=False)
             _toured(agent)
 
 
@@ -97,7 +97,7 @@ def _plugins(kind: str, directory: str) -> list[Any]:
 
 def _errors() -> list[str]:
     """Give what hooks and hookd itself have raised: a mistake that was contained is one all the same."""
-    session = bootstrap._agent._session
+    parts = bootstrap._agent.parts
     from hookd.wire.page import PageReader
 
     reader = PageReader(bootstrap.page())
@@ -105,7 +105,7 @@ def _errors() -> list[str]:
         logs = [entry["message"] for entry in reader.read().logs if entry["level"] == "error"]
     finally:
         reader.close()
-    found = [f"{entry.name}: {entry.last_error}" for entry in session.registry.entries.values() if entry.errors]
+    found = [f"{entry.name}: {entry.last_error}" for entry in parts.registry.entries.values() if entry.errors]
     return found + logs
 
 
@@ -113,6 +113,6 @@ def _toured(agent: Any) -> None:
     """Look at the models as `hookd snapshot` does."""
     from hookd.target.modeltree.snapshot import Tour
 
-    tour = Tour(agent._session)
+    tour = Tour(agent.parts.models, agent.parts.registry)
     while tour.row() is not None:
         pass

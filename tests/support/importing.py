@@ -55,7 +55,7 @@ def assert_modules_stay(process: Process, directory: Path, *, is_first: bool) ->
         )
         new = {name for name in set(ask(process, "modules")) - modules if "hookd" in name or "widths" in name}
         plain = {name.partition("@")[0] for name in new}  # behind it stands what tells the plugin's directory
-        assert {"_hookd.target.session", "_hookd_hookd_nan.judge", "_hookd_widths"} <= plain
+        assert {"_hookd.target.boot.assembly", "_hookd_hookd_nan.judge", "_hookd_widths"} <= plain
         assert all(name.startswith("_hookd") for name in new), "only private names"
         files, identities = during = [ask(process, f"{word} {IMPORTED}") for word in ("import", "id")]
         assert isinstance(files, list), files

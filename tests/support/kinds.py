@@ -364,11 +364,11 @@ class Reader:
         addresses: of a kernel's functions.
     """
 
-    def __init__(self, image: bytes, addresses: tuple[int | None, int | None, int]) -> None:
+    def __init__(self, image: bytes, addresses: tuple[int | None, int | None, int | None, int]) -> None:
         library = native.load("hookd-entry", image, keeps_lock=True)
         found = layout.find(c_entry._DTYPES)
         assert found is not None, "nobody knows where torch has what of a tensor"
-        gate, largest, level = addresses
+        gate, largest, _, level = addresses
         host = c_entry._Host(
             tensor=torch.Tensor, parameter=nn.Parameter, gate=gate, largest=largest, level=level,
             modes=torch_state.function_modes, tracing=torch_state.tracing,
@@ -378,7 +378,7 @@ class Reader:
         native.function(library, "hookd_entry_layout", ctypes.c_void_p)(ctypes.addressof(found))
         there, place = ctypes.py_object, ctypes.c_void_p
         self._read = native.function(library, "hookd_entry_read", there, place)
-        *_, self._largest, self._number = native.objects(library, "hookd_entry_methods")
+        self._largest, self._number = native.objects(library, "hookd_entry_methods")[3:5]
         self._library = library
 
     def read(self, tensor: Tensor) -> tuple[int, int, int] | None:

@@ -16,7 +16,7 @@ from hookd.tool.check import attributes, blocking, names, packaging, signatures,
 from hookd.tool.cli import main
 
 HEAD = """
-from hookd import Plugin, hookimpl, Context, Module, TrainingError
+from hookd import Plugin, hookimpl, Context, Module, Summary, TrainingError
 from typing import Any
 import logging, random, time, torch
 
@@ -321,6 +321,9 @@ class TestTypes:
 
         @hookimpl
         def step_post(self) -> None: ...
+
+        @hookimpl
+        def output_summary(self, summary: "Summary", module: Module) -> None: ...
 
         @hookimpl
         def succeed(self, predecessor: "Widths") -> None: ...

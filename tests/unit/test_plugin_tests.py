@@ -85,9 +85,9 @@ def test_a_test_of_a_plugin_uses_what_is_public(path: Path) -> None:
         ("from tests.support import agent", "tests.support.agent"),
         ("from . import conftest", "."),
         ("monkeypatch.setattr('hookd.target.events.batching.KEPT', 0)", "hookd.target.events.batching.KEPT"),
-        ("monkeypatch.setattr(hook, '_session', None)", "hook._session"),
-        ("getattr(hook, '_session')", "hook._session"),
-        ("hook._session", "hook._session"),
+        ("monkeypatch.setattr(hook, '_parts', None)", "hook._parts"),
+        ("getattr(hook, '_parts')", "hook._parts"),
+        ("hook._parts", "hook._parts"),
         ("hook.context('nan')._host", "._host"),
     ],
 )

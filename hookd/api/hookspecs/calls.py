@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hookd.api.events import Call, Module
+    from hookd.api.summary import Summary
 
 
 @hookspec
@@ -83,6 +84,27 @@ def forwards(calls: Sequence[Call]) -> None:
         @hookimpl
         def forwards(self, calls):
             self.bad.inc(sum(not self.context.is_finite(call.output) for call in calls))
+    """
+
+
+@hookspec
+def output_summary(module: Module, output: Any, summary: Summary) -> None:
+    """Run after a call of a selected module has returned, with the statistics of the first floating-point tensor in its output.
+
+    No function is needed to show them: `Context.show_outputs` puts them into gauges, in C where calls are entered there and the output is one
+    contiguous tensor of up to 65,536 elements in the host's memory. A plugin that uses it is called only for outputs of which at least the
+    share that it has named is 0, for the first output after them, and for those in float16; any other plugin is called for each output.
+    On a device the statistics come a step later, when `output` is gone: it is None then.
+
+    Called: after a call of a selected module.
+    Thread: the caller's.
+    May: nothing but look.
+    Cost: class 2 where it is called.
+
+        @hookimpl
+        def output_summary(self, module, summary):
+            if summary.zero_ratio == 1:
+                self.context.log(f"{module.name} returns nothing but 0")
     """
 
 

@@ -6,6 +6,7 @@ import platform
 import posix
 import pwd
 import sys
+from dataclasses import dataclass
 from os import environ
 from typing import Any
 
@@ -14,6 +15,28 @@ from hookd.wire import labels
 from hookd.wire.descriptors import read
 from hookd.wire.originals import clock
 from hookd.wire.page import PROTOCOL
+
+
+@dataclass
+class Process:
+    """This process among those of its training.
+
+    Attributes:
+        run: the training job.
+        rank: which process of the job it is. torch.distributed may tell that later than the agent comes.
+        world_size: how many processes the job has; likewise.
+        method: how the agent came: attach, run or start.
+    """
+
+    run: str
+    rank: int
+    world_size: int
+    method: str
+
+    @classmethod
+    def of(cls, identity: dict[str, Any]) -> Process:
+        """Take it from the page's identity."""
+        return cls(identity["run"], identity["rank"], identity["world_size"], identity["method"])
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:

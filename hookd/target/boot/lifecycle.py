@@ -1,4 +1,4 @@
-"""One agent from its first page to its last: page, session, control socket, detach, fork, exit. Runs in the target."""
+"""One agent from its first page to its last: page, control socket, detach, fork, exit. Runs in the target."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from hookd.api.plugin import Plugin
 from hookd.errors import ControlError, PluginError, several_ranks, worded
 from hookd.target.boot import foundation, installed
+from hookd.target.boot.assembly import assemble
 from hookd.target.boot.exit_exception import last_words, printed
 from hookd.target.boot.fork import set_at_fork
 from hookd.target.boot.forking import Forks
-from hookd.target.boot.identity import identity, ranks
+from hookd.target.boot.identity import Process, identity, ranks
 from hookd.target.boot.loader import ROOM, release
 from hookd.target.boot.spawn import Thread, note_visitor
 from hookd.target.boot.standby import Standby
@@ -27,7 +28,6 @@ from hookd.target.plugins.background import DETACH_S, EXIT_S
 from hookd.target.plugins.faults import Failure
 from hookd.target.remote.control import Control
 from hookd.target.remote.requests import Questions
-from hookd.target.session import Session
 from hookd.version import __version__
 from hookd.wire.agreement import Agreement
 from hookd.wire.originals import clock
@@ -48,7 +48,12 @@ ORPHAN_S = 60.0
 
 
 class Agent:
-    """A session with its page, its control socket and its end."""
+    """All parts, the page, the control socket, and their end.
+
+    Attributes:
+        came: when, in unix seconds.
+        parts: each is handed what it needs of the others; nothing but the agent and tests reaches them through this.
+    """
 
     def __init__(
         self, config: dict[str, Any], loader: Any, on_left: Callable[[], None], clock: Callable[[], int]
@@ -60,9 +65,9 @@ class Agent:
         self._page = PageWriter.create(who)
         self._work = Work()
         rest, budget = (loader.rest if loader is not None else lambda: None), float(config.get("budget", 0.01))
-        self._session = Session(self._page, who, self._work, budget=budget, clock=clock, rest=rest)
+        self.parts = assemble(self._page, Process.of(who), work=self._work, budget=budget, clock=clock, rest=rest)
         self._control: Any = None
-        self._questions = Questions(self._session, lambda: self._control.asking)
+        self._questions = Questions(self.parts.trees, self.parts.evaluations, lambda: self._control.asking)
         self._changing: Any = None
         self._is_kept = False
         self._detached: dict[str, Any] | None = None
@@ -72,27 +77,27 @@ class Agent:
 
     def begin(self) -> None:
         """Load the plugins, listen, arm."""
-        self._session.rest()
+        self.parts.rest()
         for spec in self._config.get("plugins", ()):
             self._load(spec)
-        dynamo.skip_package(__name__.partition(".")[0], self._session.rest)
+        dynamo.skip_package(__name__.partition(".")[0], self.parts.rest)
         lease_s = self._config.get("lease_s")
         self._control = Control(self._handle, self._tick, lease_s, self._expired, self._work, robbed=self._robbed)
-        self._control.left, self._control.look = self._left, self._session.overdue.look
+        self._control.left, self._control.look = self._left, self.parts.overdue.look
         self._page.update_identity(control=self._control.path)
         self._tell_options()
-        forks = Forks(self._control, self._session.aside, self._session.cold, self._silence)
-        self._session.resume = forks.resume
+        forks = Forks(self._control, self.parts.aside, self.parts.cold, self._silence)
+        self.parts.boundaries.resume = forks.resume
         if self._config.get("method") == "attach":
             note_visitor()
         set_at_fork(forks.calls())
         atexit.register(self._exiting)
-        self._session.models.prepare()
-        self._session.arm()
+        self.parts.models.prepare()
+        self.parts.arming.arm()
         self._control.start()
         self._page.set_state("running")
         if line := unproven(self._who["python"], self._who["torch"]):
-            self._session.write_log("info", line)
+            self._page.log("info", line)
 
     def page(self) -> int:
         """Open the page again, for a reader in this process.
@@ -103,16 +108,16 @@ class Agent:
         return self._page.duplicate()
 
     def _tick(self, now_s: float) -> None:
-        tick, settle = functools.partial(self._session.tick, now_s), self._session.changes.settle
+        tick, settle = functools.partial(self.parts.ticks.tick, now_s), self.parts.changes.settle
         for part in (self._find_rank, settle, self._tell_options, tick, self._questions.tick):
             try:  # this thread is the one that detaches: it must go on
                 part()
             except Failure as failure:
-                self._session.dispatch.own_failure("tick", failure)
+                self.parts.errors.own_failure("tick", failure)
 
     def _tell_options(self) -> None:
         """Tell the page what each plugin was given, and with what it works: also what is the default."""
-        entries = [entry for entry in self._session.registry.entries.values() if entry.state != "waiting"]
+        entries = [entry for entry in self.parts.registry if entry.state != "waiting"]
         told = {
             entry.name: {
                 "options": dict(entry.context.options),
@@ -128,11 +133,11 @@ class Agent:
 
     def _find_rank(self) -> None:
         """Tell the page which rank this is, once torch.distributed knows: often later than the agent comes."""
-        found, session = ranks(), self._session
-        if found is None or self._config.get("rank") is not None or found == (session.rank, session.world_size):
+        found, process = ranks(), self.parts.process
+        if found is None or self._config.get("rank") is not None or found == (process.rank, process.world_size):
             return
-        session.rank, session.world_size = found
-        self._page.update_identity(rank=session.rank, world_size=session.world_size)
+        process.rank, process.world_size = found
+        self._page.update_identity(rank=process.rank, world_size=process.world_size)
 
     # -- requests
 
@@ -142,15 +147,16 @@ class Agent:
             "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
             "reload": self._reload, "environment": self._environment, "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
             "detach": self._detach_on_request, **self._questions.operations,
-            **self._session.tracing.operations(lambda: self._control.asking),
+            **self.parts.tracing.operations(lambda: self._control.asking),
         }  # fmt: skip
         if op not in operations:
             raise ControlError(f"no such op: {op!r}", reason="bad-request")
         return operations[op](request)
 
     def _status(self, _request: dict[str, Any]) -> dict[str, Any]:
-        session = self._session
-        session.changes.settle()
+        parts = self.parts
+        change = parts.changes.describe()  # before it is settled: what is told as done has been cleaned up by then
+        parts.changes.settle()
         self._tell_options()
         plugins = [
             {
@@ -158,15 +164,15 @@ class Agent:
                 "last_error": e.last_error, "interval": e.interval, "options": e.context.options, "by_name": e.by_name,
                 "spent_s": e.spent_ns / 1e9, **e.source,
             }
-            for e in session.registry.entries.values()
+            for e in parts.registry
         ]  # fmt: skip
         return {
-            "version": __version__, "state": "running" if session.is_live else "detaching", "pid": self._pid,
-            "step": session.steps.done, "step_offset": session.steps.offset, "plugins": plugins,
-            "modules": len(session.models.names.known), "why_patched": session.models.patch.why_patched, "leases": self._control.leases,
+            "version": __version__, "state": "running" if parts.life.is_live else "detaching", "pid": self._pid,
+            "step": parts.count.done, "step_offset": parts.count.offset, "plugins": plugins,
+            "modules": parts.models.size(), "why_patched": parts.models.patch.why_patched, "leases": self._control.leases,
             "holders": self._control.holders, "age_s": self._control.age_s,
             "torch": [list(check) for check in foundation.checks(sys.modules["torch"])],
-            **session.changes.describe(),
+            **change,
         }  # fmt: skip
 
     def _keep(self, _request: dict[str, Any]) -> dict[str, Any]:
@@ -179,20 +185,20 @@ class Agent:
     # and `arm` lets it take place at a step's boundary.
 
     def _load_live(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._session.changes.require_idle()
+        self.parts.changes.require_idle()
         spec = request["plugin"] = self._found_here(request)
         with self._renewing(request):
             plugin, options = self._made(spec), dict(spec.get("options") or {})
-            self._session.forget_stopped(plugin.name)
-            entry = self._session.ready(plugin, options, by_name=bool(spec.get("by_name")))
+            self.parts.loading.forget_stopped(plugin.name)
+            entry = self.parts.loading.ready(plugin, options, by_name=bool(spec.get("by_name")))
         entry.source = source_of(spec)
         return {**self._change("load", None, entry), **entry.source}
 
     def _reload(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make a plugin anew from new source, with its options; if that is refused, the old one goes on."""
-        self._session.changes.require_idle()
+        self.parts.changes.require_idle()
         spec = request["plugin"] = self._found_here(request)
-        old = self._session.registry.named(str(spec["name"]))
+        old = self.parts.registry.named(str(spec["name"]))
         if self._loader is None:
             raise PluginError(f"{old.name} is imported by the program itself, not carried", reason="in-process",
                               hint="Start the program anew.")  # fmt: skip
@@ -200,7 +206,7 @@ class Agent:
             plugin = self._made(spec)
             if plugin.name != old.name:
                 raise PluginError(f"the new source of {old.name} calls itself {plugin.name!r}")
-            entry = self._session.ready(plugin, dict(old.context.options), by_name=old.by_name, old=old)
+            entry = self.parts.loading.ready(plugin, dict(old.context.options), by_name=old.by_name, old=old)
         entry.source = source_of(spec)
         return {**self._change("reload", old, entry), **entry.source}
 
@@ -223,31 +229,31 @@ class Agent:
         return renewing
 
     def _unload(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._session.changes.require_idle()
-        return self._change("unload", self._session.registry.named(str(request.get("name"))), None)
+        self.parts.changes.require_idle()
+        return self._change("unload", self.parts.registry.named(str(request.get("name"))), None)
 
     def _configure(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make the plugin anew with other options; if it refuses them, the old one goes on."""
-        self._session.changes.require_idle()
-        entry = self._session.registry.named(str(request.get("name")))
+        self.parts.changes.require_idle()
+        entry = self.parts.registry.named(str(request.get("name")))
         given = {k: str(v) for k, v in request.get("options", {}).items()}
-        cold, old = self._session.cold, entry.plugin
+        cold, old = self.parts.cold, entry.plugin
         after = cold.call(old, "changed", old.changed, entry.context.options, given)
         if after == entry.context.options:
             return {"options": after, "state": "done"}
-        new = self._session.ready(type(entry.plugin)(), after, by_name=entry.by_name, old=entry)
+        new = self.parts.loading.ready(type(entry.plugin)(), after, by_name=entry.by_name, old=entry)
         new.source = entry.source
         return {"options": after, **self._change("configure", entry, new)}
 
     def _change(self, kind: str, old: Entry | None, new: Entry | None) -> dict[str, Any]:
-        session, connection = self._session, self._control.asking
+        parts, connection = self.parts, self._control.asking
         if (old is not None and old.changes_training) or (new is not None and new.plugin.mutates):
-            session.changes.prepare(kind, old, new, {"uid": connection.uid, "pid": connection.pid})
+            parts.changes.prepare(kind, old, new, {"uid": connection.uid, "pid": connection.pid})
             self._changing = connection
-            return {"state": "prepared", "ranks": session.world_size, "rank": session.rank}
-        session.switch(old, new)
+            return {"state": "prepared", "ranks": parts.process.world_size, "rank": parts.process.rank}
+        parts.loading.switch(old, new)
         if old is not None:
-            session.discard(old, new)
+            parts.loading.discard(old, new)
         self._tell_options()
         return {"state": "done"}
 
@@ -255,21 +261,21 @@ class Agent:
         """Let the prepared change take place: at the boundary `mark` if all ranks agree, whose agreement comes with it."""
         mark, files = request.get("mark"), self._control.asking.files
         agreement = Agreement(files.pop()) if files else None
-        if (mark is None or agreement is None) and self._session.world_size > 1:
-            raise several_ranks("arm", self._session.world_size)
-        self._session.changes.arm(mark, agreement)
+        if (mark is None or agreement is None) and self.parts.process.world_size > 1:
+            raise several_ranks("arm", self.parts.process.world_size)
+        self.parts.changes.arm(mark, agreement)
         return {}
 
     def _abandon(self, _request: dict[str, Any]) -> dict[str, Any]:
-        self._session.changes.abandon()
+        self.parts.changes.abandon()
         return {}
 
     def _left(self, connection: Any) -> None:
         """Who has prepared a change, or asked for a trace, has gone."""
-        self._session.tracing.left(connection)
+        self.parts.tracing.left(connection)
         if connection is self._changing:
             self._changing = None
-            self._session.changes.abandon()
+            self.parts.changes.abandon()
 
     def _detach_on_request(self, request: dict[str, Any]) -> dict[str, Any]:
         if (
@@ -282,13 +288,13 @@ class Agent:
         return result
 
     def _expired(self) -> None:
-        self._session.write_log("info", "the last lease has been gone for its time: detaching")
+        self._page.log("info", "the last lease has been gone for its time: detaching")
         self.detach(10.0)
         self._leave_soon()
 
     def _robbed(self) -> None:
         """Leave: nobody can reach the agent any more, and the next one finds the process free."""
-        self._session.write_log("warning", "the program has closed hookd's descriptors: detaching; attach again")
+        self._page.log("warning", "the program has closed hookd's descriptors: detaching; attach again")
         self.detach(10.0)
         self._leave_soon()
 
@@ -305,10 +311,12 @@ class Agent:
     # -- plugins
 
     def _load(self, spec: dict[str, Any]) -> None:
-        entry = self._session.load(self._made(spec), dict(spec.get("options") or {}), by_name=bool(spec.get("by_name")))
+        entry = self.parts.loading.load(
+            self._made(spec), dict(spec.get("options") or {}), by_name=bool(spec.get("by_name"))
+        )
         entry.source = source_of(spec)
         by = self._config.get("by") or {"uid": posix.getuid(), "pid": self._pid}
-        self._session.changes.loaded(entry, by)
+        self.parts.changes.loaded(entry, by)
 
     def _made(self, spec: dict[str, Any]) -> Plugin:
         module, _, name = str(spec["entry"] if "entry" in spec else installed.entry_point(spec["name"])).partition(":")
@@ -336,28 +344,35 @@ class Agent:
         if self._detached is not None:
             return self._detached
         self._work.go_on()  # where a function for the end of the process, called after ours, detaches
-        self._session.tracing.abandon()
+        self.parts.tracing.abandon()
         # A training thread that calls `hookd.stop()` takes no step while it waits.
-        self._session.changes.leave(min(timeout_s, AGREED_END_S) if self._is_own_thread() else 0.0)
+        self.parts.changes.leave(min(timeout_s, AGREED_END_S) if self._is_own_thread() else 0.0)
         self._page.set_state("detaching")
-        restored = self._session.disarm()
+        restored = self.parts.arming.disarm()
         deadline = clock.monotonic() + timeout_s
         while frames_inside() and clock.monotonic() < deadline:
             clock.sleep(0.002)
         restored = "pending" if frames_inside() else restored
-        for entry in self._session.registry.entries.values():
-            self._session.cold.unconfigure(entry)
-        ours = self._session
-        residue = [*ours.residue, *ours.cold.residue(), *ours.aside.residue(ours.registry), *self._questions.residue()]
+        ours = self.parts
+        for entry in ours.registry:
+            ours.cold.unconfigure(entry)
+        residue = [
+            *ours.tracing.residue, *ours.arming.residue, *ours.cold.residue(), *ours.aside.residue(ours.registry),
+            *self._questions.residue(),
+        ]  # fmt: skip
         self._detached = {"restored": restored, "residue": residue}
         return self._detached
 
     def _is_own_thread(self) -> bool:
         return self._control is not None and self._control.is_own_thread()
 
+    def _is_inside(self) -> bool:
+        """Whether this thread is inside a call that stores to the page when it ends."""
+        return self.parts.local.thread.top is not None
+
     def leave_outside(self) -> None:
         """Leave; where the caller is inside of a call that goes on under us, in a thread of hookd's, which waits for its end."""
-        if self._session.is_inside():
+        if self._is_inside():
             if self._leaving is None:
                 self._leaving = Thread(self.leave)
                 self._leaving.start()
@@ -375,14 +390,14 @@ class Agent:
             self._control.end()
         while frames_inside():  # a call that began under us still stores to the page
             clock.sleep(0.05)
-        self._session.models.patch.close()
-        self._session.numeric.close()
-        self._session.aside.close(DETACH_S)
-        self._session.cold.close()
+        self.parts.models.patch.close()
+        self.parts.numeric.close()
+        self.parts.aside.close(DETACH_S)
+        self.parts.cold.close()
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")
-        self._session.namespace.clear()
-        self._session.changes.close()
+        self.parts.namespace.clear()
+        self.parts.changes.close()
         self._on_left()
         if self._loader is not None:
             self._loader.purge()
@@ -396,13 +411,13 @@ class Agent:
             self._work.end(TICK_END_S)
             return
         with contextlib.suppress(*Failure):
-            self._session.steps.finish()
-            self._session.tracing.exiting()
+            self.parts.steps.finish()
+            self.parts.tracing.exiting()
             self._questions.exiting()
-        self._session.aside.finish(EXIT_S)
+        self.parts.aside.finish(EXIT_S)
         self._work.end(TICK_END_S)
         with contextlib.suppress(Exception):
-            last = last_words(self._printed, self._session.models.names.name_of)
+            last = last_words(self._printed, self.parts.models.names.name_of)
             if last is not None:
                 self._page.update_identity(exception=last)
         with contextlib.suppress(ValueError):
@@ -412,14 +427,12 @@ class Agent:
 
     def _silence(self) -> None:
         """In a forked child: unpatched, no page, no socket, no thread; it takes no lock."""
-        self._session.is_live = False
-        self._session.tracing.forget()
-        self._session.steps.restore()
-        self._session.data.restore()
-        self._session.models.restore_in_child()
-        self._session.changes.close()
+        self.parts.life.is_live = False
+        self.parts.tracing.forget()
+        self.parts.arming.restore_in_child()
+        self.parts.changes.close()
         # Forked inside a module's forward: frames of ours go on in this child, and store to the page when they end.
-        if self._session.is_inside():
+        if self._is_inside():
             self._page.sever()
         else:
             self._page.abandon()

@@ -35,11 +35,14 @@ from hookd.wire.page import CALL_RECORD, MODULE, STEP
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hookd.api.shown import Shown
     from hookd.api.totals import BackwardTotals, Totals
+    from hookd.target.entry.threads import Threads
     from hookd.target.plugins.listeners import Listener
-    from hookd.target.session import Session
+    from hookd.target.tensors.statistics import Numeric
+    from hookd.wire.page import PageWriter
 
-VERSION = 12
+VERSION = 13
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -130,13 +133,18 @@ class _Host(ctypes.Structure):
     """What calls are counted with, as entry.c has it."""
 
     _fields_ = (
-        *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "next_seq", "suspect")),
-        *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing")),
+        *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown")),
+        *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing", "unseen")),
+        *(
+            (name, ctypes.py_object)
+            for name in ("dispatching", "transforms", "autocast", "capturing", "compiler", "cuda")
+        ),
         *((name, ctypes.py_object) for name in _OF_GRAPHS),
         *((name, ctypes.py_object) for name in ("hooked", "grad_enabled", "sequence", "will_run", "profile", "tool")),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
         ("gate", ctypes.c_void_p),
         ("largest", ctypes.c_void_p),
+        ("summary", ctypes.c_void_p),
         ("level", ctypes.c_size_t),
         ("cells", ctypes.c_void_p),
         *((name, ctypes.c_size_t) for name in ("phase", "kind", "ring", "records", "most", "each")),
@@ -151,7 +159,8 @@ class Counted(NamedTuple):
         shape: all modules of one have the same listeners.
         remembers: whether what a call returns is kept, as a plan does.
         checks: whether it is looked at, for who listens to `suspect`.
-        totals: to which they are added, and `backward`, to which the backward passes are: the entry keeps neither alive.
+        totals: to which they are added, `backward`, to which the backward passes are, and `shown`, by which statistics of what they
+            return are shown: the entry keeps none of them alive.
     """
 
     module: Module
@@ -160,6 +169,7 @@ class Counted(NamedTuple):
     checks: bool
     totals: list[Totals]
     backward: list[BackwardTotals]
+    shown: list[Shown]
 
 
 class Plans(dict[int, Any]):
@@ -189,6 +199,7 @@ class Plans(dict[int, Any]):
             ctypes.c_int,
             size,
             size,
+            size,
             cells,
             cells,
         )
@@ -202,12 +213,12 @@ class Plans(dict[int, Any]):
             module, number = counted.module, float(counted.module.id)
             calls = [places for totals in counted.totals for places in totals.places_of(module)]
             back = [(places, totals.standing) for totals in counted.backward for places in totals.places_of(module)]
+            shown = [place for one in counted.shown for place in (one.standing, one.place_of(module))]
             cells = [index for places in (*calls, *(places for places, _ in back)) for index in places]
-            standing = (ctypes.c_void_p * len(back))(*(one.buffer_info()[0] for _, one in back))
-            kept, sizes = (counted.remembers, counted.checks), (len(calls), len(back))
-            if self._count(
-                key, module, number, counted.shape, *kept, *sizes, (ctypes.c_int64 * len(cells))(*cells), standing
-            ):
+            lasting = [one.buffer_info()[0] for one in (*(standing for _, standing in back), *shown)]
+            kept, sizes = (counted.remembers, counted.checks), (len(calls), len(back), len(counted.shown))
+            arrays = (ctypes.c_int64 * len(cells))(*cells), (ctypes.c_void_p * len(lasting))(*lasting)
+            if self._count(key, module, number, counted.shape, *kept, *sizes, *arrays):
                 raise MemoryError
 
     def put_metered(self, key: int, plan: Any) -> None:
@@ -258,7 +269,7 @@ class Entry:
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
         self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
-        self._check, self._meter, self._let_go, self._largest, self._number = native.objects(
+        self._check, self._meter, self._let_go, self._largest, self._number, self._quiet = native.objects(
             library, "hookd_entry_methods"
         )
         self._unseen = native.function(library, "hookd_entry_unseen", size)
@@ -348,27 +359,49 @@ class Entry:
             self._found.append(layout.find(_DTYPES))
         return self._found[0]
 
-    def host(self, session: Session) -> None:
-        """Count calls with what a session has, from now on; where its objects are not laid out as usual, plans count."""
-        names, state = session.namespace, ThreadState(0, 0, is_engine=False)
+    def host(
+        self,
+        names: dict[str, Any],
+        *,
+        local: Threads,
+        page: PageWriter,
+        numeric: Numeric,
+        remember: Callable[..., None],
+        suspect: Callable[..., None],
+        shown: Callable[..., None],
+    ) -> None:
+        """Count calls in C from now on; where objects are not laid out as usual, plans count.
+
+        Args:
+            names: of the functions that plans call, and the hooks on the graph.
+            local: has the calling thread's state.
+            page: in which calls are counted.
+            numeric: has the kernel that looks at outputs.
+            remember: is called for a call that the entry cannot remember,
+            suspect: for one whose output is not finite,
+            shown: and for one whose output is to be shown and cannot be in C.
+        """
+        state = ThreadState(0, 0, is_engine=False)
         module = Module("", "", 0, 0, None, leaf=True)
         offsets = [_offset(state, name) for name in _OF_THREAD] + [_offset(module, "_waits")]
         if None in offsets or not hasattr(torch._C, "_len_torch_function_stack"):
             return
         dtypes: Any = (ctypes.py_object * len(_DTYPES))(*_DTYPES)  # type: ignore[misc]  # typeshed wants them wrapped
-        cells = ctypes.addressof(ctypes.c_char.from_buffer(session.cells))  # no reference stays: a page is to be closed
+        cells = ctypes.addressof(ctypes.c_char.from_buffer(page.cells))  # no reference stays: a page is to be closed
         host = _Host(
-            session.local, names["unwind"], session.portions.remember_call, session.page.next_seq, session.portions.suspect,
-            torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, *(names[name] for name in _OF_GRAPHS),
+            local, names["unwind"], remember, page.next_seq, suspect, shown,
+            torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,
+            *torch_state.USUAL, *(names[name] for name in _OF_GRAPHS),
             hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, hidden.profile, hidden.tool, dtypes,
-            *session.numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, *session.page.recorder, batching.KEPT, batching.LIGHT, *offsets,
+            *numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, *page.recorder, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
+        torch_state.quiet = self._quiet
         found = self.find_layout() if host.gate else None
         if found is not None:
             self._set_layout(ctypes.byref(found))
-            session.numeric.at_once = self._largest
-            session.numeric.number_at_once = self._number
+            numeric.at_once = self._largest
+            numeric.number_at_once = self._number
 
     def arm(self, shape: int, *, is_armed: bool) -> None:
         """Have the calls of a shape go through the plans, or count them."""
@@ -408,11 +441,11 @@ class Entry:
         left: int = self._let_go(thread, last)
         return left
 
-    def metered_ns(self) -> tuple[int, int]:
-        """Return what calls that were counted have taken since the last time, while they were metered, and what hooks on graphs have."""
-        spent = (ctypes.c_int64 * 2)()
+    def metered_ns(self) -> tuple[int, int, int]:
+        """Return what has taken how long since the last time while it was metered: counted calls, hooks on graphs, and showing outputs."""
+        spent = (ctypes.c_int64 * 3)()
         self._spent(spent)
-        return spent[0], spent[1]
+        return spent[0], spent[1], spent[2]
 
     def aloud(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the training's inside of that, which is hidden from nobody."""
@@ -437,6 +470,7 @@ class Entry:
     def close(self) -> None:
         """Return all memory. The code stays where a call that began in it still runs, in whatever thread, or a graph has hooks of it."""
         self.plans.close()
+        torch_state.quiet = torch_state.ask
         stop = native.function(self._library, "hookd_entry_stop", ctypes.c_void_p)
         if not stop(self._library._handle):
             native.unload(self._library)

@@ -21,7 +21,7 @@ from hookd.target.entry.dynamo import is_dynamo_compiling
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hookd.target.session import Session
+    from hookd.target.boot.arming import Life
 
 profile: Callable[[], object] = sys.getprofile
 """Returns None where nobody listens to the calling thread's calls."""
@@ -30,24 +30,38 @@ tool: Callable[[], object] = profile if _monitoring is None else partial(_monito
 """Returns None where no profiler listens to all threads: so cProfile does, from CPython 3.12 on."""
 
 
-def entrance(session: Session, act: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Return what the training calls in order to run `act`, hidden from a profiler: all of these are one function.
+class Entrances:
+    """Makes the functions that the training calls in order to run hookd's: hidden from a profiler while the agent observes.
 
     Args:
-        session: who ends it; what is called after that is hidden from nobody, nor is anything that it calls.
-        act: gets the call's arguments.
-        plain: is called in its place by what is being compiled; None: nothing is.
+        life: once it has ended, nothing is hidden, nor anything that is called.
+
+    Attributes:
+        hidden: calls a function hidden from a profiler; None where calls are not entered in C.
     """
 
-    def hookd(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return None if plain is None else plain(*args, **kwargs)
-        hidden = session.models.hidden
-        if hidden is None or not session.is_live or (profile() is None and tool() is None):
-            return act(*args, **kwargs)
-        return hidden(act, args, kwargs)
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self.hidden: Callable[..., Any] | None = None
 
-    return hookd
+    def entrance(self, act: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Return what the training calls in order to run `act`: all of these are one function.
+
+        Args:
+            act: gets the call's arguments.
+            plain: is called in its place by what is being compiled; None: nothing is.
+        """
+        life = self._life
+
+        def hookd(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                return None if plain is None else plain(*args, **kwargs)
+            hidden = self.hidden
+            if hidden is None or not life.is_live or (profile() is None and tool() is None):
+                return act(*args, **kwargs)
+            return hidden(act, args, kwargs)
+
+        return hookd
 
 
 def hooked(library: Any) -> Callable[..., Any]:

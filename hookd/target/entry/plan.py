@@ -197,7 +197,7 @@ def _sections(listeners: tuple[Listener, ...], *, recompute: bool, metered: bool
     heard = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
     pre = [one for one in heard if one.hook in ("forward_pre", "root_forward_pre")]
     holding = [one.switch for one in heard if one.hook == "forwards"]
-    post = [one for one in heard if one.hook == "forward"]
+    post = [one for one in heard if one.hook in ("forward", "output_summary")]
     root = [one for one in heard if one.hook == "root_forward"]
     how = {"recompute": recompute, "metered": metered}
     before = _section(pre, **how)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import posix
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -96,19 +98,38 @@ class ThreadState:
         return tuple(reversed(modules))
 
 
+class Heartbeats:
+    """The heartbeats of this process's threads, in the page."""
+
+    def __init__(self, page: PageWriter) -> None:
+        self._page = page
+        self._bases: dict[int, int] = {}  # by native id: the heartbeat's first cell
+
+    def begin(self, native: int, name: str) -> int:
+        """Give a thread a heartbeat, and return its first cell."""
+        base = self._bases[native] = self._page.thread(native, name)
+        return base
+
+    def release_ended(self) -> None:
+        """Release the heartbeats of threads that have ended."""
+        with contextlib.suppress(OSError):  # in a container without /proc, and while no descriptor is left, they stay
+            alive = {int(task) for task in posix.listdir("/proc/self/task")}
+            for native in set(self._bases) - alive:
+                self._page.release_thread(self._bases.pop(native))
+
+
 class Threads(Local):
     """The state of the calling thread as `local.thread`, made when the thread is first seen.
 
     Args:
-        page: where heartbeats are.
-        seen: shared by all threads: native id to the heartbeat's first cell.
+        heartbeats: shared by all threads.
         states: shared by all threads: what is `local.thread` in each, by its ident.
     """
 
-    def __init__(self, page: PageWriter, seen: dict[int, int], states: dict[int, ThreadState]) -> None:
+    def __init__(self, heartbeats: Heartbeats, states: dict[int, ThreadState]) -> None:
         # It runs this once in every thread that touches the object.
         ident = thread.get_native_id()
-        base = seen[ident] = page.thread(ident, _name())
+        base = heartbeats.begin(ident, _name())
         states[thread.get_ident()] = self.thread = ThreadState(
             ident, base + MODULE, is_engine=_graph_task() != -1 and ident not in _python_threads()
         )

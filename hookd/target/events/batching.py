@@ -23,10 +23,14 @@ from hookd.target.tensors import torch_state
 from hookd.target.tensors.kernel import BRIEF
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
+    from hookd.target.boot.arming import Life
     from hookd.target.entry.threads import ThreadState
-    from hookd.target.session import Session
+    from hookd.target.events.dispatch import Dispatch
+    from hookd.target.modeltree.models import Models
+    from hookd.target.plugins.listeners import Listener
+    from hookd.target.tensors.statistics import Numeric
 
 SMALL = 1 << 20
 """Elements of an output, and of an input, of a call that may wait;"""
@@ -51,10 +55,22 @@ class Portions:
     """Holds calls until there are enough of them, for each thread its own.
 
     What nearly all calls need is in the plans (`hookd.target.entry.plan`, HOLD and REMEMBER).
+
+    Args:
+        listeners: returns who listens to a hook at a module.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self,
+        *,
+        life: Life,
+        numeric: Numeric,
+        models: Models,
+        dispatch: Dispatch,
+        listeners: Callable[[str, Module | None], list[Listener]],
+    ) -> None:
+        self._life, self._numeric, self._models, self._dispatch = life, numeric, models, dispatch
+        self._listeners = listeners
         self.changed: set[int] = set()  # by Module.id: of those that do not wait, whose output was changed in place
         self._candidates: set[Module] = set()
 
@@ -68,7 +84,7 @@ class Portions:
     def _is_finite(self, tensor: torch.Tensor) -> bool:
         """Whether all numbers of a tensor are; where that cannot be said at once, the plugins are to look at it themselves."""
         try:
-            return not torch_state.is_unreal() and self._session.numeric.is_surely_finite(tensor)
+            return not torch_state.is_unreal() and self._numeric.is_surely_finite(tensor)
         except Failure as failure:
             if is_from_signal_handler(failure):
                 raise
@@ -134,7 +150,7 @@ class Portions:
 
     def _look(self, thread: ThreadState, call: Call) -> None:
         """Do for a call that has gone through its plan what the entry in C does for one that it counts."""
-        models = self._session.models
+        models = self._models
         if not models.is_alert:
             is_root = call.inside is None or call.inside[1] is None
             is_good = is_root or (self._is_good(call.output) if models.looks else None)
@@ -153,7 +169,7 @@ class Portions:
             for one in found:
                 if type(one) is not _Tensor or not one.is_cpu or one.numel() > BRIEF:
                     return None
-            numeric = self._session.numeric
+            numeric = self._numeric
             return all(numeric.is_surely_finite(one) or numeric.is_finite(one, masks=True) is True for one in found)
         except Failure as failure:
             if is_from_signal_handler(failure):
@@ -161,11 +177,11 @@ class Portions:
             return None
 
     def _suspect(self, thread: ThreadState, call: Call) -> None:
-        dispatch = self._session.dispatch
+        dispatch = self._dispatch
         try:
-            if not self._session.is_live or torch_state.is_unreal():
+            if not self._life.is_live or torch_state.is_unreal():
                 return
-            self._session.models.alert()
+            self._models.alert()
             if thread.held:
                 self.hand_over(thread)
             with torch_state.unseen():
@@ -181,19 +197,22 @@ class Portions:
         if not torch.is_grad_enabled():
             thread.returned.clear()
             thread.latest[:] = [None] * len(thread.latest)
-        elif self._session.models.let_go(thread, LAST):
+        elif self._models.let_go(thread, LAST):
             last: list[Any] = _unrolled(thread)[-LAST:]
             thread.latest[:] = [None] * len(thread.latest)
-            for at, one in enumerate(last):
-                if type(one) is tuple and len(one) == 3:  # it is weak already
-                    continue
-                call = _named(one)
-                if not isinstance(call, Returned):  # nobody is led back from here
-                    last[at] = _new(
-                        Returned, (call.module, passing_ref(call.output, thread.passing), call.version, (), False)
-                    )
-            thread.returned[:] = last
+            with torch_state.unseen():
+                thread.returned[:] = [self._weak(one, thread) for one in last]
         thread.kept = 0
+
+    @staticmethod
+    def _weak(one: Any, thread: ThreadState) -> Any:
+        """Return what keeps nothing of a call alive; nobody is led back from there to what it was given."""
+        if type(one) is tuple and len(one) == 3:  # that it does not
+            return one
+        call = _named(one)
+        if isinstance(call, Returned):
+            return call
+        return _new(Returned, (call.module, passing_ref(call.output, thread.passing), call.version, (), False))
 
     @staticmethod
     def end_passing(thread: ThreadState) -> None:
@@ -214,24 +233,24 @@ class Portions:
         """
         calls, size = thread.held, thread.held_size
         thread.held, thread.held_size = [], 0
-        if not self._session.is_live or torch_state.is_unreal():  # a trace would note that the size is asked for
+        if not self._life.is_live or torch_state.is_unreal():  # a trace would note that the size is asked for
             return
         try:
             with torch_state.unseen():
                 self._tell(thread, calls, size)
                 self._learn(thread, calls)
         except Failure as failure:
-            self._session.dispatch.own_failure("calls that were held", failure)
+            self._dispatch.own_failure("calls that were held", failure)
 
     def _tell(self, thread: ThreadState, calls: list[Call], size: int) -> None:
-        dispatch, models = self._session.dispatch, self._session.models
+        dispatch = self._dispatch
         heard = dispatch.switched_on("forwards", None)
         if any(one.remembers for one in heard):
             self._note(thread, calls, size)
         for one in heard:
             theirs = calls
             if len(heard) > 1:
-                theirs = [call for call in calls if one in models.audience.listeners("forwards", call.module)]
+                theirs = [call for call in calls if one in self._listeners("forwards", call.module)]
             if theirs:
                 dispatch.tell([one], {"calls": theirs})
 

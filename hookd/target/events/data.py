@@ -17,7 +17,9 @@ from hookd.wire.page import PHASE as PHASE_CELL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hookd.target.session import Session
+    from hookd.target.boot.arming import Life
+    from hookd.target.entry.threads import Threads, ThreadState
+    from hookd.wire.page import PageWriter
 
 PHASE = PHASE_CELL - MODULE
 DATA = PHASES.index("data")
@@ -25,10 +27,28 @@ _SEEN = (("DataLoader", "__iter__"), ("_BaseDataLoaderIter", "__next__"))
 
 
 class Data:
-    """Turns a thread to the phase `data` while it waits for a DataLoader."""
+    """Switches a thread to the phase `data` while it waits for a DataLoader.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    Args:
+        aloud: calls a function of the training's, which is hidden from nobody.
+        begins: is told that something begins that is no step of an optimizer.
+        turn: switches a thread to another phase.
+        entrance: makes the functions that the training calls.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        page: PageWriter,
+        life: Life,
+        local: Threads,
+        aloud: Callable[..., Any],
+        begins: Callable[[], None],
+        turn: Callable[[ThreadState, int], None],
+        entrance: Callable[..., Callable[..., Any]],
+    ) -> None:
+        self._cells, self._life, self._local = page.cells, life, local
+        self._aloud, self._begins, self._turn, self._entrance = aloud, begins, turn, entrance
         self._replaced: list[Replaced] = []
 
     def install(self) -> None:
@@ -46,19 +66,20 @@ class Data:
 
     def _wrap(self, original: Any) -> Callable[[Any], Any]:
         def waited(self: Any) -> Any:
-            if not session.is_live:
+            if not life.is_live:
                 return original(self)
-            thread = session.local.thread
-            phase = int(session.cells[thread.beat + PHASE])
+            thread = local.thread
+            phase = int(cells[thread.beat + PHASE])
             if phase == DATA or thread.busy:
-                return session.models.aloud(thread, original, self)
+                return aloud(thread, original, self)
             try:
-                session.steps.begins()
-                session.calls.turn(thread, DATA)
-                return session.models.aloud(thread, original, self)
+                begins()
+                turn(thread, DATA)
+                return aloud(thread, original, self)
             finally:
-                if session.is_live:
-                    session.calls.turn(thread, phase)
+                if life.is_live:
+                    turn(thread, phase)
 
-        session = self._session
-        return session.dispatch.entrance(waited, original)
+        cells, life, local, aloud = self._cells, self._life, self._local, self._aloud
+        begins, turn = self._begins, self._turn
+        return self._entrance(waited, original)

@@ -1,19 +1,13 @@
-"""Giving events to the plugins that listen, and dealing with what leaves a plugin. Runs in the target.
+"""Giving events to the plugins that listen. Runs in the target.
 
-What happens at every call of a module is in the plans (`hookd.target.entry.plan`), which come here for errors and accounts alone.
+What happens at every call of a module is in the plans (`hookd.target.entry.plan`), which come here for accounts alone.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from hookd.errors import TrainingError, worded
-from hookd.target.entry.hidden import entrance
-from hookd.target.plugins.faults import Failure, for_program, is_from_signal_handler
-from hookd.target.plugins.plugin_errors import trouble
-from hookd.target.plugins.rules import where
+from hookd.target.plugins.faults import Failure
 from hookd.target.tensors import torch_state
 
 if TYPE_CHECKING:
@@ -21,12 +15,14 @@ if TYPE_CHECKING:
 
     from hookd.api.context import Context
     from hookd.api.events import Module
+    from hookd.target.boot.arming import Life
+    from hookd.target.entry.threads import Threads
     from hookd.target.events.backward import Flow
-    from hookd.target.plugins.listeners import Entry, Listener
-    from hookd.target.session import Session
+    from hookd.target.events.phases import Phases
+    from hookd.target.plugins.listeners import Listener, Registry
+    from hookd.target.plugins.plugin_errors import Errors
+    from hookd.target.plugins.routing import Audience
 
-LOGGED = 10
-"""How often an error of hookd's own is logged at one place: a traceback at every call would cost more than the call."""
 OWN = -1
 """Stands for hookd itself where plugins have their numbers."""
 
@@ -34,37 +30,61 @@ OWN = -1
 class Dispatch:
     """Calls listeners, one after the other, each guarded.
 
+    Args:
+        namespace: the globals of all plans: plugins' functions, and the switches that say which of them are called.
+        no_frame: switches dynamo's frame evaluation.
+        audience: knows who listens.
+        errors: is told of what leaves a plugin.
+
     Attributes:
         spent: ns spent in each plugin during a metered step, by the plugin's number, and in hookd itself as `OWN`.
         charged: ns of all that so far.
         calls: of each plugin's hooks during a metered step, by the plugin's number.
-        clock: the session's.
+        clock: ns; what plugins spend is measured by it.
+        entrance: makes the functions that the training calls (`hookd.target.entry.hidden`).
+        own_failure: deals with an error of hookd itself (`hookd.target.plugins.plugin_errors`).
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.clock = session.clock
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        clock: Callable[[], int],
+        namespace: dict[str, Any],
+        no_frame: Callable[[Any], Any],
+        life: Life,
+        local: Threads,
+        registry: Registry,
+        audience: Audience,
+        phases: Phases,
+        errors: Errors,
+        entrance: Callable[..., Callable[..., Any]],
+    ) -> None:
+        self.clock, self.entrance, self.own_failure = clock, entrance, errors.own_failure
+        self._namespace, self._no_frame, self._life, self._local = namespace, no_frame, life, local
+        self._registry, self._listeners, self._phases = registry, audience.listeners, phases
+        self._fault, self._stray = errors.fault, errors.stray
         self.spent: dict[int, int] = {}
         self.charged = 0
         self.calls: dict[int, int] = {}
-        self._failures: Counter[str] = Counter()
         self._on: dict[str, list[Listener]] = {}  # by hook, of those that are no module's
 
     def names(self) -> dict[str, Any]:
         """Give what plans call by name."""
-        return {"fault": self.fault, "stray": self._stray, "charge": self.charge, "settle": self.settle, "ledger": self}
-
-    def entrance(self, act: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Return what the training calls in order to run `act` (`hookd.target.entry.hidden`)."""
-        return entrance(self._session, act, plain)
+        return {
+            "fault": self._fault,
+            "stray": self._stray,
+            "charge": self.charge,
+            "settle": self.settle,
+            "ledger": self,
+        }
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
         """Give who listens to a hook, at a module where it is a module's hook, and is to be called now."""
         on = self._on  # another one once a switch is turned
         found = on.get(hook) if module is None else None
         if found is None:
-            namespace = self._session.namespace
-            heard = self._session.models.audience.listeners(hook, module)
+            namespace = self._namespace
+            heard = self._listeners(hook, module)
             found = [one for one in heard if namespace.get(one.switch)] if heard else []
             if module is None:
                 on[hook] = found
@@ -73,7 +93,7 @@ class Dispatch:
     def turned(self) -> None:
         """Find out again who is to be called: a switch was turned, or a plugin came or went."""
         self._on = {}
-        self._session.phases.turned()
+        self._phases.turned()
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
         """Give the listeners of a hook that is not part of a plan, and whose result nobody uses."""
@@ -94,7 +114,7 @@ class Dispatch:
         Returns:
             What replaces `grads`, or None.
         """
-        if not self._session.is_live:
+        if not self._life.is_live:
             return None
         if mutators:
             heard = [one for one in self.switched_on(hook, flow.module) if one.mutates]
@@ -135,7 +155,7 @@ class Dispatch:
         """
         hook = "backward" if has_left else "backward_pre"
         told = [one for one in heard if one.hook == hook and (is_bad or not one.unless_finite) and self._is_active(one)]
-        if told and self._session.is_live:
+        if told and self._life.is_live:
             values = {
                 "module": module,
                 "grad_input": grad_input,
@@ -146,7 +166,7 @@ class Dispatch:
             self.tell(told, values)
 
     def _is_active(self, one: Listener) -> bool:
-        entry = self._session.registry.entries.get(one.plugin)
+        entry = self._registry.entries.get(one.plugin)
         return entry is not None and entry.state == "active"
 
     def tell(self, heard: list[Listener], values: dict[str, Any], replaces: str = "") -> Any:
@@ -155,10 +175,10 @@ class Dispatch:
         Returns:
             The value `replaces` if it was replaced, else None.
         """
-        thread = self._session.local.thread
+        thread = self._local.thread
         if thread.busy:
             return None
-        no_frame = self._session.namespace["no_frame"]
+        no_frame = self._no_frame
         frame = no_frame(None)
         try:
             thread.busy = True
@@ -180,7 +200,7 @@ class Dispatch:
                 if len(new) == len(values[replaces]):
                     values[replaces] = replaced = new
                 else:
-                    self.fault(one.plugin, one.hook, ValueError(f"{len(new)} gradients returned"))
+                    self._fault(one.plugin, one.hook, ValueError(f"{len(new)} gradients returned"))
         return replaced
 
     def call(self, one: Listener, values: dict[str, Any]) -> Any:
@@ -214,13 +234,13 @@ class Dispatch:
         """Call a listener with those of the values that it wants; what leaves it is its own error, unless it may tell the training."""
         mark = self.mark()
         try:
-            call = self._session.namespace.get(one.function, one.call)  # it may be watched
+            call = self._namespace.get(one.function, one.call)  # it may be watched
             result = call(*[values[a] for a in one.arguments])
             if result is not None and not one.mutates:
                 self._stray(one.plugin, one.hook)
             return result
-        except BaseException as failure:  # noqa: BLE001  fault() passes on what is not the plugin's
-            self.fault(one.plugin, one.hook, failure)
+        except BaseException as failure:  # noqa: BLE001  `_fault` passes on what is not the plugin's
+            self._fault(one.plugin, one.hook, failure)
             return None
         finally:
             if mark:
@@ -228,16 +248,16 @@ class Dispatch:
 
     def deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
         """Give a plugin numbers that have arrived, if it is still there."""
-        entry = next((e for e in self._session.registry.entries.values() if e.context is context), None)
+        entry = next((e for e in self._registry if e.context is context), None)
         if entry is None or entry.state != "active":
             return
-        mark, thread = self.mark(), self._session.local.thread
+        mark, thread = self.mark(), self._local.thread
         was_busy = thread.busy  # it may be asked for so much inside of a hook that some is delivered there
         try:
             thread.busy = True
             then(numbers)
         except BaseException as failure:  # noqa: BLE001  as above
-            self.fault(entry.number, "later", failure)
+            self._fault(entry.number, "later", failure)
         finally:
             thread.busy = was_busy
         if mark:
@@ -247,7 +267,7 @@ class Dispatch:
 
     def mark(self) -> int:
         """Give the time, ns, in a metered step, and 0 in all others; also of a backward that comes after a detach."""
-        return self.clock() if self._session.namespace.get("accounting") else 0
+        return self.clock() if self._namespace.get("accounting") else 0
 
     def charge(self, number: int, mark: int) -> int:
         """Add the time since `mark` to what a plugin has spent.
@@ -271,73 +291,3 @@ class Dispatch:
         spent = max(0, self.clock() - begun - (self.charged - before))  # another thread may charge meanwhile
         self.spent[OWN] = self.spent.get(OWN, 0) + spent
         self.charged += spent
-
-    # -- errors
-
-    def fault(self, number: int, hook: str, error: BaseException) -> None:
-        """Deal with what left a plugin: count it, or pass on what belongs to the training code."""
-        if is_from_signal_handler(error):
-            raise error
-        entry = self._session.registry.entries.get(number)
-        if entry is not None and entry.plugin.mutates and isinstance(error, TrainingError):
-            raise for_program(error)
-        if entry is not None:
-            self._count(entry, hook, worded(error), error)
-
-    def own_failure(self, where: str, error: BaseException) -> None:
-        """Log an error of hookd itself, which must not reach the training code; the first ones at each place.
-
-        After a detach there is nobody to tell.
-        """
-        if is_from_signal_handler(error) or isinstance(error, TrainingError):
-            raise error
-        self._failures[where] += 1
-        if self._session.is_live and self._failures[where] <= LOGGED:
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            self._session.write_log("error", f"hookd itself: {where}: {trace}")
-
-    def failed_aside(self, plugin: str, error: BaseException) -> None:
-        """Count what left a plugin in hookd's own thread."""
-        registry = self._session.registry
-        if registry.has(plugin):
-            self.failed(registry.named(plugin), "aside", error)
-
-    def failed(self, entry: Entry, hook: str, error: BaseException) -> None:
-        """Count what left a plugin where there is no training code to pass it on to."""
-        self._count(entry, hook, worded(error), error)
-
-    def late(self, entry: Entry, hook: str, text: str, where: str) -> None:
-        """Count a hook that takes far too long, and put its plugin aside at once.
-
-        Args:
-            entry: of the plugin.
-            hook: which one.
-            text: what is wrong, in words.
-            where: the author's line that it is at, "" if that is not known.
-        """
-        self._count(entry, hook, text, None)
-        entry.last_trouble = {**entry.last_trouble, "where": where}
-        if entry.state == "active":
-            self._session.quarantine(entry, text)
-
-    def _stray(self, number: int, hook: str) -> None:
-        entry = self._session.registry.entries.get(number)
-        if entry is not None:
-            call = next((one.call for one in entry.listeners if one.hook == hook), None)
-            text = f"{hook} returned something, which only a mutating plugin may ({where(call)})"
-            self._count(entry, hook, text, None)
-
-    def _count(self, entry: Entry, hook: str, text: str, error: BaseException | None) -> None:
-        session = self._session
-        entry.errors += 1
-        entry.last_error = text
-        entry.last_trouble = trouble(entry.plugin, hook, text, error)
-        session.core.plugin_errors.labels(entry.name).inc()
-        if hook not in entry.logged:
-            entry.logged.add(hook)
-            told = entry.last_trouble
-            line = f" ({told['where']})" if told["where"] else ""
-            session.write_log("error", f"plugin {entry.name}: {hook}: {text}{line}\n{told['traceback']}".rstrip())
-        entry.strikes += 1
-        if entry.strikes >= entry.max_strikes and entry.state == "active":
-            session.quarantine(entry, f"{entry.errors} errors, the last in {hook}: {text}")

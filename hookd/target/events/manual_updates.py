@@ -21,12 +21,12 @@ from hookd.api.passive import attributes_of, entries, modules_in, parameters_of,
 from hookd.target.plugins.faults import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
     from hookd.api.events import Module
-    from hookd.target.session import Session
+    from hookd.target.modeltree.names import Names
 
 WATCHED, MOST = 4, 16
 """So many parameters of each model are looked at, those that are trained first, and so many in all."""
@@ -61,13 +61,14 @@ class ByHand:
     """Looks at some parameters where a forward or a backward begins, in the thread that trains.
 
     Args:
-        session: whose models' parameters are looked at.
+        names: of the models whose parameters are looked at.
+        own_failure: is told of errors of hookd itself.
         by_backward: whether each forward after a backward begins a step, because this torch tells of no optimizers (before
             2.0); so it is as well when UNEXPLAINED backwards have made none.
     """
 
-    def __init__(self, session: Session, *, by_backward: bool) -> None:
-        self._session = session
+    def __init__(self, *, names: Names, own_failure: Callable[[str, BaseException], None], by_backward: bool) -> None:
+        self._names, self._own_failure = names, own_failure
         self._by_backward = by_backward
         self._is_believed = by_backward
         self._seen = 0  # steps that are not believed yet
@@ -93,7 +94,7 @@ class ByHand:
                 is_over = is_over or _are_cleared(one.after, now)
                 one.before = now
         except Failure as failure:  # a parameter may be of any class
-            self._session.dispatch.own_failure("steps without an optimizer", failure)
+            self._own_failure("steps without an optimizer", failure)
             return 0
         self._has_moved = has_moved
         if self._backwards:
@@ -108,7 +109,7 @@ class ByHand:
                 one.before = one.look()  # what a forward has written to itself is no step
                 is_over = is_over or _are_cleared(one.after, one.before)
         except Failure as failure:
-            self._session.dispatch.own_failure("steps without an optimizer", failure)
+            self._own_failure("steps without an optimizer", failure)
             return 0
         return self._over() if is_over and self._backwards else 0
 
@@ -122,7 +123,7 @@ class ByHand:
                     one.search()  # it may be trained from now on
                 one.after = one.look()
         except Failure as failure:
-            self._session.dispatch.own_failure("steps without an optimizer", failure)
+            self._own_failure("steps without an optimizer", failure)
 
     def finish(self) -> int:
         """Return how many steps are over when nothing begins any more."""
@@ -151,7 +152,7 @@ class ByHand:
 
     def _find(self) -> None:
         """Watch models that have come, and forget those that have gone."""
-        live = {(model.ordinal, id(root)): root for model, root in self._session.models.names.live_roots()}
+        live = {(model.ordinal, id(root)): root for model, root in self._names.live_roots()}
         if live.keys() == self._models.keys():
             return
         self._models = {key: one for key, one in self._models.items() if key in live}

@@ -59,7 +59,7 @@ class Phases:
 
     def _found(self) -> Wanted:
         if not self._is_known:
-            active = [entry.context for entry in self._registry.entries.values() if entry.state == "active"]
+            active = [entry.context for entry in self._registry if entry.state == "active"]
             found = [series for context in active for series in context.phases]
             if [id(one) for one in found] != [id(one) for one in self._wanted]:
                 self._wanted = found
@@ -72,7 +72,7 @@ class Phases:
         Args:
             spent: the calling thread's.
             phase: the new one, as the page numbers them.
-            now_ns: the time by the session's clock.
+            now_ns: the time.
         """
         wanted = self._wanted if self._is_known else self._found()
         if not wanted:

@@ -34,8 +34,15 @@ from hookd.wire.page import PHASE as PHASE_CELL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hookd.target.entry.threads import ThreadState
-    from hookd.target.session import Session
+    from hookd.api.events import Module
+    from hookd.target.boot.arming import Life
+    from hookd.target.entry.threads import Threads, ThreadState
+    from hookd.target.events.boundaries import Boundaries
+    from hookd.target.events.dispatch import Dispatch
+    from hookd.target.events.step_count import StepCount
+    from hookd.target.modeltree.names import Names
+    from hookd.target.plugins.listeners import Listener
+    from hookd.wire.page import PageWriter
 
 try:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -49,21 +56,40 @@ OTHER, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("other", "backward", "op
 
 
 class Steps:
-    """Counts the steps of the training and tells the session of them.
+    """Finds the steps of the training, counts them, and reports them.
 
-    Attributes:
-        done: steps completed since the attach: those of the optimizer that has made the most (a GAN has two).
-        calls: outermost calls of models since the attach, while nothing had been trained.
-        offset: what to add to get the number since the beginning of the training, None while unknown.
-        is_open: whether more is expected of the step that is over: other optimizers.
+    Args:
+        count: of steps; nobody else changes it.
+        names: of the models, whose parameters may be stepped without an optimizer.
+        listeners: returns who listens to a hook.
+        aloud: calls a function of the training's, which is hidden from nobody.
+        turn: switches a thread to another phase.
+        change: carries out changes of plugins that are due where a step begins.
+        end_passing: ends the references to what may be a model's buffer.
     """
 
-    def __init__(self, session: Session, *, from_beginning: bool) -> None:
-        self.done = self.calls = 0
-        self.is_open = self.is_closing = False
-        self.offset: int | None = 0 if from_beginning else None
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        page: PageWriter,
+        clock: Callable[[], int],
+        life: Life,
+        local: Threads,
+        count: StepCount,
+        dispatch: Dispatch,
+        names: Names,
+        listeners: Callable[[str, Module | None], list[Listener]],
+        aloud: Callable[..., Any],
+        turn: Callable[[ThreadState, int], None],
+        change: Callable[[], None],
+        end_passing: Callable[[ThreadState], None],
+    ) -> None:
         self.has_hooks = register_optimizer_step_pre_hook is not None
-        self._session = session
+        self._page, self._cells, self._clock = page, page.cells, clock
+        self._life, self._local, self._count, self._dispatch = life, local, count, dispatch
+        self._listeners, self._aloud, self._turn = listeners, aloud, turn
+        self._change, self._end_passing = change, end_passing
+        self._boundaries: Boundaries
         self._started_ns = self._stepper = 0  # the latter is the thread that has made the last step
         self._outside = OTHER
         self._together = Together()
@@ -75,8 +101,12 @@ class Steps:
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
         self._by_hand: ByHand | None = ByHand(
-            session, by_backward=not self.has_hooks
+            names=names, own_failure=dispatch.own_failure, by_backward=not self.has_hooks
         )  # None: an optimizer of torch has stepped
+
+    def report_to(self, boundaries: Boundaries) -> None:
+        """Set what is told of steps, before the first one."""
+        self._boundaries = boundaries
 
     def install(self) -> None:
         """Register with torch."""
@@ -85,7 +115,7 @@ class Steps:
                 (register_optimizer_step_pre_hook, self._before()),
                 (register_optimizer_step_post_hook, self._after()),
             ):
-                self._handles.append(register(self._session.dispatch.entrance(hook)))
+                self._handles.append(register(self._dispatch.entrance(hook)))
         self._backward = Replaced(torch.autograd, "backward", self._wrap_backward)
 
     def restore(self) -> list[str]:
@@ -96,15 +126,6 @@ class Steps:
         restored = self._backward is None or self._backward.restore()
         return [] if restored else ["torch.autograd.backward: somebody has patched on top of us"]
 
-    @property
-    def turns(self) -> int:
-        """Steps since the attach, and the calls that stood for them before there were any."""
-        return self.done + self.calls
-
-    def number(self) -> int:
-        """Give the number of the step in progress, from 1, counted from the attach."""
-        return self.done + (0 if self.is_open else 1)
-
     def optimizers(self) -> list[Any]:
         """Give the optimizers that have made a step since the attach."""
         found = [ref() for ref in self._known.valuerefs()]
@@ -112,24 +133,23 @@ class Steps:
 
     def _before(self) -> Callable[..., None]:
         def step_pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            session = self._session
-            if not session.is_live or _is_nested(sys._getframe(2)):
+            if not self._life.is_live or _is_nested(sys._getframe(2)):
                 return None
             self._by_hand = None  # its closure may do all that is done by hand
             if self._together.is_in_row(optimizer):
                 self._together.end_row()
                 self._close()
-            thread = session.local.thread
-            phase = int(session.cells[thread.beat + PHASE])
+            thread = self._local.thread
+            phase = int(self._cells[thread.beat + PHASE])
             self._outside = phase if phase != OPTIMIZER else OTHER  # it is that still where a step has raised
-            session.calls.turn(thread, OPTIMIZER)
+            self._turn(thread, OPTIMIZER)
             self._find_offset(optimizer, completed=0)
-            session.changes.boundary()
+            self._change()
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-            values = {"optimizer": optimizer, "step": session.step_number(), "has_closure": callable(closure)}
-            session.dispatch.emit("step_pre", values)
-            self._started_ns = session.clock()
-            if not callable(closure) or not session.models.audience.listeners("closure_done", None):
+            values = {"optimizer": optimizer, "step": self._count.absolute(), "has_closure": callable(closure)}
+            self._dispatch.emit("step_pre", values)
+            self._started_ns = self._clock()
+            if not callable(closure) or not self._listeners("closure_done", None):
                 return None
             return _replaced(args, kwargs, self._observed_closure(optimizer, closure))
 
@@ -137,15 +157,14 @@ class Steps:
 
     def _observed_closure(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
         def observed(*args: Any, **kwargs: Any) -> Any:
-            if not session.is_live:
+            if not self._life.is_live:
                 return closure(*args, **kwargs)
-            result = session.models.aloud(session.local.thread, closure, *args, **kwargs)
-            if session.is_live:
-                session.dispatch.emit("closure_done", {"optimizer": optimizer, "step": session.step_number()})
+            result = self._aloud(self._local.thread, closure, *args, **kwargs)
+            if self._life.is_live:
+                self._dispatch.emit("closure_done", {"optimizer": optimizer, "step": self._count.absolute()})
             return result
 
-        session = self._session
-        ours = session.dispatch.entrance(observed, closure)
+        ours = self._dispatch.entrance(observed, closure)
         # An optimizer may ask for what the training has put on its closure.
         if type(closure) is FunctionType:
             return functools.wraps(closure)(ours)
@@ -154,20 +173,18 @@ class Steps:
 
     def _after(self) -> Callable[..., None]:
         def step_post(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            session = self._session
-            if not session.is_live or _is_nested(sys._getframe(2)):
+            if not self._life.is_live or _is_nested(sys._getframe(2)):
                 return
-            elapsed_ns = session.clock() - self._started_ns if self._started_ns else 0
-            session.calls.turn(session.local.thread, self._outside)
+            elapsed_ns = self._clock() - self._started_ns if self._started_ns else 0
+            self._turn(self._local.thread, self._outside)
             self._step_done(optimizer, elapsed_ns)
 
         return step_post
 
     def _step_done(self, optimizer: Any, elapsed_ns: int) -> None:
-        session = self._session
-        values = {"optimizer": optimizer, "step": session.step_number(), "elapsed_ns": elapsed_ns}
+        values = {"optimizer": optimizer, "step": self._count.absolute(), "elapsed_ns": elapsed_ns}
         try:
-            session.dispatch.emit("step_post", values)
+            self._dispatch.emit("step_post", values)
             self._find_offset(optimizer, completed=1)
         finally:  # a signal handler may raise in a plugin
             self._known[id(optimizer)] = optimizer
@@ -178,20 +195,23 @@ class Steps:
 
     def _end(self, steps: int = 1, *, in_call: bool = False) -> None:
         """A step is over, or several that are believed only now; what comes until `_close` belongs to the last."""
-        self.done += steps
-        self.is_open = True
-        self._stepper = 0 if self._session.local.thread.is_engine else threads.get_ident()
-        self._session.step_over(steps, in_call=in_call)
+        count = self._count
+        count.done += steps
+        count.is_open = True
+        thread = self._local.thread
+        self._stepper = 0 if thread.is_engine else threads.get_ident()
+        self._boundaries.step_over(steps, in_call=in_call)
 
     def _close(self) -> None:
-        if not self.is_open or self.is_closing:
+        count = self._count
+        if not count.is_open or count.is_closing:
             return
-        self.is_closing = True
+        count.is_closing = True
         try:
-            self._session.step_done()
+            self._boundaries.step_done()
         finally:
-            self.is_open = self.is_closing = False
-            self._session.step_begins()
+            count.is_open = count.is_closing = False
+            self._boundaries.step_begins()
 
     def begins(self) -> None:
         """Note that something begins that is no step of an optimizer: the step that is over is closed.
@@ -229,43 +249,41 @@ class Steps:
                     self._asked[id(optimizer)] = optimizer
                 return
             self._asked[id(optimizer)] = optimizer
-            step, before = _whole_number(entries(first).get("step")), self.number() - 1
-            if step is not None and step + 1 - completed > before + (self.offset or 0):
-                self.offset = max(0, step - before - completed)
-                self._session.page.update_identity(step_offset=self.offset)
+            step, before = _whole_number(entries(first).get("step")), self._count.number() - 1
+            if step is not None and step + 1 - completed > before + (self._count.offset or 0):
+                self._count.offset = offset = max(0, step - before - completed)
+                self._page.update_identity(step_offset=offset)
         except Failure as failure:  # an optimizer may keep anything as its state
-            self._session.dispatch.own_failure("the optimizer's own count of steps", failure)
+            self._dispatch.own_failure("the optimizer's own count of steps", failure)
 
     def _wrap_backward(self, original: Any) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            session = self._session
-            if not session.is_live:
+            if not self._life.is_live:
                 return original(*args, **kwargs)
-            thread = session.local.thread
+            thread = self._local.thread
             if thread.busy or thread.backwards:
-                return session.models.aloud(thread, original, *args, **kwargs)
+                return self._aloud(thread, original, *args, **kwargs)
             return self._observed_backward(thread, original, args, kwargs)
 
-        return self._session.dispatch.entrance(backward, original)
+        return self._dispatch.entrance(backward, original)
 
     def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
-        session = self._session
         self._backward_begins()
-        phase = int(session.cells[thread.beat + PHASE])
-        started = session.clock()
+        phase = int(self._cells[thread.beat + PHASE])
+        started = self._clock()
         try:
             thread.backwards += 1  # inside: a signal handler may raise after any call
             self._announce(args, kwargs)
-            session.calls.turn(thread, BACKWARD)
-            started = session.clock()
-            return session.models.aloud(thread, original, *args, **kwargs)
+            self._turn(thread, BACKWARD)
+            started = self._clock()
+            return self._aloud(thread, original, *args, **kwargs)
         finally:
             thread.backwards = 0
-            if session.is_live:
-                elapsed_ns = session.clock() - started
-                session.calls.turn(thread, phase)
-                session.dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
-            session.portions.end_passing(thread)
+            if self._life.is_live:
+                elapsed_ns = self._clock() - started
+                self._turn(thread, phase)
+                self._dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
+            self._end_passing(thread)
             by_hand = self._by_hand
             if by_hand is not None:
                 by_hand.backward_done()
@@ -275,9 +293,9 @@ class Steps:
             tensors = kwargs["tensors"] if "tensors" in kwargs else args[0] if args else ()
             # A generator is the training's own to consume.
             found = [tensors] if nested.is_tensor(tensors) else nested.items(tensors) or ()
-            self._session.dispatch.emit("loss", {"tensors": tuple(filter(nested.is_tensor, found))})
+            self._dispatch.emit("loss", {"tensors": tuple(filter(nested.is_tensor, found))})
         except Failure as failure:
-            self._session.dispatch.own_failure("loss", failure)
+            self._dispatch.own_failure("loss", failure)
 
     def forward_begins(self, thread: ThreadState) -> None:
         """A call begins inside of no other: with it a step may begin, or end if nothing else has ended it."""
@@ -288,10 +306,10 @@ class Steps:
         if steps := by_hand.forward_begins():
             self._end(steps, in_call=True)
             self._close()
-            self._session.changes.boundary()
-        elif thread.top is not None and not self.done and by_hand.is_turn(thread.top[0]):
-            self.calls += 1
-            self._session.call_begins()
+            self._change()
+        elif thread.top is not None and not self._count.done and by_hand.is_turn(thread.top[0]):
+            self._count.calls += 1
+            self._boundaries.call_begins()
 
     def _backward_begins(self) -> None:
         self.begins()

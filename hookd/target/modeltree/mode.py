@@ -11,16 +11,17 @@ from hookd.target.entry.patch import Replaced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hookd.target.boot.arming import Life
+    from hookd.target.entry.threads import Threads
+    from hookd.target.events.dispatch import Dispatch
     from hookd.target.modeltree.names import Names
-    from hookd.target.session import Session
 
 
 class Mode:
     """`nn.Module.train` replaced by ours; it calls itself for all modules below, and only the outermost call is told."""
 
-    def __init__(self, session: Session, names: Names) -> None:
-        self._session = session
-        self._names = names
+    def __init__(self, *, names: Names, life: Life, local: Threads, dispatch: Dispatch) -> None:
+        self._names, self._life, self._local, self._dispatch = names, life, local, dispatch
         self._train: Replaced | None = None
 
     def install(self) -> None:
@@ -35,9 +36,9 @@ class Mode:
 
     def _wrap_train(self, original: Any) -> Callable[..., Any]:
         def train(self: nn.Module, mode: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's signature
-            if not session.is_live:
+            if not life.is_live:
                 return original(self, mode)
-            thread = session.local.thread
+            thread = local.thread
             thread.switching += 1
             try:
                 result = original(self, mode)
@@ -47,11 +48,11 @@ class Mode:
                 switched(self, mode)
             return result
 
-        session = self._session
-        switched = session.dispatch.entrance(self._switched)
+        life, local = self._life, self._local
+        switched = self._dispatch.entrance(self._switched)
         return train
 
     def _switched(self, module: nn.Module, training: bool) -> None:  # noqa: FBT001
         known = self._names.known.get(id(module))
         if known is not None:
-            self._session.dispatch.emit("mode", {"module": known[2], "training": training})
+            self._dispatch.emit("mode", {"module": known[2], "training": training})

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hookd.api.hookspecs import FLOWS, MODULE
+from hookd.api.shown import Shown
 from hookd.api.totals import BackwardTotals, Totals
 from hookd.target.entry.c_entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
 from hookd.target.entry.dynamo import skip_frames
@@ -21,16 +22,22 @@ from hookd.target.modeltree.module_coverage import Seen
 from hookd.target.modeltree.names import Model, Names, Ref, has_more
 from hookd.target.modeltree.parameters import Parameters
 from hookd.target.plugins.faults import Failure
-from hookd.target.plugins.routing import Audience
 from hookd.wire.originals import RLock, clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from hookd.api.events import Module
-    from hookd.target.entry.threads import ThreadState
-    from hookd.target.plugins.listeners import Listener
-    from hookd.target.session import Session
+    from hookd.api.metrics import Gauge
+    from hookd.target.boot.arming import Life
+    from hookd.target.entry.threads import Threads, ThreadState
+    from hookd.target.events.dispatch import Dispatch
+    from hookd.target.events.step_count import StepCount
+    from hookd.target.plugins.listeners import Entry as PluginEntry
+    from hookd.target.plugins.listeners import Listener, Registry
+    from hookd.target.plugins.routing import Audience
+    from hookd.target.tensors.statistics import Numeric
+    from hookd.wire.page import PageWriter
 
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiler = getattr(torch, "compiler", torch)
@@ -59,6 +66,14 @@ class Models:
     """All that the patched `__call__` needs: plans by id(module), and the way to learn a new model.
 
     Args:
+        namespace: the globals of all plans.
+        no_frame: switches dynamo's frame evaluation.
+        count: of steps.
+        audience: knows who listens at which module.
+        gauge: `hookd_modules`.
+        host: has the entry count calls; called at each `install`.
+        forget: is told of the modules of a model that is gone.
+        rest: lets the training have the interpreter for a while.
         gentle: learn a model in portions, call by call of its root. A module costs about half a millisecond until it
             has been observed for the first time (its name, its plan, its series), and a training that was attached to
             in its middle should not pay for all of a deep model in one step.
@@ -72,13 +87,35 @@ class Models:
         seen: what is seen of each module.
     """
 
-    def __init__(self, session: Session, *, gentle: bool = False) -> None:
-        self._session = session
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        page: PageWriter,
+        namespace: dict[str, Any],
+        no_frame: Callable[[Any], Any],
+        clock: Callable[[], int],
+        life: Life,
+        local: Threads,
+        count: StepCount,
+        registry: Registry,
+        audience: Audience,
+        dispatch: Dispatch,
+        numeric: Numeric,
+        gauge: Gauge,
+        host: Callable[[Entry], None],
+        forget: Callable[[Collection[Module]], None],
+        rest: Callable[[], None],
+        gentle: bool = False,
+    ) -> None:
+        self._page, self._namespace, self._no_frame, self._clock = page, namespace, no_frame, clock
+        self._life, self._local, self._count, self._registry = life, local, count, registry
+        self._dispatch, self._numeric = dispatch, numeric
+        self._host, self._forget_outputs, self._rest = host, forget, rest
         self._gentle = gentle
         self.can_meter = not gentle
         self.learning: set[Model] = set()
         self.closed: set[int] = set()
-        self.names = Names(session.page.module, self._forget)
+        self.names = Names(page.module, self._forget)
         self.patch = call_patch(self._make_missing())
         self.plans = self.patch.plans
         self._makers: dict[tuple[Any, ...], Any] = {}
@@ -91,13 +128,13 @@ class Models:
         self._passed = 0  # calls whose outputs nobody could look at
         self._others: dict[bool, dict[tuple[int, bool], Any]] = {True: {}, False: {}}  # by whether a step is metered
         self._again, self._metered = self._make_other(recompute=True), self._make_other(recompute=False)
-        self.audience = Audience(session.registry, session.cold.select, session.dispatch.fault)
+        self.audience = audience
         self._ignored: dict[int, Ref] = {}
         self._died_at: dict[int, float] = {}
-        self._parameters = Parameters(session, self.names)
-        self._mode = Mode(session, self.names)
+        self._parameters = Parameters(names=self.names, life=life, registry=registry, dispatch=dispatch)
+        self._mode = Mode(names=self.names, life=life, local=local, dispatch=dispatch)
         self.lock = RLock()
-        self.seen = Seen(self, session.core.modules, session.dispatch.entrance)
+        self.seen = Seen(self, names=self.names, count=count, gauge=gauge, entrance=dispatch.entrance)
 
     # -- install and restore
 
@@ -105,16 +142,20 @@ class Models:
         """Do before `install` what takes longest in it."""
         if self._counting is not None:
             self._counting.find_layout()
-            self._session.rest()
+            self._rest()
 
     def install(self) -> None:
         """Watch calls of `nn.Module.__call__`, and patch `nn.Module.train`."""
         self._mode.install()
         if self._counting is not None:
-            self._counting.host(self._session)
+            self._host(self._counting)
             self._counting.leave_room()
             self._check()
         self.patch.install()
+
+    def register(self) -> None:
+        """Tell dynamo of the patch; again from time to time, for it may be imported later."""
+        self.patch.register()
 
     def restore(self) -> tuple[bool, list[str]]:
         """Undo `install`.
@@ -122,7 +163,7 @@ class Models:
         Returns:
             Whether `__call__` is the original again, and what could not be undone.
         """
-        self._session.numeric.ask_again()
+        self._numeric.ask_again()
         left = self.patch.restore()
         residue = [*([left] if left else []), *self._mode.restore()]
         with self.lock:  # a training thread that is learning a model right now must not hook what was unhooked
@@ -152,9 +193,9 @@ class Models:
 
         def missing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             models, plan = holder(), None
-            if models is None or not models._session.is_live:
+            if models is None or not models._life.is_live:
                 return plain(module, args, kwargs)
-            thread = models._session.local.thread
+            thread = models._local.thread
             if thread.top is None or thread.top[0].root not in models.closed:
                 plan = models._plan_for(module)
             if plan is not None and plan is not SKIP:
@@ -167,13 +208,13 @@ class Models:
 
     def _plan_for(self, module: nn.Module) -> Any:
         """Learn a module that has no plan, if this is the moment for it; dynamo must not compile what we do here."""
-        frame = self._session.namespace["no_frame"](None)
+        frame = self._no_frame(None)
         try:
-            thread = self._session.local.thread
+            thread = self._local.thread
             if thread.busy or _graph_task() != -1 or getattr(_compiler, "_is_compiling_flag", False):
                 return None
             with self.lock:
-                if not self._session.is_live:
+                if not self._life.is_live:
                     return None
                 if thread.top is not None:
                     self._learn_inside(module, thread)
@@ -181,10 +222,10 @@ class Models:
                     self._learn_root(module)
             return self.plans.get(id(module))
         except Failure as failure:
-            self._session.dispatch.own_failure("learning a module", failure)
+            self._dispatch.own_failure("learning a module", failure)
             return None
         finally:
-            self._session.namespace["no_frame"](frame)
+            self._no_frame(frame)
 
     def _learn_root(self, root: nn.Module) -> None:
         known = self.names.known.get(id(root))
@@ -199,9 +240,9 @@ class Models:
                 self._plan_model(model)
             else:
                 self._close(model)
-                begun_ns = self._session.clock()
+                begun_ns = self._clock()
                 self._plan_modules(self.names.proceed(model, 1))  # `learn_on` follows: the root's call begins now
-                model.had_portion = self._session.clock() - begun_ns > _PORTION_NS
+                model.had_portion = self._clock() - begun_ns > _PORTION_NS
         else:
             self.plans[id(root)] = self._plan(id(root))
 
@@ -210,7 +251,7 @@ class Models:
         return self._gentle and self._may_leave_out()
 
     def _may_leave_out(self) -> bool:
-        return not any(one.mutates for hook in MODULE for one in self._session.registry.ordered(hook))
+        return not any(one.mutates for hook in MODULE for one in self._registry.ordered(hook))
 
     def _tell_if_cut(self, model: Model) -> None:
         if model.is_cut:
@@ -218,11 +259,11 @@ class Models:
                 f"{model.signature[0].__name__} has more than {MOST} modules: the {OF_LARGER} nearest to its root are "
             )
             rest = "observed, and what happens in the others is that of the module that they are in"
-            self._session.write_log("warning", text + rest)
+            self._page.log("warning", text + rest)
 
     def learn_on(self) -> None:
         """Learn the next portions of the models that are being learnt; at the beginning of a root's call."""
-        frame = self._session.namespace["no_frame"](None)
+        frame = self._no_frame(None)
         try:
             with self.lock:
                 for model in list(self.learning):
@@ -231,15 +272,15 @@ class Models:
                     else:  # the next of what is left out may come
                         self._open(model)
         except Failure as failure:
-            self._session.dispatch.own_failure("learning a model", failure)
+            self._dispatch.own_failure("learning a model", failure)
         finally:
-            self._session.namespace["no_frame"](frame)
+            self._no_frame(frame)
 
     def _proceed(self, model: Model) -> None:
         if model.had_portion:
             model.had_portion = False
             return
-        clock = self._session.clock
+        clock = self._clock
         now_ns = clock()
         since_s = min((now_ns - model.proceeded_ns) / 1e9, 1.0) if model.proceeded_ns else 0.0
         model.proceeded_ns = now_ns
@@ -264,10 +305,10 @@ class Models:
                 continue
             if model.is_cut:
                 self._leave_out(model, module)
-            elif model.rescan_at <= self._session.steps.done:
+            elif model.rescan_at <= self._count.done:
                 new = self.names.extend(model, root)
                 model.rescan_wait = 1 if new else min(2 * model.rescan_wait, 1024)
-                model.rescan_at = self._session.steps.done + model.rescan_wait
+                model.rescan_at = self._count.done + model.rescan_wait
                 if new:
                     self._plan_model(model)
                 if id(module) not in self.names.known:
@@ -290,6 +331,14 @@ class Models:
         model.left_now = 0
         self.learning.discard(model)
         self.closed.discard(model.ordinal)
+
+    def size(self) -> int:
+        """Return how many modules are known."""
+        return len(self.names.known)
+
+    def states(self) -> list[tuple[Module, str]]:
+        """Return each module with what is seen of it."""
+        return self.seen.states()
 
     def left_out(self) -> int:
         """Give how many modules have been called and are not observed: the rest of a large model, and those of none."""
@@ -314,11 +363,15 @@ class Models:
 
     # -- plans
 
+    def prepare_plugin(self, entry: PluginEntry) -> None:
+        """Ask a new plugin for the modules that are known; raises as `Audience.prepare` does."""
+        self.audience.prepare(entry, [module for _, _, module in list(self.names.known.values())])
+
     def replan(self) -> None:
         """Make all plans anew: a plugin came or went."""
         with self.lock:
             self.audience.changed()
-            self._session.dispatch.turned()
+            self._dispatch.turned()
             self._forget_shapes()
             for others in self._others.values():
                 others.clear()
@@ -362,7 +415,7 @@ class Models:
 
     def _make_other(self, *, recompute: bool) -> Callable[..., Any]:
         """Make what a recompute calls, or a metered step. A plan for it is made when the first one comes."""
-        namespace, others = self._session.namespace, self._others
+        namespace, others = self._namespace, self._others
 
         def other(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             metered = bool(namespace.get("accounting"))
@@ -373,7 +426,7 @@ class Models:
         return other
 
     def _other_plan(self, key: tuple[int, bool], *, metered: bool) -> Any:
-        frame = self._session.namespace["no_frame"](None)
+        frame = self._no_frame(None)
         try:
             with self.lock:  # a recompute may come in any of autograd's threads
                 plan = self._others[metered][key] = self._made(key[0], recompute=key[1], metered=metered)
@@ -381,7 +434,7 @@ class Models:
                     self._counting.plans.put_metered(key[0], plan)
                 return plan
         finally:
-            self._session.namespace["no_frame"](frame)
+            self._no_frame(frame)
 
     def _made(self, key: int, *, recompute: bool, metered: bool) -> Any:
         _, model, module = self.names.known[key]
@@ -393,7 +446,8 @@ class Models:
             totals = [one.totals for one in heard if isinstance(one.totals, Totals)]
             back = [one.totals for one in heard if isinstance(one.totals, BackwardTotals)]
             checks = any(one.hook == "suspect" for one in heard)
-            plan.counted = Counted(module, self._shape(heard), remembers(heard), checks, totals, back)
+            shown = [one.totals for one in heard if isinstance(one.totals, Shown)]
+            plan.counted = Counted(module, self._shape(heard), remembers(heard), checks, totals, back, shown)
         return plan
 
     def _of_plan(self, module: Module) -> tuple[Listener, ...]:
@@ -416,8 +470,8 @@ class Models:
     def _arm(self, heard: tuple[Listener, ...], shape: int) -> None:
         """Have calls go through their plans where any Python function is switched on, or any totals are switched off."""
         if self._counting is not None:
-            switches = self._session.namespace
-            is_seen = self._session.numeric.looks_in_c() and not self._counting.is_unseen(shape)
+            switches = self._namespace
+            is_seen = self._numeric.looks_in_c() and not self._counting.is_unseen(shape)
             suspecting = (
                 {one.plugin for one in heard if one.hook == "suspect" and switches.get(one.switch)} if is_seen else ()
             )
@@ -430,8 +484,10 @@ class Models:
                 if one.hook not in ("forward_error", "suspect")  # which no plan calls
                 and not (one.hook in FLOWS and is_plain)  # for which the entry hooks the graph
                 and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
+                and not (one.hook == "output_summary" and self._numeric.looks_in_c())  # likewise
             ]
-            listens = any(bool(switches.get(one.switch)) is (one.totals is None or one.hook in FLOWS) for one in called)
+            # Where one is on, or, of totals that are added up in C, off.
+            listens = any(bool(switches.get(one.switch)) is not isinstance(one.totals, Totals) for one in called)
             self._counting.arm(shape, is_armed=listens)
 
     def _forget_shapes(self) -> None:
@@ -440,6 +496,11 @@ class Models:
             for shape in self._shapes.values():
                 self._counting.hear(shape, None)
         self._shapes.clear()
+
+    def act_on_switches(self) -> None:
+        """Act on switches that were turned."""
+        self._dispatch.turned()
+        self.arm()
 
     def arm(self) -> None:
         """Have each call go through its module's plan while a Python function listens to it; after any switch was turned."""
@@ -452,9 +513,9 @@ class Models:
     def _check(self) -> None:
         """Have the entry look at what calls return while anybody listens to `suspect`."""
         if self._counting is not None:
-            switches = self._session.namespace
-            heard = self._session.registry.ordered("suspect")
-            self._looks = self._session.numeric.looks_in_c() and any(switches.get(one.switch) for one in heard)
+            switches = self._namespace
+            heard = self._registry.ordered("suspect")
+            self._looks = self._numeric.looks_in_c() and any(switches.get(one.switch) for one in heard)
             self.passed()
 
     def alert(self) -> None:
@@ -511,9 +572,9 @@ class Models:
         """Have the entry keep alive no more what calls have returned; return how many it has left as they are."""
         return len(thread.returned) if self._counting is None else self._counting.let_go(thread, last)
 
-    def metered_ns(self) -> tuple[int, int]:
-        """Return what calls without a plan have taken in the metered step that is over, in ns, and what hooks on graphs have."""
-        return (0, 0) if self._counting is None else self._counting.metered_ns()
+    def metered_ns(self) -> tuple[int, int, int]:
+        """Return what has taken how long in the metered step that is over, ns: calls without a plan, hooks on graphs, showing outputs."""
+        return (0, 0, 0) if self._counting is None else self._counting.metered_ns()
 
     def _plain_call(self) -> str:
         """Write how a plan runs a module; what is called from the entry may be hidden from a profiler."""
@@ -526,8 +587,8 @@ class Models:
         make = self._makers.get(shape)
         if make is None:
             text = source(heard, self._plain_call(), recompute=recompute, wrapped=wrapped, metered=metered)
-            exec(compile_plan(text), self._session.namespace)
-            make = self._makers[shape] = self._session.namespace.pop("make")
+            exec(compile_plan(text), self._namespace)
+            make = self._makers[shape] = self._namespace.pop("make")
             skip_frames(_inner_code(make))
             if self._gentle and not metered:
                 self.can_meter = False
@@ -571,7 +632,7 @@ class Models:
         """Log once that calls were not observed for want of room."""
         if self._counting is not None and self._counting.too_deep() and not self._is_deep_told:
             self._is_deep_told = True
-            self._session.write_log(
+            self._page.log(
                 "warning",
                 f"some calls are not observed: fewer than {ROOM} levels were left to Python's recursion limit "
                 f"({sys.getrecursionlimit()}), or they were more than 1 MiB of stack deep; hookd could have ended the training",
@@ -588,21 +649,17 @@ class Models:
         self._open(model)
         self._parameters.forget(model)
         names = {module.name for module in model.names.values()}
-        for entry in self._session.registry.entries.values():
+        for entry in self._registry:
             for metric in entry.context.metrics:
                 metric.remove_modules(names)
             entry.context.forget_modules([module.id for module in model.names.values()])
-        self._session.portions.forget(model.names.values())
+        self._forget_outputs(model.names.values())
         for module in model.names.values():
-            self._session.page.retire_module(module.id)
+            self._page.retire_module(module.id)
         self.audience.forget(model.names.values())
-        self._session.page.compact()
+        self._page.compact()
         self.seen.forget(model.names.values())
         self.seen.publish()
-
-    def steps_done(self) -> int:
-        """Give the steps since the attach."""
-        return self._session.steps.done
 
 
 def call_patch(missing: Callable[..., Any]) -> Entry | ClassPatch:

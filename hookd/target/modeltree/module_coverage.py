@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from hookd.api.events import Module
     from hookd.api.metrics import Gauge
+    from hookd.target.events.step_count import StepCount
     from hookd.target.modeltree.models import Models
-    from hookd.target.modeltree.names import Model
+    from hookd.target.modeltree.names import Model, Names
 
 OBSERVED, COMPILED, SCRIPTED, BYPASSED, NEVER_CALLED = STATES = (
     "observed", "compiled", "scripted", "bypassed", "never_called"
@@ -49,13 +50,17 @@ class Seen:
     """Follows which modules are called, compiled, scripted, bypassed or never called.
 
     Args:
-        models: what is known of the models.
+        models: has the plans, and their lock.
+        names: of the models.
+        count: of steps.
         gauge: `hookd_modules`.
         entrance: makes what the training calls.
     """
 
-    def __init__(self, models: Models, gauge: Gauge, entrance: Callable[..., Any]) -> None:
-        self._models = models
+    def __init__(
+        self, models: Models, *, names: Names, count: StepCount, gauge: Gauge, entrance: Callable[..., Any]
+    ) -> None:
+        self._models, self._names, self._count = models, names, count
         self._entrance = entrance
         self._gauge = gauge
         self._called: set[int] = set()  # by the numbers of the page, which a replica shares with its original
@@ -82,7 +87,7 @@ class Seen:
 
     def learnt(self, model: Model) -> None:
         """Take a model that is new, or that has got new modules."""
-        model.learnt_at, model.learnt_step = clock.monotonic(), self._models.steps_done()
+        model.learnt_at, model.learnt_step = clock.monotonic(), self._count.done
         self.publish()
         self._is_changed = self._is_watch_due = True
 
@@ -92,7 +97,7 @@ class Seen:
             self._is_watch_due = False
             self._watch()
         if self._is_changed:
-            self._is_changed = not all(self._is_settled(model) for model in list(self._models.names.models))
+            self._is_changed = not all(self._is_settled(model) for model in list(self._names.models))
             self.publish()
 
     def publish(self) -> None:
@@ -105,7 +110,7 @@ class Seen:
     def states(self) -> list[tuple[Module, str]]:
         """Give the state of each module, an empty one where there is nothing to see or nobody looks."""
         found: dict[int, tuple[Module, str]] = {}
-        for key, (ref, model, module) in list(self._models.names.known.items()):
+        for key, (ref, model, module) in list(self._names.known.items()):
             held = ref()
             if held is not None and key not in model.wrapped:  # one module with its wrapper
                 found.setdefault(module.id, (module, self.state(key, held, model, module)))
@@ -127,7 +132,7 @@ class Seen:
         return "" if has_no_forward(held) else NEVER_CALLED
 
     def _is_settled(self, model: Model) -> bool:
-        has_stepped = self._models.steps_done() > model.learnt_step
+        has_stepped = self._count.done > model.learnt_step
         return model.walk is None and (has_stepped or clock.monotonic() - model.learnt_at > _SETTLED_S)
 
     # -- gradients of what is never called
@@ -140,9 +145,7 @@ class Seen:
             self._hook(missing)
 
     def _hook(self, missing: set[int]) -> None:
-        known: list[tuple[Any, int]] = [
-            (ref(), module.id) for ref, _, module in list(self._models.names.known.values())
-        ]
+        known: list[tuple[Any, int]] = [(ref(), module.id) for ref, _, module in list(self._names.known.values())]
         # A parameter that two modules share gets its gradient through either.
         shared = {
             id(p)

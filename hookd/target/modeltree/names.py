@@ -57,7 +57,7 @@ class Model:
         self.rescan_wait = 1  # steps until then; doubled whenever there was nothing new
         self.ref: Ref | None = None
         self.had_portion = False  # whether the root alone took the time of one
-        self.proceeded_ns = 0  # when the last portion was named, by the session's clock
+        self.proceeded_ns = 0  # when the last portion was named, ns
         self.learnt_at = 0.0  # monotonic, when the last of its modules was named,
         self.learnt_step = 0  # and how many steps were done then
         self.walk: Walk | None = None  # through what is still to be named, None when all is

@@ -10,21 +10,22 @@ from hookd.api.passive import hook_gradient, of_tensor, parameters_in, parameter
 
 if TYPE_CHECKING:
     from hookd.api.events import Module
+    from hookd.target.boot.arming import Life
+    from hookd.target.events.dispatch import Dispatch
     from hookd.target.modeltree.names import Model, Names
-    from hookd.target.session import Session
+    from hookd.target.plugins.listeners import Registry
 
 
 class Parameters:
     """All of these hooks; each parameter has one at most."""
 
-    def __init__(self, session: Session, names: Names) -> None:
-        self._session = session
-        self._names = names
+    def __init__(self, *, names: Names, life: Life, registry: Registry, dispatch: Dispatch) -> None:
+        self._names, self._life, self._registry, self._dispatch = names, life, registry, dispatch
         self._hooked: dict[int, Any] = {}
 
     def hook(self, model: Model) -> None:
         """Hook what is new in a model."""
-        if not self._session.registry.ordered("param_grad"):
+        if not self._registry.ordered("param_grad"):
             return
         root = model.ref() if model.ref is not None else None
         if root is None or not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
@@ -43,15 +44,14 @@ class Parameters:
         prefix = "" if not module.depth else f"{module.name}."
 
         def accumulated(param: Any) -> None:
-            session = self._session
-            if not session.is_live:
+            if not self._life.is_live:
                 return
             grad = of_tensor(param, "grad")
             if grad is not None:
                 values = {"module": module, "name": prefix + name, "param": param, "grad": grad}
-                session.dispatch.emit("param_grad", values, module)
+                self._dispatch.emit("param_grad", values, module)
 
-        self._hooked[id(parameter)] = hook_gradient(parameter, self._session.dispatch.entrance(accumulated))
+        self._hooked[id(parameter)] = hook_gradient(parameter, self._dispatch.entrance(accumulated))
 
     def forget(self, model: Model) -> None:
         """Take back the hooks of a model whose parameters get others, under other names."""

@@ -28,8 +28,9 @@ from hookd.wire.page.layout import clean
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hookd.target.modeltree.models import Models
     from hookd.target.modeltree.names import Model
-    from hookd.target.session import Session
+    from hookd.target.plugins.listeners import Registry
 
 PORTION_S = 0.003
 """After so long a portion ends;"""
@@ -45,14 +46,10 @@ _Lazy: Any = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-de
 
 
 class Trees:
-    """Answers the requests of each connection.
+    """Answers the requests of each connection."""
 
-    Args:
-        session: whose models are told of.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, models: Models, registry: Registry) -> None:
+        self._models, self._registry = models, registry
         self._tours: weakref.WeakKeyDictionary[Any, Tour] = weakref.WeakKeyDictionary()
 
     def portion(self, request: dict[str, Any], connection: object) -> dict[str, Any]:
@@ -62,7 +59,7 @@ class Trees:
             `modules`: a dict for each, parents first, see `Tour.row`; `is_over`: there are no more.
         """
         if request.get("begin") or connection not in self._tours:
-            self._tours[connection] = Tour(self._session)
+            self._tours[connection] = Tour(self._models, self._registry)
         tour = self._tours[connection]
         rows: list[dict[str, Any]] = []
         end = clock.perf_counter() + PORTION_S
@@ -78,15 +75,15 @@ class Trees:
 class Tour:
     """Goes through all models that are alive."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, models: Models, registry: Registry) -> None:
+        self._models = models
         self._walks: list[tuple[Model, Walk]] = [
-            (model, Walk(root)) for model, root in reversed(list(session.models.names.live_roots()))
+            (model, Walk(root)) for model, root in reversed(list(models.names.live_roots()))
         ]
         # Names alone: a hundred thousand weak references would make the garbage collector look through all that there is.
         # So a tensor made during the tour at the address of one that has gone meanwhile would be taken for it.
         self._told: dict[int, str] = {}
-        self._plugins = {number: entry.name for number, entry in session.registry.entries.items()}
+        self._plugins = {entry.number: entry.name for entry in registry}
 
     def row(self) -> dict[str, Any] | None:
         """Describe the next module, or give None when there is none.
@@ -136,7 +133,7 @@ class Tour:
 
     def _seen(self, model: Model, module: nn.Module) -> tuple[str, list[str]]:
         """Give what hookd sees of a module, and the plugins that listen there."""
-        models = self._session.models
+        models = self._models
         known = models.names.known.get(id(module))
         if known is None or known[0]() is not module:
             return ("unlearnt" if model.walk is not None else "left_out" if model.is_cut else "never_called"), []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookd.errors import TrainingError
 
 Failure = (Exception, SystemExit)
-"""What a guard around hookd's own code catches. Around a plugin's it catches everything, and `Dispatch.fault` decides."""
+"""What a guard around hookd's own code catches. Around a plugin's it catches everything, and `Errors.fault` decides."""
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 

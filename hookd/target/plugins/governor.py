@@ -12,18 +12,20 @@ its interval.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd.api.hookspecs import FLOWS
-from hookd.api.totals import BackwardTotals
+from hookd.api.totals import Switched
 from hookd.target.events.dispatch import OWN
 from hookd.target.plugins.listeners import ALL, FIXED, LAST, NONE, USUAL, wanted_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from hookd.target.plugins.listeners import Entry, Listener
-    from hookd.target.session import Session
+    from hookd.target.events.dispatch import Dispatch
+    from hookd.target.modeltree.models import Models
+    from hookd.target.plugins.core_metrics import CoreMetrics
+    from hookd.target.plugins.listeners import Entry, Listener, Registry
 
     _Kind = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     """Of a step, by what is sampled in it: the plugins' numbers, `Entry.kind` of each, and how many of its hooks."""
@@ -74,7 +76,7 @@ class _Draw(NamedTuple):
     fixed: int | None
     tier: int
     is_backward: bool
-    totals: BackwardTotals | None = None
+    totals: Switched | None = None
 
     @classmethod
     def of(cls, entry: Entry, one: Listener) -> _Draw:
@@ -82,12 +84,17 @@ class _Draw(NamedTuple):
         plugin, fixed = entry.plugin, entry.context.fixed(one.hook)
         tier = ALL if one.hook in plugin.rare else LAST if one.hook in plugin.sampled_last else USUAL
         dearest = ALL if tier == USUAL and not plugin.rare else tier
-        totals = one.totals if isinstance(one.totals, BackwardTotals) else None
+        totals = one.totals if isinstance(one.totals, Switched) else None
         return cls(one.switch, NONE if fixed is not None else dearest, fixed, tier, one.hook in FLOWS, totals)
 
 
 class Governor:
     """Accounts and decides.
+
+    Args:
+        clock: ns; steps are measured by it.
+        namespace: the globals of all plans, which have the switches.
+        quarantine: stops a plugin, for a reason.
 
     Attributes:
         budget: the share of the step time that what is sampled may take; with 0 nothing is sampled at all.
@@ -95,10 +102,23 @@ class Governor:
         is_to_listen: a plugin has said what it wants to hear of, of the next step on.
     """
 
-    def __init__(self, session: Session, budget: float) -> None:
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        budget: float,
+        clock: Callable[[], int],
+        namespace: dict[str, Any],
+        registry: Registry,
+        dispatch: Dispatch,
+        models: Models,
+        core: CoreMetrics,
+        quarantine: Callable[[Entry, str], None],
+    ) -> None:
         self.budget = budget
         self.ratio = 0.0
-        self._session = session
+        self._clock, self._namespace, self._registry, self._dispatch = clock, namespace, registry, dispatch
+        self._models, self._core, self._quarantine = models, core, quarantine
+        self._overhead, self._overhead_ratio = core.overhead, core.overhead_ratio
         self._ended_ns = self._elapsed_ns = 0  # when the last step ended, and what it took
         self._runaway: dict[int, int] = {}
         self._own: dict[tuple[int, ...], int] = {}  # ns of hookd itself, by what was sampled in the step
@@ -123,7 +143,7 @@ class Governor:
         Returns:
             Its wall time in ns, 0 for the first, whose beginning nobody saw.
         """
-        now = self._session.clock()
+        now = self._clock()
         self._elapsed_ns, self._ended_ns = now - self._ended_ns if self._ended_ns else 0, now
         return self._elapsed_ns
 
@@ -134,22 +154,21 @@ class Governor:
             turn: how many are over since the attach.
         """
         elapsed = self._elapsed_ns
-        namespace = self._session.namespace
+        namespace = self._namespace
         if self._is_changed:
             self._is_changed = False
             self._renew()
         if elapsed:
             self._account(elapsed, was_metered=namespace["accounting"])
-            if self.budget > 0 and not self._session.models.can_meter:
+            if self.budget > 0 and not self._models.can_meter:
                 self._hold_back(elapsed)
         if self.is_to_listen:
             self.is_to_listen = False
             self.listen(turn)
         elif self._draw(turn):
-            self._session.dispatch.turned()
-            self._session.models.arm()
+            self._models.act_on_switches()
         namespace["accounting"] = self._is_to_be_metered(turn)
-        self._session.models.meter(is_metered=namespace["accounting"])
+        self._models.meter(is_metered=namespace["accounting"])
 
     def forget_time(self) -> None:
         """Take the next step for the first: what lies before it is no part of it."""
@@ -158,7 +177,7 @@ class Governor:
     def _is_to_be_metered(self, step: int) -> bool:
         every = CALM_EVERY if self._calm_windows >= CALM_WINDOWS else METERED_EVERY
         self._allowance = min(self._allowance + METERED_RATIO, 2)
-        if not self._session.models.can_meter:
+        if not self._models.can_meter:
             return False
         if step - self._metered.get(self._kind, -every) < every:
             return False
@@ -170,7 +189,7 @@ class Governor:
 
     def _hold_back(self, step_ns: int) -> None:
         """Sample seldom what is not metered yet: after an attach, while the model is being learnt."""
-        wanted = len(self._session.models.names.known) * UNKNOWN_NS / (self.budget * step_ns)
+        wanted = self._models.size() * UNKNOWN_NS / (self.budget * step_ns)
         for entry in self._entries():
             if min(wanted, entry.rare_limit) > entry.stretch and self._can_stretch(entry):
                 self.stretch_to(entry, min(1 << math.ceil(math.log2(wanted)), entry.rare_limit))
@@ -182,7 +201,7 @@ class Governor:
 
     def listen(self, step: int) -> None:
         """Set that, after a plugin has said what it wants to hear of."""
-        namespace = self._session.namespace
+        namespace = self._namespace
         drawn, flows = [], False
         for entry in self._entries():
             draws = []
@@ -193,7 +212,7 @@ class Governor:
                     draws.append(_Draw.of(entry, one))
                 else:
                     namespace[one.switch] = on and not is_sampled
-                    if isinstance(one.totals, BackwardTotals):
+                    if isinstance(one.totals, Switched):
                         one.totals.switch(is_on=on and not is_sampled, is_active=entry.state == "active")
                     flows = flows or (on and not is_sampled and one.hook in FLOWS)
             drawn.append((entry, draws, tuple({one.fixed for one in draws if one.fixed})))
@@ -206,8 +225,7 @@ class Governor:
         self._runaway = {number: self._runaway.get(number, 0) for number in active}
         self._drawn, self._numbers, self._always_flows, self._next_draw = drawn, numbers, flows, 0
         self._draw(step)
-        self._session.dispatch.turned()
-        self._session.models.arm()
+        self._models.act_on_switches()
 
     def _draw(self, step: int) -> bool:
         """Set which of the sampled hooks are called during the step after `step` done ones; return whether any switch was turned."""
@@ -231,7 +249,7 @@ class Governor:
                 following = min(following, entry.next_draw(step), *(_next_fixed(step, one) for one in fixed if one > 1))
         self._next_draw = following
         if is_turned:
-            switches = self._session.namespace
+            switches = self._namespace
             flows = (one.switch for _, draws, _ in self._drawn for one in draws if one.is_backward)
             switches["backward_on"] = self._always_flows or any(map(switches.get, flows))
             kinds, heard = [entry.kind for entry, _, _ in self._drawn], [entry.listening for entry, _, _ in self._drawn]
@@ -243,7 +261,7 @@ class Governor:
         is_on, looks, is_fixed, dearest, listening = entry.state == "active", False, False, NONE, 0
         for one in draws:
             is_called = is_on and (step % one.fixed == 0 if one.fixed else due[one.tier])
-            self._session.namespace[one.switch] = is_called
+            self._namespace[one.switch] = is_called
             if one.totals is not None:
                 steps = one.fixed or (entry.rare_interval if one.tier == ALL else entry.interval)
                 one.totals.switch(is_on=is_called, is_active=is_on, steps=steps)
@@ -255,7 +273,7 @@ class Governor:
         entry.kind, entry.listening, entry.looks = FIXED * is_fixed + dearest, listening, looks
 
     def _entries(self) -> Iterable[Entry]:
-        return list(self._session.registry.entries.values())
+        return list(self._registry)
 
     # -- accounts
 
@@ -273,8 +291,9 @@ class Governor:
 
     def _learn(self, elapsed: int) -> None:
         """Note what a metered step has cost."""
-        ledger, kinds = self._session.dispatch, self._kind[1]
-        for number, ns in zip((OWN, self._listens_back()), self._session.models.metered_ns()):
+        ledger, kinds = self._dispatch, self._kind[1]
+        payers = OWN, self._listening(FLOWS), self._listening(("output_summary",))
+        for number, ns in zip(payers, self._models.metered_ns()):
             ledger.spent[number] = ledger.spent.get(number, 0) + ns
         known = self._costs.pop(self._kind, {})  # it becomes the last of them
         if len(self._costs) >= KINDS:
@@ -300,11 +319,11 @@ class Governor:
         ledger.spent.clear()
         ledger.calls.clear()
 
-    def _listens_back(self) -> int:
-        """Return who pays for the hooks on graphs: the first plugin that listens to gradients in this step."""
-        switches = self._session.namespace
+    def _listening(self, hooks: tuple[str, ...]) -> int:
+        """Return who pays for what is done in C: the first plugin that listens to one of these hooks in this step."""
+        switches = self._namespace
         for entry in self._entries():
-            if any(one.hook in FLOWS and switches.get(one.switch) for one in entry.listeners):
+            if any(one.hook in hooks and switches.get(one.switch) for one in entry.listeners):
                 return entry.number
         return OWN
 
@@ -334,10 +353,9 @@ class Governor:
 
     def _pay(self) -> None:
         """Charge the steps since the last time; one by one that would cost more than much of what is charged."""
-        entries = self._session.registry.entries
         for (numbers, kinds, listening), steps in self._unpaid.items():
             costs = self._costs.get((numbers, kinds, listening), {})
-            for entry, kind in zip(map(entries.get, numbers), kinds):
+            for entry, kind in zip(map(self._registry.get, numbers), kinds):
                 if entry is not None:
                     ns = steps * costs.get(entry.number, entry.cost_ns.get(kind, 0))
                     entry.spent_ns += ns
@@ -347,7 +365,7 @@ class Governor:
 
     def _charge(self, number: int, name: str, ns: int) -> None:
         self._window_spent[number] = self._window_spent.get(number, 0) + ns
-        self._session.core.overhead.labels(name).inc(ns / 1e9)
+        self._overhead.labels(name).inc(ns / 1e9)
 
     def _watch(self, entry: Entry, ns: int, elapsed: int) -> None:
         """Stop a plugin that takes much of the training's time, if it cannot be made to look less often."""
@@ -357,7 +375,7 @@ class Governor:
         self._runaway[entry.number] = self._runaway.get(entry.number, 0) + 1 if is_runaway else 0
         if self._runaway[entry.number] >= RUNAWAY_STEPS and not self.stretch(entry):
             share = f"{100 * ns / elapsed:.0f} % of a step"
-            self._session.quarantine(entry, f"it takes {share} and cannot be sampled")
+            self._quarantine(entry, f"it takes {share} and cannot be sampled")
 
     # -- decisions
 
@@ -365,9 +383,9 @@ class Governor:
         """Look less often where the sampled hooks take more than they may, more often where there is room."""
         if self._own:  # else nothing has been metered yet, and nobody knows
             self.ratio = sum(self._window_spent.values()) / self._window_ns
-            self._session.core.overhead_ratio.labels().set(self.ratio)
+            self._overhead_ratio.labels().set(self.ratio)
         for entry in self._entries():
-            self._session.core.show_cost(entry)
+            self._core.show_cost(entry)
         self._calm_windows += 1
         step_ns = self._window_ns / self._window_steps
         weight = 1.0 if self._is_alarmed or not self._step_ns or step_ns < self._step_ns else 1 / SMOOTHED
@@ -440,7 +458,7 @@ class Governor:
         # Rare hooks are called in sampled steps: their interval is a multiple of the others'. Beyond it one number says two intervals.
         whole = entry.rare_limit if stretch > entry.rare_limit else entry.longest if stretch > entry.longest else 1
         entry.stretch, self._next_draw = stretch // whole * whole, 0
-        self._session.core.show_interval(entry)
+        self._core.show_interval(entry)
 
 
 def _next_fixed(step: int, interval: int) -> int:

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from hookd.api.events import Module
     from hookd.api.plugin import Plugin
     from hookd.target.boot.work import Work
-    from hookd.target.plugins.listeners import Entry
-    from hookd.target.session import Session
+    from hookd.target.events.dispatch import Dispatch
+    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.plugin_errors import Errors
+    from hookd.wire.page import PageWriter
 
 TIME_S = 5.0
 """How long a hook may take: shorter than what a tool waits for an answer. At a detach each but the first one that is late has"""
@@ -101,10 +103,15 @@ class _Thread:
 
 
 class Cold:
-    """Calls them. Any thread may ask, and waits."""
+    """Calls them. Any thread may ask, and waits.
 
-    def __init__(self, session: Session, work: Work) -> None:
-        self._session, self._work = session, work
+    Args:
+        errors: counts what they raise.
+        work: of all threads of the agent.
+    """
+
+    def __init__(self, *, page: PageWriter, errors: Errors, work: Work) -> None:
+        self._page, self._errors, self._work = page, errors, work
         self._idle: list[_Thread] = []
         self._left: list[tuple[_Thread, Job]] = []
 
@@ -143,7 +150,7 @@ class Cold:
     def succeed(self, old: Entry, new: Entry) -> None:
         """Let a plugin take over what the one before it knew."""
         if hasattr(new.plugin, "succeed"):
-            self._counted(new, self._done(new.plugin, "succeed", new.plugin.succeed, old.plugin))
+            self.run(new, "succeed", new.plugin.succeed, old.plugin)
 
     def unconfigure(self, entry: Entry) -> None:
         """Let a plugin let go; its errors no longer matter."""
@@ -152,24 +159,17 @@ class Cold:
         time_s = SHORT_S if self._left else TIME_S
         job = self._done(entry.plugin, "unconfigure", entry.plugin.unconfigure, time_s=time_s)
         if job.where is not None:
-            self._session.write_log("error", f"{entry.name}: {job.late}; that thread is left behind")
+            self._page.log("error", f"{entry.name}: {job.late}; that thread is left behind")
         elif job.error is not None:
-            self._session.write_log("error", f"{entry.name}: unconfigure raised {worded(job.error)}")
+            self._page.log("error", f"{entry.name}: unconfigure raised {worded(job.error)}")
 
-    def tick(self, now_s: float) -> None:
-        """Call the hooks `tick`, as pluggy would order them."""
-        session = self._session
-        for one in session.registry.ordered("tick"):
-            entry = session.registry.entries.get(one.plugin)
-            if entry is not None and session.namespace.get(one.switch):
-                self._counted(entry, self._done(entry.plugin, "tick", session.dispatch.call, one, {"now_s": now_s}))
-
-    def _counted(self, entry: Entry, job: Job) -> None:
-        """Count what a hook has raised, a TrainingError as well: there is no training code here; put aside what is stuck."""
+    def run(self, entry: Entry, hook: str, act: Callable[..., Any], *arguments: Any) -> None:
+        """Call a hook, and count what it raises, a TrainingError as well: there is no training code here. Quarantine one that is stuck."""
+        job = self._done(entry.plugin, hook, act, *arguments)
         if job.where is not None:
-            self._session.dispatch.late(entry, job.hook, job.late, job.where)
+            self._errors.late(entry, job.hook, job.late, job.where)
         elif job.error is not None:
-            self._session.dispatch.failed(entry, job.hook, job.error)
+            self._errors.failed(entry, job.hook, job.error)
 
     # -- the threads
 
@@ -227,3 +227,21 @@ class Cold:
             thread = self._idle.pop()
             thread.jobs.put(None)
             thread.thread.join(TIME_S)
+
+
+class PluginTicks:
+    """Calls the hook `tick`.
+
+    Args:
+        namespace: the globals of all plans, which have the switches.
+    """
+
+    def __init__(self, *, registry: Registry, namespace: dict[str, Any], dispatch: Dispatch, cold: Cold) -> None:
+        self._registry, self._namespace, self._dispatch, self._cold = registry, namespace, dispatch, cold
+
+    def tick(self, now_s: float) -> None:
+        """Call all that are switched on, as pluggy would order them."""
+        for one in self._registry.ordered("tick"):
+            entry = self._registry.get(one.plugin)
+            if entry is not None and self._namespace.get(one.switch):
+                self._cold.run(entry, "tick", self._dispatch.call, one, {"now_s": now_s})

@@ -14,11 +14,11 @@ from hookd.wire.originals import clock
 from hookd.wire.probation import Probation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from hookd.api.context import Context
     from hookd.api.plugin import Plugin
-    from hookd.api.totals import BackwardTotals, Totals
+    from hookd.api.totals import Switched, Totals
     from hookd.wire.agreement import Agreement
 
 
@@ -38,8 +38,8 @@ class Listener:
     """One hook implementation of one plugin, as a plan needs it.
 
     Attributes:
-        totals: adds calls, or backward passes, up for the plugin, which has no function for that; None: `call` is a function of the
-            plugin's.
+        totals: adds calls or backward passes up, or shows outputs, for a plugin that has no function for that; None: `call` is a function of
+            the plugin's.
         unless_finite: it need not be called where all gradients are known to be finite.
     """
 
@@ -49,7 +49,7 @@ class Listener:
     mutates: bool
     remembers: bool
     call: Callable[..., Any] = field(compare=False, hash=False)
-    totals: Totals | BackwardTotals | None = None
+    totals: Totals | Switched | None = None
     unless_finite: bool = False
 
     @cached_property
@@ -69,7 +69,7 @@ class Listener:
     @property
     def name(self) -> str:
         """What the plugin calls it (`Context.listen`)."""
-        return self.hook if self.totals is None else f"{self.hook}_totals"
+        return self.hook if self.totals is None or self.hook == "output_summary" else f"{self.hook}_totals"
 
 
 @dataclass
@@ -280,6 +280,14 @@ class Registry:
         self.agreed: list[Entry] = []
         self.alone: list[Entry] = []
 
+    def __iter__(self) -> Iterator[Entry]:
+        """Go through the loaded plugins, in the order in which they were loaded."""
+        return iter(self.entries.values())
+
+    def get(self, number: int) -> Entry | None:
+        """Return a loaded plugin by its number."""
+        return self.entries.get(number)
+
     def named(self, name: str) -> Entry:
         """Find a loaded plugin; while its options are changed, the one that is there.
 
@@ -351,7 +359,10 @@ class Registry:
         listeners = []
         for hook in sorted(hookspecs.HOT | {"tick"}):
             for impl in getattr(self._manager.hook, hook).get_hookimpls():
-                if impl.plugin is entry.plugin:
+                if impl.plugin is entry.plugin and hook == "output_summary":
+                    shown = entry.context.shown or entry.context.show_outputs({}, zeros=0.0)
+                    shown.tell = _picking(impl.function, impl.argnames)
+                elif impl.plugin is entry.plugin:
                     names = tuple(impl.argnames)
                     rights = _mutates(entry.plugin, hook), entry.plugin.remembers
                     is_choosy = hook in entry.plugin.unless_finite
@@ -366,7 +377,21 @@ class Registry:
         if back is not None:
             names = ("module", "elapsed_ns", "self_ns")
             listeners.append(Listener(entry.number, "backward", names, False, False, back.add, back))  # noqa: FBT003
+        outputs = entry.context.shown
+        if outputs is not None:
+            names = ("module", "output")
+            listeners.append(Listener(entry.number, "output_summary", names, False, False, outputs.add, outputs))  # noqa: FBT003
         return listeners
+
+
+def _picking(function: Callable[..., Any], names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
+    """Return what calls a plugin's `output_summary` with those of the three values that it wants."""
+    places = [("module", "output", "summary").index(name) for name in names]
+
+    def tell(*values: Any) -> Any:
+        return function(*[values[at] for at in places])
+
+    return tell
 
 
 def _mutates(plugin: Plugin, hook: str) -> bool:

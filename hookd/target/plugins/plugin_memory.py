@@ -17,11 +17,12 @@ from hookd.api.nested import FROZEN
 from hookd.target.plugins.faults import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from hookd.api.metrics import Gauge
     from hookd.api.plugin import Plugin
-    from hookd.target.plugins.listeners import Entry
-    from hookd.target.session import Session
+    from hookd.target.plugins.incidents import Incidents
+    from hookd.target.plugins.listeners import Entry, Registry
 
 EVERY_TICKS = 30
 LOOKS = 5
@@ -83,10 +84,22 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
 
 
 class Watch:
-    """Looks at all plugins from time to time, and puts aside what keeps more and more."""
+    """Looks at all plugins from time to time, and quarantines one that keeps more and more.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    Args:
+        gauge: of the bytes that each plugin keeps.
+        quarantine: stops a plugin, for a reason.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        gauge: Gauge,
+        incidents: Incidents,
+        quarantine: Callable[[Entry, str], None],
+    ) -> None:
+        self._registry, self._gauge, self._incidents, self._quarantine = registry, gauge, incidents, quarantine
         self._ticks = 0
         self._last: dict[int, Held] = {}
         self._grown: dict[int, int] = {}
@@ -95,7 +108,7 @@ class Watch:
         """Count a tick, and look when it is time."""
         self._ticks += 1
         if self._ticks % EVERY_TICKS == 0:
-            entries = list(self._session.registry.entries.values())
+            entries = list(self._registry)
             for entry in entries:
                 self._look(entry)
             there = {entry.number for entry in entries}
@@ -104,7 +117,7 @@ class Watch:
 
     def _look(self, entry: Entry) -> None:
         now, before = held(entry.plugin), self._last.get(entry.number, Held(0, 0))
-        self._session.core.plugin_held.labels(entry.name).set(float(now.bytes))
+        self._gauge.labels(entry.name).set(float(now.bytes))
         self._last[entry.number] = now
         has_grown = now.bytes > before.bytes or now.items > before.items
         grown = self._grown[entry.number] = self._grown.get(entry.number, 0) + 1 if has_grown else 0
@@ -114,6 +127,6 @@ class Watch:
         self._grown[entry.number] = 0
         why = f"it keeps {now.bytes / 1e6:.4g} MB in tensors and {now.items} items in containers, more at each look"
         if entry.plugin.mutates:  # which must not end in the middle of a training for this
-            self._session.report_incident(entry.name, "plugin_memory", f"plugin {entry.name}: {why}", {"error": why})
+            self._incidents.report(entry.name, "plugin_memory", f"plugin {entry.name}: {why}", {"error": why})
         else:
-            self._session.quarantine(entry, why)
+            self._quarantine(entry, why)

@@ -137,8 +137,9 @@ class Audience:
     def _ask(self, module: Module, known: dict[int, bool | frozenset[str]]) -> Answers:
         """Ask the plugins that have something to listen to there."""
         answers = []
-        for number, entry in self._registry.entries.items():
+        for entry in self._registry:
             if entry.is_asked and any(_may_be_told(one, module) for one in entry.listeners):
+                number = entry.number
                 answers.append((number, known[number] if number in known else self._select(entry, module)))
         return tuple(answers)
 

@@ -24,11 +24,15 @@ from hookd.wire.page import MODULE, PHASE, PHASES
 from hookd.wire.plugin_frames import line_at
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType
 
     from hookd.target.entry.threads import ThreadState
-    from hookd.target.plugins.listeners import Entry
-    from hookd.target.session import Session
+    from hookd.target.events.step_count import StepCount
+    from hookd.target.plugins.governor import Governor
+    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.plugin_errors import Errors
+    from hookd.wire.page import PageWriter
 
     Found = tuple[Entry, Listener, str]
 
@@ -46,12 +50,27 @@ class Overdue:
     """Looks, and stops what takes too long.
 
     Args:
-        session: of the agent.
         states: of the threads that call modules, by their ident.
+        namespace: the globals of all plans, which have the switches.
+        turned: is called after switches were turned.
+        count: of steps.
     """
 
-    def __init__(self, session: Session, states: dict[int, ThreadState]) -> None:
-        self._session, self._states = session, states
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        states: dict[int, ThreadState],
+        page: PageWriter,
+        registry: Registry,
+        governor: Governor,
+        namespace: dict[str, Any],
+        turned: Callable[[], None],
+        errors: Errors,
+        count: StepCount,
+    ) -> None:
+        self._states, self._page, self._cells = states, page, page.cells
+        self._registry, self._governor, self._namespace, self._turned = registry, governor, namespace, turned
+        self._errors, self._count = errors, count
         self._looked = 0.0
         self._step = -1
         self._looks: deque[set[int]] = deque(maxlen=MOST_LOOKS)
@@ -63,8 +82,8 @@ class Overdue:
         if now - self._looked < LOOK_S:
             return
         self._looked = now
-        if self._session.steps.done != self._step:
-            self._step = self._session.steps.done
+        if self._count.done != self._step:
+            self._step = self._count.done
             self._looks.clear()
         try:
             found = self._found() if any(map(self._is_busy, list(self._states.values()))) else []
@@ -72,7 +91,7 @@ class Overdue:
             for entry, one, where in found:
                 self._judge(entry, one, where)
         except Failure as failure:
-            self._session.dispatch.own_failure("a look at hooks that take long", failure)
+            self._errors.own_failure("a look at hooks that take long", failure)
 
     def _found(self) -> list[Found]:
         """Give the plugins whose hooks run just now, with the author's line."""
@@ -96,11 +115,11 @@ class Overdue:
 
     def _is_busy(self, state: ThreadState) -> bool:
         """Whether a thread is inside of a plugin, and not because that has a right to keep it there (`Context.pause`)."""
-        return state.busy and self._session.cells[state.beat + PHASE - MODULE] != PAUSED
+        return state.busy and self._cells[state.beat + PHASE - MODULE] != PAUSED
 
     def _hooks(self) -> dict[CodeType, list[tuple[Entry, Listener]]]:
         hooks: dict[CodeType, list[tuple[Entry, Listener]]] = {}
-        for entry in self._session.registry.entries.values():
+        for entry in self._registry:
             for one in entry.listeners:
                 code = getattr(getattr(one.call, "__func__", one.call), "__code__", None)
                 if code is not None:
@@ -117,26 +136,23 @@ class Overdue:
         why = f"{one.hook} has kept the training for {times * LOOK_S:.2g} s of one step"
         at = f": it is at {where}" if where else ""
         if entry.is_sampled(one) and self._put_off(entry, share):
-            self._session.write_log(
-                "info", f"plugin {entry.name}: {why}, and is called once in {entry.interval} steps now{at}"
-            )
+            self._page.log("info", f"plugin {entry.name}: {why}, and is called once in {entry.interval} steps now{at}")
         elif not (entry.plugin.mutates or entry.context.is_fixed):
-            self._session.dispatch.late(entry, one.hook, why + at, where)
+            self._errors.late(entry, one.hook, why + at, where)
         elif entry.number not in self._told:  # a person has asked for just that
             self._told.add(entry.number)
-            self._session.write_log("info", f"plugin {entry.name}: {why}{at}")
+            self._page.log("info", f"plugin {entry.name}: {why}{at}")
 
     def _put_off(self, entry: Entry, share: float) -> bool:
         """Have the sampled hooks called as seldom as the budget asks for, and in this step no more."""
-        governor, namespace = self._session.governor, self._session.namespace
-        times = max(2, math.ceil(share / governor.budget)) if governor.budget > 0 else 2
-        if not governor.stretch(entry, times):
+        budget = self._governor.budget
+        times = max(2, math.ceil(share / budget)) if budget > 0 else 2
+        if not self._governor.stretch(entry, times):
             return False
         for one in entry.listeners:
             if entry.is_sampled(one) and entry.context.fixed(one.hook) is None:
-                namespace[one.switch] = False
-        self._session.dispatch.turned()
-        self._session.models.arm()
+                self._namespace[one.switch] = False
+        self._turned()
         return True
 
 

@@ -8,7 +8,6 @@ very step. In a job of several ranks the boundary is one on which all ranks have
 from __future__ import annotations
 
 import sys
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hookd.errors import ControlError
@@ -17,12 +16,20 @@ from hookd.wire.agreement import boundary_ahead
 from hookd.wire.originals import clock
 
 if TYPE_CHECKING:
-    from hookd.target.plugins.listeners import Entry
-    from hookd.target.session import Session
-    from hookd.wire.agreement import Agreement
+    from collections.abc import Callable
 
-MARKS = 64
-"""So many boundaries are remembered."""
+    from hookd.target.boot.arming import Life
+    from hookd.target.boot.identity import Process
+    from hookd.target.events.step_count import StepCount
+    from hookd.target.plugins.core_metrics import CoreMetrics
+    from hookd.target.plugins.incidents import Incidents
+    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.loading import Loading
+    from hookd.target.plugins.stopping import Stopping
+    from hookd.target.remote.marks import Marks
+    from hookd.wire.agreement import Agreement
+    from hookd.wire.page import PageWriter
+
 LEAVE_AHEAD_S = 1.0
 """How far ahead a rank that detaches lays the boundary at which all ranks do without the plugin."""
 
@@ -64,15 +71,34 @@ class Change:
 class Changes:
     """The change that is under way, if one is, and what the ranks have agreed on.
 
+    Args:
+        marks: of the boundaries at which this rank has been.
+        count: of steps.
+        own_failure: is told of errors of hookd itself.
+
     Attributes:
         current: the last change asked for; the training thread alone turns it from armed to done or aborted.
-        marks: of the last boundaries, with the time of each; empty in a job of one rank.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        process: Process,
+        page: PageWriter,
+        life: Life,
+        count: StepCount,
+        marks: Marks,
+        registry: Registry,
+        loading: Loading,
+        stopping: Stopping,
+        core: CoreMetrics,
+        incidents: Incidents,
+        own_failure: Callable[[str, BaseException], None],
+    ) -> None:
+        self._process, self._page, self._life, self._count, self._marks = process, page, life, count, marks
+        self._registry, self._loading, self._stopping = registry, loading, stopping
+        self._core, self._incidents, self._own_failure = core, incidents, own_failure
         self.current: Change | None = None
-        self.marks: deque[tuple[int, float]] = deque(maxlen=MARKS)
         self._is_leaving = False
         self._settled: Change | None = None
         self._loaded: list[Change] = []
@@ -109,12 +135,12 @@ class Changes:
         change = self.current
         if change is None or change.state != "prepared":
             raise ControlError("no change is prepared", reason="no-change")
-        if mark is not None and self.marks and self.marks[-1][0] >= mark:
+        if mark is not None and self._marks.has_passed(mark):
             raise ControlError(f"this rank is past boundary {mark}", reason="passed")
         change.mark, change.agreement = mark, agreement
         change.state = "armed"
         # The training thread may have come to that boundary since we looked: it did not see the change then.
-        if mark is not None and self.marks and self.marks[-1][0] >= mark and change.state == "armed":
+        if mark is not None and self._marks.has_passed(mark) and change.state == "armed":
             change.state = "aborted"
             raise ControlError(f"this rank is past boundary {mark}", reason="passed")
 
@@ -142,11 +168,11 @@ class Changes:
         self._settled = change
         goes, stays = (change.old, change.new) if change.state == "done" else (change.new, change.old)
         if goes is not None:
-            self._session.discard(goes, heir=stays)
+            self._loading.discard(goes, heir=stays)
 
     def describe(self) -> dict[str, Any]:
         """Say where the change is, and at which boundaries this rank has been, for `status`."""
-        change, marks = self.current, list(self.marks)
+        change, (marks, span_s) = self.current, self._marks.all()
         told = None
         if change is not None:
             told = {
@@ -156,31 +182,30 @@ class Changes:
                 "at": change.at,
                 "step": change.step,
             }
-        span_s = marks[-1][1] - marks[0][1] if marks else 0.0
-        return {"change": told, "marks": [mark for mark, _ in marks], "span_s": span_s}
+        return {"change": told, "marks": marks, "span_s": span_s}
 
     # -- in the training thread
 
     def boundary(self) -> None:
         """An optimizer step begins: note where that is, and do what is due. Before any plugin hears of the step."""
         try:
-            before = self.marks[-1][0] if self.marks else 0
-            mark = self._note() if self._session.world_size > 1 else 0
+            before = self._marks.last()
+            mark = self._note() if self._process.world_size > 1 else 0
             while self._loaded:
                 self.tell(self._loaded.pop())
             change = self.current
             if change is not None and change.state == "armed" and (change.mark is None or mark >= change.mark):
                 self._carry_out(change, mark)
-            for entry in self._session.registry.agreed:
+            for entry in self._registry.agreed:
                 self._check(entry, before, mark)
-            if self._session.registry.alone:
+            if self._registry.alone:
                 self.require_alone()
         except Failure as failure:
-            self._session.dispatch.own_failure("a change at a step's boundary", failure)
+            self._own_failure("a change at a step's boundary", failure)
 
     def _note(self) -> int:
         mark = sequence_number()
-        self.marks.append((mark, clock.monotonic()))
+        self._marks.note(mark)
         return mark
 
     def _carry_out(self, change: Change, mark: int) -> None:
@@ -193,7 +218,7 @@ class Changes:
             return
         if change.new is not None:
             change.new.agreement = change.agreement
-        self._session.switch(change.old, change.new)
+        self._loading.switch(change.old, change.new)
         change.at = mark
         self.tell(change)
         change.state = "done"
@@ -205,7 +230,7 @@ class Changes:
         if end is None or mark < end[0]:
             return
         at, rank = end
-        if rank == self._session.rank:
+        if rank == self._process.rank:
             why = "this rank leaves"
         elif before >= at:
             why = (f"it ended on rank {rank} before boundary {at}, which this rank had passed with it: since then the "
@@ -214,60 +239,53 @@ class Changes:
             why = f"it ended on rank {rank}, and on this rank before the same step"
         self._stop(entry, why, {"mark": mark, "ended_at": at, "by_rank": rank, "differs": before >= at})
 
-    def failed(self, entry: Entry) -> None:
-        """Tell the other ranks that a plugin has failed in this one, since its last boundary."""
-        if entry.agreement is not None and self.marks:
-            entry.agreement.end(self._session.rank, max(1, self.marks[-1][0]))
-
     def require_alone(self) -> None:
         """Stop what changes the training of one rank, if it has become a job of several."""
         world_size = _world_size()
-        for entry in self._session.registry.alone if world_size > 1 else ():
+        for entry in self._registry.alone if world_size > 1 else ():
             why = f"this has become a job of {world_size} ranks, which have not agreed on it"
             self._stop(entry, why, {})
 
     def _stop(self, entry: Entry, why: str, fields: dict[str, Any]) -> None:
-        session = self._session
-        session.switch_off(entry, "disabled")
-        session.registry.note_changing()
-        session.core.show(entry)
-        message = f"{entry.name} no longer changes the training from {session.origin()} on: {why}"
-        session.report_incident(entry.name, "training_changed", message, {"change": "end", **fields})
+        self._stopping.switch_off(entry, "disabled")
+        self._registry.note_changing()
+        self._core.show(entry)
+        message = f"{entry.name} no longer changes the training from {self._count.origin()} on: {why}"
+        self._incidents.report(entry.name, "training_changed", message, {"change": "end", **fields})
 
     # -- the end
 
     def close(self) -> None:
         """Close the agreements, when nobody asks for them any more."""
-        for entry in self._session.registry.entries.values():
+        for entry in self._registry:
             if entry.agreement is not None:
                 entry.agreement.close()
 
     def leave(self, timeout_s: float) -> None:
         """Before a detach: let all ranks stop at one boundary ahead, and wait until this one has."""
         self.abandon()
-        agreed = [entry for entry in self._session.registry.agreed if entry.state == "active"]
-        if not agreed or not self._session.is_live:
+        agreed = [entry for entry in self._registry.agreed if entry.state == "active"]
+        if not agreed or not self._life.is_live:
             return
         self._is_leaving = True
-        marks = [mark for mark, _ in self.marks]
-        span_s = self.marks[-1][1] - self.marks[0][1]
+        marks, span_s = self._marks.all()
         is_counting = len(set(marks)) > 1
         at = boundary_ahead([(marks, span_s)], LEAVE_AHEAD_S) if is_counting else marks[-1] + 1
         for entry in agreed:
             if entry.agreement is not None:
-                entry.agreement.end(self._session.rank, at)
+                entry.agreement.end(self._process.rank, at)
         deadline = clock.monotonic() + timeout_s
         while any(entry.state == "active" for entry in agreed) and clock.monotonic() < deadline:
             clock.sleep(0.005)
         for entry in agreed:
             if entry.state == "active":
-                self._session.write_log("error", f"{entry.name}: no step has come within {timeout_s:g} s, so it ends here"
-                                        " before the boundary that was agreed on")  # fmt: skip
+                self._page.log("error", f"{entry.name}: no step has come within {timeout_s:g} s, so it ends here"
+                               " before the boundary that was agreed on")  # fmt: skip
 
     def tell(self, change: Change) -> None:
         """Tell a person what changes the training from this step on, who wanted it, and with what."""
-        session, new = self._session, change.new
-        change.step = session.origin()
+        new = change.new
+        change.step = self._count.origin()
         if new is not None and new.plugin.mutates:
             what = f"changes the training with {_options(new)}{_taken_back(change.old, new)}"
         elif change.old is not None and change.old.plugin.mutates:
@@ -277,7 +295,7 @@ class Changes:
         message = f"{change.name} {what}, from {change.step} on; asked for by user {change.by.get('uid')}"
         options = dict(new.context.options) if new is not None else {}
         fields = {"change": change.kind, "by": change.by, "mark": change.at, "options": options}
-        session.report_incident(change.name, "training_changed", message, fields)
+        self._incidents.report(change.name, "training_changed", message, fields)
 
 
 def _options(entry: Entry) -> str:

@@ -26,7 +26,15 @@ from hookd.wire.originals import Lock, clock
 from hookd.wire.page.layout import clean
 
 if TYPE_CHECKING:
-    from hookd.target.session import Session
+    from collections.abc import Callable
+
+    from hookd.target.boot.arming import Life
+    from hookd.target.entry.threads import Threads
+    from hookd.target.events.step_count import StepCount
+    from hookd.target.events.steps import Steps
+    from hookd.target.modeltree.names import Names
+    from hookd.target.plugins.incidents import Incidents
+    from hookd.wire.page import PageWriter
 
 MOST = 4
 """So many may be under way at a time: one that does not end must not keep out the next."""
@@ -76,25 +84,30 @@ class Evaluation:
         """Give the time since its beginning."""
         return clock.monotonic() - self._started
 
-    def run(self, session: Session) -> None:
-        """Evaluate; called once, in a thread of its own."""
+    def run(self, local: Threads, scope: Callable[[], dict[str, Any]]) -> None:
+        """Evaluate; called once, in a thread of its own.
+
+        Args:
+            local: has the calling thread's state.
+            scope: returns the names that the expression may use.
+        """
         try:
-            self._run(session)
+            self._run(local, scope)
         except Interrupted:  # it came when all was done
             self._leave()
         finally:
             if self.state == "running":
                 self.state = "interrupted"
 
-    def _run(self, session: Session) -> None:
+    def _run(self, local: Threads, scope: Callable[[], dict[str, Any]]) -> None:
         state, answer = "interrupted", {}
         try:
             code = compile(self.expression.strip(), "<eval>", "eval")
-            session.local.thread.busy = True  # what it calls is none of the training's
-            scope = _scope(session)
+            local.thread.busy = True  # what it calls is none of the training's
+            names = scope()
             with torch.no_grad():
                 self._is_inside = True
-                value = eval(code, scope)  # noqa: S307 - what this file is for
+                value = eval(code, names)  # noqa: S307 - what this file is for
                 state, answer = "done", _described(value)
                 del value
         except Interrupted:
@@ -146,11 +159,24 @@ class Evaluations:
     """All that are under way, and what they gave until it is asked for. Used in hookd's own thread.
 
     Args:
-        session: whose models and optimizers they see.
+        names: of the models that they see.
+        steps: knows the optimizers that they see.
+        count: of steps.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self,
+        *,
+        page: PageWriter,
+        life: Life,
+        local: Threads,
+        names: Names,
+        steps: Steps,
+        count: StepCount,
+        incidents: Incidents,
+    ) -> None:
+        self._page, self._life, self._local, self._incidents = page, life, local, incidents
+        self._names, self._steps, self._count = names, steps, count
         self._all: dict[int, Evaluation] = {}
 
     def begin(self, request: dict[str, Any], by: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +196,7 @@ class Evaluations:
             raise ControlError(f"{len(running)} expressions have not ended: {texts}", reason="busy")
         one = Evaluation(expression, by, limit_s)
         # Before it begins: it may end the process.
-        self._session.write_log("info", f"eval begins, {_asker(by)}: {clean(expression, SHOWN)}")
+        self._page.log("info", f"eval begins, {_asker(by)}: {clean(expression, SHOWN)}")
         one.thread = Thread(functools.partial(self._run, one))
         one.thread.start()
         self._all[one.number] = one
@@ -223,32 +249,32 @@ class Evaluations:
             self._note(one, "still running")
 
     def _run(self, one: Evaluation) -> None:
-        one.run(self._session)
+        one.run(self._local, self._scope)
         self._note(one, one.state if one.state == "interrupted" else f"{one.state}: {one.answer.get('type')}")
+
+    def _scope(self) -> dict[str, Any]:
+        """Return the names that an expression may use."""
+        models = [root for _, root in self._names.live_roots()]
+        return {
+            # The program's builtins, not those of carried code: its `__import__` would find what the program has not.
+            "__builtins__": builtins, "__name__": "hookd_eval", "model": models[0] if models else None, "models": models,
+            "optimizers": self._steps.optimizers(), "step": self._count.absolute(), "torch": torch,
+        }  # fmt: skip
 
     def _note(self, one: Evaluation, outcome: str) -> None:
         """Leave a record of it on the page, if the agent is still there."""
         text = clean(one.expression, SHOWN)
         fields = {"by": one.by, "expression": text, "outcome": outcome, "seconds": one.seconds()}
         try:
-            if self._session.is_live:
+            if self._life.is_live:
                 message = f"{text}: {outcome}, {_asker(one.by)}, after {one.seconds():.3g} s"
-                self._session.report_incident("hookd", "eval", message, fields)
+                self._incidents.report("hookd", "eval", message, fields)
         except Failure:  # the page was closed just now
             pass
 
 
 def _asker(by: dict[str, Any]) -> str:
     return f"by user {by.get('uid')} (process {by.get('pid')})"
-
-
-def _scope(session: Session) -> dict[str, Any]:
-    models = [root for _, root in session.models.names.live_roots()]
-    return {
-        # The program's builtins, not those of carried code: its `__import__` would find what the program has not.
-        "__builtins__": builtins, "__name__": "hookd_eval", "model": models[0] if models else None, "models": models,
-        "optimizers": session.steps.optimizers(), "step": session.step_number(), "torch": torch,
-    }  # fmt: skip
 
 
 def _described(value: Any) -> dict[str, Any]:

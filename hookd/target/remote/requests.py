@@ -5,29 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hookd.errors import ControlError
-from hookd.target.modeltree.snapshot import Trees
-from hookd.target.remote.evaluate import Evaluations
 from hookd.target.remote.stacks import stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hookd.target.modeltree.snapshot import Trees
     from hookd.target.remote.control import Connection
-    from hookd.target.session import Session
+    from hookd.target.remote.evaluate import Evaluations
 
 
 class Questions:
     """Answers them; each request is done at once or in portions, so that the next one does not wait.
 
     Args:
-        session: of the agent.
+        trees: of the models.
+        evaluations: of expressions.
         asking: gives the connection whose request is being handled.
     """
 
-    def __init__(self, session: Session, asking: Callable[[], Connection]) -> None:
-        self._asking = asking
-        self._trees = Trees(session)
-        self._evaluations = Evaluations(session)
+    def __init__(self, trees: Trees, evaluations: Evaluations, asking: Callable[[], Connection]) -> None:
+        self._trees, self._evaluations, self._asking = trees, evaluations, asking
         self.operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "snapshot": self._snapshot, "stack": lambda _: stacks(), "eval": self._eval,
             "eval_look": self._evaluations.look,

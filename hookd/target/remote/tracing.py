@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hookd.api.events import Module
-    from hookd.target.session import Session
+    from hookd.target.boot.identity import Process
+    from hookd.target.events.step_count import StepCount
+    from hookd.target.plugins.background import Aside
+    from hookd.target.plugins.listeners import Registry
+    from hookd.target.plugins.loading import Loading
 
 hookimpl = HookimplMarker("hookd")
 _Span: Any = getattr(
@@ -140,13 +144,22 @@ class _Open(Local):
 class Tracing:
     """The trace that is under way, if one is.
 
+    Args:
+        aside: writes the file.
+        count: of steps.
+
     Attributes:
         state: idle, waiting (for a step to end), tracing, saving, done or failed. The control thread alone goes over to
             waiting and to idle; the training thread, and who ends it, to the others.
+        residue: what could not be undone.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self, *, process: Process, count: StepCount, loading: Loading, registry: Registry, aside: Aside
+    ) -> None:
+        self._process, self._count, self._loading = process, count, loading
+        self._registry, self._aside = registry, aside
+        self.residue: list[str] = []
         self.state = "idle"
         self._spans = Spans()
         self._profiler = profiler.Profiler(self._yielded)
@@ -179,7 +192,7 @@ class Tracing:
         self._spans = Spans()
         self._profiler.guard()
         try:
-            self._session.load(self._spans, {}, by_name=True)
+            self._loading.load(self._spans, {}, by_name=True)
         except BaseException:
             self._profiler.release()
             raise
@@ -212,11 +225,11 @@ class Tracing:
         self._take()
         self._spans.stop()
         self._profiler.end(wait=False)
-        self._session.aside.finish(HANDOVER_S, Spans.name)
+        self._aside.finish(HANDOVER_S, Spans.name)
         try:
-            self._session.residue += self._profiler.release()
-            if self._session.registry.has(Spans.name):
-                self._session.unload(Spans.name)
+            self.residue += self._profiler.release()
+            if self._registry.has(Spans.name):
+                self._loading.unload(Spans.name)
             if self._file is not None:
                 self._file.close()
                 self._file = None
@@ -258,8 +271,7 @@ class Tracing:
     def _begin(self) -> None:
         started = clock.perf_counter()
         self._rss = _resident_bytes()
-        steps = self._session.steps
-        self._first = steps.done + 1 + (steps.offset or 0)
+        self._first = self._count.done + 1 + (self._count.offset or 0)
         self.state = "tracing"
         try:
             self._profiler.begin(self._described())
@@ -274,12 +286,12 @@ class Tracing:
             self.state = "idle"
 
     def _described(self) -> dict[str, str]:
-        session = self._session
-        told = {"run": session.run, "rank": session.rank, "first_step": self._first, "steps": self._steps,
-                "is_step_absolute": session.steps.offset is not None}  # fmt: skip
+        process = self._process
+        told = {"run": process.run, "rank": process.rank, "first_step": self._first, "steps": self._steps,
+                "is_step_absolute": self._count.offset is not None}  # fmt: skip
         found = {"hookd": json.dumps(told)}
-        if session.world_size > 1:  # under the name and in the form that torch's own profiler uses
-            found["distributedInfo"] = json.dumps({"rank": session.rank, "world_size": session.world_size})
+        if process.world_size > 1:  # under the name and in the form that torch's own profiler uses
+            found["distributedInfo"] = json.dumps({"rank": process.rank, "world_size": process.world_size})
         return found
 
     def _is_large(self) -> bool:
@@ -299,7 +311,7 @@ class Tracing:
         if self._asked_by is None:
             return
         self.state = "saving"
-        self._session.aside.add(Spans.name, lambda: self._save(result))
+        self._aside.add(Spans.name, lambda: self._save(result))
 
     def _spoil(self, error: BaseException) -> None:
         """There will be no trace; raises what belongs to the training code: to take a recording down can take seconds."""

@@ -87,10 +87,13 @@ class Kernel:
         *_, nans, infs, negative = self.sums(tensor) or (0, 0, 0)
         return BAD if nans or infs else MASKED if negative else FINITE
 
-    def addresses(self) -> tuple[int | None, int | None]:
-        """Return where the functions are that `gate` and `largest` call."""
-        gate, largest = (ctypes.cast(one, ctypes.c_void_p).value for one in (self._brief.gate, self._brief.largest))
-        return gate, largest
+    def addresses(self) -> tuple[int | None, int | None, int | None]:
+        """Return where the functions are that `gate`, `largest` and `sums` call."""
+        made = self._brief
+        gate, largest, dense = (
+            ctypes.cast(one, ctypes.c_void_p).value for one in (made.gate, made.largest, made.dense)
+        )
+        return gate, largest, dense
 
     def is_finite(self, tensor: Tensor) -> bool:
         """Say whether all is finite, of a tensor of `DTYPES` that is contiguous; False if its memory is not there."""

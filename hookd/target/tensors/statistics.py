@@ -179,10 +179,10 @@ class Numeric:
         """Whether the entry may call the kernel."""
         return self.kernel is not None and LOOKS_IN_C
 
-    def addresses(self) -> tuple[int | None, int | None, int]:
-        """Return where two of the kernel's functions are, and which instructions they take; None where C is not to call them."""
+    def addresses(self) -> tuple[int | None, int | None, int | None, int]:
+        """Return where some of the kernel's functions are, and which instructions they take; None where C is not to call them."""
         made = self.kernel
-        return (None, None, 0) if made is None or not LOOKS_IN_C else (*made.addresses(), made.level)
+        return (None, None, None, 0) if made is None or not LOOKS_IN_C else (*made.addresses(), made.level)
 
     def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
         """Do what `Context.later` says."""

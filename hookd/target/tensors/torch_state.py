@@ -19,6 +19,8 @@ from hookd.api.refs import passing_ref
 from hookd.target.plugins.faults import Failure, is_from_signal_handler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hookd.api.events import Module
     from hookd.target.entry.threads import ThreadState
 
@@ -77,6 +79,18 @@ def remember(thread: ThreadState, module: Module, args: tuple[Any, ...], output:
             raise
 
 
+def ask() -> list[Any] | None:
+    """Say nothing in the place of `quiet`: calls are not entered in C."""
+
+
+quiet: Callable[[], list[Any] | None] = ask
+"""Does what `enter` does where all is usual, in C; None: it is not."""
+USUAL = (
+    _dispatch_modes, _functorch, _autocast, getattr(_C, "_cuda_isCurrentStreamCapturing", None), _compiler, torch.cuda,
+)  # fmt: skip
+"""By what `hookd/native/tensors.c` sees that it is."""
+
+
 def enter() -> list[Any] | None:
     """Take modes and autocast away from this thread, or say that tensors must not be looked at now.
 
@@ -84,10 +98,12 @@ def enter() -> list[Any] | None:
         What `leave` needs; None while tracing, exporting, under vmap, with fake tensors or in a CUDA
         graph's capture.
     """
+    if (undo := quiet()) is not None:
+        return undo
     if is_unreal():
         return None
     # Of a tensor's subclass as well: what it makes of a function of torch is the training's code.
-    undo: list[Any] = [_entered(unseen())]
+    undo = [_entered(unseen())]
     if _dispatch_modes():
         undo.append(_entered(_C._DisableTorchDispatch()))
     if _autocast():

@@ -40,7 +40,7 @@ _TYPES = {
     "target": """from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from hookd import Call, Context, Module, Plugin
+from hookd import Call, Context, Module, Plugin, Summary
 """,
     "daemon": """from collections.abc import Mapping
 import click

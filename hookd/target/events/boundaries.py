@@ -1,0 +1,121 @@
+"""What the agent does where a step ends and the next one begins. Runs in the target, in the training thread.
+
+`hookd.target.events.steps` says when that is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookd.target.plugins.faults import Failure
+from hookd.wire import page as pages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.target.entry.threads import Threads
+    from hookd.target.events.batching import Portions
+    from hookd.target.events.dispatch import Dispatch
+    from hookd.target.events.phases import Phases
+    from hookd.target.events.step_count import StepCount
+    from hookd.target.modeltree.models import Models
+    from hookd.target.plugins.core_metrics import CoreMetrics
+    from hookd.target.plugins.governor import Governor
+    from hookd.target.remote.tracing import Tracing
+    from hookd.target.tensors.deferred import Later
+    from hookd.wire.page import PageWriter
+
+STEP = pages.STEP - pages.MODULE
+"""The cell of a heartbeat, from its module cell on."""
+
+
+class Boundaries:
+    """Publishes steps, lets the governor decide, and does what must not be done within a step.
+
+    Args:
+        later: what is on its way from a device.
+        install_late: installs in modules that were imported since the last step.
+
+    Attributes:
+        resume: starts the threads again that a fork has ended, if they are not there by now.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        page: PageWriter,
+        local: Threads,
+        count: StepCount,
+        core: CoreMetrics,
+        governor: Governor,
+        dispatch: Dispatch,
+        portions: Portions,
+        phases: Phases,
+        models: Models,
+        tracing: Tracing,
+        later: Later,
+        install_late: Callable[[], None],
+    ) -> None:
+        self._cells, self._record = page.cells, page.record
+        self._local, self._count, self._governor, self._dispatch = local, count, governor, dispatch
+        self._portions, self._phases, self._models, self._tracing = portions, phases, models, tracing
+        self._steps, self._step_calls, self._step_seconds = core.steps, core.step_calls, core.step_seconds
+        self._later, self._install_late = later, install_late
+        self.resume: Callable[[], None] = lambda: None
+
+    def step_over(self, steps: int, *, in_call: bool) -> None:
+        """Publish a step that is over. Events that still come belong to it until `step_done`.
+
+        Args:
+            steps: how many: those that the training has made without an optimizer may be published together.
+            in_call: whether a call of a model has begun since.
+        """
+        try:
+            self._deliver_numbers()
+            elapsed_ns = self._governor.end()
+            self._steps.inc(steps)
+            if elapsed_ns and steps == 1:
+                self._step_seconds.observe(elapsed_ns / 1e9)
+            thread = self._local.thread
+            if thread.kept:  # a training loop inside of a module's forward never leaves it
+                self._portions.let_go(thread)
+            self._portions.end_passing(thread)
+            done = self._count.done
+            self._cells[thread.beat + STEP] = float(done + 1 + (self._count.offset or 0))
+            self._record(pages.STEP_RECORD, 0, done, elapsed_ns / 1e9)
+            self._models.step_over(thread, in_call=in_call)
+            self._install_late()
+            self.resume()
+            self._tracing.boundary()
+        except Failure as failure:
+            self._dispatch.own_failure("the end of a step", failure)
+
+    def step_done(self) -> None:
+        """Tell the plugins that nothing more comes of the last step."""
+        thread = self._local.thread
+        self._phases.step_done(thread.spent)
+        self._dispatch.emit("step_done", {"step": self._count.absolute()})
+
+    def step_begins(self) -> None:
+        """Account for the step before, and switch to the hooks that are called in the one that begins."""
+        try:
+            self._governor.begin(self._count.turns)
+        except Failure as failure:
+            self._dispatch.own_failure("the beginning of a step", failure)
+
+    def call_begins(self) -> None:
+        """Begin a call of a model in a process that trains nothing: it is a turn, as a step is."""
+        try:
+            self._deliver_numbers()
+            self._step_calls.inc()
+            self._governor.end()
+            self._governor.begin(self._count.turns)
+            self._install_late()
+        except Failure as failure:
+            self._dispatch.own_failure("the beginning of a call", failure)
+
+    def _deliver_numbers(self) -> None:
+        try:
+            self._later.turn()
+        except Failure as failure:  # what plugins have asked for must not cost the step its count
+            self._dispatch.own_failure("later", failure)

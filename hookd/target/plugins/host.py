@@ -1,0 +1,156 @@
+"""What the contexts of plugins ask (`hookd.api.context.Host`). Runs in the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookd.wire import page as pages
+from hookd.wire.originals import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
+
+    from hookd.api.events import Module, Returned
+    from hookd.target.boot.arming import Life
+    from hookd.target.boot.identity import Process
+    from hookd.target.entry.threads import Threads
+    from hookd.target.events.batching import Portions
+    from hookd.target.events.step_count import StepCount
+    from hookd.target.modeltree.models import Models
+    from hookd.target.plugins.background import Aside
+    from hookd.target.plugins.core_metrics import CoreMetrics
+    from hookd.target.plugins.governor import Governor
+    from hookd.target.plugins.incidents import Incidents
+    from hookd.target.plugins.listeners import Registry
+    from hookd.target.remote.marks import Marks
+    from hookd.target.tensors.statistics import Numeric
+    from hookd.wire.page import PageWriter
+
+PAUSED = float(pages.PHASES.index("paused"))
+PAUSE_S = 0.05
+"""How often a paused training looks whether it may go on."""
+PHASE = pages.PHASE - pages.MODULE
+"""The cell of a heartbeat, from its module cell on."""
+
+
+class PluginHost:
+    """Answers the plugins' contexts; `hookd.api.context.Context` documents the answers.
+
+    Attributes:
+        page: in which the plugins' metrics are.
+        numeric: arithmetic on tensors.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        page: PageWriter,
+        process: Process,
+        life: Life,
+        local: Threads,
+        count: StepCount,
+        marks: Marks,
+        models: Models,
+        portions: Portions,
+        numeric: Numeric,
+        registry: Registry,
+        governor: Governor,
+        core: CoreMetrics,
+        incidents: Incidents,
+        aside: Aside,
+    ) -> None:
+        self.page, self.numeric = page, numeric
+        self.report_incident, self.write_log, self.work_aside = incidents.report, page.log, aside.add
+        self.step_now, self.mark_now = count.number, marks.last
+        self._cells, self._process, self._life, self._local, self._count = page.cells, process, life, local, count
+        self._models, self._names, self._portions = models, models.names, portions
+        self._registry, self._governor, self._core = registry, governor, core
+        self._is_due: Callable[[str], bool] = lambda _: False
+
+    def pause_until(self, is_due: Callable[[str], bool]) -> None:
+        """Set what ends a pause: a change of the plugin, by its name."""
+        self._is_due = is_due
+
+    @property
+    def run(self) -> str:
+        """The training job."""
+        return self._process.run
+
+    @property
+    def rank(self) -> int:
+        """Which process of the job this is."""
+        return self._process.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes the job has."""
+        return self._process.world_size
+
+    def step_offset(self) -> int | None:
+        """Return what to add to `step_now` to count from the training's beginning, None while unknown."""
+        return self._count.offset
+
+    def module_stack(self) -> tuple[Module, ...]:
+        """Return the modules that the calling thread is inside of."""
+        thread = self._local.thread
+        return thread.stack()
+
+    def returned_now(self) -> Sequence[Returned]:
+        """Return what the module calls of the calling thread have returned."""
+        return self._portions.returned(self._local.thread)
+
+    def model_roots(self) -> list[Module]:
+        """Return the roots of all models that are alive."""
+        return [model.root for model, _ in self._names.live_roots()]
+
+    def outermost_modules(self) -> list[tuple[Module, nn.Module]]:
+        """Return the roots of all models that are alive, with their outermost wrappers."""
+        return [(model.root, root) for model, root in self._names.live_roots()]
+
+    def module_states(self) -> list[tuple[Module, str]]:
+        """Return each module with its state in `hookd_modules`."""
+        return self._models.states()
+
+    def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
+        """Return the parameters that `optimizer` holds, in the models' order."""
+        return self._names.ordered_parameters(optimizer)
+
+    def interval_of(self, plugin: str) -> int:
+        """Return how many steps lie between two sampled steps of a plugin."""
+        return self._registry.named(plugin).interval if self._registry.has(plugin) else 1
+
+    def is_alone(self, plugin: str) -> bool:
+        """Whether no other plugin's sampled hooks are called in this step."""
+        return not any(entry.looks for entry in self._registry if entry.name != plugin)
+
+    def resample(self) -> None:
+        """Set the switches anew: a plugin wants to hear of something else. At the end of a step, from the next one on."""
+        if self._count.is_closing:
+            self._governor.is_to_listen = True
+        else:
+            self._governor.listen(self._count.turns)
+        for entry in self._registry:
+            self._core.show_interval(entry)
+
+    def shows_in_c(self) -> bool:
+        """Whether statistics of outputs are made in C."""
+        return self._models.hidden is not None and self.numeric.looks_in_c()
+
+    def has_seen_all(self) -> bool:
+        """Whether hookd has looked at all outputs of observed modules in the calling thread's outermost call."""
+        return self._models.has_seen_all(self._local.thread)
+
+    def pause(self, plugin: str) -> None:
+        """Keep the calling thread until the plugin is changed or unloaded, or the agent leaves."""
+        thread = self._local.thread
+        cell = thread.beat + PHASE
+        phase, self._cells[cell] = self._cells[cell], PAUSED
+        try:
+            while self._life.is_live and not self._is_due(plugin) and self._registry.is_active(plugin):
+                clock.sleep(PAUSE_S)  # in portions: signal handlers run between them
+        finally:
+            self._cells[cell] = phase

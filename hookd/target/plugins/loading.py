@@ -1,0 +1,168 @@
+"""Loading plugins, switching between them, and unloading them. Runs in the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd.api.context import Context
+from hookd.errors import PluginError, several_ranks, worded
+from hookd.target.plugins import rules
+from hookd.target.plugins.faults import Failure
+from hookd.target.plugins.global_state import watched
+from hookd.target.plugins.listeners import wanted_interval, wanted_readmission
+from hookd.wire.plugin_frames import author_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hookd.api.context import Host
+    from hookd.api.plugin import Plugin
+    from hookd.target.boot.identity import Process
+    from hookd.target.events.step_count import StepCount
+    from hookd.target.modeltree.models import Models
+    from hookd.target.plugins.core_metrics import CoreMetrics
+    from hookd.target.plugins.governor import Governor
+    from hookd.target.plugins.lifecycle_hooks import Cold
+    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.stopping import Stopping
+    from hookd.wire.page import PageWriter
+
+
+class Loading:
+    """Loads plugins and unloads them.
+
+    Args:
+        namespace: the globals of all plans, which call the plugins' functions.
+        host: what the plugins' contexts ask.
+        rest: lets the training have the interpreter for a while.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        process: Process,
+        page: PageWriter,
+        namespace: dict[str, Any],
+        registry: Registry,
+        cold: Cold,
+        models: Models,
+        governor: Governor,
+        count: StepCount,
+        core: CoreMetrics,
+        stopping: Stopping,
+        host: Host,
+        rest: Callable[[], None],
+    ) -> None:
+        self._process, self._page, self._namespace, self._host = process, page, namespace, host
+        self._registry, self._cold, self._models = registry, cold, models
+        self._governor, self._count, self._core, self._stopping = governor, count, core, stopping
+        self._rest = rest
+
+    def load(self, plugin: Plugin, options: dict[str, str], *, by_name: bool) -> Entry:
+        """Configure and register a plugin, and switch it on.
+
+        Raises:
+            PluginError: it breaks a rule, or refuses its options, or would change one rank of several.
+        """
+        entry = self.ready(plugin, options, by_name=by_name)
+        if entry.plugin.mutates and self._process.world_size > 1:
+            self.discard(entry, None)
+            raise several_ranks(entry.name, self._process.world_size)
+        self.switch(None, entry)
+        return entry
+
+    def ready(self, plugin: Plugin, options: dict[str, str], *, by_name: bool, old: Entry | None = None) -> Entry:
+        """Configure and register a plugin that does nothing until it is switched on.
+
+        Args:
+            plugin: of the class of `old`, where it is to replace that one.
+            options: of the plugin.
+            by_name: whether a person named it.
+            old: stays as it is; series of the same names go on.
+
+        Raises:
+            PluginError: it breaks a rule, or refuses its options.
+        """
+        rules.check(plugin, by_name=by_name)
+        self._rest()
+        if old is None and self._registry.has(plugin.name):
+            raise PluginError(f"{plugin.name} is loaded already", reason="already-loaded")
+        context = Context(plugin.name, options, self._host)
+        try:
+            self._cold.configure(plugin, context)
+            self._rest()
+            wanted_interval(plugin, context)
+            wanted_readmission(plugin, context)
+            context.check_options()
+            entry = self._registry.add(plugin, context, by_name=by_name)
+            self._rest()
+            self._models.prepare_plugin(entry)
+        except BaseException as exc:
+            _retire(context, old)
+            if isinstance(exc, PluginError) or not isinstance(exc, Failure):
+                raise
+            raise PluginError(f"{plugin.name}: configure raised {worded(exc)}{author_place(exc, plugin)}") from exc
+        for one in entry.listeners:
+            # A tick is called beside the training, and totals are hookd's own.
+            is_watched = not one.mutates and one.totals is None and one.hook != "tick"
+            self._namespace[one.function] = watched(one, self._namespace) if is_watched else one.call
+        if old is None:
+            self._core.show(entry)
+        self._governor.switch(self._count.turns)
+        self._models.replan()
+        return entry
+
+    def switch(self, old: Entry | None, new: Entry | None) -> None:
+        """Switch from one plugin to another, or on, or off; flags are only turned, so any thread may do it."""
+        if old is not None:
+            self._stopping.switch_off(old, "disabled")
+        if new is not None:
+            new.state = "active"
+            if old is not None:
+                self._cold.succeed(old, new)
+            self._core.show(new)
+        self._registry.note_changing()
+        self._governor.switch(self._count.turns)
+
+    def discard(self, entry: Entry, heir: Entry | None) -> None:
+        """Remove a plugin that was switched off, and its series, but for those that its heir goes on with."""
+        self._registry.remove(entry)
+        self._models.replan()
+        self._cold.unconfigure(entry)
+        if heir is not None and heir.number > entry.number:  # not the one that stays because this one was refused
+            _count_on(entry.context, heir.context)
+        _retire(entry.context, heir)
+        if heir is None:
+            self._core.hide(entry)
+        if entry.agreement is not None and (heir is None or heir.agreement is not entry.agreement):
+            entry.agreement.close()
+        self._page.compact()
+
+    def unload(self, name: str) -> None:
+        """Remove a plugin, and its series.
+
+        Raises:
+            PluginError: it is not loaded.
+        """
+        entry = self._registry.named(name)
+        self.switch(entry, None)
+        self.discard(entry, None)
+
+    def forget_stopped(self, name: str) -> None:
+        """Remove a plugin that was stopped, so that it can be loaded again."""
+        if self._registry.has(name) and self._registry.named(name).state in ("quarantined", "disabled"):
+            self.unload(name)
+
+
+def _retire(context: Context, heir: Entry | None) -> None:
+    kept = {metric.name: metric for metric in heir.context.metrics} if heir is not None else {}
+    for metric in context.metrics:
+        metric.retire(kept.get(metric.name))
+
+
+def _count_on(old: Context, new: Context) -> None:
+    """Let counts go on, also where the plugin's new object has not come to them yet: a counter never falls."""
+    kept = {metric.name: metric for metric in new.metrics}
+    for metric in old.metrics:
+        if metric.kind in ("counter", "histogram") and metric.name in kept:
+            kept[metric.name].adopt(metric)

@@ -1,0 +1,55 @@
+"""Stopping plugins: at once, in any thread. Runs in the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd.api.totals import Switched
+from hookd.wire.originals import clock
+
+if TYPE_CHECKING:
+    from hookd.target.modeltree.models import Models
+    from hookd.target.plugins.core_metrics import CoreMetrics
+    from hookd.target.plugins.incidents import Incidents
+    from hookd.target.plugins.listeners import Entry
+    from hookd.target.remote.marks import Marks
+
+
+class Stopping:
+    """Stops calling plugins; switches are only turned, so any thread may do it.
+
+    Args:
+        namespace: the globals of all plans, which have the switches.
+        marks: tells the other ranks of a failure.
+    """
+
+    def __init__(
+        self,
+        *,
+        namespace: dict[str, Any],
+        models: Models,
+        core: CoreMetrics,
+        incidents: Incidents,
+        marks: Marks,
+    ) -> None:
+        self._namespace, self._models, self._core = namespace, models, core
+        self._incidents, self._marks = incidents, marks
+
+    def switch_off(self, entry: Entry, state: str) -> None:
+        """Stop calling a plugin at once."""
+        entry.state = state
+        for one in entry.listeners:
+            self._namespace[one.switch] = False
+            if isinstance(one.totals, Switched):
+                one.totals.switch(is_on=False, is_active=False)
+        self._models.act_on_switches()
+
+    def quarantine(self, entry: Entry, why: str) -> None:
+        """Stop calling a plugin, and report that."""
+        self.switch_off(entry, "quarantined")
+        self._core.show(entry)
+        self._marks.failed(entry)
+        again_s = entry.probation.put_aside(clock.monotonic()) if entry.readmits else 0.0
+        message = f"plugin {entry.name} is quarantined: {why}"
+        message += f"; it is tried again in {again_s:g} s" if again_s else ""
+        self._incidents.report(entry.name, "quarantine", message, {"error": why, "again_s": again_s})

@@ -1,0 +1,45 @@
+"""The boundaries between steps at which this rank has been, by their marks (`hookd.wire.agreement`). Runs in the target."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hookd.wire.originals import clock
+
+if TYPE_CHECKING:
+    from hookd.target.boot.identity import Process
+    from hookd.target.plugins.listeners import Entry
+
+MOST = 64
+"""So many boundaries are remembered."""
+
+
+class Marks:
+    """The last boundaries, with the time of each; empty in a job of one rank."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._marks: deque[tuple[int, float]] = deque(maxlen=MOST)
+
+    def note(self, mark: int) -> None:
+        """Remember a boundary at which this rank is."""
+        self._marks.append((mark, clock.monotonic()))
+
+    def last(self) -> int:
+        """Return the mark of the last boundary; 0 where there is none."""
+        return self._marks[-1][0] if self._marks else 0
+
+    def has_passed(self, mark: int) -> bool:
+        """Whether this rank has been at the boundary `mark`, or at a later one."""
+        return bool(self._marks) and self._marks[-1][0] >= mark
+
+    def all(self) -> tuple[list[int], float]:
+        """Return all marks, the oldest first, and how many seconds lie between the first and the last."""
+        marks = list(self._marks)
+        return [mark for mark, _ in marks], marks[-1][1] - marks[0][1] if marks else 0.0
+
+    def failed(self, entry: Entry) -> None:
+        """Tell the other ranks that a plugin has failed in this one, since its last boundary."""
+        if entry.agreement is not None and self._marks:
+            entry.agreement.end(self._process.rank, max(1, self._marks[-1][0]))
