@@ -175,6 +175,7 @@ static int is_deep(PyObject *state) {
     if (*at(state, host->top) != &_Py_NoneStruct)
         return PyLong_AsLongLong(*at(state, host->base)) - now > STACK;
     set_to(at(state, host->base), PyLong_FromLongLong(now));
+    entry.first_thread = UINT64_MAX; /* nothing is known of its nodes yet */
     PyObject *profiled = is_profiled() ? &_Py_TrueStruct : &_Py_FalseStruct;
     Py_IncRef(profiled);
     set_to(at(state, host->profiled), profiled);
@@ -418,10 +419,26 @@ static PyObject *meter(PyObject *self, PyObject *const *args, Py_ssize_t count) 
     return is_news;
 }
 
+/* `turn()`: return the next turn, see marks.c; `close_marks(thread, low, turn)`: see `marks_close`. The numbers are such as this file has given. */
+static PyObject *turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self, (void)args, (void)count;
+    return PyLong_FromUnsignedLongLong(++entry.turn);
+}
+
+static PyObject *close_marks(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    PyObject *state = count == 3 ? here() : NULL;
+    if (state)
+        marks_close(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), now());
+    PyErr_Clear();
+    Py_IncRef(&_Py_NoneStruct);
+    return &_Py_NoneStruct;
+}
+
 /* Return the functions that Python calls at every step, in a tuple; their arguments are by position. */
 EXPORTED PyObject *hookd_entry_methods(void) {
     static const struct { const char *name; Method call; } MADE[] = {
-        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet},
+        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"turn", turn}, {"close_marks", close_marks},
     };
     enum { MANY = sizeof MADE / sizeof *MADE };
     PyObject *found = PyTuple_New(MANY);
@@ -454,7 +471,8 @@ static const struct { PyObject **at; const char *text; } WORDS[] = {
     {&entry.shape_name, "shape"},           {&entry.stride_name, "stride"},         {&entry.grad_name, "grad"},
     {&entry.node_name, "grad_fn"},          {&entry.nr_name, "output_nr"},          {&entry.learns_name, "requires_grad"},
     {&entry.sequence_name, "_sequence_nr"}, {&entry.following_name, "next_functions"}, {&entry.prehook_name, "register_prehook"},
-    {&entry.hook_name, "register_hook"},    {&entry.compiling_name, "_is_compiling_flag"}, {&entry.initialized_name, "_initialized"},
+    {&entry.hook_name, "register_hook"},    {&entry.hooks_name, "_backward_hooks"}, {&entry.dict_name, "_register_hook_dict"},
+    {&entry.compiling_name, "_is_compiling_flag"}, {&entry.initialized_name, "_initialized"},
     {&entry.enter_name, "__enter__"},
 };
 
@@ -500,6 +518,7 @@ EXPORTED int hookd_entry_stop(void *handle) {
     hookd_entry_clear();
     PyMem_RawFree(entry.slots);
     entry.slots = NULL;
+    marks_stop();
     entry.counts = 0;
     if (!entry.inside) { /* else they are used until the last call is over, and stay */
         for (size_t i = 0; i < OBJECTS; i++)

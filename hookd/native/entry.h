@@ -15,6 +15,7 @@ typedef PyObject *(*Vectorcall)(PyObject *, PyObject *const *, size_t, PyObject 
 
 extern PyObject _Py_FalseStruct, _Py_NoneStruct, _Py_TrueStruct, PyMethod_Type, PyTuple_Type;
 extern PyObject *PyCapsule_New(void *, const char *, void (*)(PyObject *));
+extern const char *PyCapsule_GetName(PyObject *);
 extern void *PyCapsule_GetPointer(PyObject *, const char *);
 extern PyObject *PyCFunction_NewEx(void *, PyObject *, PyObject *);
 typedef PyObject *(*Method)(PyObject *, PyObject *const *, Py_ssize_t);
@@ -65,6 +66,7 @@ extern void PyFunction_SetVectorcall(PyObject *, Vectorcall) __attribute__((weak
 extern int dlclose(void *) __attribute__((weak));
 extern void *PyEval_SaveThread(void);
 extern void PyEval_RestoreThread(void *);
+extern int PyObject_SetAttr(PyObject *, PyObject *, PyObject *);
 extern PyObject *PyList_New(Py_ssize_t);
 extern void *PyMem_RawCalloc(size_t, size_t);
 extern void PyMem_RawFree(void *);
@@ -75,7 +77,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 13, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 14, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
@@ -109,6 +111,8 @@ typedef struct {
     Count *counted; /* NULL: the plan counts */
 } Slot;
 
+typedef struct Mark Mark; /* see marks.c */
+
 typedef struct { /* where a thread's state in the interpreter has its depth of calls; `offset` is 0 where that is not known */
     size_t offset;
     int is_counted_up, limit; /* it is what is left of the limit, or counts up to it (CPython 3.10) */
@@ -131,6 +135,8 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *graph_begins, *graph_enters, *graph_ends, *graph_adds, *graph_told, *graph_failed; /* of hookd/target/entry/calls.py, for graph.c */
     PyObject *hooked;                /* as hooked(capsule, *gradients): calls what `hookd_entry_graph` returns */
     PyObject *grad_enabled, *sequence, *will_run; /* torch's */
+    PyObject *task, *queue, *node;   /* likewise: the number of the backward that is under way, what has a function called at its end, and the node that runs */
+    PyObject *carrier;               /* a tensor: see `marked`; None: torch has not what marks need */
     PyObject *profile, *tool;        /* return None where no profiler listens to the thread; NULL: nobody can say */
     PyObject *dtypes[10];            /* those of kernel.c, in its order, and then whole numbers, which are all finite */
     int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: nothing is looked at */
@@ -170,7 +176,7 @@ struct State { /* all of it; one for the process */
     int counts;                   /* calls are counted here */
     PyObject *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
         *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name, *shape_name, *stride_name, *grad_name,
-        *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name, *compiling_name, *initialized_name, *enter_name;
+        *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name, *hooks_name, *dict_name, *compiling_name, *initialized_name, *enter_name;
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
     uint64_t thread, numbers;
     unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
@@ -179,6 +185,9 @@ struct State { /* all of it; one for the process */
     PyObject *heard[SHAPES];      /* who listens to the gradients of calls of this shape; NULL: nobody */
     int wants[SHAPES];            /* what of them */
     long hooks;                   /* that live in graphs */
+    Mark *last;                   /* the last mark that was made */
+    uint64_t turn;                /* in which the last call returned whose backward is timed */
+    uint64_t first, first_thread; /* the number of the first node of the outermost call, as far as is known, and the thread's that it is of */
     void *handle;                 /* of this file, to be closed when the last of them is gone; NULL: not yet */
     int64_t hooked;               /* ns of a metered step in graph.c, without what is charged by Python */
     int metered;
@@ -250,6 +259,7 @@ typedef struct { /* what is known when a call begins */
     PyObject *heard;   /* who listens; NULL: nothing is to be hooked */
     PyObject *entered; /* what Python knows; NULL: the rest is known here */
     int wants, count;
+    int is_marked; /* it is left to marks.c */
     uint64_t sequence;
     int64_t lost; /* that of the thread's state */
     Edge edges[INPUTS];
@@ -257,6 +267,15 @@ typedef struct { /* what is known when a call begins */
 int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *args, Py_ssize_t count);
 int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number, PyObject *const *args, Py_ssize_t count, PyObject *output);
 void graph_forgets(Begun *begun);
+uint64_t number_of(PyObject *node);
+void dropped_one(void);
+
+/* marks.c */
+int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t count);
+int marks_end(const Begun *begun, PyObject *state, PyObject *node, uint64_t at, uintptr_t key, uint64_t number);
+int marks_called(PyObject *capsule, PyObject *state, int64_t mark);
+void marks_close(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, int64_t mark);
+void marks_stop(void);
 
 #pragma GCC visibility pop
 #endif

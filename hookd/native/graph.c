@@ -17,7 +17,8 @@ struct Flow { /* the gradients of one call, while a backward runs through it; it
     long refs;
     PyObject *module, *heard;
     uintptr_t key; /* the module's address, and the number of what is counted of it: whose totals its time is added to */
-    uint64_t number;
+    uint64_t number, low, turn; /* its nodes have the number `low` or a higher one; `turn` as in marks.c */
+    uintptr_t maker; /* the address of the state of the thread that made them */
     size_t back;   /* so many of those: `times` says for how many steps the one of the call stands */
     double *times;
     int wants;
@@ -44,6 +45,12 @@ typedef struct {
 
 static const char NAME[] = "hookd";
 
+/* Torch holds one hook less. */
+void dropped_one(void) {
+    if (!--entry.hooks && entry.handle && dlclose) /* hookd is gone, and now this file may go: once nothing of it runs any more */
+        Py_AddPendingCall(dlclose, entry.handle);
+}
+
 static void dropped(Flow *flow) {
     if (--flow->refs)
         return;
@@ -63,8 +70,7 @@ static void forgotten(PyObject *capsule) { /* the graph is gone, or torch has no
     if (hook->later)
         Py_DecRef(hook->later);
     PyMem_RawFree(hook);
-    if (!--entry.hooks && entry.handle && dlclose) /* hookd is gone, and now this file may go: once nothing of it runs any more */
-        Py_AddPendingCall(dlclose, entry.handle);
+    dropped_one();
 }
 
 /* Return the callable that torch gets; `later` is stolen, also where there is no memory. */
@@ -167,7 +173,10 @@ int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *a
     is_plain = sequence != NULL; /* first: to ask for an edge may make a node */
     if (sequence)
         Py_DecRef(sequence);
-    for (Py_ssize_t i = 1; i < count && is_plain; i++)
+    begun->is_marked = is_plain && marks_begin(begun, state, args, count);
+    if (begun->is_marked)
+        begun->count = (int)count - 1; /* which edges these are makes no difference to the time */
+    for (Py_ssize_t i = 1; i < count && is_plain && !begun->is_marked; i++)
         is_plain = edge_of(args[i], &begun->edges[begun->count++]);
     if (!is_plain) {
         PyErr_Clear();
@@ -192,7 +201,7 @@ void graph_forgets(Begun *begun) {
 
 /* -- when it ends */
 
-static uint64_t number_of(PyObject *node) { /* UINT64_MAX: it leads nowhere, or an exception is set */
+uint64_t number_of(PyObject *node) { /* UINT64_MAX: it leads nowhere, or an exception is set */
     PyObject *number = PyObject_VectorcallMethod(entry.sequence_name, &node, 1, NULL);
     uint64_t found = number ? PyLong_AsUnsignedLongLong(number) : UINT64_MAX;
     if (number)
@@ -391,7 +400,7 @@ static int found(Maker *maker, const Begun *begun, PyObject *output) {
     return is_right;
 }
 
-static Flow *flow_of(const Begun *begun, PyObject *module, uint64_t number, uintptr_t key, Py_ssize_t outputs) {
+static Flow *flow_of(const Begun *begun, PyObject *state, PyObject *module, uint64_t number, uintptr_t key, Py_ssize_t outputs) {
     const Count *counted = begun->wants & ADDS ? still(key, number) : NULL;
     size_t back = counted ? counted->back : 0, grads = (size_t)(begun->count + outputs);
     Flow *flow = PyMem_RawCalloc(1, sizeof *flow + grads * sizeof *flow->grads + back * sizeof *flow->times);
@@ -402,7 +411,7 @@ static Flow *flow_of(const Begun *begun, PyObject *module, uint64_t number, uint
         const double *standing = counted->totals[counted->count + i].standing;
         flow->times[i] = standing[IS_ON] ? standing[STEPS] : 0.0;
     }
-    flow->refs = 1, flow->key = key, flow->number = number, flow->wants = begun->wants, flow->inputs = begun->count, flow->outputs = outputs;
+    flow->refs = 1, flow->key = key, flow->number = number, flow->low = begun->sequence, flow->turn = ++entry.turn, flow->maker = (uintptr_t)state, flow->wants = begun->wants, flow->inputs = begun->count, flow->outputs = outputs;
     Py_IncRef(flow->module = module);
     Py_IncRef(flow->heard = begun->heard);
     return flow;
@@ -445,6 +454,16 @@ static int ends_in_python(Begun *begun, PyObject *state, PyObject *module, PyObj
     return done ? 0 : -1;
 }
 
+/* Hook what a call's gradients flow through. 0: it failed; an exception may be set. */
+static int flows(const Begun *begun, PyObject *state, PyObject *module, uint64_t number, uintptr_t key, const Maker *maker) {
+    Flow *flow = flow_of(begun, state, module, number, key, maker->outputs);
+    int was_seen = hide(state), is_right = flow && hooked(flow, begun, maker->node, maker->number, maker->slots, maker->count);
+    show(state, was_seen);
+    if (flow)
+        dropped(flow);
+    return is_right;
+}
+
 /* Hook the nodes that a call has made; `number` is that of what is counted of its module. -1: an exception is set, a signal handler's. */
 int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number, PyObject *const *args, Py_ssize_t count, PyObject *output) {
     if (!entry.counts)
@@ -457,13 +476,10 @@ int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number,
         is_left = ends_in_python(begun, state, module, args, count, output);
         since = now();
     } else if (maker.node) {
-        Flow *flow = flow_of(begun, module, number, (uintptr_t)args[0], maker.outputs);
-        int was_seen = hide(state), is_right = flow && hooked(flow, begun, maker.node, maker.number, maker.slots, maker.count);
-        show(state, was_seen);
+        int is_right = begun->is_marked ? marks_end(begun, state, maker.node, maker.number, (uintptr_t)args[0], number)
+                                        : flows(begun, state, module, number, (uintptr_t)args[0], &maker);
         if (!is_right && PyErr_Occurred())
             is_left = failed(state);
-        if (flow)
-            dropped(flow);
     }
     if (maker.node)
         Py_DecRef(maker.node);
@@ -537,6 +553,7 @@ static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t mark) {
 /* End a backward: take the time, tell of it, and forget its gradients; the next one (retain_graph) begins anew. */
 static int finished(Flow *flow, PyObject *state, int64_t mark) {
     const Host *host = &entry.host;
+    marks_close(state, flow->maker, flow->low, flow->turn, mark);
     int64_t spent = mark - flow->started, elapsed = spent, self = spent;
     if (state == flow->thread) {
         spent -= whole(*at(state, host->lost)) - flow->lost;
@@ -614,24 +631,31 @@ static int behind(const Hook *hook, PyObject *state, PyObject *grads, int64_t ma
     return --flow->due_in || !finished(flow, state, mark);
 }
 
+/* Take what flows through a node. 0: an exception is set. */
+static int flowing(const Hook *hook, PyObject *state, PyObject *given, int64_t mark) {
+    Flow *flow = hook->flow;
+    flow->refs++;
+    PyObject *grads = PyTuple_GetItem(given, 0);
+    int is_right = grads && (hook->is_before ? before : behind)(hook, state, grads, mark);
+    dropped(flow);
+    return is_right;
+}
+
 /* What `host.hooked` calls, with a capsule and the gradients that torch has for the hook: one tuple before a node, two behind it. */
 static PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    Hook *hook = count == 2 && entry.counts ? PyCapsule_GetPointer(args[0], NAME) : NULL;
     int64_t mark = now();
-    PyObject *state = hook ? here() : NULL;
+    PyObject *state = count == 2 && entry.counts ? here() : NULL;
     int is_right = 1;
     entry.inside++;
     if (state) {
-        Flow *flow = hook->flow;
-        flow->refs++, Py_IncRef(state);
-        PyObject *grads = PyTuple_GetItem(args[1], 0);
-        is_right = grads && (hook->is_before ? before : behind)(hook, state, grads, mark);
+        Py_IncRef(state);
+        if (!marks_called(args[0], state, mark))
+            is_right = flowing(PyCapsule_GetPointer(args[0], NAME), state, args[1], mark);
         if (!is_right)
             is_right = !failed(state);
         if (entry.counts)
             lose(state, mark);
-        dropped(flow);
         Py_DecRef(state);
     }
     entry.inside--;

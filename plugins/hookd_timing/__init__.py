@@ -41,8 +41,9 @@ Options:
 
 The backward of a module is the wall time from the beginning of its first node to the end of its last one, without
 hookd's own hooks and without recomputes. What the engine does in between is in it: moving gradients from node to node,
-accumulating into `.grad` what the nodes before the last one give (a bias, not the weight), and, where branches run in
-turn, the nodes of others. What is accumulated after it is in the backward, and the self time, of the module around it.
+accumulating them into `.grad`, and, where branches run in turn, the nodes of others. Where hookd has a hook of its own
+behind a module's last node (the first module of a model, what calls in Python are told of), what that one gives is accumulated
+after it, in the self time of the module around.
 
 Samples and operations are those of calls that go backward: not those of an evaluation or a frozen teacher. Samples are
 counted at the root with the most trained parameters: the size of its first argument, or of the first tensor in that if

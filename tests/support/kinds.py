@@ -378,7 +378,8 @@ class Reader:
         native.function(library, "hookd_entry_layout", ctypes.c_void_p)(ctypes.addressof(found))
         there, place = ctypes.py_object, ctypes.c_void_p
         self._read = native.function(library, "hookd_entry_read", there, place)
-        self._largest, self._number = native.objects(library, "hookd_entry_methods")[3:5]
+        made = {one.__name__: one for one in native.objects(library, "hookd_entry_methods")}
+        self._largest, self._number = made["largest"], made["number"]
         self._library = library
 
     def read(self, tensor: Tensor) -> tuple[int, int, int] | None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 13
+VERSION = 14
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -140,7 +140,8 @@ class _Host(ctypes.Structure):
             for name in ("dispatching", "transforms", "autocast", "capturing", "compiler", "cuda")
         ),
         *((name, ctypes.py_object) for name in _OF_GRAPHS),
-        *((name, ctypes.py_object) for name in ("hooked", "grad_enabled", "sequence", "will_run", "profile", "tool")),
+        *((name, ctypes.py_object) for name in ("hooked", "grad_enabled", "sequence", "will_run")),
+        *((name, ctypes.py_object) for name in ("task", "queue", "node", "carrier", "profile", "tool")),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
         ("gate", ctypes.c_void_p),
         ("largest", ctypes.c_void_p),
@@ -269,9 +270,10 @@ class Entry:
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
         self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
-        self._check, self._meter, self._let_go, self._largest, self._number, self._quiet = native.objects(
-            library, "hookd_entry_methods"
-        )
+        made = {one.__name__: one for one in native.objects(library, "hookd_entry_methods")}
+        self._check, self._meter, self._let_go = made["check"], made["meter"], made["let_go"]
+        self._largest, self._number, self._quiet = made["largest"], made["number"], made["quiet"]
+        self._turn, self._close_marks = made["turn"], made["close_marks"]
         self._unseen = native.function(library, "hookd_entry_unseen", size)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
         self._hear = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
@@ -392,11 +394,12 @@ class Entry:
             local, names["unwind"], remember, page.next_seq, suspect, shown,
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,
             *torch_state.USUAL, *(names[name] for name in _OF_GRAPHS),
-            hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, hidden.profile, hidden.tool, dtypes,
+            hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, *_for_marks(), hidden.profile, hidden.tool, dtypes,
             *numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, *page.recorder, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
         torch_state.quiet = self._quiet
+        backward.turn, backward.close_marks = self._turn, self._close_marks
         found = self.find_layout() if host.gate else None
         if found is not None:
             self._set_layout(ctypes.byref(found))
@@ -471,9 +474,20 @@ class Entry:
         """Return all memory. The code stays where a call that began in it still runs, in whatever thread, or a graph has hooks of it."""
         self.plans.close()
         torch_state.quiet = torch_state.ask
+        backward.turn, backward.close_marks = backward.has_no_marks, backward.has_no_marks
         stop = native.function(self._library, "hookd_entry_stop", ctypes.c_void_p)
         if not stop(self._library._handle):
             native.unload(self._library)
+
+
+def _for_marks() -> tuple[Any, Any, Any, Any]:
+    """Return what `hookd/native/marks.c` needs of torch, where it has that, and a tensor of ours; else Nones."""
+    task, node = (getattr(torch._C, name, None) for name in ("_current_graph_task_id", "_current_autograd_node"))
+    queue = getattr(torch.autograd.Variable._execution_engine, "queue_callback", None)
+    if None in (task, node, queue) or not hasattr(torch._C._FunctionBase, "_register_hook_dict"):
+        return None, None, None, None
+    with torch_state.unseen(), torch._C._DisableTorchDispatch():
+        return task, queue, node, torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def _has_usual_layout() -> bool:

@@ -11,6 +11,9 @@ works in place, and misses dict outputs. Here hooks are put on the autograd node
 How many of them will run (a branch may be unused) is asked of the engine when the first one runs. A hook must never
 hold a node that leads to it, or the graph would be a cycle that nobody frees: nodes are held only by hooks on nodes
 with a higher sequence number, which run earlier.
+
+Of most calls whose time alone somebody wants `hookd/native/marks.c` takes it. What it times inside of a call that is hooked here it is
+told to end before that call ends.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from hookd.target.plugins.faults import Failure
 from hookd.target.tensors.torch_state import is_unreal, unseen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hookd.api.events import Module
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.target.events.dispatch import Dispatch
@@ -43,6 +48,17 @@ _grad_fn, _output_nr = _Tensor.grad_fn.__get__, _Tensor.output_nr.__get__  # pas
 _WALK_LIMIT = 20_000
 _ACCUMULATE = 1 << 63
 """AccumulateGrad has the highest number there is (UINT64_MAX): it leads nowhere."""
+
+
+def has_no_marks(*_: int) -> int:
+    """Stand in for `turn` and `close_marks` where calls are not entered in C."""
+    return 0
+
+
+turn: Callable[[], int] = has_no_marks
+"""Returns a number that is higher than those of all calls inside of the one that has returned (`hookd/native/marks.c`)."""
+close_marks: Callable[[int, int, int], Any] = has_no_marks
+"""Ends what `hookd/native/marks.c` times inside of a call, given the id of its thread's state, the least number of its nodes, and its turn."""
 
 
 class Entered:
@@ -98,12 +114,14 @@ class Flow:
         heard: who listened when the call was made.
         elapsed_ns: of this backward, see `hookd.api.hookspecs.backward`; 0 until it is done.
         self_ns: what of it was not inside a module inside.
+        maker: the id of the state of the thread that has made its nodes.
+        low: they have this number or a higher one.
+        turn: see the function.
     """
 
     __slots__ = (
-        "again", "dispatch", "due", "due_in", "due_out", "elapsed_ns", "grads_in", "grads_out", "heard", "inner",
-        "is_open", "is_timed", "keeps_in", "keeps_out", "local", "lost", "module", "mutates", "self_ns", "started", "thread",
-        "was_used",
+        "again", "dispatch", "due", "due_in", "due_out", "elapsed_ns", "grads_in", "grads_out", "heard", "inner", "is_open", "is_timed",
+        "keeps_in", "keeps_out", "local", "lost", "low", "maker", "module", "mutates", "self_ns", "started", "thread", "turn", "was_used",
     )  # fmt: skip
 
     def __init__(self, module: Module, dispatch: Dispatch, local: Threads, heard: list[Listener]) -> None:
@@ -119,7 +137,7 @@ class Flow:
         self.is_timed = bool(asked & TIMES)
         self.is_open = self.was_used = False
         self.due_out = self.due_in = self.elapsed_ns = self.self_ns = 0
-        self.started = self.inner = self.lost = self.again = 0
+        self.started = self.inner = self.lost = self.again = self.maker = self.low = self.turn = 0
         self.thread: ThreadState | None = None
         self.grads_in: list[Any] = []
         self.grads_out: list[Any] = []
@@ -142,6 +160,7 @@ class Flow:
 
     def stop(self, mark: int) -> None:
         """Take the time; on a GPU of several devices the end may be in another thread, which knows of its own alone."""
+        close_marks(self.maker, self.low, self.turn)
         thread = self.local.thread
         spent = mark - self.started
         self.elapsed_ns = self.self_ns = spent
@@ -205,6 +224,7 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
         view: only so has it a node, whose gradient can be told from that of the input's other users.
     """
     outputs = tensors(output)
+    flow.maker, flow.low, flow.turn = id(entered.thread), entered.sequence, turn()
     flow.expect(len(args), len(outputs))
     mutates = flow.mutates
     if mutates:
