@@ -3,8 +3,8 @@
  * A Python function object has a field `vectorcall`, and `module(x)` calls `__call__` through it. This file replaces that
  * field of torch's own function and of nothing else: the function stays in its class, and its code, which is what
  * torch.compile reads, stays as it is. The entry looks the module up by its address. One that is not observed is called
- * straight through, without a Python frame; one of which only totals are kept is counted here; for every other one a Python
- * function, its plan, is called with (module, args, kwargs).
+ * straight through, without a Python frame; one of which only totals are kept is counted here; for every other one its plan, an object
+ * of Python's (hookd/target/entry/plan.py), is called with (module, args, kwargs).
  *
  * Every function here runs with the interpreter's lock held; the state is common to all threads. The prototypes are
  * written out by hand, so that one file serves CPython 3.10 to 3.14: all of them are exported there, and those declared
@@ -200,8 +200,6 @@ static PyObject *enter(PyObject *function, PyObject *const *args, size_t nargsf,
         result = through(state, args, nargsf, names);
     else if (slot && may_count(slot->counted, state))
         result = counting(slot->counted, state, args, nargsf, names);
-    else if (slot && entry.metered && slot->metered)
-        result = planned(state, slot->metered, args, count, names);
     else
         result = planned(state, slot ? slot->plan : entry.missing, args, count, names);
     entry.inside--;
@@ -292,15 +290,13 @@ static void uncounted(Slot *slot) {
 
 /* Set what a slot has. What dies by that may run any code, after which the slot may be somewhere else. */
 static void put(Slot *slot, uintptr_t key, PyObject *plan) {
-    PyObject *old = slot->plan, *metered = slot->metered;
+    PyObject *old = slot->plan;
     if (plan)
         Py_IncRef(plan);
-    slot->key = key, slot->plan = plan, slot->metered = NULL;
+    slot->key = key, slot->plan = plan;
     uncounted(slot);
     if (old)
         Py_DecRef(old);
-    if (metered)
-        Py_DecRef(metered);
 }
 
 /* Set a module's plan; NULL: it is called straight through. -1: no memory. */
@@ -346,19 +342,6 @@ EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, 
         shown[i] = (Shown){places[back + 2 * i], places[back + 2 * i + 1]};
     uncounted(slot);
     slot->counted = counted;
-    return 0;
-}
-
-/* Set a module's plan in metered steps, where it has one for all others. Two frames less a call: the one would look for the
- * other, and call it. */
-EXPORTED int hookd_entry_put_metered(uintptr_t key, PyObject *plan) {
-    Slot *slot = find(key);
-    if (!slot || !slot->plan)
-        return 0;
-    PyObject *old = slot->metered;
-    Py_IncRef(slot->metered = plan);
-    if (old)
-        Py_DecRef(old);
     return 0;
 }
 

@@ -77,7 +77,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 14, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 15, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
@@ -107,7 +107,6 @@ typedef struct { /* of a module whose calls are counted here, as long as no Pyth
 typedef struct {
     uintptr_t key;  /* a module's address; 0: free, 1: was used, and the search goes on */
     PyObject *plan; /* NULL: call straight through */
-    PyObject *metered; /* its plan in a metered step; NULL: `plan` finds it */
     Count *counted; /* NULL: the plan counts */
 } Slot;
 

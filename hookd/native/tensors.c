@@ -54,7 +54,7 @@ static PyObject *version_in(const void *impl) {
     return version ? PyLong_FromLongLong(FIELD(uint32_t, version, entry.layout.count)) : NULL;
 }
 
-/* Keep a small output alive for who looks only where something is bad: the plan's REMEMBER (hookd/target/entry/plan.py).
+/* Keep a small output alive for who looks only where something is bad: `Portions.remember` (hookd/target/events/batching.py).
  * 0: this is none of those, or something failed; nothing was kept, and no exception is set. */
 static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
     const Host *host = &entry.host;

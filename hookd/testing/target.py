@@ -245,7 +245,7 @@ class FakeTarget:
         def observing() -> Iterator[None]:
             # What lay between is no step of the training: to the governor all that it spends would look half as dear.
             parts.governor.forget_time()
-            parts.namespace["accounting"] = False
+            parts.dispatch.is_metered = False
             parts.arming.arm()
             parts.models.replan()
             try:
@@ -282,10 +282,10 @@ class FakeTarget:
             LookupError: the plugin has no such hook.
         """
         parts = self._parts
-        found = [one.switch for one in parts.registry.named(name).listeners if one.hook == hook]
+        found = [one.is_on for one in parts.registry.named(name).listeners if one.hook == hook]
         if not found:
             raise LookupError(f"{name} has no hook {hook!r}")
-        return any(parts.namespace[switch] for switch in found)
+        return any(found)
 
     def calls(self, hook: str) -> list[Event]:
         """Give the events of one hook."""

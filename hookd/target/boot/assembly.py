@@ -2,20 +2,20 @@
 
 `hookd.target.boot` alone holds all parts. No part is handed this file's `Parts`: each takes the few others that it uses as
 arguments. Where two parts call each other, the later one is set by a method of the earlier one (`stop_with`, `report_to`,
-`pause_until`).
+`pause_until`, `plan_with`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.target.boot.arming import Arming, Life
 from hookd.target.boot.ticks import Ticks
 from hookd.target.entry import dynamo
 from hookd.target.entry.calls import Calls
 from hookd.target.entry.hidden import Entrances
-from hookd.target.entry.plan import is_inside, pair
+from hookd.target.entry.telling import Telling
 from hookd.target.entry.threads import Heartbeats, Threads
 from hookd.target.events.batching import Portions
 from hookd.target.events.boundaries import Boundaries
@@ -30,7 +30,6 @@ from hookd.target.modeltree.models import Models
 from hookd.target.modeltree.snapshot import Trees
 from hookd.target.plugins.background import Aside
 from hookd.target.plugins.core_metrics import CoreMetrics
-from hookd.target.plugins.faults import Failure
 from hookd.target.plugins.governor import Governor
 from hookd.target.plugins.host import PluginHost
 from hookd.target.plugins.incidents import Incidents
@@ -47,7 +46,6 @@ from hookd.target.remote.changes import Changes
 from hookd.target.remote.evaluate import Evaluations
 from hookd.target.remote.marks import Marks
 from hookd.target.remote.tracing import Tracing
-from hookd.target.tensors import torch_state
 from hookd.target.tensors.statistics import Numeric
 
 if TYPE_CHECKING:
@@ -66,13 +64,11 @@ class Parts:
     """The parts of one agent, for what makes and ends them, and for tests.
 
     Attributes:
-        namespace: the globals of all plans: plugins' callbacks, their switches, the page.
         rest: lets the training have the interpreter for a while, in work that takes hookd's own thread long.
     """
 
     page: PageWriter
     process: Process
-    namespace: dict[str, Any]
     rest: Callable[[], None]
     life: Life
     count: StepCount
@@ -117,14 +113,13 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
 
     def host_calls(entry: Entry) -> None:
         entry.host(
-            namespace, local=local, page=page, numeric=numeric, remember=portions.remember_call,
+            calls.for_entry(), local=local, page=page, numeric=numeric, remember=portions.remember_call,
             suspect=portions.suspect, shown=calls.output_shown,
         )  # fmt: skip
 
     def forget_outputs(modules: Collection[Module]) -> None:
         portions.forget(modules)
 
-    namespace: dict[str, Any] = {}
     no_frame = dynamo.no_frame()
     life, count, marks = Life(), StepCount(from_beginning=process.method == "run"), Marks(process)
     states: dict[int, ThreadState] = {}
@@ -144,26 +139,24 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     phases = Phases(registry)
     audience = Audience(registry, cold.select, errors.fault)
     dispatch = Dispatch(
-        clock=clock, namespace=namespace, no_frame=no_frame, life=life, local=local, registry=registry,
+        clock=clock, no_frame=no_frame, life=life, local=local, registry=registry,
         audience=audience, phases=phases, errors=errors, entrance=entrances.entrance,
     )  # fmt: skip
-    phase_switch = PhaseSwitch(
-        namespace=namespace, no_frame=no_frame, page=page, phases=phases, dispatch=dispatch, count=count, clock=clock
-    )
+    phase_switch = PhaseSwitch(no_frame=no_frame, page=page, phases=phases, dispatch=dispatch, count=count, clock=clock)
     numeric = Numeric(dispatch.deliver)
     rest()
     models = Models(
-        page=page, namespace=namespace, no_frame=no_frame, clock=clock, life=life, local=local, count=count,
+        page=page, no_frame=no_frame, clock=clock, life=life, local=local, count=count,
         registry=registry, audience=audience, dispatch=dispatch, numeric=numeric, gauge=core.modules, host=host_calls,
         forget=forget_outputs, rest=rest, gentle=process.method == "attach",
     )  # fmt: skip
     entrances.hidden = models.hidden
     portions = Portions(life=life, numeric=numeric, models=models, dispatch=dispatch, listeners=audience.listeners)
     # How plugins come and go.
-    stopping = Stopping(namespace=namespace, models=models, core=core, incidents=incidents, marks=marks)
+    stopping = Stopping(models=models, core=core, incidents=incidents, marks=marks)
     errors.stop_with(stopping.quarantine)
     governor = Governor(
-        budget=budget, clock=clock, namespace=namespace, registry=registry, dispatch=dispatch, models=models,
+        budget=budget, clock=clock, registry=registry, dispatch=dispatch, models=models,
         core=core, quarantine=stopping.quarantine,
     )  # fmt: skip
     host = PluginHost(
@@ -171,7 +164,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
         numeric=numeric, registry=registry, governor=governor, core=core, incidents=incidents, aside=aside,
     )  # fmt: skip
     loading = Loading(
-        process=process, page=page, namespace=namespace, registry=registry, cold=cold, models=models,
+        process=process, page=page, registry=registry, cold=cold, models=models,
         governor=governor, count=count, core=core, stopping=stopping, host=host, rest=rest,
     )  # fmt: skip
     changes = Changes(
@@ -190,9 +183,10 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
         page=page, life=life, local=local, aloud=models.aloud, begins=steps.begins, turn=phase_switch.turn,
         entrance=entrances.entrance,
     )  # fmt: skip
+    telling = Telling(no_frame=no_frame, dispatch=dispatch, errors=errors)
     calls = Calls(
-        page=page, namespace=namespace, clock=clock, life=life, local=local, dispatch=dispatch, portions=portions,
-        models=models, registry=registry, turn=phase_switch.turn, begins=steps.forward_begins,
+        page=page, life=life, local=local, dispatch=dispatch, portions=portions, tell=telling.tell, models=models,
+        registry=registry, turn=phase_switch.turn, begins=steps.forward_begins,
         require_alone=changes.require_alone,
     )  # fmt: skip
     arming = Arming(life=life, steps=steps, data=data, models=models)
@@ -201,23 +195,16 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
         phases=phases, models=models, tracing=tracing, later=numeric.later, install_late=arming.install_late,
     )  # fmt: skip
     steps.report_to(boundaries)
-    namespace.update({
-        "cells": page.cells, "record": page.record, "local": local, "clock": clock, "Failure": Failure,
-        "no_frame": no_frame, "enter": torch_state.enter, "leave": torch_state.leave,
-        "is_grad_enabled": torch_state.is_grad_enabled, "set_grad_enabled": torch_state.set_grad_enabled,
-        "versions_of": torch_state.versions_of, "pair": pair, "is_inside": is_inside, "is_unreal": torch_state.is_unreal,
-        "accounting": False, "backward_on": False, "original": models.patch.original, "call_aloud": models.call_aloud,
-        **portions.names(), **calls.names(), **dispatch.names(),
-    })  # fmt: skip
+    models.plan_with(calls)
     # Beside the training.
     overdue = Overdue(
-        states=states, page=page, registry=registry, governor=governor, namespace=namespace, turned=models.act_on_switches,
+        states=states, page=page, registry=registry, governor=governor, turned=models.act_on_switches,
         errors=errors, count=count,
     )  # fmt: skip
     watch = Watch(registry=registry, gauge=core.plugin_held, incidents=incidents, quarantine=stopping.quarantine)
     readmission = Readmission(registry=registry, cold=cold, page=page, switch=loading.switch)
     refusals = Refusals(registry=registry, page=page, core=core)
-    plugin_ticks = PluginTicks(registry=registry, namespace=namespace, dispatch=dispatch, cold=cold)
+    plugin_ticks = PluginTicks(registry=registry, dispatch=dispatch, cold=cold)
     evaluations = Evaluations(
         page=page, life=life, local=local, names=models.names, steps=steps, count=count, incidents=incidents
     )
@@ -227,7 +214,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )  # fmt: skip
     ticks = Ticks(acts, own_failure=errors.own_failure, heartbeats=heartbeats, page=page, dropped=core.series_dropped)
     return Parts(
-        page=page, process=process, namespace=namespace, rest=rest, life=life, count=count, local=local,
+        page=page, process=process, rest=rest, life=life, count=count, local=local,
         registry=registry, errors=errors, cold=cold, aside=aside, dispatch=dispatch,
         numeric=numeric, models=models, portions=portions, stopping=stopping, governor=governor, host=host,
         loading=loading, changes=changes, tracing=tracing, steps=steps, arming=arming,

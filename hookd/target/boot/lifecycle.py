@@ -396,7 +396,6 @@ class Agent:
         self.parts.cold.close()
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")
-        self.parts.namespace.clear()
         self.parts.changes.close()
         self._on_left()
         if self._loader is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from enum import IntFlag
+from functools import partial
 from os import environ
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 14
+VERSION = 15
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -183,9 +184,6 @@ class Plans(dict[int, Any]):
         super().__init__()
         place = ctypes.c_size_t
         self._put: Callable[..., int] = native.function(library, "hookd_entry_put", place, ctypes.c_void_p)
-        self._put_metered: Callable[..., int] = native.function(
-            library, "hookd_entry_put_metered", place, ctypes.py_object
-        )
         self._drop: Callable[..., int] = native.function(library, "hookd_entry_drop", place)
         self._clear: Callable[..., int] = native.function(library, "hookd_entry_clear")
         there, size, cells = ctypes.py_object, ctypes.c_size_t, ctypes.c_void_p
@@ -222,10 +220,6 @@ class Plans(dict[int, Any]):
             if self._count(key, module, number, counted.shape, *kept, *sizes, *arrays):
                 raise MemoryError
 
-    def put_metered(self, key: int, plan: Any) -> None:
-        """Have calls of a module go to another plan in metered steps, until it gets a new plan for all others."""
-        self._put_metered(key, plan)
-
     def pop(self, key: int, default: Any = None) -> Any:
         """Forget a module; return its plan."""
         self._drop(key)
@@ -239,7 +233,7 @@ class Plans(dict[int, Any]):
     def close(self) -> None:
         """Forget all modules, and the table: some of the modules may die later."""
         self.clear()
-        self._put = self._put_metered = self._drop = self._count = self._clear = _ignore
+        self._put = self._drop = self._count = self._clear = _ignore
 
 
 class CannotEnterError(Exception):
@@ -375,7 +369,7 @@ class Entry:
         """Count calls in C from now on; where objects are not laid out as usual, plans count.
 
         Args:
-            names: of the functions that plans call, and the hooks on the graph.
+            names: of functions of `hookd.target.entry.calls`.
             local: has the calling thread's state.
             page: in which calls are counted.
             numeric: has the kernel that looks at outputs.
@@ -454,9 +448,9 @@ class Entry:
         """Call a function of the training's inside of that, which is hidden from nobody."""
         return self._aloud(function, args, kwargs)
 
-    def call_aloud(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a module as if hookd were not there, for a profiler to see: by its code `torch.profiler` knows a module's call."""
-        return self._aloud(self._whole, (module, *args), kwargs)
+    def aloud_of(self, module: Any) -> Callable[..., Any]:
+        """Return what runs a module as if hookd were not there, for a profiler to see: by its code `torch.profiler` knows a module's call."""
+        return partial(self.aloud, self._whole, module)
 
     def register(self) -> None:
         """Do nothing: torch.compile reads a function's code, and never its entry."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from operator import attrgetter
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -19,37 +21,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SKIP = object()
-"""What a known module that nobody wants to hear of has for a plan."""
+"""The plan of a module that is not observed: its calls go straight through."""
 
 HAS_COMPILED_IMPL = hasattr(nn.Module, "_compiled_call_impl")
 
 
 def is_pristine(call: Any) -> bool:
-    """Whether `nn.Module.__call__` is torch's own, whose body we may write out instead of calling it."""
+    """Whether `nn.Module.__call__` is torch's own, whose body we may do instead of calling it."""
     code = getattr(call, "__code__", None)
     return code is not None and code.co_filename == nn.Module._call_impl.__code__.co_filename
 
 
-def plain_call(original: Any) -> str:
-    """Give the expression that runs a module as if hookd were not there, in terms of self, args and kwargs."""
+def bare_of(original: Any) -> Callable[[nn.Module], Callable[..., Any]]:
+    """Return what finds the function that runs a module as if hookd were not there: no frame of ours stays on the stack."""
     if not is_pristine(original):
-        return "original(self, *args, **kwargs)"
-    if not HAS_COMPILED_IMPL:
-        return "self._call_impl(*args, **kwargs)"
+        return functools.partial(MethodType, original)
+    return _chosen if HAS_COMPILED_IMPL else attrgetter("_call_impl")
+
+
+def _chosen(module: nn.Module) -> Callable[..., Any]:
     # Source: torch/nn/modules/module.py `_wrapped_call_impl`, 2.1 to 2.14.
-    return ("(self._call_impl(*args, **kwargs) if self._compiled_call_impl is None"
-            " else self._compiled_call_impl(*args, **kwargs))")  # fmt: skip
-
-
-CALL_SOURCE = """
-def __call__(self, *args, **kwargs):
-    plan = get(id(self))
-    if plan is SKIP:
-        return CALL
-    if plan is None:
-        return missing(self, args, kwargs)
-    return plan(self, args, kwargs)
-"""
+    compiled: Callable[..., Any] | None = module._compiled_call_impl
+    return module._call_impl if compiled is None else compiled
 
 
 def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any) -> Any:
@@ -58,12 +51,20 @@ def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any)
     It outlives a detach where something keeps a bound copy (an OptimizedModule does): then `plans` is empty and
     `missing` calls through.
     """
-    namespace: dict[str, Any] = {
-        "get": plans.get, "missing": missing, "original": original, "SKIP": SKIP,
-    }  # fmt: skip
-    exec(compile(CALL_SOURCE.replace("CALL", plain_call(original)), "<hookd call>", "exec"), namespace)
-    call = namespace["__call__"]
-    functools.update_wrapper(call, original)
+    get, bare = plans.get, bare_of(original)
+
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        plan = get(id(self))
+        if plan is SKIP:
+            return bare(self)(*args, **kwargs)
+        if plan is None:
+            return missing(self, args, kwargs)
+        return plan(self, args, kwargs)
+
+    call: Any = functools.update_wrapper(__call__, original)
+    call.__code__ = call.__code__.replace(
+        co_filename="<hookd call>"
+    )  # a traceback of the training shows no source of ours
     del call.__wrapped__
     dynamo.stand_in(call, original)
     return call

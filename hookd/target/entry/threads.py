@@ -135,6 +135,15 @@ class Threads(Local):
         )
 
 
+def is_inside(top: Top | None, module: Module) -> bool:
+    """Whether a module is on a thread's stack of modules."""
+    while top is not None:
+        if top[0] is module:
+            return True
+        top = top[1]
+    return False
+
+
 def _python_threads() -> set[int | None]:
     return {thread.native_id for thread in threading._active.copy().values()}  # type: ignore[attr-defined]
 

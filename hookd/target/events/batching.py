@@ -54,8 +54,6 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 class Portions:
     """Holds calls until there are enough of them, for each thread its own.
 
-    What nearly all calls need is in the plans (`hookd.target.entry.plan`, HOLD and REMEMBER).
-
     Args:
         listeners: returns who listens to a hook at a module.
     """
@@ -74,13 +72,6 @@ class Portions:
         self.changed: set[int] = set()  # by Module.id: of those that do not wait, whose output was changed in place
         self._candidates: set[Module] = set()
 
-    def names(self) -> dict[str, Any]:
-        """Give what plans call by name."""
-        return {
-            "hold": self._hold, "look": self._look, "hand_over": self.hand_over, "remember": self._remember, "new": _new, "Call": Call, "Tensor": _Tensor, "is_finite": self._is_finite,
-            "function_modes": torch_state.function_modes, "tracing": torch_state.tracing, "unversioned": _unversioned, "LEAST": LEAST, "LIGHT": LIGHT, "ENOUGH": ENOUGH, "KEPT": KEPT,
-        }  # fmt: skip
-
     def _is_finite(self, tensor: torch.Tensor) -> bool:
         """Whether all numbers of a tensor are; where that cannot be said at once, the plugins are to look at it themselves."""
         try:
@@ -90,13 +81,53 @@ class Portions:
                 raise
             return False
 
-    def _hold(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
-        """Hand over with what is held a call that may not wait; what its output is, was not asked or has failed.
+    def hold(  # noqa: PLR0917  one call
+        self,
+        thread: ThreadState,
+        module: Module,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        versions: tuple[int, ...],
+    ) -> None:
+        """Hold a call that has just returned, at the top of its thread's stack, or hand it over with what is held: it may not wait.
+
+        Raises:
+            TrainingError: a plugin may raise it.
+        """
+        waits, inside = module._waits, thread.top
+        failure: BaseException | None = None
+        # An inference tensor has no version; a mode would see that it is asked for, and a trace would have the size in it.
+        if (
+            waits
+            and inside is not None
+            and inside[1] is not None
+            and type(output) is _Tensor
+            and not torch_state.function_modes()
+            and torch_state.tracing() is None
+            and (waits == WAITS or self._is_finite(output))
+        ):
+            try:
+                call: Call = _new(
+                    Call, (module, inputs, kwargs, output, output._version, versions, inside, waits == CHANGES)
+                )
+            except Failure as error:
+                failure = error
+            else:
+                thread.held.append(call)
+                thread.held_size += output.numel() + LEAST
+                if thread.held_size >= ENOUGH:
+                    self.hand_over(thread)
+                return
+        self._hold_last(thread, _new(Call, (module, inputs, kwargs, output, -1, versions, inside, False)), failure)
+
+    def _hold_last(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
+        """Hand over with what is held a call that may not wait.
 
         Args:
             thread: the calling one.
-            call: the one at the top of its stack, which has just returned; its `version` is not known yet.
-            failure: why it is not.
+            call: the one at the top of its stack; its `version` is not known yet.
+            failure: why it is not; None: that was not asked.
         """
         version = -1
         if failure is not None and is_from_signal_handler(failure):
@@ -110,17 +141,33 @@ class Portions:
         thread.held.append(call._replace(version=version))
         self.hand_over(thread)
 
-    def _remember(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
-        """Note weakly what a call has returned that nobody is told of; where it is small, a plan keeps it at a tenth of the cost."""
-        if failure is not None and is_from_signal_handler(failure):
-            raise failure
-        torch_state.remember(thread, call.module, call.inputs, call.output)
+    @staticmethod
+    def remember(
+        thread: ThreadState, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Note what a call has returned that is not handed over: weakly, or where it is small by keeping it, at a tenth of the cost."""
+        if (
+            module._waits
+            and thread.kept < KEPT
+            and type(output) is _Tensor
+            and not torch_state.function_modes()
+            and torch_state.tracing() is None
+        ):
+            try:
+                thread.returned.append(_new(Call, (module, inputs, kwargs, output, output._version, (), None, False)))
+                thread.kept += output.numel() + LIGHT
+            except Failure as failure:
+                if is_from_signal_handler(failure):
+                    raise
+            else:
+                return
+        torch_state.remember(thread, module, inputs, output)
 
     def remember_call(
         self, thread: ThreadState, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Remember a call that the entry in C cannot: see `_remember`."""
-        self._remember(thread, _new(Call, (module, args, kwargs, output, -1, (), None, False)), None)
+        """Remember a call that the entry in C cannot."""
+        torch_state.remember(thread, module, args, output)
 
     def suspect(  # noqa: PLR0917  the entry in C calls it
         self,
@@ -148,17 +195,25 @@ class Portions:
         inside = (module, thread.top, float(module.id))
         self._suspect(thread, _new(Call, (module, args, kwargs, output, -1, versions, inside, False)))
 
-    def _look(self, thread: ThreadState, call: Call) -> None:
+    def look(  # noqa: PLR0917  one call
+        self,
+        thread: ThreadState,
+        module: Module,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        versions: tuple[int, ...],
+    ) -> None:
         """Do for a call that has gone through its plan what the entry in C does for one that it counts."""
         models = self._models
         if not models.is_alert:
-            is_root = call.inside is None or call.inside[1] is None
-            is_good = is_root or (self._is_good(call.output) if models.looks else None)
+            is_root = thread.top is None or thread.top[1] is None
+            is_good = is_root or (self._is_good(output) if models.looks else None)
             if is_good is None:
                 models.note_passed()
             if is_good is not False:
                 return
-        self._suspect(thread, call)
+        self._suspect(thread, _new(Call, (module, inputs, kwargs, output, -1, versions, thread.top, False)))
 
     def _is_good(self, output: Any) -> bool | None:
         """Whether all numbers of an output are finite, or -inf; None: that cannot be said at once."""
@@ -311,13 +366,6 @@ def _version(output: Any) -> int:
         return output._version if type(output) is _Tensor else -1  # noqa: SLF001
     except RuntimeError:
         return -1
-
-
-def _unversioned(failure: BaseException) -> tuple[()]:
-    """Stand in for the versions of inputs that have none: inference tensors."""
-    if is_from_signal_handler(failure):
-        raise failure
-    return ()
 
 
 def _unrolled(thread: ThreadState) -> list[Any]:

@@ -31,12 +31,14 @@ class Dispatch:
     """Calls listeners, one after the other, each guarded.
 
     Args:
-        namespace: the globals of all plans: plugins' functions, and the switches that say which of them are called.
         no_frame: switches dynamo's frame evaluation.
         audience: knows who listens.
         errors: is told of what leaves a plugin.
 
     Attributes:
+        is_metered: whether the step in progress is one of those in which the time is taken of each plugin, and of all that is not the
+            training's own code.
+        hears_gradients: whether anybody listens to gradients in it.
         spent: ns spent in each plugin during a metered step, by the plugin's number, and in hookd itself as `OWN`.
         charged: ns of all that so far.
         calls: of each plugin's hooks during a metered step, by the plugin's number.
@@ -49,7 +51,6 @@ class Dispatch:
         self,
         *,
         clock: Callable[[], int],
-        namespace: dict[str, Any],
         no_frame: Callable[[Any], Any],
         life: Life,
         local: Threads,
@@ -60,32 +61,21 @@ class Dispatch:
         entrance: Callable[..., Callable[..., Any]],
     ) -> None:
         self.clock, self.entrance, self.own_failure = clock, entrance, errors.own_failure
-        self._namespace, self._no_frame, self._life, self._local = namespace, no_frame, life, local
+        self._no_frame, self._life, self._local = no_frame, life, local
         self._registry, self._listeners, self._phases = registry, audience.listeners, phases
         self._fault, self._stray = errors.fault, errors.stray
+        self.is_metered = self.hears_gradients = False
         self.spent: dict[int, int] = {}
         self.charged = 0
         self.calls: dict[int, int] = {}
         self._on: dict[str, list[Listener]] = {}  # by hook, of those that are no module's
-
-    def names(self) -> dict[str, Any]:
-        """Give what plans call by name."""
-        return {
-            "fault": self._fault,
-            "stray": self._stray,
-            "charge": self.charge,
-            "settle": self.settle,
-            "ledger": self,
-        }
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
         """Give who listens to a hook, at a module where it is a module's hook, and is to be called now."""
         on = self._on  # another one once a switch is turned
         found = on.get(hook) if module is None else None
         if found is None:
-            namespace = self._namespace
-            heard = self._listeners(hook, module)
-            found = [one for one in heard if namespace.get(one.switch)] if heard else []
+            found = [one for one in self._listeners(hook, module) if one.is_on]
             if module is None:
                 on[hook] = found
         return found
@@ -234,8 +224,7 @@ class Dispatch:
         """Call a listener with those of the values that it wants; what leaves it is its own error, unless it may tell the training."""
         mark = self.mark()
         try:
-            call = self._namespace.get(one.function, one.call)  # it may be watched
-            result = call(*[values[a] for a in one.arguments])
+            result = one.run(*one.pick(values))
             if result is not None and not one.mutates:
                 self._stray(one.plugin, one.hook)
             return result
@@ -266,8 +255,8 @@ class Dispatch:
     # -- accounts
 
     def mark(self) -> int:
-        """Give the time, ns, in a metered step, and 0 in all others; also of a backward that comes after a detach."""
-        return self.clock() if self._namespace.get("accounting") else 0
+        """Return the time, ns, in a metered step, and 0 in all others."""
+        return self.clock() if self.is_metered else 0
 
     def charge(self, number: int, mark: int) -> int:
         """Add the time since `mark` to what a plugin has spent.

@@ -24,7 +24,6 @@ class PhaseSwitch:
     """Tells a thread's heartbeat and the plugins of a new phase.
 
     Args:
-        namespace: the globals of all plans, among them whether the step is metered.
         no_frame: switches dynamo's frame evaluation.
         phases: adds up the time of each phase.
         count: of steps.
@@ -34,7 +33,6 @@ class PhaseSwitch:
     def __init__(  # noqa: PLR0913
         self,
         *,
-        namespace: dict[str, Any],
         no_frame: Callable[[Any], Any],
         page: PageWriter,
         phases: Phases,
@@ -42,14 +40,14 @@ class PhaseSwitch:
         count: StepCount,
         clock: Callable[[], int],
     ) -> None:
-        self._namespace, self._no_frame, self._clock = namespace, no_frame, clock
+        self._no_frame, self._clock = no_frame, clock
         self._cells, self._record = page.cells, page.record
         self._phases, self._dispatch, self._count = phases, dispatch, count
 
     def turn(self, thread: ThreadState, phase: int) -> None:
         """Switch the calling thread to another phase."""
         self._cells[thread.beat + PHASE] = phase
-        if self._namespace["accounting"] and phase != OTHER:  # in some steps only, as the calls are recorded
+        if self._dispatch.is_metered and phase != OTHER:  # in some steps only, as the calls are recorded
             self._record(pages.PHASE_RECORD, 0, self._count.absolute(), phase)
         if thread.busy or thread.is_engine:
             return

@@ -14,15 +14,15 @@ from hookd.api.hookspecs import FLOWS, MODULE
 from hookd.api.shown import Shown
 from hookd.api.totals import BackwardTotals, Totals
 from hookd.target.entry.c_entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
-from hookd.target.entry.dynamo import skip_frames
-from hookd.target.entry.patch import SKIP, ClassPatch, is_in_flight, plain_call
-from hookd.target.entry.plan import compile_plan, remembers, source
+from hookd.target.entry.patch import SKIP, ClassPatch, bare_of, is_in_flight
+from hookd.target.entry.plan import Plan
+from hookd.target.entry.shape import Shape, remembers
 from hookd.target.modeltree.mode import Mode
 from hookd.target.modeltree.module_coverage import Seen
 from hookd.target.modeltree.names import Model, Names, Ref, has_more
 from hookd.target.modeltree.parameters import Parameters
 from hookd.target.plugins.faults import Failure
-from hookd.wire.originals import RLock, clock
+from hookd.wire.originals import RLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hookd.api.events import Module
     from hookd.api.metrics import Gauge
     from hookd.target.boot.arming import Life
+    from hookd.target.entry.calls import Calls
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.events.step_count import StepCount
@@ -52,10 +53,7 @@ _MODULES_PER_S = 200
 _LARGEST_PORTION = 24
 """but no more than these, however long a step is: it would be noticed;"""
 _PORTION_NS = 2_000_000
-"""nor any more once they have taken so long: code that is compiled for a kind of module takes a millisecond."""
-_BREATH_S = 0.02
-"""How long hookd's own thread leaves the interpreter to the training between two shapes that it compiles: a small training's
-step or more, so that no two of them fall into one."""
+"""nor any more once they have taken so long."""
 _LEFT_AT_ONCE = 1024
 """So many modules that are not to be observed are noted in one outermost call, at 5 to 25 us each (cold)."""
 _FORGET_AFTER_S = 60.0
@@ -66,7 +64,6 @@ class Models:
     """All that the patched `__call__` needs: plans by id(module), and the way to learn a new model.
 
     Args:
-        namespace: the globals of all plans.
         no_frame: switches dynamo's frame evaluation.
         count: of steps.
         audience: knows who listens at which module.
@@ -79,7 +76,6 @@ class Models:
             in its middle should not pay for all of a deep model in one step.
 
     Attributes:
-        can_meter: whether a metered step takes no compiling.
         learning: the models of which a portion is still to be learnt, or left out.
         closed: their ordinals.
         hidden: calls a function of hookd's hidden from a profiler; None where calls are not entered in C.
@@ -91,7 +87,6 @@ class Models:
         self,
         *,
         page: PageWriter,
-        namespace: dict[str, Any],
         no_frame: Callable[[Any], Any],
         clock: Callable[[], int],
         life: Life,
@@ -107,27 +102,27 @@ class Models:
         rest: Callable[[], None],
         gentle: bool = False,
     ) -> None:
-        self._page, self._namespace, self._no_frame, self._clock = page, namespace, no_frame, clock
+        self._page, self._no_frame, self._clock = page, no_frame, clock
         self._life, self._local, self._count, self._registry = life, local, count, registry
         self._dispatch, self._numeric = dispatch, numeric
         self._host, self._forget_outputs, self._rest = host, forget, rest
         self._gentle = gentle
-        self.can_meter = not gentle
+        self._calls: Calls | None = None
         self.learning: set[Model] = set()
         self.closed: set[int] = set()
         self.names = Names(page.module, self._forget)
         self.patch = call_patch(self._make_missing())
         self.plans = self.patch.plans
-        self._makers: dict[tuple[Any, ...], Any] = {}
         self._counting = self.patch if isinstance(self.patch, Entry) else None
         self.hidden = None if self._counting is None else self._counting.hidden
-        self._shapes: dict[tuple[Listener, ...], int] = {}
+        self._shapes: dict[tuple[Listener, ...], Shape] = {}
+        self._in_use: weakref.WeakSet[Shape] = (
+            weakref.WeakSet()
+        )  # also of calls under way whose modules have other plans by now
         self._numbers = itertools.cycle(range(SHAPES))
         self._is_deep_told = False
         self._is_alert = self._looks = False
         self._passed = 0  # calls whose outputs nobody could look at
-        self._others: dict[bool, dict[tuple[int, bool], Any]] = {True: {}, False: {}}  # by whether a step is metered
-        self._again, self._metered = self._make_other(recompute=True), self._make_other(recompute=False)
         self.audience = audience
         self._ignored: dict[int, Ref] = {}
         self._died_at: dict[int, float] = {}
@@ -135,6 +130,10 @@ class Models:
         self._mode = Mode(names=self.names, life=life, local=local, dispatch=dispatch)
         self.lock = RLock()
         self.seen = Seen(self, names=self.names, count=count, gauge=gauge, entrance=dispatch.entrance)
+
+    def plan_with(self, calls: Calls) -> None:
+        """Set what plans do beside telling plugins, which itself asks for models here."""
+        self._calls = calls
 
     # -- install and restore
 
@@ -184,25 +183,19 @@ class Models:
 
     def _make_missing(self) -> Callable[..., Any]:
         """Make what is called for a module without a plan; after a detach it is a bare pass-through."""
-        text = f"def plain(self, args, kwargs):\n    return {plain_call(nn.Module.__dict__['__call__'])}\n"
-        namespace: dict[str, Any] = {"original": nn.Module.__dict__["__call__"]}
-        exec(compile(text, "<hookd plain>", "exec"), namespace)
-        plain = namespace["plain"]
-        skip_frames(plain.__code__)
+        bare = bare_of(nn.Module.__dict__["__call__"])
         holder = weakref.ref(self)
 
         def missing(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             models, plan = holder(), None
             if models is None or not models._life.is_live:
-                return plain(module, args, kwargs)
+                return bare(module)(*args, **kwargs)
             thread = models._local.thread
             if thread.top is None or thread.top[0].root not in models.closed:
                 plan = models._plan_for(module)
             if plan is not None and plan is not SKIP:
                 return plan(module, args, kwargs)
-            if thread.hidden:
-                return models.call_aloud(module, args, kwargs)
-            return plain(module, args, kwargs)
+            return (models.aloud_of if thread.hidden else bare)(module)(*args, **kwargs)
 
         return missing
 
@@ -260,6 +253,11 @@ class Models:
             )
             rest = "observed, and what happens in the others is that of the module that they are in"
             self._page.log("warning", text + rest)
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether a portion of any model is still to be learnt."""
+        return any(model.walk is not None for model in list(self.learning))
 
     def learn_on(self) -> None:
         """Learn the next portions of the models that are being learnt; at the beginning of a root's call."""
@@ -357,9 +355,6 @@ class Models:
 
     def _forget(self, key: int) -> None:
         self.plans.pop(key, None)
-        for others in self._others.values():
-            others.pop((key, True), None)
-            others.pop((key, False), None)
 
     # -- plans
 
@@ -373,8 +368,6 @@ class Models:
             self.audience.changed()
             self._dispatch.turned()
             self._forget_shapes()
-            for others in self._others.values():
-                others.clear()
             if not self._may_wait():
                 for model in list(self.learning):
                     self.names.proceed(model)
@@ -411,43 +404,20 @@ class Models:
             return SKIP
         if module.depth and not self.audience.of_calls(module):
             return SKIP
-        return self.seen.plan(module, self._made(key, recompute=False, metered=False))
+        return self.seen.plan(module, self._made(key, model, module))
 
-    def _make_other(self, *, recompute: bool) -> Callable[..., Any]:
-        """Make what a recompute calls, or a metered step. A plan for it is made when the first one comes."""
-        namespace, others = self._namespace, self._others
-
-        def other(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            metered = bool(namespace.get("accounting"))
-            key = id(called), recompute
-            plan = others[metered].get(key) or self._other_plan(key, metered=metered)
-            return plan(called, args, kwargs)
-
-        return other
-
-    def _other_plan(self, key: tuple[int, bool], *, metered: bool) -> Any:
-        frame = self._no_frame(None)
-        try:
-            with self.lock:  # a recompute may come in any of autograd's threads
-                plan = self._others[metered][key] = self._made(key[0], recompute=key[1], metered=metered)
-                if self._counting is not None and metered and not key[1]:
-                    self._counting.plans.put_metered(key[0], plan)
-                return plan
-        finally:
-            self._no_frame(frame)
-
-    def _made(self, key: int, *, recompute: bool, metered: bool) -> Any:
-        _, model, module = self.names.known[key]
-        wrapped = _is_wrapped(key, model, module)
+    def _made(self, key: int, model: Model, module: Module) -> Plan:
+        assert self._calls is not None, "plan_with"
+        is_wrapped = key in model.wrapped or not module.depth
         heard = self._of_plan(module)
-        make = self._maker(heard, wrapped=wrapped, recompute=recompute, metered=metered)
-        plan = make(module, float(module.id), self._again, self._metered)
-        if self._counting is not None and not (wrapped or recompute or metered):
+        shape = self._shape(heard)
+        plan = Plan(self._calls, module, shape, is_wrapped=is_wrapped)
+        if self._counting is not None and not is_wrapped:
             totals = [one.totals for one in heard if isinstance(one.totals, Totals)]
             back = [one.totals for one in heard if isinstance(one.totals, BackwardTotals)]
             checks = any(one.hook == "suspect" for one in heard)
             shown = [one.totals for one in heard if isinstance(one.totals, Shown)]
-            plan.counted = Counted(module, self._shape(heard), remembers(heard), checks, totals, back, shown)
+            plan.counted = Counted(module, shape.number, remembers(heard), checks, totals, back, shown)
         return plan
 
     def _of_plan(self, module: Module) -> tuple[Listener, ...]:
@@ -457,27 +427,26 @@ class Models:
 
     # -- what the entry counts without a plan
 
-    def _shape(self, heard: tuple[Listener, ...]) -> int:
-        """Number the modules of which the same is heard; SHAPES: there are too many to be told apart, and plans count."""
+    def _shape(self, heard: tuple[Listener, ...]) -> Shape:
+        """Return the shape of the modules of which the same is heard; its number is SHAPES where the entry cannot tell so many apart."""
         shape = self._shapes.get(heard)
         if shape is None:
-            # Not one of those before the last change, whose modules may still be called.
+            # Not a number of those before the last change, whose modules may still be called.
             is_one_more = len(self._shapes) < SHAPES // 2
-            shape = self._shapes[heard] = next(self._numbers) if is_one_more else SHAPES
-            self._arm(heard, shape)
+            shape = self._shapes[heard] = Shape(heard, next(self._numbers) if is_one_more else SHAPES)
+            self._in_use.add(shape)
+            self._arm(shape)
         return shape
 
-    def _arm(self, heard: tuple[Listener, ...], shape: int) -> None:
+    def _arm(self, shape: Shape) -> None:
         """Have calls go through their plans where any Python function is switched on, or any totals are switched off."""
         if self._counting is not None:
-            switches = self._namespace
-            is_seen = self._numeric.looks_in_c() and not self._counting.is_unseen(shape)
-            suspecting = (
-                {one.plugin for one in heard if one.hook == "suspect" and switches.get(one.switch)} if is_seen else ()
-            )
-            flowing = [one for one in heard if one.hook in FLOWS and switches.get(one.switch)]
+            heard, number = shape.listeners, shape.number
+            is_seen = self._numeric.looks_in_c() and not self._counting.is_unseen(number)
+            suspecting = {one.plugin for one in heard if one.hook == "suspect" and one.is_on} if is_seen else ()
+            flowing = [one for one in heard if one.hook in FLOWS and one.is_on]
             is_plain = not any(one.mutates for one in flowing)  # what changes gradients is called by Python's own hooks
-            self._counting.hear(shape, flowing if flowing and is_plain else None)
+            self._counting.hear(number, flowing if flowing and is_plain else None)
             called = [
                 one
                 for one in heard
@@ -487,25 +456,27 @@ class Models:
                 and not (one.hook == "output_summary" and self._numeric.looks_in_c())  # likewise
             ]
             # Where one is on, or, of totals that are added up in C, off.
-            listens = any(bool(switches.get(one.switch)) is not isinstance(one.totals, Totals) for one in called)
-            self._counting.arm(shape, is_armed=listens)
+            listens = any(one.is_on is not isinstance(one.totals, Totals) for one in called)
+            self._counting.arm(number, is_armed=listens)
 
     def _forget_shapes(self) -> None:
         """Number all shapes anew."""
         if self._counting is not None:
             for shape in self._shapes.values():
-                self._counting.hear(shape, None)
+                self._counting.hear(shape.number, None)
         self._shapes.clear()
 
     def act_on_switches(self) -> None:
         """Act on switches that were turned."""
         self._dispatch.turned()
+        for shape in list(self._in_use):
+            shape.turned()
         self.arm()
 
     def arm(self) -> None:
         """Have each call go through its module's plan while a Python function listens to it; after any switch was turned."""
-        for heard, shape in list(self._shapes.items()):
-            self._arm(heard, shape)
+        for shape in list(self._shapes.values()):
+            self._arm(shape)
         self._check()
 
     # -- what calls return
@@ -513,9 +484,8 @@ class Models:
     def _check(self) -> None:
         """Have the entry look at what calls return while anybody listens to `suspect`."""
         if self._counting is not None:
-            switches = self._namespace
             heard = self._registry.ordered("suspect")
-            self._looks = self._numeric.looks_in_c() and any(switches.get(one.switch) for one in heard)
+            self._looks = self._numeric.looks_in_c() and any(one.is_on for one in heard)
             self.passed()
 
     def alert(self) -> None:
@@ -558,9 +528,9 @@ class Models:
         if self._counting is not None and self._counting.meter(is_metered=is_metered):
             self.arm()
 
-    def call_aloud(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a module as if hookd were not there, hidden from nobody; for plans that are called from C."""
-        return self._counting.call_aloud(module, args, kwargs)  # type: ignore[union-attr]
+    def aloud_of(self, module: nn.Module) -> Callable[..., Any]:
+        """Return what runs a module as if hookd were not there, hidden from nobody; for plans that are called from C."""
+        return self._counting.aloud_of(module)  # type: ignore[union-attr]
 
     def aloud(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the training's inside of that, which is hidden from nobody."""
@@ -576,39 +546,6 @@ class Models:
         """Return what has taken how long in the metered step that is over, ns: calls without a plan, hooks on graphs, showing outputs."""
         return (0, 0, 0) if self._counting is None else self._counting.metered_ns()
 
-    def _plain_call(self) -> str:
-        """Write how a plan runs a module; what is called from the entry may be hidden from a profiler."""
-        plain = plain_call(self.patch.original)
-        return plain if self._counting is None else f"(call_aloud(self, args, kwargs) if thread.hidden else {plain})"
-
-    def _maker(self, heard: tuple[Listener, ...], *, wrapped: bool, recompute: bool, metered: bool) -> Any:
-        """Compile the plans of one shape."""
-        shape = (*((one.plugin, one.hook) for one in heard), wrapped, recompute, metered)
-        make = self._makers.get(shape)
-        if make is None:
-            text = source(heard, self._plain_call(), recompute=recompute, wrapped=wrapped, metered=metered)
-            exec(compile_plan(text), self._namespace)
-            make = self._makers[shape] = self._namespace.pop("make")
-            skip_frames(_inner_code(make))
-            if self._gentle and not metered:
-                self.can_meter = False
-        return make
-
-    def _prepare_metering(self) -> None:
-        """Compile what metered steps need, in hookd's own thread: in the training's it would be noticed."""
-        if self.can_meter or self.learning:
-            return
-        self.can_meter = True  # set first: a shape that the training thread compiles meanwhile unsets it
-        shapes: set[tuple[tuple[Listener, ...], bool]] = set()
-        with self.lock:
-            for key, (_, model, module) in self.names.known.items():
-                if self.plans.get(key, SKIP) is not SKIP:
-                    shapes.add((self._of_plan(module), _is_wrapped(key, model, module)))
-        for heard, wrapped in shapes:
-            with self.lock:
-                self._maker(heard, wrapped=wrapped, recompute=False, metered=True)
-            clock.sleep(_BREATH_S)
-
     # -- from time to time
 
     def step_over(self, thread: ThreadState, *, in_call: bool) -> None:
@@ -619,7 +556,6 @@ class Models:
 
     def tick(self, now_s: float) -> None:
         """Forget models that have been gone for a while, and publish what has changed."""
-        self._prepare_metering()
         self._tell_if_deep()
         self.seen.look(is_training_thread=False)
         dead = self.names.dead()
@@ -668,12 +604,3 @@ def call_patch(missing: Callable[..., Any]) -> Entry | ClassPatch:
         return Entry.load(missing)
     except CannotEnterError as why:
         return ClassPatch(missing, str(why))
-
-
-def _is_wrapped(key: int, model: Model, module: Module) -> bool:
-    """Whether a module may stand inside a wrapper of the same name."""
-    return key in model.wrapped or not module.depth
-
-
-def _inner_code(make: Any) -> Any:
-    return next(const for const in make.__code__.co_consts if hasattr(const, "co_code"))

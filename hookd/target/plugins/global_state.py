@@ -59,8 +59,8 @@ _SETTINGS: tuple[_Setting, ...] = (
 )
 
 
-def watched(one: Listener, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """Return what stands in for an observer's hook during its first calls, and then gives its place in `namespace` to it."""
+def watch(one: Listener) -> None:
+    """Watch the first calls of an observer's hook."""
     left = FIRST_CALLS
 
     def first(*values: Any) -> Any:
@@ -69,7 +69,7 @@ def watched(one: Listener, namespace: dict[str, Any]) -> Callable[..., Any]:
             return one.call(*values)
         left -= 1
         if left <= 0:
-            namespace[one.function] = one.call
+            one.run = one.call
         state = _State()
         try:
             result = one.call(*values)
@@ -77,11 +77,11 @@ def watched(one: Listener, namespace: dict[str, Any]) -> Callable[..., Any]:
             state.put_back()
             raise
         if changed := state.put_back():
-            left, namespace[one.function] = FIRST_CALLS, first
+            left, one.run = FIRST_CALLS, first
             raise PluginError(f"it changed {', '.join(changed)} of the training, which hookd has put back")
         return result
 
-    return first
+    one.run = first
 
 
 class _State:

@@ -12,7 +12,7 @@ its interval.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.api.hookspecs import FLOWS
 from hookd.api.totals import Switched
@@ -62,7 +62,7 @@ KINDS = 108
 
 
 class _Draw(NamedTuple):
-    """One sampled hook of a plugin: its flag in the plans' namespace, and what says when it is called.
+    """One sampled hook of a plugin, and what says when it is called.
 
     Attributes:
         kind: what a step is in which it is called, see `Entry.kind`; `NONE` where the interval is fixed.
@@ -71,7 +71,7 @@ class _Draw(NamedTuple):
         totals: what is added up instead of a call.
     """
 
-    switch: str
+    listener: Listener
     kind: int
     fixed: int | None
     tier: int
@@ -85,7 +85,7 @@ class _Draw(NamedTuple):
         tier = ALL if one.hook in plugin.rare else LAST if one.hook in plugin.sampled_last else USUAL
         dearest = ALL if tier == USUAL and not plugin.rare else tier
         totals = one.totals if isinstance(one.totals, Switched) else None
-        return cls(one.switch, NONE if fixed is not None else dearest, fixed, tier, one.hook in FLOWS, totals)
+        return cls(one, NONE if fixed is not None else dearest, fixed, tier, one.hook in FLOWS, totals)
 
 
 class Governor:
@@ -93,7 +93,6 @@ class Governor:
 
     Args:
         clock: ns; steps are measured by it.
-        namespace: the globals of all plans, which have the switches.
         quarantine: stops a plugin, for a reason.
 
     Attributes:
@@ -107,7 +106,6 @@ class Governor:
         *,
         budget: float,
         clock: Callable[[], int],
-        namespace: dict[str, Any],
         registry: Registry,
         dispatch: Dispatch,
         models: Models,
@@ -116,7 +114,7 @@ class Governor:
     ) -> None:
         self.budget = budget
         self.ratio = 0.0
-        self._clock, self._namespace, self._registry, self._dispatch = clock, namespace, registry, dispatch
+        self._clock, self._registry, self._dispatch = clock, registry, dispatch
         self._models, self._core, self._quarantine = models, core, quarantine
         self._overhead, self._overhead_ratio = core.overhead, core.overhead_ratio
         self._ended_ns = self._elapsed_ns = 0  # when the last step ended, and what it took
@@ -153,22 +151,21 @@ class Governor:
         Args:
             turn: how many are over since the attach.
         """
-        elapsed = self._elapsed_ns
-        namespace = self._namespace
+        elapsed, dispatch = self._elapsed_ns, self._dispatch
         if self._is_changed:
             self._is_changed = False
             self._renew()
         if elapsed:
-            self._account(elapsed, was_metered=namespace["accounting"])
-            if self.budget > 0 and not self._models.can_meter:
+            self._account(elapsed, was_metered=dispatch.is_metered)
+            if self.budget > 0 and self._models.is_learning:
                 self._hold_back(elapsed)
         if self.is_to_listen:
             self.is_to_listen = False
             self.listen(turn)
         elif self._draw(turn):
             self._models.act_on_switches()
-        namespace["accounting"] = self._is_to_be_metered(turn)
-        self._models.meter(is_metered=namespace["accounting"])
+        dispatch.is_metered = self._is_to_be_metered(turn)
+        self._models.meter(is_metered=dispatch.is_metered)
 
     def forget_time(self) -> None:
         """Take the next step for the first: what lies before it is no part of it."""
@@ -177,7 +174,7 @@ class Governor:
     def _is_to_be_metered(self, step: int) -> bool:
         every = CALM_EVERY if self._calm_windows >= CALM_WINDOWS else METERED_EVERY
         self._allowance = min(self._allowance + METERED_RATIO, 2)
-        if not self._models.can_meter:
+        if self._models.is_learning:
             return False
         if step - self._metered.get(self._kind, -every) < every:
             return False
@@ -201,7 +198,6 @@ class Governor:
 
     def listen(self, step: int) -> None:
         """Set that, after a plugin has said what it wants to hear of."""
-        namespace = self._namespace
         drawn, flows = [], False
         for entry in self._entries():
             draws = []
@@ -211,7 +207,7 @@ class Governor:
                 if on and is_sampled and (self.budget > 0 or entry.context.fixed(one.hook) is not None):
                     draws.append(_Draw.of(entry, one))
                 else:
-                    namespace[one.switch] = on and not is_sampled
+                    one.is_on = on and not is_sampled
                     if isinstance(one.totals, Switched):
                         one.totals.switch(is_on=on and not is_sampled, is_active=entry.state == "active")
                     flows = flows or (on and not is_sampled and one.hook in FLOWS)
@@ -249,9 +245,8 @@ class Governor:
                 following = min(following, entry.next_draw(step), *(_next_fixed(step, one) for one in fixed if one > 1))
         self._next_draw = following
         if is_turned:
-            switches = self._namespace
-            flows = (one.switch for _, draws, _ in self._drawn for one in draws if one.is_backward)
-            switches["backward_on"] = self._always_flows or any(map(switches.get, flows))
+            flows = (one.listener.is_on for _, draws, _ in self._drawn for one in draws if one.is_backward)
+            self._dispatch.hears_gradients = self._always_flows or any(flows)
             kinds, heard = [entry.kind for entry, _, _ in self._drawn], [entry.listening for entry, _, _ in self._drawn]
             self._kind = self._numbers, tuple(kinds), tuple(heard)
         return is_turned
@@ -261,7 +256,7 @@ class Governor:
         is_on, looks, is_fixed, dearest, listening = entry.state == "active", False, False, NONE, 0
         for one in draws:
             is_called = is_on and (step % one.fixed == 0 if one.fixed else due[one.tier])
-            self._namespace[one.switch] = is_called
+            one.listener.is_on = is_called
             if one.totals is not None:
                 steps = one.fixed or (entry.rare_interval if one.tier == ALL else entry.interval)
                 one.totals.switch(is_on=is_called, is_active=is_on, steps=steps)
@@ -321,9 +316,8 @@ class Governor:
 
     def _listening(self, hooks: tuple[str, ...]) -> int:
         """Return who pays for what is done in C: the first plugin that listens to one of these hooks in this step."""
-        switches = self._namespace
         for entry in self._entries():
-            if any(one.hook in hooks and switches.get(one.switch) for one in entry.listeners):
+            if any(one.hook in hooks and one.is_on for one in entry.listeners):
                 return entry.number
         return OWN
 

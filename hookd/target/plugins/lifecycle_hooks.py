@@ -230,18 +230,14 @@ class Cold:
 
 
 class PluginTicks:
-    """Calls the hook `tick`.
+    """Calls the hook `tick`."""
 
-    Args:
-        namespace: the globals of all plans, which have the switches.
-    """
-
-    def __init__(self, *, registry: Registry, namespace: dict[str, Any], dispatch: Dispatch, cold: Cold) -> None:
-        self._registry, self._namespace, self._dispatch, self._cold = registry, namespace, dispatch, cold
+    def __init__(self, *, registry: Registry, dispatch: Dispatch, cold: Cold) -> None:
+        self._registry, self._dispatch, self._cold = registry, dispatch, cold
 
     def tick(self, now_s: float) -> None:
         """Call all that are switched on, as pluggy would order them."""
         for one in self._registry.ordered("tick"):
             entry = self._registry.get(one.plugin)
-            if entry is not None and self._namespace.get(one.switch):
+            if entry is not None and one.is_on:
                 self._cold.run(entry, "tick", self._dispatch.call, one, {"now_s": now_s})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from hookd._pluggy import PluginManager, PluginValidationError
@@ -33,14 +33,18 @@ PATIENCE = 3
 """So many samples of a plugin that looks apart from others are due, and it looks with them: two intervals after the first."""
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)  # what is compared never changes
 class Listener:
-    """One hook implementation of one plugin, as a plan needs it.
+    """One hook implementation of one plugin, and whether it is called now.
 
     Attributes:
+        call: the plugin's function.
         totals: adds calls or backward passes up, or shows outputs, for a plugin that has no function for that; None: `call` is a function of
             the plugin's.
         unless_finite: it need not be called where all gradients are known to be finite.
+        is_on: whether it is called; after it was turned, `Models.act_on_switches` is to be called.
+        run: is called instead of `call`: the same, once the first calls have been watched (`hookd.target.plugins.global_state`).
+        pick: returns the arguments, in their order, from a dict of all that a hook could be told.
     """
 
     plugin: int
@@ -48,23 +52,16 @@ class Listener:
     arguments: tuple[str, ...]
     mutates: bool
     remembers: bool
-    call: Callable[..., Any] = field(compare=False, hash=False)
+    call: Callable[..., Any] = field(compare=False)
     totals: Totals | Switched | None = None
     unless_finite: bool = False
+    is_on: bool = field(default=False, init=False, compare=False)
+    run: Callable[..., Any] = field(init=False, repr=False, compare=False)
+    pick: Callable[[dict[str, Any]], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def function(self) -> str:
-        """Its name in a plan's namespace."""
-        return f"f_{self._name}"
-
-    @cached_property
-    def switch(self) -> str:
-        """The name of the flag that says whether it is called."""
-        return f"on_{self._name}"
-
-    @property
-    def _name(self) -> str:
-        return f"{self.plugin}_{self.name}"
+    def __post_init__(self) -> None:
+        """Set what follows from the rest."""
+        self.run, self.pick = self.call, _picks(self.arguments)
 
     @property
     def name(self) -> str:
@@ -382,6 +379,13 @@ class Registry:
             names = ("module", "output")
             listeners.append(Listener(entry.number, "output_summary", names, False, False, outputs.add, outputs))  # noqa: FBT003
         return listeners
+
+
+def _picks(names: tuple[str, ...]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """Return what picks the values of these names from a dict, as a tuple; a third of the cost of a loop."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda values: tuple([values[name] for name in names])
 
 
 def _picking(function: Callable[..., Any], names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:

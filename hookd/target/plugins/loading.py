@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.api.context import Context
 from hookd.errors import PluginError, several_ranks, worded
 from hookd.target.plugins import rules
 from hookd.target.plugins.faults import Failure
-from hookd.target.plugins.global_state import watched
+from hookd.target.plugins.global_state import watch
 from hookd.target.plugins.listeners import wanted_interval, wanted_readmission
 from hookd.wire.plugin_frames import author_place
 
@@ -32,7 +32,6 @@ class Loading:
     """Loads plugins and unloads them.
 
     Args:
-        namespace: the globals of all plans, which call the plugins' functions.
         host: what the plugins' contexts ask.
         rest: lets the training have the interpreter for a while.
     """
@@ -42,7 +41,6 @@ class Loading:
         *,
         process: Process,
         page: PageWriter,
-        namespace: dict[str, Any],
         registry: Registry,
         cold: Cold,
         models: Models,
@@ -53,7 +51,7 @@ class Loading:
         host: Host,
         rest: Callable[[], None],
     ) -> None:
-        self._process, self._page, self._namespace, self._host = process, page, namespace, host
+        self._process, self._page, self._host = process, page, host
         self._registry, self._cold, self._models = registry, cold, models
         self._governor, self._count, self._core, self._stopping = governor, count, core, stopping
         self._rest = rest
@@ -104,8 +102,8 @@ class Loading:
             raise PluginError(f"{plugin.name}: configure raised {worded(exc)}{author_place(exc, plugin)}") from exc
         for one in entry.listeners:
             # A tick is called beside the training, and totals are hookd's own.
-            is_watched = not one.mutates and one.totals is None and one.hook != "tick"
-            self._namespace[one.function] = watched(one, self._namespace) if is_watched else one.call
+            if not one.mutates and one.totals is None and one.hook != "tick":
+                watch(one)
         if old is None:
             self._core.show(entry)
         self._governor.switch(self._count.turns)

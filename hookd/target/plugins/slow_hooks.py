@@ -51,7 +51,6 @@ class Overdue:
 
     Args:
         states: of the threads that call modules, by their ident.
-        namespace: the globals of all plans, which have the switches.
         turned: is called after switches were turned.
         count: of steps.
     """
@@ -63,13 +62,12 @@ class Overdue:
         page: PageWriter,
         registry: Registry,
         governor: Governor,
-        namespace: dict[str, Any],
         turned: Callable[[], None],
         errors: Errors,
         count: StepCount,
     ) -> None:
         self._states, self._page, self._cells = states, page, page.cells
-        self._registry, self._governor, self._namespace, self._turned = registry, governor, namespace, turned
+        self._registry, self._governor, self._turned = registry, governor, turned
         self._errors, self._count = errors, count
         self._looked = 0.0
         self._step = -1
@@ -151,7 +149,7 @@ class Overdue:
             return False
         for one in entry.listeners:
             if entry.is_sampled(one) and entry.context.fixed(one.hook) is None:
-                self._namespace[one.switch] = False
+                one.is_on = False
         self._turned()
         return True
 

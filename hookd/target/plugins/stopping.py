@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.api.totals import Switched
 from hookd.wire.originals import clock
@@ -19,27 +19,25 @@ class Stopping:
     """Stops calling plugins; switches are only turned, so any thread may do it.
 
     Args:
-        namespace: the globals of all plans, which have the switches.
         marks: tells the other ranks of a failure.
     """
 
     def __init__(
         self,
         *,
-        namespace: dict[str, Any],
         models: Models,
         core: CoreMetrics,
         incidents: Incidents,
         marks: Marks,
     ) -> None:
-        self._namespace, self._models, self._core = namespace, models, core
+        self._models, self._core = models, core
         self._incidents, self._marks = incidents, marks
 
     def switch_off(self, entry: Entry, state: str) -> None:
         """Stop calling a plugin at once."""
         entry.state = state
         for one in entry.listeners:
-            self._namespace[one.switch] = False
+            one.is_on = False
             if isinstance(one.totals, Switched):
                 one.totals.switch(is_on=False, is_active=False)
         self._models.act_on_switches()
