@@ -21,16 +21,13 @@ from hookd.wire import page as pages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
-
     from hookd.api.events import Module
     from hookd.target.boot.arming import Life
-    from hookd.target.entry.shape import Group
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.target.events.batching import Portions
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.modeltree.models import Models
-    from hookd.target.plugins.listeners import Registry
+    from hookd.target.plugins.listeners import Listener, Registry
     from hookd.wire.page import PageWriter
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
@@ -50,6 +47,8 @@ class Calls:
     Attributes:
         cells: of the page, and `record`: puts a record into its recorder.
         local: has the state of the calling thread.
+        bare: returns what runs a module as if hookd were not there, and `aloud_of`: what does so hidden from nobody, where the plan itself is
+            hidden from a profiler.
     """
 
     def __init__(  # noqa: PLR0913
@@ -60,7 +59,7 @@ class Calls:
         local: Threads,
         dispatch: Dispatch,
         portions: Portions,
-        tell: Callable[[ThreadState, list[Group], dict[str, Any], bool], None],
+        tell: Callable[[ThreadState, list[Listener], dict[str, Any], bool], None],
         models: Models,
         registry: Registry,
         turn: Callable[[ThreadState, int], None],
@@ -71,7 +70,7 @@ class Calls:
         self.record: Callable[..., None] = page.record
         self.local, self.dispatch, self.portions, self.tell = local, dispatch, portions, tell
         self._page, self._life, self._clock = page, life, dispatch.clock
-        self._bare, self._aloud_of = bare_of(models.patch.original), models.aloud_of
+        self.bare, self.aloud_of = bare_of(models.patch.original), models.aloud_of
         self._models, self._registry = models, registry
         self._turn, self._call_begins, self._require_alone = turn, begins, require_alone
         self._is_unobserved_told = False
@@ -82,10 +81,6 @@ class Calls:
             "unwind": self.unwind, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
             "graph_ends": self.hook_outputs, "graph_adds": backward.added, "graph_told": self.dispatch.flowed, "graph_failed": self._graph_failed,
         }  # fmt: skip
-
-    def bare(self, thread: ThreadState, called: nn.Module) -> Callable[..., Any]:
-        """Return what runs a module as if hookd were not there; hidden from nobody, where the plan itself is hidden from a profiler."""
-        return self._aloud_of(called) if thread.hidden else self._bare(called)
 
     def unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
         """A call was left by an exception: put the thread's state right, tell those who asked, let it go on."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hookd.api.events import Module
     from hookd.target.entry.c_entry import Counted
     from hookd.target.entry.calls import Calls
-    from hookd.target.entry.shape import Shape
+    from hookd.target.entry.shape import Heard, Shape
     from hookd.target.entry.threads import ThreadState
     from hookd.target.events.backward import Entered
 
@@ -59,24 +59,25 @@ class Plan:
 
         This frame is all that hookd puts between the caller and the module: in a traceback, and before Python's recursion limit.
         """
-        calls, module, dispatch = self._calls, self._module, self._calls.dispatch
+        calls, module, shape = self._calls, self._module, self._shape
+        dispatch = calls.dispatch
         is_metered = dispatch.is_metered  # asked once: where the outermost call begins a new step may begin
         away = (dispatch.clock(), dispatch.charged) if is_metered else (0, 0)
         thread = calls.local.thread
+        bare = calls.aloud_of(called) if thread.hidden else calls.bare(called)
         # What a mutator does must not be baked into a trace; observers of tensors are not called in one.
-        if thread.busy or (self._shape.mutates and is_unreal()):
-            return calls.bare(thread, called)(*args, **kwargs)
+        if thread.busy or (shape.mutates and is_unreal()):
+            return bare(*args, **kwargs)
         top: Any = thread.top
         mine: Any = (module, top, self._number, id(called)) if self._is_wrapped else (module, top, self._number)
-        is_nested = self._is_nested(top) if self._is_wrapped else False
-        if is_nested and top[3:] != mine[3:]:
+        if self._is_wrapped and self._is_nested(top) and top[3:] != mine[3:]:
             # Of a module and a wrapper of the same name the wrapper's call is reported; one of the very same object is one more.
             thread.top = (module, top[1], *mine[2:])
             try:
-                return calls.bare(thread, called)(*args, **kwargs)
+                return bare(*args, **kwargs)
             finally:
                 thread.top = top
-        recompute = bool(top is None or thread.backwards) and _graph_task() != -1
+        recompute = (top is None or thread.backwards != 0) and _graph_task() != -1
         values: dict[str, Any] = {
             "module": module,
             "inputs": args,
@@ -93,17 +94,9 @@ class Plan:
                 calls.record(CALL_RECORD, self._number, calls.cells[thread.beat + _STEP])
             if top is None and not recompute:
                 calls.begins(thread)
-            heard = self._shape.heard(recompute)
-            if heard.before:
-                calls.tell(thread, heard.before, values, is_metered)
-            if heard.root_before and not is_nested:
-                calls.tell(thread, heard.root_before, values, is_metered)
-            args, kwargs = values["inputs"], values["kwargs"]
-            if heard.has_flows and dispatch.hears_gradients:
-                flow = calls.hook_inputs(thread, args)
-            if heard.wants_versions:
-                values["versions"] = versions_of(args, kwargs)
-            bare = calls.bare(thread, called)
+            heard = shape.heard[recompute] or shape.find(recompute)
+            if heard.is_told_before:
+                args, kwargs, flow = self._tell_before(thread, top, heard, values, is_metered)
             if heard.is_timed:
                 stood = thread.inner, thread.again, dispatch.clock()
             if is_metered:
@@ -113,16 +106,18 @@ class Plan:
                 away = dispatch.clock(), dispatch.charged
             if stood is not None:
                 _take_time(thread, dispatch.clock(), stood, flow, values)
-            values["output"] = output
-            output = self._returned(thread, top, flow, values, is_metered)
+            heard = shape.heard[recompute] or shape.find(recompute)
+            if heard.is_told_after:
+                values["output"] = output
+                output = self._tell_after(thread, top, heard, flow, values, is_metered)
         except BaseException as error:
             calls.unwind(thread, top, module, error)
             if recompute and stood is not None and was_stopped(error):
                 _take_time(thread, dispatch.clock(), stood, flow, values)
-                self._stopped(thread, top, values, is_metered)
+                self._tell_stopped(thread, top, values, is_metered)
             raise
         thread.top = top
-        if self._shape.heard(recompute).remembers:
+        if heard.remembers:
             calls.portions.remember(thread, module, args, kwargs, output)
         calls.cells[thread.beat] = 0.0 if top is None else top[2]
         if top is None and not recompute:
@@ -137,12 +132,33 @@ class Plan:
     def _is_nested(self, top: Any) -> bool:
         return top is not None and top[0] is self._module
 
-    def _returned(
-        self, thread: ThreadState, top: Any, flow: Entered | None, values: dict[str, Any], is_metered: bool
+    def _tell_before(
+        self, thread: ThreadState, top: Any, heard: Heard, values: dict[str, Any], is_metered: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Entered | None]:
+        """Tell that the module is about to run; return what it is called with, and what is known of the graph."""
+        calls = self._calls
+        if heard.before:
+            calls.tell(thread, heard.before, values, is_metered)
+        if heard.root_before and not self._is_nested(top):
+            calls.tell(thread, heard.root_before, values, is_metered)
+        args, kwargs = values["inputs"], values["kwargs"]
+        hooks_graph = heard.has_flows and calls.dispatch.hears_gradients
+        flow = calls.hook_inputs(thread, args) if hooks_graph else None
+        if heard.wants_versions:
+            values["versions"] = versions_of(args, kwargs)
+        return args, kwargs, flow
+
+    def _tell_after(
+        self,
+        thread: ThreadState,
+        top: Any,
+        heard: Heard,
+        flow: Entered | None,
+        values: dict[str, Any],
+        is_metered: bool,
     ) -> Any:
         """Tell that the module has returned; return what its caller gets."""
         calls, module = self._calls, self._module
-        heard = self._shape.heard(values["recompute"])
         if heard.wants_is_again:
             values["is_again"] = is_inside(top, module)
         if heard.after:
@@ -160,13 +176,13 @@ class Plan:
             return values["output"]
         return calls.hook_outputs(module, values["inputs"], values["output"], flow, values["recompute"])
 
-    def _stopped(self, thread: ThreadState, top: Any, values: dict[str, Any], is_metered: bool) -> None:
+    def _tell_stopped(self, thread: ThreadState, top: Any, values: dict[str, Any], is_metered: bool) -> None:
         """Tell of a recompute that torch has ended as soon as it had what it needs: it has taken time as well."""
-        heard = self._shape.heard(True)
+        heard = self._shape.find(recompute=True)
         values["is_again"] = is_inside(top, self._module)
-        self._calls.tell(thread, without_output(heard.after), values, is_metered)
-        if not self._is_nested(top):
-            self._calls.tell(thread, without_output(heard.root_after), values, is_metered)
+        told = heard.after if self._is_nested(top) else heard.after + heard.root_after
+        if told := without_output(told):
+            self._calls.tell(thread, told, values, is_metered)
 
 
 def _take_time(thread: ThreadState, ended: int, stood: Stood, flow: Entered | None, values: dict[str, Any]) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hookd.api.hookspecs import FLOWS, TENSORS, TIMES
+from hookd.api.hookspecs import FLOWS, TIMES
 
 if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Listener
-
-    Group = tuple[bool, list[Listener]]
-    """Listeners that follow each other, and whether torch is to be quiet for them: they are observers that look at tensors."""
 
 
 class Heard:
@@ -26,6 +22,8 @@ class Heard:
         root_before: and of the outermost call of a model as a whole.
         after: are told when it has returned,
         root_after: likewise.
+        is_told_before: whether anything of all that is to be done before the module runs,
+        is_told_after: or when it has returned.
         holds: whether the call is handed over in a portion.
         suspects: whether somebody is to be told of it if it is a suspect.
         remembers: whether what it returns is remembered; a portion does that by itself.
@@ -37,15 +35,17 @@ class Heard:
     """
 
     __slots__ = (
-        "after", "before", "has_flows", "holds", "is_replaced", "is_timed", "remembers", "root_after", "root_before", "suspects", "wants_is_again", "wants_versions",
+        "after", "before", "has_flows", "holds", "is_replaced", "is_timed", "is_told_after", "is_told_before", "remembers", "root_after", "root_before", "suspects", "wants_is_again", "wants_versions",
     )  # fmt: skip
 
     def __init__(self, listeners: tuple[Listener, ...], *, recompute: bool) -> None:
         # A recompute must give what the first pass gave, so what changed that pass is called again, as torch's hooks are.
         told = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
         on = [one for one in told if one.is_on]
-        self.before, self.root_before = _groups(on, "forward_pre"), _groups(on, "root_forward_pre")
-        self.after, self.root_after = _groups(on, "forward", "output_summary"), _groups(on, "root_forward")
+        self.before = [one for one in on if one.hook == "forward_pre"]
+        self.root_before = [one for one in on if one.hook == "root_forward_pre"]
+        self.after = [one for one in on if one.hook in ("forward", "output_summary")]
+        self.root_after = [one for one in on if one.hook == "root_forward"]
         portions = [one for one in on if one.hook == "forwards"]
         self.holds = bool(portions)
         # A plugin that looks at all calls that are handed over finds the suspects itself.
@@ -59,6 +59,8 @@ class Heard:
         self.is_timed = any(not TIMES.isdisjoint(one.arguments) for one in told_after)
         self.is_replaced = any(one.mutates and one.hook != "root_forward" for one in told_after)
         self.has_flows = any(one.hook in FLOWS for one in listeners)
+        self.is_told_before = bool(self.before or self.root_before or self.has_flows or self.wants_versions)
+        self.is_told_after = bool(self.after or self.root_after or self.has_flows or self.holds or self.suspects)
 
 
 class Shape:
@@ -70,27 +72,25 @@ class Shape:
 
     Attributes:
         mutates: whether any of them may change the training.
+        heard: who is told of a call, and of a recompute; None until `find` has found out.
     """
 
-    __slots__ = ("__weakref__", "_heard", "listeners", "mutates", "number")
+    __slots__ = ("__weakref__", "heard", "listeners", "mutates", "number")
 
     def __init__(self, listeners: tuple[Listener, ...], number: int) -> None:
         self.listeners, self.number = listeners, number
         self.mutates = any(one.mutates for one in listeners)
-        self._heard: list[Heard | None] = [None, None]
+        self.heard: list[Heard | None] = [None, None]
 
-    def heard(self, recompute: bool) -> Heard:  # noqa: FBT001  at every call
-        """Return who is told of a call that is made now."""
-        return self._heard[recompute] or self._find(recompute)
-
-    def _find(self, recompute: bool) -> Heard:  # noqa: FBT001
-        known = self._heard  # another one once a switch is turned, so that nothing old is noted after that
+    def find(self, recompute: bool) -> Heard:
+        """Find out who is told of a call that is made now."""
+        known = self.heard  # another one once a switch is turned, so that nothing old is noted after that
         heard = known[recompute] = Heard(self.listeners, recompute=recompute)
         return heard
 
     def turned(self) -> None:
         """Find out again who is told: a switch was turned."""
-        self._heard = [None, None]
+        self.heard = [None, None]
 
 
 def remembers(listeners: tuple[Listener, ...]) -> bool:
@@ -98,18 +98,6 @@ def remembers(listeners: tuple[Listener, ...]) -> bool:
     return any(one.remembers and one.hook in ("forward", "forwards") for one in listeners)
 
 
-def without_output(groups: list[Group]) -> list[Group]:
+def without_output(listeners: list[Listener]) -> list[Listener]:
     """Return who is told of a recompute that torch ends as soon as it has what it needs: there is no output."""
-    return [
-        (is_quiet, [one for one in group if not one.mutates and "output" not in one.arguments])
-        for is_quiet, group in groups
-    ]
-
-
-def _groups(listeners: list[Listener], *hooks: str) -> list[Group]:
-    chosen = [one for one in listeners if one.hook in hooks]
-    return [(is_quiet, list(group)) for is_quiet, group in groupby(chosen, _needs_quiet)]
-
-
-def _needs_quiet(one: Listener) -> bool:
-    return not one.mutates and not TENSORS.isdisjoint(one.arguments)
+    return [one for one in listeners if not one.mutates and "output" not in one.arguments]

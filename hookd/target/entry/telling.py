@@ -9,7 +9,6 @@ from hookd.target.tensors import torch_state
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hookd.target.entry.shape import Group
     from hookd.target.entry.threads import ThreadState
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.plugins.listeners import Listener
@@ -29,63 +28,57 @@ class Telling:
         self._no_frame, self._clock, self._charge = no_frame, dispatch.clock, dispatch.charge
         self._fault, self._stray = errors.fault, errors.stray
 
-    def tell(self, thread: ThreadState, groups: list[Group], values: dict[str, Any], is_metered: bool) -> None:
+    def tell(self, thread: ThreadState, listeners: list[Listener], values: dict[str, Any], is_metered: bool) -> None:
         """Tell listeners, all in one bracket: dynamo must not compile plugins that run under its callback.
 
         Args:
             thread: the calling one.
-            groups: who is told.
+            listeners: who is told.
             values: all that they may want, by the names of their arguments; what a mutator returns replaces some.
             is_metered: whether each is charged with the time that it takes.
         """
         frame = self._no_frame(None)
         thread.busy = True
         mark = self._clock() if is_metered else 0
-        for is_quiet, listeners in groups:
-            mark = (self._tell_quietly if is_quiet else self._tell_each)(listeners, values, mark)
-        thread.busy = False
-        self._no_frame(frame)
-
-    def _tell_quietly(self, listeners: list[Listener], values: dict[str, Any], mark: int) -> int:
-        was, undo = torch_state.is_grad_enabled(), None
+        was, undo = False, None
         try:
-            undo = torch_state.enter()
-            if undo is not None:
-                torch_state.set_grad_enabled(False)
-                mark = self._tell_each(listeners, values, mark)
+            for one in listeners:
+                if not one.is_on:  # any more: one before has failed, say
+                    continue
+                if one.needs_quiet and undo is None:
+                    was, undo = torch_state.is_grad_enabled(), torch_state.enter()
+                    if undo is None:  # tensors must not be looked at now
+                        continue
+                    torch_state.set_grad_enabled(False)
+                elif undo and not one.needs_quiet:
+                    torch_state.set_grad_enabled(was)
+                    torch_state.leave(undo)
+                    undo = None
+                try:
+                    result = one.run(*one.pick(values))
+                    if result is not None:
+                        self._take(one, result, values)
+                except BaseException as failure:  # noqa: BLE001  `fault` passes on what is not the plugin's
+                    self._fault(one.plugin, one.hook, failure)
+                if is_metered:
+                    mark = self._charge(one.plugin, mark)
         finally:
             if undo:
                 torch_state.set_grad_enabled(was)
                 torch_state.leave(undo)
-        return mark
+        thread.busy = False
+        self._no_frame(frame)
 
-    def _tell_each(self, listeners: list[Listener], values: dict[str, Any], mark: int) -> int:
-        for one in listeners:
-            if not one.is_on:  # any more: one before has failed, say
-                continue
-            try:
-                result = one.run(*one.pick(values))
-                if result is None:
-                    pass
-                elif one.mutates:
-                    _replace(one, result, values)
-                else:
-                    self._stray(one.plugin, one.hook)
-            except BaseException as failure:  # noqa: BLE001  `fault` passes on what is not the plugin's
-                self._fault(one.plugin, one.hook, failure)
-            if mark:
-                mark = self._charge(one.plugin, mark)
-        return mark
-
-
-def _replace(one: Listener, result: Any, values: dict[str, Any]) -> None:
-    """Do what torch does with a hook's result: torch/nn/modules/module.py `_call_impl`, 2.13."""
-    if one.hook in ("forward", "root_forward"):
-        values["output"] = result
-    elif "kwargs" in one.arguments:
-        values["inputs"], values["kwargs"] = _pair(result)
-    else:
-        values["inputs"] = result if isinstance(result, tuple) else (result,)
+    def _take(self, one: Listener, result: Any, values: dict[str, Any]) -> None:
+        """Do with a mutator's result what torch does with a hook's: torch/nn/modules/module.py `_call_impl`, 2.13."""
+        if not one.mutates:
+            self._stray(one.plugin, one.hook)
+        elif one.hook in ("forward", "root_forward"):
+            values["output"] = result
+        elif "kwargs" in one.arguments:
+            values["inputs"], values["kwargs"] = _pair(result)
+        else:
+            values["inputs"] = result if isinstance(result, tuple) else (result,)
 
 
 def _pair(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

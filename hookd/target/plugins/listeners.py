@@ -43,6 +43,7 @@ class Listener:
             the plugin's.
         unless_finite: it need not be called where all gradients are known to be finite.
         is_on: whether it is called; after it was turned, `Models.act_on_switches` is to be called.
+        needs_quiet: whether it is to be called with gradients switched off and torch's modes taken away: an observer that looks at tensors.
         run: is called instead of `call`: the same, once the first calls have been watched (`hookd.target.plugins.global_state`).
         pick: returns the arguments, in their order, from a dict of all that a hook could be told.
     """
@@ -56,12 +57,14 @@ class Listener:
     totals: Totals | Switched | None = None
     unless_finite: bool = False
     is_on: bool = field(default=False, init=False, compare=False)
+    needs_quiet: bool = field(init=False, compare=False)
     run: Callable[..., Any] = field(init=False, repr=False, compare=False)
     pick: Callable[[dict[str, Any]], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Set what follows from the rest."""
         self.run, self.pick = self.call, _picks(self.arguments)
+        self.needs_quiet = not self.mutates and not hookspecs.TENSORS.isdisjoint(self.arguments)
 
     @property
     def name(self) -> str:
@@ -385,7 +388,8 @@ def _picks(names: tuple[str, ...]) -> Callable[[dict[str, Any]], tuple[Any, ...]
     """Return what picks the values of these names from a dict, as a tuple; a third of the cost of a loop."""
     if len(names) > 1:
         return itemgetter(*names)
-    return lambda values: tuple([values[name] for name in names])
+    name = names[0] if names else ""
+    return (lambda values: (values[name],)) if names else (lambda _: ())
 
 
 def _picking(function: Callable[..., Any], names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
