@@ -3,7 +3,7 @@
  * A Python function object has a field `vectorcall`, and `module(x)` calls `__call__` through it. This file replaces that
  * field of torch's own function and of nothing else: the function stays in its class, and its code, which is what
  * torch.compile reads, stays as it is. The entry looks the module up by its address. One that is not observed is called
- * straight through, without a Python frame; one of which only totals are kept is counted here; for every other one its plan, an object
+ * straight through, without a Python frame; one of which only totals are kept is counted here; for every other one its plan, a method
  * of Python's (hookd/target/entry/plan.py), is called with (module, args, kwargs).
  *
  * Every function here runs with the interpreter's lock held; the state is common to all threads. The prototypes are

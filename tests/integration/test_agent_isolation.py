@@ -595,7 +595,7 @@ def test_a_hook_that_changes_nothing_is_no_longer_watched_after_its_first_calls(
     with running(Once) as agent:
         model = nn.Identity()
         (listener,) = agent.parts.registry.named("once").listeners
-        assert agent.parts.namespace[listener.function] is not listener.call
+        assert listener.run is not listener.call
         for _ in range(FIRST_CALLS):
             model(torch.ones(1))
-        assert agent.parts.namespace[listener.function] is listener.call
+        assert listener.run is listener.call

@@ -67,7 +67,6 @@ def tables(parts) -> list[int]:
         known.plans,
         known.names.known,
         known._ignored,
-        *known._others.values(),
         parts.portions.changed,
         parts.portions._candidates,
         known.audience._tastes,

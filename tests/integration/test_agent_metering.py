@@ -27,7 +27,7 @@ def metered(agent, steps: int, clock: Clock) -> float:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     taken = 0
     for _ in range(steps):
-        taken += agent.parts.namespace["accounting"]
+        taken += agent.parts.dispatch.is_metered
         net(torch.ones(3, 4)).pow(2).sum().backward()
         optimizer.step()
         clock.advance(STEP_S)
@@ -105,8 +105,8 @@ def test_a_plugin_that_was_dear_as_it_was_unloaded_does_not_keep_steps_metered(c
         assert metered(agent, 170, clock) <= 0.1
 
 
-def test_as_long_as_nothing_is_metered_no_cost_is_told(clock) -> None:
-    """What a metered step needs is compiled in hookd's own thread, which the first steps do not wait for."""
+def test_as_long_as_nothing_is_metered_no_cost_is_told(clock, monkeypatch) -> None:
+    """While a model is being learnt, no step is like those that follow."""
 
     class Idle(Spender):
         @hookimpl
@@ -114,10 +114,9 @@ def test_as_long_as_nothing_is_metered_no_cost_is_told(clock) -> None:
             self.spend(0.001)
 
     with running(Idle, method="attach", clock=clock) as agent:
-        agent.parts.models._prepare_metering = lambda: None
-        assert metered(agent, 40, clock) == 0
-        assert agent.values("hookd_overhead_ratio") == {}
-        del agent.parts.models._prepare_metering
-        agent.parts.models._prepare_metering()
+        with monkeypatch.context() as patched:
+            patched.setattr(type(agent.parts.models), "is_learning", True)
+            assert metered(agent, 40, clock) == 0
+            assert agent.values("hookd_overhead_ratio") == {}
         metered(agent, 40, clock)
         assert agent.values("hookd_overhead_ratio")[()] > 0

@@ -228,6 +228,14 @@ def test_in_inference_mode_each_is_handed_over_at_once() -> None:
     assert second == [["0"], ["1"], ["(root)"]]
 
 
+def switch_off(agent, hook: str) -> None:
+    """Have a hook of all plugins not be called any more."""
+    for entry in agent.parts.registry:
+        for one in entry.listeners:
+            one.is_on = one.is_on and one.hook != hook
+    agent.parts.models.act_on_switches()
+
+
 @pytest.mark.usefixtures("either_way")
 class TestKept:
     """Small outputs of calls that nobody is told of are kept alive inside of the outermost call, and there alone."""
@@ -259,8 +267,7 @@ class TestKept:
                 outputs.clear()
                 net(torch.ones(2, 4))
                 agent.parts.host.resample()
-                agent.parts.namespace["on_0_forwards"] = False  # as in the steps between the sampled ones
-                agent.parts.models.arm()
+                switch_off(agent, "forwards")  # as in the steps between the sampled ones
         return outputs
 
     def test_inside_all_are_there_and_afterwards_none(self) -> None:
@@ -303,8 +310,7 @@ class TestKept:
                 in_python.clear()
                 y = net(x)
                 agent.parts.host.resample()
-                agent.parts.namespace["on_0_forwards"] = False  # as in the steps between the sampled ones
-                agent.parts.models.arm()
+                switch_off(agent, "forwards")  # as in the steps between the sampled ones
             assert agent.plugin("looking").inside == [(str(at), True) for at in range(40)]
             is_entered = agent.parts.models.hidden is not None
             assert len(in_python) == (1 if is_entered else 41), "the root, which the plugin listens to, has a plan"

@@ -545,16 +545,3 @@ def test_a_plugin_may_have_no_backward_added_for_a_while(either_way) -> None:
         listen("backward_totals", wanted=True)
         trained(model, 2)
         assert set(agent.values("hookd_back_calls").values()) == {4}
-
-
-def test_hookds_own_thread_compiles_for_metered_steps_once_for_all_modules_alike(either_way, monkeypatch) -> None:
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(20)])
-    with running("timing") as agent:
-        trained(model, 2)
-        models, rests = agent.parts.models, []
-        models.can_meter = False
-        monkeypatch.setattr("hookd.target.modeltree.models._BREATH_S", 0.0)
-        make = models._maker
-        monkeypatch.setattr(models, "_maker", lambda *given, **named: (rests.append(given), make(*given, **named))[1])
-        models._prepare_metering()
-        assert 0 < len(rests) <= 4

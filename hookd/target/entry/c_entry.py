@@ -207,7 +207,7 @@ class Plans(dict[int, Any]):
         if self._put(key, None if plan is SKIP else id(plan)):
             raise MemoryError
         super().__setitem__(key, plan)
-        counted = getattr(plan, "counted", None)
+        counted: Counted | None = getattr(getattr(plan, "__self__", None), "counted", None)
         if counted is not None:
             module, number = counted.module, float(counted.module.id)
             calls = [places for totals in counted.totals for places in totals.places_of(module)]

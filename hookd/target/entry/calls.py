@@ -175,6 +175,7 @@ class Calls:
         self.dispatch.own_failure("the backward of a module", error)
 
     def hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
+        """Note where the graph stands before a call; None where it is not to be hooked."""
         if is_autograd_compiled():
             self._tell_unobserved()
             return None

@@ -35,7 +35,9 @@ _STEP = STEP - MODULE
 
 
 class Plan:
-    """Runs the calls of one module, and tells its listeners.
+    """Runs the calls of one module, and tells its listeners: by `run`.
+
+    That bound method is what is looked up and called: an object with `__call__` would take one more level of Python's recursion limit.
 
     Args:
         calls: does what is to be done beside that.
@@ -127,7 +129,6 @@ class Plan:
         return output
 
     run.__code__ = run.__code__.replace(co_filename=FILE)
-    __call__ = run
 
     def _is_nested(self, top: Any) -> bool:
         return top is not None and top[0] is self._module

@@ -55,7 +55,7 @@ class Telling:
                     torch_state.leave(undo)
                     undo = None
                 try:
-                    result = one.run(*one.pick(values))
+                    result = one.run(values[one.only]) if one.only else one.run(*one.pick(values))
                     if result is not None:
                         self._take(one, result, values)
                 except BaseException as failure:  # noqa: BLE001  `fault` passes on what is not the plugin's

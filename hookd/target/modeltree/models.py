@@ -404,7 +404,7 @@ class Models:
             return SKIP
         if module.depth and not self.audience.of_calls(module):
             return SKIP
-        return self.seen.plan(module, self._made(key, model, module))
+        return self.seen.plan(module, self._made(key, model, module).run)
 
     def _made(self, key: int, model: Model, module: Module) -> Plan:
         assert self._calls is not None, "plan_with"
@@ -524,7 +524,8 @@ class Models:
         return self._looks and thread.passed == self.passed()
 
     def meter(self, *, is_metered: bool) -> None:
-        """Meter the calls of the step that begins, or do not; the plans meter themselves."""
+        """Meter the calls of the step that begins, or do not."""
+        self._dispatch.is_metered = is_metered
         if self._counting is not None and self._counting.meter(is_metered=is_metered):
             self.arm()
 

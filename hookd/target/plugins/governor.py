@@ -151,12 +151,12 @@ class Governor:
         Args:
             turn: how many are over since the attach.
         """
-        elapsed, dispatch = self._elapsed_ns, self._dispatch
+        elapsed = self._elapsed_ns
         if self._is_changed:
             self._is_changed = False
             self._renew()
         if elapsed:
-            self._account(elapsed, was_metered=dispatch.is_metered)
+            self._account(elapsed, was_metered=self._dispatch.is_metered)
             if self.budget > 0 and self._models.is_learning:
                 self._hold_back(elapsed)
         if self.is_to_listen:
@@ -164,8 +164,7 @@ class Governor:
             self.listen(turn)
         elif self._draw(turn):
             self._models.act_on_switches()
-        dispatch.is_metered = self._is_to_be_metered(turn)
-        self._models.meter(is_metered=dispatch.is_metered)
+        self._models.meter(is_metered=self._is_to_be_metered(turn))
 
     def forget_time(self) -> None:
         """Take the next step for the first: what lies before it is no part of it."""

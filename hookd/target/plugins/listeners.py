@@ -46,6 +46,7 @@ class Listener:
         needs_quiet: whether it is to be called with gradients switched off and torch's modes taken away: an observer that looks at tensors.
         run: is called instead of `call`: the same, once the first calls have been watched (`hookd.target.plugins.global_state`).
         pick: returns the arguments, in their order, from a dict of all that a hook could be told.
+        only: the name of its only argument, "" if it has none or several: what has one is called without `pick`, which is dear.
     """
 
     plugin: int
@@ -60,10 +61,12 @@ class Listener:
     needs_quiet: bool = field(init=False, compare=False)
     run: Callable[..., Any] = field(init=False, repr=False, compare=False)
     pick: Callable[[dict[str, Any]], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
+    only: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Set what follows from the rest."""
         self.run, self.pick = self.call, _picks(self.arguments)
+        self.only = self.arguments[0] if len(self.arguments) == 1 else ""
         self.needs_quiet = not self.mutates and not hookspecs.TENSORS.isdisjoint(self.arguments)
 
     @property
@@ -388,8 +391,7 @@ def _picks(names: tuple[str, ...]) -> Callable[[dict[str, Any]], tuple[Any, ...]
     """Return what picks the values of these names from a dict, as a tuple; a third of the cost of a loop."""
     if len(names) > 1:
         return itemgetter(*names)
-    name = names[0] if names else ""
-    return (lambda values: (values[name],)) if names else (lambda _: ())
+    return lambda values: tuple([values[name] for name in names])
 
 
 def _picking(function: Callable[..., Any], names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
