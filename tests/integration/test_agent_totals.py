@@ -17,7 +17,7 @@ import hookd
 from hookd import Plugin, hookimpl
 from hookd.target.boot import bootstrap
 from hookd.target.entry.c_entry import SHAPES
-from hookd.wire.page import CALL_RECORD
+from hookd.wire.page import CALL_RECORD, PHASE_RECORD, PHASES
 from tests.integration.test_agent_entry import NODES, Light, Looping, Node, X, made, outcome
 from tests.support import sanitizers
 from tests.support.agent import running
@@ -125,8 +125,10 @@ def test_calls_of_a_metered_step_are_recorded_in_c_as_in_python():
         ids = [agent.parts.models.names.known[id(one)][2].id for one in (model, model[0], model[0][0], model[1])]
         step = seen[0].step  # the plan of the outermost has recorded that one
         assert [(one.seq, one.kind, one.module, one.step, one.value) for one in seen] == [
-            *((first + at, CALL_RECORD, number, step, 0.0) for at, number in enumerate(ids)),
-            (first + 4, CALL_RECORD, 7, 8, 0.0),
+            (first, CALL_RECORD, ids[0], step, 0.0),
+            (first + 1, PHASE_RECORD, 0, step, PHASES.index("forward")),
+            *((first + 2 + at, CALL_RECORD, number, step, 0.0) for at, number in enumerate(ids[1:])),
+            (first + 5, CALL_RECORD, 7, 8, 0.0),
         ]
         whens = [one.when for one in seen]  # unix seconds, of Python's and of C's
         assert whens == pytest.approx([whens[0]] * len(whens), abs=60)

@@ -56,7 +56,7 @@ class Plan:
         self._number = float(module.id)  # to store an int in a cell costs twice as much
         self.counted: Counted | None = None
 
-    def run(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: PLR0912, PLR0915
         """Run a call of the module.
 
         This frame is all that hookd puts between the caller and the module: in a traceback, and before Python's recursion limit.
@@ -149,7 +149,7 @@ class Plan:
             values["versions"] = versions_of(args, kwargs)
         return args, kwargs, flow
 
-    def _tell_after(
+    def _tell_after(  # noqa: PLR0917  at every call
         self,
         thread: ThreadState,
         top: Any,

@@ -164,7 +164,7 @@ class Portions:
         torch_state.remember(thread, module, inputs, output)
 
     def remember_call(
-        self, thread: ThreadState, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self, thread: ThreadState, module: Module, args: tuple[Any, ...], _kwargs: dict[str, Any], output: Any
     ) -> None:
         """Remember a call that the entry in C cannot."""
         torch_state.remember(thread, module, args, output)

@@ -137,7 +137,7 @@ def _adapted(hook: str, names: list[str], call: Callable[..., Any]) -> Callable[
     """Make a function of these argument names: pluggy reads them from the code (`_hooks.py:varnames`, 1.7)."""
     space: dict[str, Any] = {"call": call}
     listed = ", ".join(names)
-    exec(f"def {hook}({listed}): return call({listed})", space)
+    exec(f"def {hook}({listed}): return call({listed})", space)  # noqa: S102  a plugin's function is to have these arguments
     made: Callable[..., Any] = space[hook]
     made.hookd_impl = call.hookd_impl  # type: ignore[attr-defined]
     return made
