@@ -448,7 +448,7 @@ low_limit, high_limit = (pytest.mark.parametrize("recursion_limit", [limit], ind
 @low_limit
 @pytest.mark.usefixtures("recursion_limit")
 def test_a_recursion_to_the_limit_is_none_of_hookds():
-    """Also in metered steps, whose plans are others; near the limit calls are not observed, which is said once."""
+    """Also in metered steps; near the limit calls are not observed, which is said once."""
     model = Deep()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     levels = deepest(model)
