@@ -23,8 +23,12 @@ FILES = [
 TREES = {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in FILES}
 KNOWN_BY_TYPE = {
     "plugins/hookd_nan/bundle/describe.py": ["module.extra_repr"],  # of torch's own classes alone
+    "hookd/target/entry/patch.py": [
+        "module._compiled_call_impl",
+        "module._call_impl",
+    ],  # the call itself, as torch's `__call__` makes it
 }
-TAKE_ANYTHING = {"id", "type", "ref", "Ref", "_aloud", "aloud", "append", "call_aloud", "original", "plain", "plan"}
+TAKE_ANYTHING = {"id", "type", "ref", "Ref", "_aloud", "aloud", "aloud_of", "append", "bare", "original", "plan"}
 """What asks nothing: identities, references, containers, and the module's own call."""
 
 

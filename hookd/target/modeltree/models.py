@@ -195,7 +195,9 @@ class Models:
                 plan = models._plan_for(module)
             if plan is not None and plan is not SKIP:
                 return plan(module, args, kwargs)
-            return (models.aloud_of if thread.hidden else bare)(module)(*args, **kwargs)
+            if thread.hidden:
+                return models.aloud_of(module)(*args, **kwargs)
+            return bare(module)(*args, **kwargs)
 
         return missing
 
