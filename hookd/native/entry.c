@@ -175,7 +175,8 @@ static int is_deep(PyObject *state) {
     if (*at(state, host->top) != &_Py_NoneStruct)
         return PyLong_AsLongLong(*at(state, host->base)) - now > STACK;
     set_to(at(state, host->base), PyLong_FromLongLong(now));
-    entry.first_thread = UINT64_MAX; /* nothing is known of its nodes yet */
+    entry.first_thread = UINT64_MAX, entry.last = NULL; /* nothing is known of its nodes yet; its state may be where that of a thread was that has ended */
+    marks_outermost(state);
     PyObject *profiled = is_profiled() ? &_Py_TrueStruct : &_Py_FalseStruct;
     Py_IncRef(profiled);
     set_to(at(state, host->profiled), profiled);
@@ -419,7 +420,7 @@ static PyObject *meter(PyObject *self, PyObject *const *args, Py_ssize_t count) 
     return is_news;
 }
 
-/* `turn()`: return the next turn, see marks.c; `close_marks(thread, low, turn)`: see `marks_close`. The numbers are such as this file has given. */
+/* `turn()`: return the next turn, see marks.c; `close_marks(thread, low, turn, ago)`: see `marks_close`; it ended so many ns ago. The numbers are such as this file has given. */
 static PyObject *turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self, (void)args, (void)count;
     return PyLong_FromUnsignedLongLong(++entry.turn);
@@ -427,9 +428,9 @@ static PyObject *turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
 
 static PyObject *close_marks(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    PyObject *state = count == 3 ? here() : NULL;
+    PyObject *state = count == 4 ? here() : NULL;
     if (state)
-        marks_close(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), now());
+        marks_close(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), now() - PyLong_AsLongLong(args[3]));
     PyErr_Clear();
     Py_IncRef(&_Py_NoneStruct);
     return &_Py_NoneStruct;

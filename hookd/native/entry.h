@@ -275,6 +275,7 @@ int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t
 int marks_end(const Begun *begun, PyObject *state, PyObject *node, uint64_t at, uintptr_t key, uint64_t number);
 int marks_called(PyObject *capsule, PyObject *state, int64_t mark);
 void marks_close(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, int64_t mark);
+void marks_outermost(PyObject *state);
 void marks_stop(void);
 
 #pragma GCC visibility pop

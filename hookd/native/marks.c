@@ -240,11 +240,9 @@ static void forget(PyObject *state, long long task, int is_older) {
     }
 }
 
-/* Have what is still open then ended with this backward. What an earlier one that has raised has left is forgotten, unless this one runs inside of it. */
+/* Have what is still open then ended with this backward. */
 static void ask_for_end(PyObject *state, long long task) {
     spans.awaited = task;
-    if (spans.open && gives(entry.host.node, &_Py_NoneStruct))
-        forget(state, task, 1);
     long long *last = PyMem_RawCalloc(1, sizeof *last);
     if (last)
         *last = task;
@@ -257,9 +255,27 @@ static void ask_for_end(PyObject *state, long long task) {
     PyErr_Clear();
 }
 
+/* The outermost call of a thread begins: what a backward that has raised has left open is forgotten, unless the call is inside of one. */
+void marks_outermost(PyObject *state) {
+    if (spans.open && task_now() < 0)
+        forget(state, INT64_MAX, 1);
+}
+
+/* Forget what the oldest backward has left, where there is no room: it may have raised in a thread that has ended. */
+static void make_room(const Which *here) {
+    long long oldest = here->task;
+    for (const Open *open = spans.open; open; open = open->below)
+        if (open->task < oldest)
+            oldest = open->task;
+    if (oldest < here->task)
+        forget(here->state, oldest, 0);
+}
+
 /* Begin a span, around those that have begun at the same node by another mark. */
 static void begin(Span *span, const Which *here, int64_t mark) {
     const Host *host = &entry.host;
+    if (spans.count >= MOST_OPEN)
+        make_room(here);
     Open *open = spans.count < MOST_OPEN ? PyMem_RawCalloc(1, sizeof *open) : NULL, **place = &spans.open;
     if (!open)
         return;

@@ -57,8 +57,9 @@ def has_no_marks(*_: int) -> int:
 
 turn: Callable[[], int] = has_no_marks
 """Returns a number that is higher than those of all calls inside of the one that has returned (`hookd/native/marks.c`)."""
-close_marks: Callable[[int, int, int], Any] = has_no_marks
-"""Ends what `hookd/native/marks.c` times inside of a call, given the id of its thread's state, the least number of its nodes, and its turn."""
+close_marks: Callable[[int, int, int, int], Any] = has_no_marks
+"""Ends what `hookd/native/marks.c` times inside of a call, given the id of its thread's state, the least number of its nodes, its turn, and how
+many ns ago it has ended."""
 
 
 class Entered:
@@ -160,7 +161,7 @@ class Flow:
 
     def stop(self, mark: int) -> None:
         """Take the time; on a GPU of several devices the end may be in another thread, which knows of its own alone."""
-        close_marks(self.maker, self.low, self.turn)
+        close_marks(self.maker, self.low, self.turn, self.dispatch.clock() - mark)
         thread = self.local.thread
         spent = mark - self.started
         self.elapsed_ns = self.self_ns = spent
