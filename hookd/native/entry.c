@@ -436,10 +436,26 @@ static PyObject *close_marks(PyObject *self, PyObject *const *args, Py_ssize_t c
     return &_Py_NoneStruct;
 }
 
+/* `since_mark(thread, low, turn)`: see `marks_since`; a tuple of how many ns ago that was, and what the thread had spent; None: nothing is open. */
+static PyObject *since_mark(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    PyObject *state = count == 3 ? here() : NULL;
+    Since since = {0};
+    int is_found = state && marks_since(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), &since);
+    PyErr_Clear();
+    PyObject *told = is_found ? PyTuple_New(4) : &_Py_NoneStruct;
+    int64_t numbers[] = {now() - since.started, since.inner, since.lost, since.again};
+    if (!is_found)
+        Py_IncRef(told);
+    for (Py_ssize_t i = 0; told && is_found && i < 4; i++)
+        PyTuple_SetItem(told, i, PyLong_FromLongLong(numbers[i]));
+    return told;
+}
+
 /* Return the functions that Python calls at every step, in a tuple; their arguments are by position. */
 EXPORTED PyObject *hookd_entry_methods(void) {
     static const struct { const char *name; Method call; } MADE[] = {
-        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"turn", turn}, {"close_marks", close_marks},
+        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"turn", turn}, {"close_marks", close_marks}, {"since_mark", since_mark},
     };
     enum { MANY = sizeof MADE / sizeof *MADE };
     PyObject *found = PyTuple_New(MANY);

@@ -273,6 +273,85 @@ def test_a_backward_that_raises_leaves_nothing_to_the_next_one() -> None:
         assert calls["1.1.lines.3.0"] == 7
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["", "in threads that end"])
+def test_backwards_that_raise_again_and_again_leave_room_for_others(is_elsewhere, entry) -> None:
+    net = broken = Broken()
+    for _ in range(24):  # which are all open when it raises: there is room for 4,096
+        net = nn.Sequential(nn.Linear(4, 4), net)
+    raised = []
+
+    def fails() -> None:
+        try:
+            net(torch.ones(2, 4)).sum().backward()
+        except ZeroDivisionError:
+            raised.append(1)
+
+    with running(Back) as agent:
+        net(torch.ones(2, 4)).sum().backward()
+        broken.is_broken = True
+        for _ in range(200):
+            if is_elsewhere:
+                thread = threading.Thread(target=fails)
+                thread.start()
+                thread.join()
+            else:
+                fails()
+        broken.is_broken = False
+        for _ in range(3):
+            net(torch.ones(2, 4)).sum().backward()
+        calls = added(agent, "calls")
+    assert len(raised) == 200
+    assert calls["1.1.0"] == calls["(root)"] == 4
+    assert calls[f"{'1.' * 24}lines.3.0"] == 204
+
+
+def test_a_thread_does_not_take_for_its_own_what_one_that_has_ended_has_marked(entry) -> None:
+    net, other = (nn.Sequential(nn.Linear(4, 4), nn.Identity()) for _ in range(2))
+
+    def step() -> None:
+        net(torch.ones(2, 4)).sum().backward()
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            other(torch.ones(2, 4))
+
+    def elsewhere(function: Any) -> None:
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+
+    with running(Back) as agent:
+        step()
+        evaluate()
+        for functions in [(step, evaluate), (step,), (step, evaluate, evaluate)]:
+            for _ in range(20):
+                for function in functions:
+                    elsewhere(function)
+                evaluate()
+        calls = added(agent, "calls")
+    assert calls["0"] == calls["1"] == calls["(root)"] == 61
+
+
+class CutOff(nn.Module):
+    """Gives back what its last module has made, where nothing of it takes any time but that module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.first(x).detach().requires_grad_() + 0)
+
+
+def test_a_module_begins_no_later_than_the_one_inside_that_has_made_its_output(entry) -> None:
+    net = CutOff()
+    with running(Back) as agent:
+        for _ in range(100):
+            net(torch.ones(2, 4, requires_grad=True)).sum().backward()
+        own, whole = added(agent, "self_seconds"), added(agent, "seconds")
+    assert sum(own.values()) <= whole["(root)"] * 1.001
+
+
 class Inner(nn.Module):
     """Goes backward inside of a backward."""
 
