@@ -175,7 +175,8 @@ static int is_deep(PyObject *state) {
     if (*at(state, host->top) != &_Py_NoneStruct)
         return PyLong_AsLongLong(*at(state, host->base)) - now > STACK;
     set_to(at(state, host->base), PyLong_FromLongLong(now));
-    entry.first_thread = UINT64_MAX; /* nothing is known of its nodes yet */
+    entry.first_thread = UINT64_MAX, entry.last = NULL; /* nothing is known of its nodes yet; its state may be where that of a thread was that has ended */
+    marks_outermost(state);
     PyObject *profiled = is_profiled() ? &_Py_TrueStruct : &_Py_FalseStruct;
     Py_IncRef(profiled);
     set_to(at(state, host->profiled), profiled);
@@ -402,7 +403,7 @@ static PyObject *meter(PyObject *self, PyObject *const *args, Py_ssize_t count) 
     return is_news;
 }
 
-/* `turn()`: return the next turn, see marks.c; `close_marks(thread, low, turn)`: see `marks_close`. The numbers are such as this file has given. */
+/* `turn()`: return the next turn, see marks.c; `close_marks(thread, low, turn, ago)`: see `marks_close`; it ended so many ns ago. The numbers are such as this file has given. */
 static PyObject *turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self, (void)args, (void)count;
     return PyLong_FromUnsignedLongLong(++entry.turn);
@@ -410,18 +411,34 @@ static PyObject *turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
 
 static PyObject *close_marks(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    PyObject *state = count == 3 ? here() : NULL;
+    PyObject *state = count == 4 ? here() : NULL;
     if (state)
-        marks_close(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), now());
+        marks_close(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), now() - PyLong_AsLongLong(args[3]));
     PyErr_Clear();
     Py_IncRef(&_Py_NoneStruct);
     return &_Py_NoneStruct;
 }
 
+/* `since_mark(thread, low, turn)`: see `marks_since`; a tuple of how many ns ago that was, and what the thread had spent; None: nothing is open. */
+static PyObject *since_mark(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    PyObject *state = count == 3 ? here() : NULL;
+    Since since = {0};
+    int is_found = state && marks_since(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), &since);
+    PyErr_Clear();
+    PyObject *told = is_found ? PyTuple_New(4) : &_Py_NoneStruct;
+    int64_t numbers[] = {now() - since.started, since.inner, since.lost, since.again};
+    if (!is_found)
+        Py_IncRef(told);
+    for (Py_ssize_t i = 0; told && is_found && i < 4; i++)
+        PyTuple_SetItem(told, i, PyLong_FromLongLong(numbers[i]));
+    return told;
+}
+
 /* Return the functions that Python calls at every step, in a tuple; their arguments are by position. */
 EXPORTED PyObject *hookd_entry_methods(void) {
     static const struct { const char *name; Method call; } MADE[] = {
-        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"turn", turn}, {"close_marks", close_marks},
+        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"turn", turn}, {"close_marks", close_marks}, {"since_mark", since_mark},
     };
     enum { MANY = sizeof MADE / sizeof *MADE };
     PyObject *found = PyTuple_New(MANY);

@@ -112,6 +112,10 @@ typedef struct {
 
 typedef struct Mark Mark; /* see marks.c */
 
+typedef struct { /* when a backward of a call began, and what its thread had spent by then, ns (hookd/target/entry/threads.py) */
+    int64_t started, inner, lost, again;
+} Since;
+
 typedef struct { /* where a thread's state in the interpreter has its depth of calls; `offset` is 0 where that is not known */
     size_t offset;
     int is_counted_up, limit; /* it is what is left of the limit, or counts up to it (CPython 3.10) */
@@ -134,7 +138,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *graph_begins, *graph_enters, *graph_ends, *graph_adds, *graph_told, *graph_failed; /* of hookd/target/entry/calls.py, for graph.c */
     PyObject *hooked;                /* as hooked(capsule, *gradients): calls what `hookd_entry_graph` returns */
     PyObject *grad_enabled, *sequence, *will_run; /* torch's */
-    PyObject *task, *queue, *node;   /* likewise: the number of the backward that is under way, what has a function called at its end, and the node that runs */
+    PyObject *task, *queue;          /* likewise: the number of the backward that is under way, and what has a function called at its end */
     PyObject *carrier;               /* a tensor: see `marked`; None: torch has not what marks need */
     PyObject *profile, *tool;        /* return None where no profiler listens to the thread; NULL: nobody can say */
     PyObject *dtypes[10];            /* those of kernel.c, in its order, and then whole numbers, which are all finite */
@@ -274,6 +278,8 @@ int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t
 int marks_end(const Begun *begun, PyObject *state, PyObject *node, uint64_t at, uintptr_t key, uint64_t number);
 int marks_called(PyObject *capsule, PyObject *state, int64_t mark);
 void marks_close(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, int64_t mark);
+void marks_outermost(PyObject *state);
+int marks_since(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, Since *since);
 void marks_stop(void);
 
 #pragma GCC visibility pop

@@ -26,7 +26,7 @@ struct Flow { /* the gradients of one call, while a backward runs through it; it
     int is_open, is_bad; /* a gradient that has come is not known to be finite */
     Py_ssize_t due_out, due_in;
     PyObject *thread; /* in which this backward began */
-    int64_t started, inner, lost, again;
+    Since since;
     PyObject *grads[]; /* of the outputs, then of the inputs; NULL: none has come */
 };
 
@@ -543,8 +543,9 @@ static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t mark) {
     }
     Py_IncRef(state);
     PyObject *before = flow->thread;
-    flow->thread = state, flow->is_open = 1, flow->is_bad = 0, flow->started = mark;
-    flow->inner = whole(*at(state, host->inner)), flow->lost = whole(*at(state, host->lost)), flow->again = whole(*at(state, host->again));
+    flow->thread = state, flow->is_open = 1, flow->is_bad = 0;
+    flow->since = (Since){mark, whole(*at(state, host->inner)), whole(*at(state, host->lost)), whole(*at(state, host->again))};
+    marks_since(state, flow->maker, flow->low, flow->turn, &flow->since);
     if (before)
         Py_DecRef(before);
     return 1;
@@ -554,12 +555,12 @@ static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t mark) {
 static int finished(Flow *flow, PyObject *state, int64_t mark) {
     const Host *host = &entry.host;
     marks_close(state, flow->maker, flow->low, flow->turn, mark);
-    int64_t spent = mark - flow->started, elapsed = spent, self = spent;
+    int64_t spent = mark - flow->since.started, elapsed = spent, self = spent;
     if (state == flow->thread) {
-        spent -= whole(*at(state, host->lost)) - flow->lost;
-        elapsed = spent - (whole(*at(state, host->again)) - flow->again);
-        self = spent - (whole(*at(state, host->inner)) - flow->inner);
-        set_to(at(state, host->inner), PyLong_FromLongLong(flow->inner + spent));
+        spent -= whole(*at(state, host->lost)) - flow->since.lost;
+        elapsed = spent - (whole(*at(state, host->again)) - flow->since.again);
+        self = spent - (whole(*at(state, host->inner)) - flow->since.inner);
+        set_to(at(state, host->inner), PyLong_FromLongLong(flow->since.inner + spent));
     }
     self = self > 0 ? self : 0;
     const Count *counted = flow->back ? still(flow->key, flow->number) : NULL;
@@ -596,7 +597,7 @@ static int before(const Hook *hook, PyObject *state, PyObject *grads, int64_t ma
     }
     if (--flow->due_out)
         return 1;
-    return !told(flow, state, 0, now() - flow->started, 0) && (flow->due_in || !finished(flow, state, mark));
+    return !told(flow, state, 0, now() - flow->since.started, 0) && (flow->due_in || !finished(flow, state, mark));
 }
 
 /* Add a share of a gradient, which it steals, to another one. NULL: an exception is set. */

@@ -40,7 +40,7 @@ struct Open { /* a span in a backward that is under way */
     long long task;   /* the number of that backward */
     uintptr_t thread; /* that of the mark */
     Span *span;
-    int64_t started, inner, lost, again;
+    Since since;
 };
 
 static const char MARK[] = "hookd mark", LAST[] = "hookd end";
@@ -184,11 +184,11 @@ static void take_out(Open **place) {
 static void end(const Open *open, int64_t mark) {
     const Host *host = &entry.host;
     PyObject *state = open->state;
-    int64_t spent = mark - open->started - (stored(*at(state, host->lost)) - open->lost), inner = stored(*at(state, host->inner));
-    int64_t self = spent - (inner - open->inner);
-    add(open->span, spent - (stored(*at(state, host->again)) - open->again), self > 0 ? self : 0);
-    if (open->inner + spent > inner)
-        set_to(at(state, host->inner), PyLong_FromLongLong(open->inner + spent));
+    int64_t spent = mark - open->since.started - (stored(*at(state, host->lost)) - open->since.lost), inner = stored(*at(state, host->inner));
+    int64_t self = spent - (inner - open->since.inner);
+    add(open->span, spent - (stored(*at(state, host->again)) - open->since.again), self > 0 ? self : 0);
+    if (open->since.inner + spent > inner)
+        set_to(at(state, host->inner), PyLong_FromLongLong(open->since.inner + spent));
 }
 
 typedef struct { /* spans of a backward that this thread runs */
@@ -229,6 +229,17 @@ void marks_close(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn,
         end_all(&(Which){state, task_now(), thread, low, turn}, mark);
 }
 
+/* Tell when what is open inside of a call began that graph.c or Python has hooked: torch calls the marks of a node before what hooks the node itself,
+ * so that a call which gives back what one inside of it has made would begin after that one. 0: nothing is. */
+int marks_since(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, Since *since) {
+    Which inside = {state, spans.open ? task_now() : -1, thread, low, turn};
+    int is_found = 0;
+    for (const Open *open = spans.open; open; open = open->below)
+        if (is_of(open, &inside))
+            *since = open->since, is_found = 1;
+    return is_found;
+}
+
 /* Forget what is open: of this backward; of those before it in this thread; or, without a thread, of all that there are. */
 static void forget(PyObject *state, long long task, int is_older) {
     for (Open **place = &spans.open; *place;) {
@@ -240,11 +251,9 @@ static void forget(PyObject *state, long long task, int is_older) {
     }
 }
 
-/* Have what is still open then ended with this backward. What an earlier one that has raised has left is forgotten, unless this one runs inside of it. */
+/* Have what is still open then ended with this backward. */
 static void ask_for_end(PyObject *state, long long task) {
     spans.awaited = task;
-    if (spans.open && gives(entry.host.node, &_Py_NoneStruct))
-        forget(state, task, 1);
     long long *last = PyMem_RawCalloc(1, sizeof *last);
     if (last)
         *last = task;
@@ -257,16 +266,35 @@ static void ask_for_end(PyObject *state, long long task) {
     PyErr_Clear();
 }
 
+/* The outermost call of a thread begins: what a backward that has raised has left open is forgotten, unless the call is inside of one. */
+void marks_outermost(PyObject *state) {
+    if (spans.open && task_now() < 0)
+        forget(state, INT64_MAX, 1);
+}
+
+/* Forget what the oldest backward has left, where there is no room: it may have raised in a thread that has ended. */
+static void make_room(const Which *here) {
+    long long oldest = here->task;
+    for (const Open *open = spans.open; open; open = open->below)
+        if (open->task < oldest)
+            oldest = open->task;
+    if (oldest < here->task)
+        forget(here->state, oldest, 0);
+}
+
 /* Begin a span, around those that have begun at the same node by another mark. */
 static void begin(Span *span, const Which *here, int64_t mark) {
     const Host *host = &entry.host;
+    if (spans.count >= MOST_OPEN)
+        make_room(here);
     Open *open = spans.count < MOST_OPEN ? PyMem_RawCalloc(1, sizeof *open) : NULL, **place = &spans.open;
     if (!open)
         return;
     while (*place && is_of(*place, &(Which){here->state, here->task, here->thread, span->low, span->turn}))
         place = &(*place)->below;
     PyObject *state = here->state;
-    *open = (Open){*place, state, here->task, here->thread, span, mark, stored(*at(state, host->inner)), stored(*at(state, host->lost)), stored(*at(state, host->again))};
+    Since since = {mark, stored(*at(state, host->inner)), stored(*at(state, host->lost)), stored(*at(state, host->again))};
+    *open = (Open){*place, state, here->task, here->thread, span, since};
     *place = open, spans.count++, span->refs++;
     Py_IncRef(state);
 }

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +20,9 @@ from hookd.target.entry import hidden
 from tests.integration.test_agent_graph import MODELS, Passing
 from tests.support import sanitizers
 from tests.support.agent import running
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 SIZE = 1500
 """A product of two such matrices takes some hundred milliseconds, all else here less than one."""
@@ -42,6 +45,11 @@ class Back(Plugin):
         return {"backward"}
 
 
+def adding_up() -> AbstractContextManager[Any]:
+    """Start an agent that adds up each backward, however dear that is."""
+    return running(Back, options={"every": "1"})
+
+
 def added(agent: Any, name: str) -> dict[str, float]:
     return {module: value for (module,), value in agent.values(f"hookd_back_{name}").items()}
 
@@ -50,7 +58,7 @@ def calls_of(make, *, learns: bool = False, twice: bool = False, mode: Any = nul
     torch.manual_seed(0)
     net = make()
     x = torch.randn(2, 4, requires_grad=learns) if "Transformer" not in repr(net) else torch.randn(1, 2, 4)
-    with running(Back) as agent:
+    with adding_up() as agent:
         for _ in range(3):
             with mode():
                 loss = net(x).square().sum()
@@ -200,7 +208,7 @@ KINDS = {
 def test_time_is_that_of_the_module_that_takes_it(name) -> None:
     make, slow = KINDS[name]
     net = nn.Sequential(nn.Linear(4, 4), make(), nn.Linear(4, 4))
-    with running(Back) as agent:
+    with adding_up() as agent:
         for _ in range(3):
             y = net(torch.ones(2, 4))
             (y.sum() + (net[1].aside.sum() if name == "aside" else 0)).backward()
@@ -212,7 +220,7 @@ def test_time_is_that_of_the_module_that_takes_it(name) -> None:
 @pytest.mark.parametrize("name", [name for name in MODELS if "reentrant" not in name and name != "nests"])
 def test_own_times_add_up(name, entry) -> None:
     net = nn.Sequential(nn.Linear(4, 4), MODELS[name]())
-    with running(Back) as agent:
+    with adding_up() as agent:
         for _ in range(4):
             x = torch.randn(2, 4) if name != "attention" else torch.randn(1, 2, 4)
             net(x).square().sum().backward()
@@ -222,7 +230,7 @@ def test_own_times_add_up(name, entry) -> None:
 @pytest.mark.usefixtures("either_way")
 def test_a_backward_to_some_of_the_weights_ends_with_it() -> None:
     net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
-    with running(Back) as agent:
+    with adding_up() as agent:
         for _ in range(3):
             net(torch.ones(2, 4)).sum().backward()
         for _ in range(2):
@@ -259,7 +267,7 @@ class Broken(nn.Module):
 @pytest.mark.usefixtures("either_way")
 def test_a_backward_that_raises_leaves_nothing_to_the_next_one() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), Broken()))
-    with running(Back) as agent:
+    with adding_up() as agent:
         net(torch.ones(2, 4)).sum().backward()
         broken = net[1][1]
         for _ in range(3):
@@ -271,6 +279,86 @@ def test_a_backward_that_raises_leaves_nothing_to_the_next_one() -> None:
         calls = added(agent, "calls")
         assert calls["1.1"] == calls["1"] == calls["(root)"] == 4
         assert calls["1.1.lines.3.0"] == 7
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["", "in threads that end"])
+def test_backwards_that_raise_again_and_again_leave_room_for_others(is_elsewhere, entry) -> None:
+    net = broken = Broken()
+    for _ in range(24):  # which are all open when it raises: there is room for 4,096
+        net = nn.Sequential(nn.Linear(4, 4), net)
+    raised = []
+
+    def fails() -> None:
+        try:
+            net(torch.ones(2, 4)).sum().backward()
+        except ZeroDivisionError:
+            raised.append(1)
+
+    with adding_up() as agent:
+        net(torch.ones(2, 4)).sum().backward()
+        broken.is_broken = True
+        for _ in range(200):
+            if is_elsewhere:
+                thread = threading.Thread(target=fails)
+                thread.start()
+                thread.join()
+            else:
+                fails()
+        broken.is_broken = False
+        for _ in range(3):
+            net(torch.ones(2, 4)).sum().backward()
+        calls = added(agent, "calls")
+        assert agent.state("back") == "active", next(iter(agent.parts.registry)).last_error
+    assert len(raised) == 200
+    assert calls["1.1.0"] == calls["(root)"] == 4
+    assert calls[f"{'1.' * 24}lines.3.0"] == 204
+
+
+def test_a_thread_does_not_take_for_its_own_what_one_that_has_ended_has_marked(entry) -> None:
+    net, other = (nn.Sequential(nn.Linear(4, 4), nn.Identity()) for _ in range(2))
+
+    def step() -> None:
+        net(torch.ones(2, 4)).sum().backward()
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            other(torch.ones(2, 4))
+
+    def elsewhere(function: Any) -> None:
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+
+    with adding_up() as agent:
+        step()
+        evaluate()
+        for functions in [(step, evaluate), (step,), (step, evaluate, evaluate)]:
+            for _ in range(20):
+                for function in functions:
+                    elsewhere(function)
+                evaluate()
+        calls = added(agent, "calls")
+    assert calls["0"] == calls["1"] == calls["(root)"] == 61
+
+
+class CutOff(nn.Module):
+    """Gives back what its last module has made, where nothing of it takes any time but that module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.first(x).detach().requires_grad_() + 0)
+
+
+def test_a_module_begins_no_later_than_the_one_inside_that_has_made_its_output(entry) -> None:
+    net = CutOff()
+    with adding_up() as agent:
+        for _ in range(100):
+            net(torch.ones(2, 4, requires_grad=True)).sum().backward()
+        own, whole = added(agent, "self_seconds"), added(agent, "seconds")
+    assert sum(own.values()) <= whole["(root)"] * 1.001
 
 
 class Inner(nn.Module):
@@ -287,7 +375,7 @@ class Inner(nn.Module):
 @pytest.mark.usefixtures("either_way")
 def test_a_backward_inside_of_another_one_is_part_of_it() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Inner(), nn.Linear(4, 4), nn.Linear(4, 4))
-    with running(Back) as agent:
+    with adding_up() as agent:
         for _ in range(3):
             net(torch.ones(2, 4)).sum().backward()
         assert set(added(agent, "calls").values()) == {3}
@@ -305,7 +393,7 @@ def test_a_chain_of_modules_needs_one_mark_each(entry, monkeypatch) -> None:
 
     monkeypatch.setattr(hidden, "hooked", counting)
     net = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(6)])
-    with running(Back):
+    with adding_up():
         for _ in range(2):
             called.clear()
             net(torch.ones(2, 4)).sum().backward()
@@ -319,11 +407,11 @@ def test_a_graph_with_marks_may_outlive_hookd_and_meet_the_next_one(entry) -> No
         return Path("/proc/self/maps").read_text().count("memfd:hookd-entry")
 
     net, x, before = MODELS["a chain"](), torch.randn(2, 4), maps()
-    with running(Back):
+    with adding_up():
         for _ in range(2):
             first = net(x).sum()
     assert maps() > before
-    with running(Back) as agent:
+    with adding_up() as agent:
         net(x)
         second = net(x).sum()
         first.backward()
@@ -340,7 +428,7 @@ def test_threads_have_their_own_times(entry) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        with running(Back) as agent:
+        with adding_up() as agent:
 
             def train(net) -> None:
                 for _ in range(30):

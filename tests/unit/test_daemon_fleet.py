@@ -101,6 +101,19 @@ def test_a_page_is_not_taken_for_that_of_a_process_that_has_come_under_the_same_
     adopted.close()
 
 
+def test_a_page_that_an_agent_lets_go_of_is_not_served_again_as_one_that_is_attached(fleet, stack, monkeypatch):
+    page = Ranks(stack, 1).pages[0]
+    monkeypatch.setattr("hookd.tool.daemon.fleet.fleet.find_page", lambda _: os.dup(page.fd))
+    target = fleet.adopt(os.getpid())
+    page.set_state("detached")
+    fleet.poll()
+    assert target.state == "detached"
+    before = os.listdir("/proc/self/fd")
+    assert fleet.adopt(os.getpid()) is None
+    assert fleet.targets() == [target]
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_target_is_not_given_to_the_user_whose_process_has_its_pid_by_now(stack, monkeypatch):
     ranks = Ranks(stack, 1)
     target = ranks.targets[0]

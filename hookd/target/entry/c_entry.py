@@ -142,7 +142,7 @@ class _Host(ctypes.Structure):
         ),
         *((name, ctypes.py_object) for name in _OF_GRAPHS),
         *((name, ctypes.py_object) for name in ("hooked", "grad_enabled", "sequence", "will_run")),
-        *((name, ctypes.py_object) for name in ("task", "queue", "node", "carrier", "profile", "tool")),
+        *((name, ctypes.py_object) for name in ("task", "queue", "carrier", "profile", "tool")),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
         ("gate", ctypes.c_void_p),
         ("largest", ctypes.c_void_p),
@@ -267,7 +267,7 @@ class Entry:
         made = {one.__name__: one for one in native.objects(library, "hookd_entry_methods")}
         self._check, self._meter, self._let_go = made["check"], made["meter"], made["let_go"]
         self._largest, self._number, self._quiet = made["largest"], made["number"], made["quiet"]
-        self._turn, self._close_marks = made["turn"], made["close_marks"]
+        self._turn, self._close_marks, self._since_mark = made["turn"], made["close_marks"], made["since_mark"]
         self._unseen = native.function(library, "hookd_entry_unseen", size)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
         self._hear = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
@@ -393,7 +393,7 @@ class Entry:
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
         torch_state.quiet = self._quiet
-        backward.turn, backward.close_marks = self._turn, self._close_marks
+        backward.marks = backward.Marks(self._turn, self._close_marks, self._since_mark)
         found = self.find_layout() if host.gate else None
         if found is not None:
             self._set_layout(ctypes.byref(found))
@@ -468,20 +468,20 @@ class Entry:
         """Return all memory. The code stays where a call that began in it still runs, in whatever thread, or a graph has hooks of it."""
         self.plans.close()
         torch_state.quiet = torch_state.ask
-        backward.turn, backward.close_marks = backward.has_no_marks, backward.has_no_marks
+        backward.marks = backward.NO_MARKS
         stop = native.function(self._library, "hookd_entry_stop", ctypes.c_void_p)
         if not stop(self._library._handle):
             native.unload(self._library)
 
 
-def _for_marks() -> tuple[Any, Any, Any, Any]:
+def _for_marks() -> tuple[Any, Any, Any]:
     """Return what `hookd/native/marks.c` needs of torch, where it has that, and a tensor of ours; else Nones."""
-    task, node = (getattr(torch._C, name, None) for name in ("_current_graph_task_id", "_current_autograd_node"))
+    task = getattr(torch._C, "_current_graph_task_id", None)
     queue = getattr(torch.autograd.Variable._execution_engine, "queue_callback", None)
-    if None in (task, node, queue) or not hasattr(torch._C._FunctionBase, "_register_hook_dict"):
-        return None, None, None, None
+    if None in (task, queue) or not hasattr(torch._C._FunctionBase, "_register_hook_dict"):
+        return None, None, None
     with torch_state.unseen(), torch._C._DisableTorchDispatch():
-        return task, queue, node, torch.empty(0, dtype=torch.float32, device="cpu")
+        return task, queue, torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def _has_usual_layout() -> bool:

@@ -50,15 +50,24 @@ _ACCUMULATE = 1 << 63
 """AccumulateGrad has the highest number there is (UINT64_MAX): it leads nowhere."""
 
 
-def has_no_marks(*_: int) -> int:
-    """Stand in for `turn` and `close_marks` where calls are not entered in C."""
-    return 0
+class Marks(NamedTuple):
+    """What `hookd/native/marks.c` is asked. A call is named by the id of its thread's state, the least number of its nodes, and its turn.
+
+    Attributes:
+        turn: returns a number that is higher than those of all calls inside of the one that has returned.
+        close: ends what is timed inside of a call, given how many ns ago that has ended.
+        since: returns of what is timed inside of a call, and has begun before it, how many ns ago that was, and what the thread had spent
+            by then (`inner`, `lost`, `again`); None where there is nothing.
+    """
+
+    turn: Callable[[], int]
+    close: Callable[[int, int, int, int], Any]
+    since: Callable[[int, int, int], tuple[int, int, int, int] | None]
 
 
-turn: Callable[[], int] = has_no_marks
-"""Returns a number that is higher than those of all calls inside of the one that has returned (`hookd/native/marks.c`)."""
-close_marks: Callable[[int, int, int], Any] = has_no_marks
-"""Ends what `hookd/native/marks.c` times inside of a call, given the id of its thread's state, the least number of its nodes, and its turn."""
+NO_MARKS = Marks(lambda: 0, lambda *_: None, lambda *_: None)
+"""Where calls are not entered in C."""
+marks = NO_MARKS
 
 
 class Entered:
@@ -116,7 +125,7 @@ class Flow:
         self_ns: what of it was not inside a module inside.
         maker: the id of the state of the thread that has made its nodes.
         low: they have this number or a higher one.
-        turn: see the function.
+        turn: see `Marks`.
     """
 
     __slots__ = (
@@ -152,6 +161,10 @@ class Flow:
         self.is_open = self.was_used = True
         self.thread = thread = self.local.thread
         self.started, self.inner, self.lost, self.again = mark, thread.inner, thread.lost, thread.again
+        before = marks.since(self.maker, self.low, self.turn)
+        if before is not None:
+            ago, self.inner, self.lost, self.again = before
+            self.started = self.dispatch.clock() - ago
         self.elapsed_ns = self.self_ns = 0
         self.due_out, self.due_in = due_out, len(ends)
         for end_ in ends:
@@ -160,7 +173,7 @@ class Flow:
 
     def stop(self, mark: int) -> None:
         """Take the time; on a GPU of several devices the end may be in another thread, which knows of its own alone."""
-        close_marks(self.maker, self.low, self.turn)
+        marks.close(self.maker, self.low, self.turn, self.dispatch.clock() - mark)
         thread = self.local.thread
         spent = mark - self.started
         self.elapsed_ns = self.self_ns = spent
@@ -224,7 +237,7 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
         view: only so has it a node, whose gradient can be told from that of the input's other users.
     """
     outputs = tensors(output)
-    flow.maker, flow.low, flow.turn = id(entered.thread), entered.sequence, turn()
+    flow.maker, flow.low, flow.turn = id(entered.thread), entered.sequence, marks.turn()
     flow.expect(len(args), len(outputs))
     mutates = flow.mutates
     if mutates:

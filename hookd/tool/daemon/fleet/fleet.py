@@ -241,9 +241,13 @@ class Fleet:
             with contextlib.suppress(OSError):
                 os.close(fd)
             return None
-        if target.start_ticks == ticks and proc.is_same(target.pid, ticks):
+        is_same = target.start_ticks == ticks and proc.is_same(target.pid, ticks)
+        snapshot = target.last()
+        if is_same and (snapshot is None or snapshot.state != "detached"):
             return target
-        target.close()  # the pid is another process's by now: the page must not pass for that one's, or its user's
+        # The pid is another process's by now: the page must not pass for that one's, or its user's. Or the agent lets go of its page
+        # next: it was found a moment after its target had ended by that, and is not to be served as one that is attached.
+        target.close()
         self._census.recheck(pid)
         return None
 
