@@ -31,7 +31,7 @@ PyObject *packed(PyObject *const *args, Py_ssize_t count) {
     return tuple;
 }
 
-static PyObject *named(PyObject *const *values, PyObject *names) {
+PyObject *named(PyObject *const *values, PyObject *names) {
     PyObject *dict = PyDict_New();
     Py_ssize_t count = dict && names ? PyTuple_Size(names) : 0;
     for (Py_ssize_t i = 0; i < count; i++)

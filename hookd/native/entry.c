@@ -3,8 +3,8 @@
  * A Python function object has a field `vectorcall`, and `module(x)` calls `__call__` through it. This file replaces that
  * field of torch's own function and of nothing else: the function stays in its class, and its code, which is what
  * torch.compile reads, stays as it is. The entry looks the module up by its address. One that is not observed is called
- * straight through, without a Python frame; one of which only totals are kept is counted here; for every other one its plan, a method
- * of Python's (hookd/target/entry/plan.py), is called with (module, args, kwargs).
+ * straight through, without a Python frame. One is counted here, and Python functions that listen to it are told, where they change nothing; for
+ * every other one its plan, a method of Python's (hookd/target/entry/plan.py), is called with (module, args, kwargs).
  *
  * Every function here runs with the interpreter's lock held; the state is common to all threads. The prototypes are
  * written out by hand, so that one file serves CPython 3.10 to 3.14: all of them are exported there, and those declared
@@ -71,7 +71,51 @@ static int is_inside(PyObject *top, PyObject *module) {
     return 0;
 }
 
-/* Call a module that is inside of another observed one, and count it: what its plan does where no Python function listens. */
+typedef struct { /* Python functions that are told of a call */
+    PyObject *whom;          /* NULL: there are none */
+    PyObject *args, *kwargs; /* of the call, */
+    PyObject *values;        /* and what else those know that were told before it; NULL: none was */
+    int when;
+} Told;
+
+/* Tell of a call that begins. -1: an exception is set. */
+static int begins(Told *told, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    if (!entry.told[shape])
+        return 0;
+    Py_IncRef(told->whom = entry.told[shape]);
+    told->when = entry.when[shape];
+    told->args = packed(args + 1, count - 1), told->kwargs = told->args ? named(args + count, names) : NULL;
+    PyObject *given[] = {NULL, told->whom, state, module, told->args, told->kwargs};
+    if (told->kwargs && told->when & BEFORE)
+        told->values = asking(state, entry.host.tell_before, given + 1, 5);
+    return told->kwargs && (told->values || !(told->when & BEFORE)) ? 0 : -1;
+}
+
+/* Tell of a call that has returned, which Python charges itself. -1: an exception is set. */
+static int returns(const Told *told, PyObject *state, PyObject *module, PyObject *output, int64_t elapsed, int64_t self) {
+    if (!(told->when & AFTER))
+        return 0;
+    int64_t begun = now();
+    PyObject *numbers[] = {PyLong_FromLongLong(elapsed), PyLong_FromLongLong(self)}, *values = told->values ? told->values : &_Py_NoneStruct;
+    PyObject *given[] = {NULL, told->whom, state, module, told->args, told->kwargs, values, output, numbers[0], numbers[1]};
+    PyObject *done = numbers[0] && numbers[1] ? asking(state, entry.host.tell_after, given + 1, 9) : NULL;
+    for (size_t i = 0; i < 2; i++)
+        if (numbers[i])
+            Py_DecRef(numbers[i]);
+    if (done)
+        Py_DecRef(done);
+    entry.charged += entry.metered ? now() - begun : 0;
+    return done ? 0 : -1;
+}
+
+static void forgets(const Told *told) {
+    PyObject *held[] = {told->whom, told->args, told->kwargs, told->values};
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
+        if (held[i])
+            Py_DecRef(held[i]);
+}
+
+/* Call a module that is inside of another observed one, and count it: what its plan does, for listeners that change nothing. */
 static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names) {
     const Host *host = &entry.host;
     int is_metered = entry.metered;
@@ -98,11 +142,12 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     size_t beat = (size_t)PyLong_AsLongLong(*at(state, host->beat));
     long long inner = PyLong_AsLongLong(*at(state, host->inner));
     host->cells[beat] = counted->value;
-    int is_left = 0;
     if (is_metered) {
         recorded(counted->value, host->cells[beat + host->phase]);
         entry.spent += now() - begun;
     }
+    Told told = {0};
+    int is_left = begins(&told, shape, state, module, args, given, names);
     Begun graph = {0};
     if (entry.heard[shape] && !is_left)
         is_left = graph_begins(&graph, shape, state, args, given);
@@ -113,17 +158,24 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     if (graph.heard) /* what was hooked inside */
         ended -= PyLong_AsLongLong(*at(state, host->lost)) - graph.lost;
     counted = still(key, number);
+    if (result && counted) {
+        long long elapsed = ended - started, self = elapsed - PyLong_AsLongLong(*at(state, host->inner)) + inner;
+        int is_again = counted->count && is_inside(outer, module);
+        for (size_t i = 0; i < counted->count; i++)
+            add_to(&counted->totals[i], 1.0, is_again ? 0 : elapsed, self);
+        if (counted->is_timed)
+            set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
+        if (returns(&told, state, module, result, elapsed, self)) {
+            Py_DecRef(result);
+            result = NULL;
+        }
+        counted = still(key, number); /* that may have run any code */
+    }
     if (!result && counted)
         left(state, outer, module);
     set_to(top, outer);
     if (result && counted) {
         host->cells[beat] = PyFloat_AsDouble(PyTuple_GetItem(outer, 2));
-        long long now_inner = PyLong_AsLongLong(*at(state, host->inner)), elapsed = ended - started;
-        int is_again = counted->count && is_inside(outer, module);
-        for (size_t i = 0; i < counted->count; i++)
-            add_to(&counted->totals[i], 1.0, is_again ? 0 : elapsed, elapsed - now_inner + inner);
-        if (counted->count)
-            set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
         int is_ended = graph.heard && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
         counted = is_ended ? NULL : still(key, number);
         int found = counted && counted->checks && entry.checks ? looked_at(shape, result) : UNSEEN;
@@ -141,6 +193,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
             entry.spent += now() - returned - (entry.hooked + entry.shown + entry.charged - others);
     }
     graph_forgets(&graph);
+    forgets(&told);
     if (before)
         Py_DecRef(before);
     Py_DecRef(module);
@@ -317,7 +370,7 @@ EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
 /* Count the calls of a module that has a plan here, while no Python function listens to those of its shape. `cells` has
  * three indices for each of `count` totals of its calls, and of `back` ones of its backward, -1 where one is not wanted. `places` has what is
  * there as long as the plan: for how many steps each of the `back` ones stands, and then both that `Shown` has for each of `shows`. -1: no memory. */
-EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t shape, int remembers, int checks,
+EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t shape, int remembers, int checks, int is_timed,
                                size_t count, size_t back, size_t shows, const int64_t *cells, double *const *places) {
     Slot *slot = find(key);
     if (!slot || !entry.counts || shape >= SHAPES)
@@ -330,7 +383,7 @@ EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, 
         PyMem_RawFree(counted);
         return -1;
     }
-    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, checks, count, back, shows, shown};
+    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, checks, is_timed, count, back, shows, shown};
     Py_IncRef(module);
     Py_IncRef(cell);
     for (size_t i = 0; i < count + back; i++, cells += 3) {
@@ -367,10 +420,24 @@ EXPORTED int hookd_entry_deep(void) {
     return deep > 1 << 30 ? 1 << 30 : (int)deep;
 }
 
-/* Whether a Python function listens to the calls of a shape. */
+/* Have the calls of a shape go through their plans, or count them. */
 EXPORTED int hookd_entry_arm(size_t shape, int is_armed) {
     if (shape < SHAPES)
         entry.armed[shape] = is_armed != 0;
+    return 0;
+}
+
+/* Have Python functions told of the calls of a shape that are counted: those of `whom`, which is handed to `host.tell_before` and `host.tell_after`;
+ * None: nobody is told. */
+EXPORTED int hookd_entry_tell(size_t shape, PyObject *whom, int when) {
+    if (shape >= SHAPES)
+        return 0;
+    PyObject *old = entry.told[shape];
+    if (whom != &_Py_NoneStruct)
+        Py_IncRef(whom);
+    entry.told[shape] = whom == &_Py_NoneStruct ? NULL : whom, entry.when[shape] = (unsigned char)when;
+    if (old)
+        Py_DecRef(old);
     return 0;
 }
 
@@ -533,8 +600,10 @@ EXPORTED int hookd_entry_stop(void *handle) {
                 Py_DecRef(made[i]);
     }
     Py_DecRef(entry.missing);
-    for (size_t shape = 0; shape < SHAPES; shape++)
+    for (size_t shape = 0; shape < SHAPES; shape++) {
         hookd_entry_hear(shape, &_Py_NoneStruct, 0);
+        hookd_entry_tell(shape, &_Py_NoneStruct, 0);
+    }
     if (!entry.inside && !entry.watched && entry.hooks)
         entry.handle = handle;
     return entry.inside || entry.watched || entry.hooks;

@@ -50,6 +50,7 @@ extern PyObject *PyObject_GetAttr(PyObject *, PyObject *);
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
 extern PyObject *PyObject_VectorcallMethod(PyObject *, PyObject *const *, size_t, PyObject *);
 extern int hookd_entry_hear(size_t, PyObject *, int);
+extern int hookd_entry_tell(size_t, PyObject *, int);
 extern void *PyThreadState_Get(void);
 extern uint64_t PyThreadState_GetID(void *);
 extern void PyThreadState_EnterTracing(void *) __attribute__((weak)); /* 3.11 and newer */
@@ -77,7 +78,8 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 15, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 16, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { BEFORE = 1, AFTER = 2 }; /* when Python functions are told of a call */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
@@ -98,6 +100,7 @@ typedef struct { /* of a module whose calls are counted here, as long as no Pyth
     double value; /* that of `cell`: the module in a heartbeat */
     size_t shape;
     int remembers, checks; /* what it returns is kept; is looked at */
+    int is_timed;          /* somebody wants the time of its calls, now or in other steps */
     size_t count, back;    /* so many totals of its calls, and then of its backward */
     size_t shows;          /* so many plugins show what it returns */
     Shown *shown;
@@ -129,6 +132,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *next_seq;              /* returns the number of the recorder's next record */
     PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `suspected` */
     PyObject *shown;                 /* as shown(module, output): see `show_output` */
+    PyObject *tell_before, *tell_after; /* of hookd/target/entry/telling.py: see `Told` */
     PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
     PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
     PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
@@ -182,7 +186,9 @@ struct State { /* all of it; one for the process */
         *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name, *hooks_name, *dict_name, *compiling_name, *initialized_name, *enter_name;
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
     uint64_t thread, numbers;
-    unsigned char armed[SHAPES];  /* a Python function listens to calls of this shape */
+    unsigned char armed[SHAPES];  /* calls of this shape go through their plans */
+    PyObject *told[SHAPES];       /* the Python functions that listen to calls of this shape which are counted here; NULL: none does */
+    unsigned char when[SHAPES];   /* when they are told */
     unsigned char unseen[SHAPES]; /* something that a call of this shape returned could not be looked at */
     int is_news;                  /* that is so of one more shape */
     PyObject *heard[SHAPES];      /* who listens to the gradients of calls of this shape; NULL: nobody */
@@ -221,6 +227,7 @@ int hide(PyObject *state);
 int is_profiled(void);
 void left(PyObject *state, PyObject *outer, PyObject *module);
 int64_t now(void);
+PyObject *named(PyObject *const *values, PyObject *names);
 PyObject *packed(PyObject *const *args, Py_ssize_t count);
 PyObject *planned(PyObject *state, PyObject *plan, PyObject *const *args, Py_ssize_t count, PyObject *names);
 void set_to(PyObject **place, PyObject *value);

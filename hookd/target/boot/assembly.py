@@ -185,7 +185,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )  # fmt: skip
     telling = Telling(no_frame=no_frame, dispatch=dispatch, errors=errors)
     calls = Calls(
-        page=page, life=life, local=local, dispatch=dispatch, portions=portions, tell=telling.tell, models=models,
+        page=page, life=life, local=local, dispatch=dispatch, portions=portions, telling=telling, models=models,
         registry=registry, turn=phase_switch.turn, begins=steps.forward_begins,
         require_alone=changes.require_alone,
     )  # fmt: skip

@@ -38,12 +38,13 @@ if TYPE_CHECKING:
 
     from hookd.api.shown import Shown
     from hookd.api.totals import BackwardTotals, Totals
+    from hookd.target.entry.shape import Told
     from hookd.target.entry.threads import Threads
     from hookd.target.plugins.listeners import Listener
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 15
+VERSION = 16
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -134,7 +135,10 @@ class _Host(ctypes.Structure):
     """What calls are counted with, as entry.c has it."""
 
     _fields_ = (
-        *((name, ctypes.py_object) for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown")),
+        *(
+            (name, ctypes.py_object)
+            for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown", "tell_before", "tell_after")
+        ),
         *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing", "unseen")),
         *(
             (name, ctypes.py_object)
@@ -161,6 +165,7 @@ class Counted(NamedTuple):
         shape: all modules of one have the same listeners.
         remembers: whether what a call returns is kept, as a plan does.
         checks: whether it is looked at, for who listens to `suspect`.
+        is_timed: whether anybody wants the time of its calls, now or in other steps: who called it is told its own time without this one.
         totals: to which they are added, `backward`, to which the backward passes are, and `shown`, by which statistics of what they
             return are shown: the entry keeps none of them alive.
     """
@@ -169,6 +174,7 @@ class Counted(NamedTuple):
     shape: int
     remembers: bool
     checks: bool
+    is_timed: bool
     totals: list[Totals]
     backward: list[BackwardTotals]
     shown: list[Shown]
@@ -196,6 +202,7 @@ class Plans(dict[int, Any]):
             size,
             ctypes.c_int,
             ctypes.c_int,
+            ctypes.c_int,
             size,
             size,
             size,
@@ -215,7 +222,10 @@ class Plans(dict[int, Any]):
             shown = [place for one in counted.shown for place in (one.standing, one.place_of(module))]
             cells = [index for places in (*calls, *(places for places, _ in back)) for index in places]
             lasting = [one.buffer_info()[0] for one in (*(standing for _, standing in back), *shown)]
-            kept, sizes = (counted.remembers, counted.checks), (len(calls), len(back), len(counted.shown))
+            kept, sizes = (
+                (counted.remembers, counted.checks, counted.is_timed),
+                (len(calls), len(back), len(counted.shown)),
+            )
             arrays = (ctypes.c_int64 * len(cells))(*cells), (ctypes.c_void_p * len(lasting))(*lasting)
             if self._count(key, module, number, counted.shape, *kept, *sizes, *arrays):
                 raise MemoryError
@@ -264,6 +274,7 @@ class Entry:
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
         self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
+        self._tell = native.function(library, "hookd_entry_tell", size, there, ctypes.c_int)
         made = {one.__name__: one for one in native.objects(library, "hookd_entry_methods")}
         self._check, self._meter, self._let_go = made["check"], made["meter"], made["let_go"]
         self._largest, self._number, self._quiet = made["largest"], made["number"], made["quiet"]
@@ -385,7 +396,7 @@ class Entry:
         dtypes: Any = (ctypes.py_object * len(_DTYPES))(*_DTYPES)  # type: ignore[misc]  # typeshed wants them wrapped
         cells = ctypes.addressof(ctypes.c_char.from_buffer(page.cells))  # no reference stays: a page is to be closed
         host = _Host(
-            local, names["unwind"], remember, page.next_seq, suspect, shown,
+            local, names["unwind"], remember, page.next_seq, suspect, shown, names["tell_before"], names["tell_after"],
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,
             *torch_state.USUAL, *(names[name] for name in _OF_GRAPHS),
             hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, *_for_marks(), hidden.profile, hidden.tool, dtypes,
@@ -403,6 +414,11 @@ class Entry:
     def arm(self, shape: int, *, is_armed: bool) -> None:
         """Have the calls of a shape go through the plans, or count them."""
         self._arm(shape, is_armed)
+
+    def tell(self, shape: int, told: Told | None) -> None:
+        """Tell these listeners of the calls of a shape that are counted (`hookd.target.entry.telling`); None: there are none."""
+        before = told is not None and bool(told.before or told.wants_versions)
+        self._tell(shape, told, before | 2 * bool(told and told.after))
 
     def hear(self, shape: int, heard: list[Listener] | None) -> None:
         """Hook the graph for the calls of a shape that are counted, for these listeners to gradients; None: do not.

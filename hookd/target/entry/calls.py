@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
     from hookd.api.events import Module
     from hookd.target.boot.arming import Life
+    from hookd.target.entry.telling import Telling
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.target.events.batching import Portions
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.modeltree.models import Models
-    from hookd.target.plugins.listeners import Listener, Registry
+    from hookd.target.plugins.listeners import Registry
     from hookd.wire.page import PageWriter
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
@@ -39,7 +40,7 @@ class Calls:
     """Keeps a thread's state, its phase and the hooks on the graph right.
 
     Args:
-        tell: tells listeners of a call.
+        telling: tells listeners of a call.
         turn: switches a thread to another phase.
         begins: is told of each call that is inside of no other.
         require_alone: stops plugins that may change the training of one rank only.
@@ -59,7 +60,7 @@ class Calls:
         local: Threads,
         dispatch: Dispatch,
         portions: Portions,
-        tell: Callable[[ThreadState, list[Listener], dict[str, Any], bool], None],
+        telling: Telling,
         models: Models,
         registry: Registry,
         turn: Callable[[ThreadState, int], None],
@@ -68,7 +69,8 @@ class Calls:
     ) -> None:
         self.cells: Any = page.cells
         self.record: Callable[..., None] = page.record
-        self.local, self.dispatch, self.portions, self.tell = local, dispatch, portions, tell
+        self.local, self.dispatch, self.portions, self.tell = local, dispatch, portions, telling.tell
+        self._telling = telling
         self._page, self._life, self._clock = page, life, dispatch.clock
         self.bare, self.aloud_of = bare_of(models.patch.original), models.aloud_of
         self._models, self._registry = models, registry
@@ -78,7 +80,7 @@ class Calls:
     def for_entry(self) -> dict[str, Callable[..., Any]]:
         """Return what the entry in C calls, by name."""
         return {
-            "unwind": self.unwind, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
+            "unwind": self.unwind, "tell_before": self._telling.before, "tell_after": self._telling.after, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
             "graph_ends": self.hook_outputs, "graph_adds": backward.added, "graph_told": self.dispatch.flowed, "graph_failed": self._graph_failed,
         }  # fmt: skip
 

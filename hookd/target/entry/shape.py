@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from hookd.api.hookspecs import FLOWS, TIMES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hookd.target.plugins.listeners import Listener
+
+_AFTER = ("forward", "output_summary", "root_forward")
+"""Hooks that are called when a module has returned."""
 
 
 class Heard:
@@ -52,15 +57,37 @@ class Heard:
         looking = {one.plugin for one in portions}
         self.suspects = not recompute and any(one.hook == "suspect" and one.plugin not in looking for one in on)
         self.remembers = not recompute and remembers(listeners) and not any(one.remembers for one in portions)
-        told_after = [one for one in told if one.hook in ("forward", "output_summary", "root_forward")]
+        told_after = [one for one in told if one.hook in _AFTER]
         wanted = {name for one in told_after if one.is_on for name in one.arguments}
         self.wants_versions = self.holds or self.suspects or "versions" in wanted
         self.wants_is_again = "is_again" in wanted
-        self.is_timed = any(not TIMES.isdisjoint(one.arguments) for one in told_after)
+        self.is_timed = is_timed(told)
         self.is_replaced = any(one.mutates and one.hook != "root_forward" for one in told_after)
         self.has_flows = any(one.hook in FLOWS for one in listeners)
         self.is_told_before = bool(self.before or self.root_before or self.has_flows or self.wants_versions)
         self.is_told_after = bool(self.after or self.root_after or self.has_flows or self.holds or self.suspects)
+
+
+class Told:
+    """The listeners of which the entry in C has some told of a call that it counts: they change nothing, and are switched on.
+
+    Args:
+        listeners: to `forward_pre`, `forward` and `output_summary`, in the order of calling.
+
+    Attributes:
+        before: are told before the module runs.
+        after: are told when it has returned.
+        wants_versions: whether somebody wants the versions of its inputs.
+        wants_is_again: whether somebody wants to know if it is inside of another call of the module.
+    """
+
+    __slots__ = ("after", "before", "wants_is_again", "wants_versions")
+
+    def __init__(self, listeners: list[Listener]) -> None:
+        self.before = [one for one in listeners if one.hook == "forward_pre"]
+        self.after = [one for one in listeners if one.hook != "forward_pre"]
+        self.wants_versions = any("versions" in one.arguments for one in self.after)
+        self.wants_is_again = any("is_again" in one.arguments for one in self.after)
 
 
 class Shape:
@@ -91,6 +118,11 @@ class Shape:
     def turned(self) -> None:
         """Find out again who is told: a switch was turned."""
         self.heard = [None, None]
+
+
+def is_timed(listeners: Iterable[Listener]) -> bool:
+    """Whether anybody wants the time of a call, now or in other steps."""
+    return any(one.hook in _AFTER and not TIMES.isdisjoint(one.arguments) for one in listeners)
 
 
 def remembers(listeners: tuple[Listener, ...]) -> bool:

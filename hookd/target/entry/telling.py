@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hookd.target.entry.threads import is_inside
 from hookd.target.tensors import torch_state
+from hookd.target.tensors.torch_state import versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hookd.api.events import Module
+    from hookd.target.entry.shape import Told
     from hookd.target.entry.threads import ThreadState
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.plugins.listeners import Listener
@@ -25,7 +29,8 @@ class Telling:
     """
 
     def __init__(self, *, no_frame: Callable[[Any], Any], dispatch: Dispatch, errors: Errors) -> None:
-        self._no_frame, self._clock, self._charge = no_frame, dispatch.clock, dispatch.charge
+        self._no_frame, self._dispatch = no_frame, dispatch
+        self._clock, self._charge = dispatch.clock, dispatch.charge
         self._fault, self._stray = errors.fault, errors.stray
 
     def tell(self, thread: ThreadState, listeners: list[Listener], values: dict[str, Any], is_metered: bool) -> None:
@@ -69,6 +74,66 @@ class Telling:
         thread.busy = False
         self._no_frame(frame)
 
+    def before(
+        self, told: Told, thread: ThreadState, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Tell that a module is about to run whose calls are counted in C; return what `after` is to be given.
+
+        Raises:
+            TrainingError: a plugin may raise it.
+        """
+        dispatch = self._dispatch
+        is_metered = dispatch.is_metered
+        away = (dispatch.clock(), dispatch.charged) if is_metered else (0, 0)
+        values = _values(module, args, kwargs)
+        if told.before:
+            self.tell(thread, told.before, values, is_metered)
+        if told.wants_versions:
+            values["versions"] = versions_of(args, kwargs)
+        if is_metered:
+            dispatch.settle(*away)
+        return values
+
+    def after(  # noqa: PLR0917  the entry in C calls it
+        self,
+        told: Told,
+        thread: ThreadState,
+        module: Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        values: dict[str, Any] | None,
+        output: Any,
+        elapsed_ns: int,
+        self_ns: int,
+    ) -> None:
+        """Tell that it has returned.
+
+        Args:
+            told: has the listeners.
+            thread: the calling one.
+            module: that was called.
+            args: by position.
+            kwargs: by name.
+            values: what `before` has returned; None where that was not called.
+            output: that was returned.
+            elapsed_ns: how long it took,
+            self_ns: and how long without the observed modules inside of it.
+
+        Raises:
+            TrainingError: a plugin may raise it.
+        """
+        dispatch = self._dispatch
+        is_metered = dispatch.is_metered
+        away = (dispatch.clock(), dispatch.charged) if is_metered else (0, 0)
+        if values is None:
+            values = _values(module, args, kwargs)
+        values["output"], values["elapsed_ns"], values["self_ns"] = output, elapsed_ns, self_ns
+        if told.wants_is_again:
+            values["is_again"] = thread.top is not None and is_inside(thread.top[1], module)
+        self.tell(thread, told.after, values, is_metered)
+        if is_metered:
+            dispatch.settle(*away)
+
     def _take(self, one: Listener, result: Any, values: dict[str, Any]) -> None:
         """Do with a mutator's result what torch does with a hook's: torch/nn/modules/module.py `_call_impl`, 2.13."""
         if not one.mutates:
@@ -79,6 +144,10 @@ class Telling:
             values["inputs"], values["kwargs"] = _pair(result)
         else:
             values["inputs"] = result if isinstance(result, tuple) else (result,)
+
+
+def _values(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"module": module, "inputs": args, "kwargs": kwargs, "recompute": False, "versions": ()}
 
 
 def _pair(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -16,7 +16,7 @@ from hookd.api.totals import BackwardTotals, Totals
 from hookd.target.entry.c_entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
 from hookd.target.entry.patch import SKIP, ClassPatch, bare_of, is_in_flight
 from hookd.target.entry.plan import Plan
-from hookd.target.entry.shape import Shape, remembers
+from hookd.target.entry.shape import Shape, Told, is_timed, remembers
 from hookd.target.modeltree.mode import Mode
 from hookd.target.modeltree.module_coverage import Seen
 from hookd.target.modeltree.names import Model, Names, Ref, has_more
@@ -56,6 +56,8 @@ _PORTION_NS = 2_000_000
 """nor any more once they have taken so long."""
 _LEFT_AT_ONCE = 1024
 """So many modules that are not to be observed are noted in one outermost call, at 5 to 25 us each (cold)."""
+TOLD = ("forward_pre", "forward", "output_summary")
+"""Hooks of which C has listeners told that change nothing."""
 _FORGET_AFTER_S = 60.0
 """How long the series of a model that is gone wait for a model of the same shape."""
 
@@ -419,7 +421,7 @@ class Models:
             back = [one.totals for one in heard if isinstance(one.totals, BackwardTotals)]
             checks = any(one.hook == "suspect" for one in heard)
             shown = [one.totals for one in heard if isinstance(one.totals, Shown)]
-            plan.counted = Counted(module, shape.number, remembers(heard), checks, totals, back, shown)
+            plan.counted = Counted(module, shape.number, remembers(heard), checks, is_timed(heard), totals, back, shown)
         return plan
 
     def _of_plan(self, module: Module) -> tuple[Listener, ...]:
@@ -441,31 +443,40 @@ class Models:
         return shape
 
     def _arm(self, shape: Shape) -> None:
-        """Have calls go through their plans where any Python function is switched on, or any totals are switched off."""
-        if self._counting is not None:
-            heard, number = shape.listeners, shape.number
-            is_seen = self._numeric.looks_in_c() and not self._counting.is_unseen(number)
-            suspecting = {one.plugin for one in heard if one.hook == "suspect" and one.is_on} if is_seen else ()
-            flowing = [one for one in heard if one.hook in FLOWS and one.is_on]
-            is_plain = not any(one.mutates for one in flowing)  # what changes gradients is called by Python's own hooks
-            self._counting.hear(number, flowing if flowing and is_plain else None)
-            called = [
-                one
-                for one in heard
-                if one.hook not in ("forward_error", "suspect")  # which no plan calls
-                and not (one.hook in FLOWS and is_plain)  # for which the entry hooks the graph
-                and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
-                and not (one.hook == "output_summary" and self._numeric.looks_in_c())  # likewise
-            ]
-            # Where one is on, or, of totals that are added up in C, off.
-            listens = any(one.is_on is not isinstance(one.totals, Totals) for one in called)
-            self._counting.arm(number, is_armed=listens)
+        """Have calls go through their plans where C can neither count them nor tell who listens: as long as totals are switched off, say."""
+        if self._counting is None:
+            return
+        heard, number = shape.listeners, shape.number
+        flowing = [one for one in heard if one.hook in FLOWS and one.is_on]
+        is_plain = not any(one.mutates for one in flowing)  # what changes gradients is called by Python's own hooks
+        self._counting.hear(number, flowing if flowing and is_plain else None)
+        called = [one for one in heard if one.is_on and not isinstance(one.totals, Totals)]
+        called = self._without_counted(shape, called, hears_in_c=is_plain)
+        is_told = all(one.hook in TOLD and not one.mutates for one in called)
+        is_stopped = any(isinstance(one.totals, Totals) and not one.is_on for one in heard)
+        self._counting.arm(number, is_armed=is_stopped or not is_told)
+        self._counting.tell(number, Told(called) if called and is_told else None)
+
+    def _without_counted(self, shape: Shape, listeners: list[Listener], *, hears_in_c: bool) -> list[Listener]:
+        """Return those that Python has to tell of calls that are counted in C, of those that are switched on."""
+        looks = self._numeric.looks_in_c()
+        is_seen = looks and not self._counting.is_unseen(shape.number)  # type: ignore[union-attr]
+        suspecting = {one.plugin for one in listeners if one.hook == "suspect"} if is_seen else ()
+        return [
+            one
+            for one in listeners
+            if one.hook not in ("forward_error", "suspect")  # which no plan calls
+            and not (one.hook in FLOWS and hears_in_c)  # for which the entry hooks the graph
+            and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
+            and not (one.hook == "output_summary" and looks)  # likewise
+        ]
 
     def _forget_shapes(self) -> None:
         """Number all shapes anew."""
         if self._counting is not None:
             for shape in self._shapes.values():
                 self._counting.hear(shape.number, None)
+                self._counting.tell(shape.number, None)
         self._shapes.clear()
 
     def act_on_switches(self) -> None:
