@@ -161,10 +161,11 @@ class Flow:
         self.is_open = self.was_used = True
         self.thread = thread = self.local.thread
         self.started, self.inner, self.lost, self.again = mark, thread.inner, thread.lost, thread.again
+        now = self.dispatch.clock()  # before it is asked: this is to begin no later
         before = marks.since(self.maker, self.low, self.turn)
         if before is not None:
             ago, self.inner, self.lost, self.again = before
-            self.started = self.dispatch.clock() - ago
+            self.started = now - ago
         self.elapsed_ns = self.self_ns = 0
         self.due_out, self.due_in = due_out, len(ends)
         for end_ in ends:
