@@ -88,7 +88,7 @@ int gives(PyObject *function, PyObject *expected) {
 
 int is_profiled(void) {
     const Host *host = &entry.host;
-    return host->profile && !(gives(host->profile, &_Py_NoneStruct) && (!host->tool || gives(host->tool, &_Py_NoneStruct)));
+    return host->profile && !(gives(host->profile, &_Py_NoneStruct) && (!host->tool || host->tool == host->profile || gives(host->tool, &_Py_NoneStruct)));
 }
 
 void suspend(PyObject *state) {

@@ -71,50 +71,6 @@ static int is_inside(PyObject *top, PyObject *module) {
     return 0;
 }
 
-typedef struct { /* Python functions that are told of a call */
-    PyObject *whom;          /* NULL: there are none */
-    PyObject *args, *kwargs; /* of the call, */
-    PyObject *values;        /* and what else those know that were told before it; NULL: none was */
-    int when;
-} Told;
-
-/* Tell of a call that begins. -1: an exception is set. */
-static int begins(Told *told, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {
-    if (!entry.told[shape])
-        return 0;
-    Py_IncRef(told->whom = entry.told[shape]);
-    told->when = entry.when[shape];
-    told->args = packed(args + 1, count - 1), told->kwargs = told->args ? named(args + count, names) : NULL;
-    PyObject *given[] = {NULL, told->whom, state, module, told->args, told->kwargs};
-    if (told->kwargs && told->when & BEFORE)
-        told->values = asking(state, entry.host.tell_before, given + 1, 5);
-    return told->kwargs && (told->values || !(told->when & BEFORE)) ? 0 : -1;
-}
-
-/* Tell of a call that has returned, which Python charges itself. -1: an exception is set. */
-static int returns(const Told *told, PyObject *state, PyObject *module, PyObject *output, int64_t elapsed, int64_t self) {
-    if (!(told->when & AFTER))
-        return 0;
-    int64_t begun = now();
-    PyObject *numbers[] = {PyLong_FromLongLong(elapsed), PyLong_FromLongLong(self)}, *values = told->values ? told->values : &_Py_NoneStruct;
-    PyObject *given[] = {NULL, told->whom, state, module, told->args, told->kwargs, values, output, numbers[0], numbers[1]};
-    PyObject *done = numbers[0] && numbers[1] ? asking(state, entry.host.tell_after, given + 1, 9) : NULL;
-    for (size_t i = 0; i < 2; i++)
-        if (numbers[i])
-            Py_DecRef(numbers[i]);
-    if (done)
-        Py_DecRef(done);
-    entry.charged += entry.metered ? now() - begun : 0;
-    return done ? 0 : -1;
-}
-
-static void forgets(const Told *told) {
-    PyObject *held[] = {told->whom, told->args, told->kwargs, told->values};
-    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
-        if (held[i])
-            Py_DecRef(held[i]);
-}
-
 /* Call a module that is inside of another observed one, and count it: what its plan does, for listeners that change nothing. */
 static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names) {
     const Host *host = &entry.host;
@@ -147,7 +103,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         entry.spent += now() - begun;
     }
     Told told = {0};
-    int is_left = begins(&told, shape, state, module, args, given, names);
+    int is_left = told_before(&told, shape, state, module, args, given, names);
     Begun graph = {0};
     if (entry.heard[shape] && !is_left)
         is_left = graph_begins(&graph, shape, state, args, given);
@@ -160,12 +116,12 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     counted = still(key, number);
     if (result && counted) {
         long long elapsed = ended - started, self = elapsed - PyLong_AsLongLong(*at(state, host->inner)) + inner;
-        int is_again = counted->count && is_inside(outer, module);
+        int is_again = (counted->count || told.wants & WANTS_IS_AGAIN) && is_inside(outer, module);
         for (size_t i = 0; i < counted->count; i++)
             add_to(&counted->totals[i], 1.0, is_again ? 0 : elapsed, self);
         if (counted->is_timed)
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
-        if (returns(&told, state, module, result, elapsed, self)) {
+        if (told_after(&told, state, result, elapsed, self, is_again)) {
             Py_DecRef(result);
             result = NULL;
         }
@@ -193,7 +149,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
             entry.spent += now() - returned - (entry.hooked + entry.shown + entry.charged - others);
     }
     graph_forgets(&graph);
-    forgets(&told);
+    told_forgets(&told);
     if (before)
         Py_DecRef(before);
     Py_DecRef(module);
@@ -427,20 +383,6 @@ EXPORTED int hookd_entry_arm(size_t shape, int is_armed) {
     return 0;
 }
 
-/* Have Python functions told of the calls of a shape that are counted: those of `whom`, which is handed to `host.tell_before` and `host.tell_after`;
- * None: nobody is told. */
-EXPORTED int hookd_entry_tell(size_t shape, PyObject *whom, int when) {
-    if (shape >= SHAPES)
-        return 0;
-    PyObject *old = entry.told[shape];
-    if (whom != &_Py_NoneStruct)
-        Py_IncRef(whom);
-    entry.told[shape] = whom == &_Py_NoneStruct ? NULL : whom, entry.when[shape] = (unsigned char)when;
-    if (old)
-        Py_DecRef(old);
-    return 0;
-}
-
 /* `check(checks, alert)`: whether what calls return is looked at from here on, and whether all of it is told. Return how many calls have passed
  * since the last time that nobody could look at. */
 static PyObject *check(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -602,7 +544,7 @@ EXPORTED int hookd_entry_stop(void *handle) {
     Py_DecRef(entry.missing);
     for (size_t shape = 0; shape < SHAPES; shape++) {
         hookd_entry_hear(shape, &_Py_NoneStruct, 0);
-        hookd_entry_tell(shape, &_Py_NoneStruct, 0);
+        hookd_entry_tell(shape, &_Py_NoneStruct, &_Py_NoneStruct, 0);
     }
     if (!entry.inside && !entry.watched && entry.hooks)
         entry.handle = handle;

@@ -50,7 +50,7 @@ extern PyObject *PyObject_GetAttr(PyObject *, PyObject *);
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
 extern PyObject *PyObject_VectorcallMethod(PyObject *, PyObject *const *, size_t, PyObject *);
 extern int hookd_entry_hear(size_t, PyObject *, int);
-extern int hookd_entry_tell(size_t, PyObject *, int);
+extern int hookd_entry_tell(size_t, PyObject *, PyObject *, int);
 extern void *PyThreadState_Get(void);
 extern uint64_t PyThreadState_GetID(void *);
 extern void PyThreadState_EnterTracing(void *) __attribute__((weak)); /* 3.11 and newer */
@@ -78,8 +78,8 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 16, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
-enum { BEFORE = 1, AFTER = 2 }; /* when Python functions are told of a call */
+enum { VERSION = 17, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* Python functions of a call, as `Wanted` of hookd/target/entry/c_entry.py */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
 typedef struct { /* the cells of a page to which each call is added; any may be NULL */
@@ -113,6 +113,16 @@ typedef struct {
     Count *counted; /* NULL: the plan counts */
 } Slot;
 
+typedef struct { /* who listens to the calls of a shape: lists, NULL where nobody does */
+    PyObject *before, *after;
+    int wants;
+} Listening;
+
+typedef struct { /* of one call: who is told, and of what (hookd/target/entry/values.py) */
+    PyObject *before, *after, *values;
+    int wants;
+} Told;
+
 typedef struct Mark Mark; /* see marks.c */
 
 typedef struct { /* when a backward of a call began, and what its thread had spent by then, ns (hookd/target/entry/threads.py) */
@@ -132,7 +142,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *next_seq;              /* returns the number of the recorder's next record */
     PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `suspected` */
     PyObject *shown;                 /* as shown(module, output): see `show_output` */
-    PyObject *tell_before, *tell_after; /* of hookd/target/entry/telling.py: see `Told` */
+    PyObject *tell, *tell_plainly, *no_frame, *versions; /* of hookd/target/entry: see told.c */
     PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
     PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
     PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
@@ -187,8 +197,7 @@ struct State { /* all of it; one for the process */
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
     uint64_t thread, numbers;
     unsigned char armed[SHAPES];  /* calls of this shape go through their plans */
-    PyObject *told[SHAPES];       /* the Python functions that listen to calls of this shape which are counted here; NULL: none does */
-    unsigned char when[SHAPES];   /* when they are told */
+    Listening listening[SHAPES];  /* the Python functions that are told of the calls of this shape which are counted here */
     unsigned char unseen[SHAPES]; /* something that a call of this shape returned could not be looked at */
     int is_news;                  /* that is so of one more shape */
     PyObject *heard[SHAPES];      /* who listens to the gradients of calls of this shape; NULL: nobody */
@@ -279,6 +288,11 @@ int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number,
 void graph_forgets(Begun *begun);
 uint64_t number_of(PyObject *node);
 void dropped_one(void);
+
+/* told.c */
+int told_after(const Told *told, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_again);
+int told_before(Told *told, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+void told_forgets(const Told *told);
 
 /* marks.c */
 int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t count);

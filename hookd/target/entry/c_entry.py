@@ -38,13 +38,12 @@ if TYPE_CHECKING:
 
     from hookd.api.shown import Shown
     from hookd.api.totals import BackwardTotals, Totals
-    from hookd.target.entry.shape import Told
     from hookd.target.entry.threads import Threads
     from hookd.target.plugins.listeners import Listener
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 16
+VERSION = 17
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -74,6 +73,8 @@ _OF_THREAD = (
 """What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
 
 
+_OF_TELLING = ("tell", "tell_plainly", "no_frame", "versions")
+"""What told.c calls (`hookd.target.entry.telling`)."""
 _OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_adds", "graph_told", "graph_failed")
 """What graph.c calls (`hookd.target.entry.calls`)."""
 
@@ -126,6 +127,26 @@ class Gradients(IntFlag):
         return wanted
 
 
+class Wanted(IntFlag):
+    """What is wanted of the calls of a module beside itself and its output, as `hookd/native/entry.h` has it."""
+
+    INPUTS = 1
+    VERSIONS = 2
+    TIMES = 4
+    IS_AGAIN = 8
+    QUIET = 16
+
+    @classmethod
+    def of(cls, heard: list[Listener]) -> Wanted:
+        """Find what listeners to calls want."""
+        names = {name for one in heard for name in one.arguments}
+        wanted = cls(0)
+        for flag, ours in ((cls.INPUTS, {"inputs", "kwargs"}), (cls.VERSIONS, {"versions"}), (cls.TIMES, TIMES), (cls.IS_AGAIN, {"is_again"})):
+            if not names.isdisjoint(ours):
+                wanted |= flag
+        return wanted | cls.QUIET if any(one.needs_quiet for one in heard) else wanted
+
+
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 _DTYPES = (*DTYPES, *_WHOLE)
 """What kernel.c can look at, in its order, and what has neither infinity nor NaN."""
@@ -137,7 +158,7 @@ class _Host(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.py_object)
-            for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown", "tell_before", "tell_after")
+            for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown", *_OF_TELLING)
         ),
         *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing", "unseen")),
         *(
@@ -274,7 +295,7 @@ class Entry:
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
         self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
-        self._tell = native.function(library, "hookd_entry_tell", size, there, ctypes.c_int)
+        self._tell = native.function(library, "hookd_entry_tell", size, there, there, ctypes.c_int)
         made = {one.__name__: one for one in native.objects(library, "hookd_entry_methods")}
         self._check, self._meter, self._let_go = made["check"], made["meter"], made["let_go"]
         self._largest, self._number, self._quiet = made["largest"], made["number"], made["quiet"]
@@ -396,7 +417,7 @@ class Entry:
         dtypes: Any = (ctypes.py_object * len(_DTYPES))(*_DTYPES)  # type: ignore[misc]  # typeshed wants them wrapped
         cells = ctypes.addressof(ctypes.c_char.from_buffer(page.cells))  # no reference stays: a page is to be closed
         host = _Host(
-            local, names["unwind"], remember, page.next_seq, suspect, shown, names["tell_before"], names["tell_after"],
+            local, names["unwind"], remember, page.next_seq, suspect, shown, *(names[name] for name in _OF_TELLING),
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,
             *torch_state.USUAL, *(names[name] for name in _OF_GRAPHS),
             hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, *_for_marks(), hidden.profile, hidden.tool, dtypes,
@@ -415,10 +436,16 @@ class Entry:
         """Have the calls of a shape go through the plans, or count them."""
         self._arm(shape, is_armed)
 
-    def tell(self, shape: int, told: Told | None) -> None:
-        """Tell these listeners of the calls of a shape that are counted (`hookd.target.entry.telling`); None: there are none."""
-        before = told is not None and bool(told.before or told.wants_versions)
-        self._tell(shape, told, before | 2 * bool(told and told.after))
+    def tell(self, shape: int, heard: list[Listener]) -> None:
+        """Tell these listeners of the calls of a shape that are counted (`hookd.target.entry.telling`).
+
+        Args:
+            shape: of the modules.
+            heard: observers of `forward_pre`, `forward` and `output_summary` that are switched on, in the order of calling.
+        """
+        before = [one for one in heard if one.hook == "forward_pre"]
+        after = [one for one in heard if one.hook != "forward_pre"]
+        self._tell(shape, before if heard else None, after, Wanted.of(heard))
 
     def hear(self, shape: int, heard: list[Listener] | None) -> None:
         """Hook the graph for the calls of a shape that are counted, for these listeners to gradients; None: do not.

@@ -13,9 +13,10 @@ from hookd.target.entry.dynamo import is_autograd_compiled
 from hookd.target.entry.patch import bare_of
 from hookd.target.entry.plan import was_stopped
 from hookd.target.entry.threads import is_inside
+from hookd.target.entry.values import values_of
 from hookd.target.events import backward
 from hookd.target.plugins.faults import Failure, is_from_signal_handler
-from hookd.target.tensors.torch_state import is_unreal
+from hookd.target.tensors.torch_state import is_unreal, versions_of
 from hookd.wire import page as pages
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Calls:
     def for_entry(self) -> dict[str, Callable[..., Any]]:
         """Return what the entry in C calls, by name."""
         return {
-            "unwind": self.unwind, "tell_before": self._telling.before, "tell_after": self._telling.after, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
+            "unwind": self.unwind, **self._telling.for_entry(), "versions": versions_of, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
             "graph_ends": self.hook_outputs, "graph_adds": backward.added, "graph_told": self.dispatch.flowed, "graph_failed": self._graph_failed,
         }  # fmt: skip
 
@@ -161,7 +162,7 @@ class Calls:
         dispatch = self.dispatch
         heard = dispatch.switched_on("output_summary", module)
         if heard and self._life.is_live:
-            dispatch.tell(heard, {"module": module, "output": output})
+            dispatch.tell(heard, values_of(module, output=output))
 
     def _may_hook(self) -> bool:
         """Return whether the graph may be hooked that is about to be made; `hookd/native/graph.c` asks only once an outermost call."""

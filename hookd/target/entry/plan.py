@@ -11,6 +11,7 @@ import torch
 
 from hookd.target.entry.shape import without_output
 from hookd.target.entry.threads import is_inside
+from hookd.target.entry.values import ELAPSED, INPUTS, IS_AGAIN, KWARGS, OUTPUT, RECOMPUTE, SELF, VERSIONS, values_of
 from hookd.target.tensors.torch_state import is_unreal, versions_of
 from hookd.wire.page import CALL_RECORD, MODULE, STEP
 
@@ -80,13 +81,7 @@ class Plan:
             finally:
                 thread.top = top
         recompute = (top is None or thread.backwards != 0) and _graph_task() != -1
-        values: dict[str, Any] = {
-            "module": module,
-            "inputs": args,
-            "kwargs": kwargs,
-            "recompute": recompute,
-            "versions": (),
-        }
+        values = values_of(module, args, kwargs, recompute=recompute)
         flow: Entered | None = None
         stood: Stood | None = None
         try:
@@ -110,7 +105,7 @@ class Plan:
                 _take_time(thread, dispatch.clock(), stood, flow, values)
             heard = shape.heard[recompute] or shape.find(recompute)
             if heard.is_told_after:
-                values["output"] = output
+                values[OUTPUT] = output
                 output = self._tell_after(thread, top, heard, flow, values, is_metered)
         except BaseException as error:
             calls.unwind(thread, top, module, error)
@@ -134,7 +129,7 @@ class Plan:
         return top is not None and top[0] is self._module
 
     def _tell_before(
-        self, thread: ThreadState, top: Any, heard: Heard, values: dict[str, Any], is_metered: bool
+        self, thread: ThreadState, top: Any, heard: Heard, values: list[Any], is_metered: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any], Entered | None]:
         """Tell that the module is about to run; return what it is called with, and what is known of the graph."""
         calls = self._calls
@@ -142,11 +137,11 @@ class Plan:
             calls.tell(thread, heard.before, values, is_metered)
         if heard.root_before and not self._is_nested(top):
             calls.tell(thread, heard.root_before, values, is_metered)
-        args, kwargs = values["inputs"], values["kwargs"]
+        args, kwargs = values[INPUTS], values[KWARGS]
         hooks_graph = heard.has_flows and calls.dispatch.hears_gradients
         flow = calls.hook_inputs(thread, args) if hooks_graph else None
         if heard.wants_versions:
-            values["versions"] = versions_of(args, kwargs)
+            values[VERSIONS] = versions_of(args, kwargs)
         return args, kwargs, flow
 
     def _tell_after(  # noqa: PLR0917  at every call
@@ -155,18 +150,18 @@ class Plan:
         top: Any,
         heard: Heard,
         flow: Entered | None,
-        values: dict[str, Any],
+        values: list[Any],
         is_metered: bool,
     ) -> Any:
         """Tell that the module has returned; return what its caller gets."""
         calls, module = self._calls, self._module
         if heard.wants_is_again:
-            values["is_again"] = is_inside(top, module)
+            values[IS_AGAIN] = is_inside(top, module)
         if heard.after:
             calls.tell(thread, heard.after, values, is_metered)
         if heard.holds or heard.suspects:
-            versions = () if heard.is_replaced else values["versions"]
-            call = module, values["inputs"], values["kwargs"], values["output"], versions
+            versions = () if heard.is_replaced else values[VERSIONS]
+            call = module, values[INPUTS], values[KWARGS], values[OUTPUT], versions
             if heard.holds:
                 calls.portions.hold(thread, *call)
             if heard.suspects:
@@ -174,19 +169,19 @@ class Plan:
         if heard.root_after and not self._is_nested(top):
             calls.tell(thread, heard.root_after, values, is_metered)
         if flow is None:
-            return values["output"]
-        return calls.hook_outputs(module, values["inputs"], values["output"], flow, values["recompute"])
+            return values[OUTPUT]
+        return calls.hook_outputs(module, values[INPUTS], values[OUTPUT], flow, values[RECOMPUTE])
 
-    def _tell_stopped(self, thread: ThreadState, top: Any, values: dict[str, Any], is_metered: bool) -> None:
+    def _tell_stopped(self, thread: ThreadState, top: Any, values: list[Any], is_metered: bool) -> None:
         """Tell of a recompute that torch has ended as soon as it had what it needs: it has taken time as well."""
         heard = self._shape.find(recompute=True)
-        values["is_again"] = is_inside(top, self._module)
+        values[IS_AGAIN] = is_inside(top, self._module)
         told = heard.after if self._is_nested(top) else heard.after + heard.root_after
         if told := without_output(told):
             self._calls.tell(thread, told, values, is_metered)
 
 
-def _take_time(thread: ThreadState, ended: int, stood: Stood, flow: Entered | None, values: dict[str, Any]) -> None:
+def _take_time(thread: ThreadState, ended: int, stood: Stood, flow: Entered | None, values: list[Any]) -> None:
     """Take the time of a call.
 
     Args:
@@ -199,9 +194,9 @@ def _take_time(thread: ThreadState, ended: int, stood: Stood, flow: Entered | No
     """
     inner, again, started = stood
     elapsed = ended - started if flow is None else ended - started - (thread.lost - flow.lost)
-    values["elapsed_ns"], values["self_ns"] = elapsed, elapsed - thread.inner + inner
+    values[ELAPSED], values[SELF] = elapsed, elapsed - thread.inner + inner
     thread.inner = inner + elapsed
-    if values["recompute"]:
+    if values[RECOMPUTE]:
         thread.again = again + elapsed
 
 

@@ -68,28 +68,6 @@ class Heard:
         self.is_told_after = bool(self.after or self.root_after or self.has_flows or self.holds or self.suspects)
 
 
-class Told:
-    """The listeners of which the entry in C has some told of a call that it counts: they change nothing, and are switched on.
-
-    Args:
-        listeners: to `forward_pre`, `forward` and `output_summary`, in the order of calling.
-
-    Attributes:
-        before: are told before the module runs.
-        after: are told when it has returned.
-        wants_versions: whether somebody wants the versions of its inputs.
-        wants_is_again: whether somebody wants to know if it is inside of another call of the module.
-    """
-
-    __slots__ = ("after", "before", "wants_is_again", "wants_versions")
-
-    def __init__(self, listeners: list[Listener]) -> None:
-        self.before = [one for one in listeners if one.hook == "forward_pre"]
-        self.after = [one for one in listeners if one.hook != "forward_pre"]
-        self.wants_versions = any("versions" in one.arguments for one in self.after)
-        self.wants_is_again = any("is_again" in one.arguments for one in self.after)
-
-
 class Shape:
     """All modules that have the same listeners.
 

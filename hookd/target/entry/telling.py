@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookd.target.entry.threads import is_inside
+from hookd.target.entry.values import INPUTS, KWARGS, OUTPUT
 from hookd.target.tensors import torch_state
-from hookd.target.tensors.torch_state import versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hookd.api.events import Module
-    from hookd.target.entry.shape import Told
     from hookd.target.entry.threads import ThreadState
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.plugins.listeners import Listener
@@ -33,18 +30,24 @@ class Telling:
         self._clock, self._charge = dispatch.clock, dispatch.charge
         self._fault, self._stray = errors.fault, errors.stray
 
-    def tell(self, thread: ThreadState, listeners: list[Listener], values: dict[str, Any], is_metered: bool) -> None:
+    def tell(self, thread: ThreadState, listeners: list[Listener], values: list[Any], is_metered: bool) -> None:
         """Tell listeners, all in one bracket: dynamo must not compile plugins that run under its callback.
 
         Args:
             thread: the calling one.
             listeners: who is told.
-            values: all that they may want, by the names of their arguments; what a mutator returns replaces some.
-            is_metered: whether each is charged with the time that it takes.
+            values: all that they may want (`hookd.target.entry.values`); what a mutator returns replaces some.
+            is_metered: whether each is charged with the time that it takes, and hookd with the rest.
+
+        Raises:
+            TrainingError: a plugin may raise it.
         """
         frame = self._no_frame(None)
         thread.busy = True
-        mark = self._clock() if is_metered else 0
+        mark = began = before = 0
+        if is_metered:
+            mark = began = self._clock()
+            before = self._dispatch.charged
         was, undo = False, None
         try:
             for one in listeners:
@@ -60,7 +63,8 @@ class Telling:
                     torch_state.leave(undo)
                     undo = None
                 try:
-                    result = one.run(values[one.only]) if one.only else one.run(*one.pick(values))
+                    only = one.only
+                    result = one.run(*one.pick(values)) if only is None else one.run(values[only])
                     if result is not None:
                         self._take(one, result, values)
                 except BaseException as failure:  # noqa: BLE001  `fault` passes on what is not the plugin's
@@ -73,81 +77,34 @@ class Telling:
                 torch_state.leave(undo)
         thread.busy = False
         self._no_frame(frame)
-
-    def before(
-        self, told: Told, thread: ThreadState, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Tell that a module is about to run whose calls are counted in C; return what `after` is to be given.
-
-        Raises:
-            TrainingError: a plugin may raise it.
-        """
-        dispatch = self._dispatch
-        is_metered = dispatch.is_metered
-        away = (dispatch.clock(), dispatch.charged) if is_metered else (0, 0)
-        values = _values(module, args, kwargs)
-        if told.before:
-            self.tell(thread, told.before, values, is_metered)
-        if told.wants_versions:
-            values["versions"] = versions_of(args, kwargs)
         if is_metered:
-            dispatch.settle(*away)
-        return values
+            self._dispatch.settle(began, before)
 
-    def after(  # noqa: PLR0917  the entry in C calls it
-        self,
-        told: Told,
-        thread: ThreadState,
-        module: Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        values: dict[str, Any] | None,
-        output: Any,
-        elapsed_ns: int,
-        self_ns: int,
-    ) -> None:
-        """Tell that it has returned.
+    def tell_plainly(self, listeners: list[Listener], values: list[Any]) -> None:
+        """Tell listeners that look at no tensors and change nothing, in a bracket of the entry in C, in a step that is not metered."""
+        for one in listeners:
+            if one.is_on:
+                try:
+                    only = one.only
+                    if (one.run(*one.pick(values)) if only is None else one.run(values[only])) is not None:
+                        self._stray(one.plugin, one.hook)
+                except BaseException as failure:  # noqa: BLE001  as above
+                    self._fault(one.plugin, one.hook, failure)
 
-        Args:
-            told: has the listeners.
-            thread: the calling one.
-            module: that was called.
-            args: by position.
-            kwargs: by name.
-            values: what `before` has returned; None where that was not called.
-            output: that was returned.
-            elapsed_ns: how long it took,
-            self_ns: and how long without the observed modules inside of it.
+    def for_entry(self) -> dict[str, Callable[..., Any]]:
+        """Return what the entry in C calls, by name."""
+        return {"tell": self.tell, "tell_plainly": self.tell_plainly, "no_frame": self._no_frame}
 
-        Raises:
-            TrainingError: a plugin may raise it.
-        """
-        dispatch = self._dispatch
-        is_metered = dispatch.is_metered
-        away = (dispatch.clock(), dispatch.charged) if is_metered else (0, 0)
-        if values is None:
-            values = _values(module, args, kwargs)
-        values["output"], values["elapsed_ns"], values["self_ns"] = output, elapsed_ns, self_ns
-        if told.wants_is_again:
-            values["is_again"] = thread.top is not None and is_inside(thread.top[1], module)
-        self.tell(thread, told.after, values, is_metered)
-        if is_metered:
-            dispatch.settle(*away)
-
-    def _take(self, one: Listener, result: Any, values: dict[str, Any]) -> None:
+    def _take(self, one: Listener, result: Any, values: list[Any]) -> None:
         """Do with a mutator's result what torch does with a hook's: torch/nn/modules/module.py `_call_impl`, 2.13."""
         if not one.mutates:
             self._stray(one.plugin, one.hook)
         elif one.hook in ("forward", "root_forward"):
-            values["output"] = result
+            values[OUTPUT] = result
         elif "kwargs" in one.arguments:
-            values["inputs"], values["kwargs"] = _pair(result)
+            values[INPUTS], values[KWARGS] = _pair(result)
         else:
-            values["inputs"] = result if isinstance(result, tuple) else (result,)
-
-
-def _values(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"module": module, "inputs": args, "kwargs": kwargs, "recompute": False, "versions": ()}
+            values[INPUTS] = result if isinstance(result, tuple) else (result,)
 
 
 def _pair(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

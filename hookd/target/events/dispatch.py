@@ -159,8 +159,13 @@ class Dispatch:
         entry = self._registry.entries.get(one.plugin)
         return entry is not None and entry.state == "active"
 
-    def tell(self, heard: list[Listener], values: dict[str, Any], replaces: str = "") -> Any:
+    def tell(self, heard: list[Listener], values: Any, replaces: str = "") -> Any:
         """Call listeners one after the other; what a mutator returns replaces a value for those after it.
+
+        Args:
+            heard: listeners.
+            values: what they could be told, as `Listener.pick` takes it.
+            replaces: the name of the one that mutators replace.
 
         Returns:
             The value `replaces` if it was replaced, else None.
@@ -200,7 +205,7 @@ class Dispatch:
         self.observe([one], values)
         return None
 
-    def observe(self, heard: list[Listener], values: dict[str, Any]) -> None:
+    def observe(self, heard: list[Listener], values: Any) -> None:
         """Call observers, torch's modes taken away for all of them at once."""
         was, undo = torch_state.is_grad_enabled(), None
         try:
@@ -220,7 +225,7 @@ class Dispatch:
             self.own_failure("quiet", failure)
             return None
 
-    def guarded(self, one: Listener, values: dict[str, Any]) -> Any:
+    def guarded(self, one: Listener, values: Any) -> Any:
         """Call a listener with those of the values that it wants; what leaves it is its own error, unless it may tell the training."""
         mark = self.mark()
         try:

@@ -16,7 +16,7 @@ from hookd.api.totals import BackwardTotals, Totals
 from hookd.target.entry.c_entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
 from hookd.target.entry.patch import SKIP, ClassPatch, bare_of, is_in_flight
 from hookd.target.entry.plan import Plan
-from hookd.target.entry.shape import Shape, Told, is_timed, remembers
+from hookd.target.entry.shape import Shape, is_timed, remembers
 from hookd.target.modeltree.mode import Mode
 from hookd.target.modeltree.module_coverage import Seen
 from hookd.target.modeltree.names import Model, Names, Ref, has_more
@@ -455,7 +455,7 @@ class Models:
         is_told = all(one.hook in TOLD and not one.mutates for one in called)
         is_stopped = any(isinstance(one.totals, Totals) and not one.is_on for one in heard)
         self._counting.arm(number, is_armed=is_stopped or not is_told)
-        self._counting.tell(number, Told(called) if called and is_told else None)
+        self._counting.tell(number, called if is_told else [])
 
     def _without_counted(self, shape: Shape, listeners: list[Listener], *, hears_in_c: bool) -> list[Listener]:
         """Return those that Python has to tell of calls that are counted in C, of those that are switched on."""
@@ -476,7 +476,7 @@ class Models:
         if self._counting is not None:
             for shape in self._shapes.values():
                 self._counting.hear(shape.number, None)
-                self._counting.tell(shape.number, None)
+                self._counting.tell(shape.number, [])
         self._shapes.clear()
 
     def act_on_switches(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookd._pluggy import PluginManager, PluginValidationError
 from hookd.api import hookspecs
 from hookd.errors import PluginError
+from hookd.target.entry import values
 from hookd.target.plugins import rules
 from hookd.wire.originals import clock
 from hookd.wire.probation import Probation
@@ -45,8 +46,9 @@ class Listener:
         is_on: whether it is called; after it was turned, `Models.act_on_switches` is to be called.
         needs_quiet: whether it is to be called with gradients switched off and torch's modes taken away: an observer that looks at tensors.
         run: is called instead of `call`: the same, once the first calls have been watched (`hookd.target.plugins.global_state`).
-        pick: returns the arguments, in their order, from a dict of all that a hook could be told.
-        only: the name of its only argument, "" if it has none or several: what has one is called without `pick`, which is dear.
+        pick: returns the arguments, in their order, from all that a hook could be told: a dict, or for a module's call a list
+            (`hookd.target.entry.values`).
+        only: where that has its only argument; None if it has none or several: what has one is called without `pick`, which is dear.
     """
 
     plugin: int
@@ -60,13 +62,14 @@ class Listener:
     is_on: bool = field(default=False, init=False, compare=False)
     needs_quiet: bool = field(init=False, compare=False)
     run: Callable[..., Any] = field(init=False, repr=False, compare=False)
-    pick: Callable[[dict[str, Any]], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
-    only: str = field(init=False, compare=False)
+    pick: Callable[[Any], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
+    only: int | str | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Set what follows from the rest."""
-        self.run, self.pick = self.call, _picks(self.arguments)
-        self.only = self.arguments[0] if len(self.arguments) == 1 else ""
+        places = [values.NAMES.index(name) for name in self.arguments] if self.hook in values.HOOKS else self.arguments
+        self.run, self.pick = self.call, _picks(places)
+        self.only = places[0] if len(places) == 1 else None
         self.needs_quiet = not self.mutates and not hookspecs.TENSORS.isdisjoint(self.arguments)
 
     @property
@@ -387,11 +390,11 @@ class Registry:
         return listeners
 
 
-def _picks(names: tuple[str, ...]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    """Return what picks the values of these names from a dict, as a tuple; a third of the cost of a loop."""
-    if len(names) > 1:
-        return itemgetter(*names)
-    return lambda values: tuple([values[name] for name in names])
+def _picks(places: Sequence[int | str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what picks the values at these places, as a tuple; a third of the cost of a loop."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda told: tuple([told[place] for place in places])
 
 
 def _picking(function: Callable[..., Any], names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
