@@ -1,0 +1,109 @@
+/* Telling Python functions of the calls that are counted in C, where they change nothing. */
+#include "entry.h"
+
+enum { MODULE_AT, INPUTS_AT, KWARGS_AT, RECOMPUTE_AT, VERSIONS_AT, OUTPUT_AT, ELAPSED_AT, SELF_AT, IS_AGAIN_AT, VALUES }; /* hookd/target/entry/values.py */
+
+static void fill(PyObject *values, Py_ssize_t place, PyObject *value) {
+    if (!value)
+        PyErr_Clear(), Py_IncRef(value = &_Py_NoneStruct); /* no memory */
+    PyList_SetItem(values, place, value);
+}
+
+static PyObject *ours(PyObject *object) {
+    Py_IncRef(object);
+    return object;
+}
+
+/* Return all that could be told of a call that begins; NULL: an exception is set. */
+static PyObject *values_of(PyObject *state, const Listening *to, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    int wants = to->wants, gives_inputs = (wants & (WANTS_INPUTS | WANTS_VERSIONS)) != 0;
+    PyObject *inputs = gives_inputs ? packed(args + 1, count - 1) : ours(&_Py_NoneStruct);
+    PyObject *kwargs = gives_inputs && inputs ? named(args + count, names) : ours(&_Py_NoneStruct);
+    PyObject *given[] = {NULL, inputs, kwargs}, *versions = ours(&_Py_NoneStruct);
+    if (inputs && kwargs && wants & WANTS_VERSIONS) {
+        Py_DecRef(versions);
+        versions = asking(state, entry.host.versions, given + 1, 2);
+    }
+    PyObject *values = inputs && kwargs && versions ? PyList_New(VALUES) : NULL;
+    PyObject *known[] = {module, inputs, kwargs, &_Py_FalseStruct, versions, &_Py_NoneStruct, entry.zero, entry.zero, &_Py_FalseStruct};
+    for (Py_ssize_t i = 0; values && i < VALUES; i++)
+        PyList_SetItem(values, i, ours(known[i]));
+    PyObject *made[] = {inputs, kwargs, versions};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (made[i])
+            Py_DecRef(made[i]);
+    return values;
+}
+
+/* Call functions that look at no tensors, as `Telling.tell` does with all, for half of the cost. -1: an exception is set. */
+static int tell_plainly(PyObject *state, PyObject *listeners, PyObject *values) {
+    PyObject *no_frame = ours(entry.host.no_frame), *nothing = &_Py_NoneStruct, *given[] = {NULL, listeners, values};
+    PyObject *frame = PyObject_Vectorcall(no_frame, &nothing, 1, NULL);
+    set_to(at(state, entry.host.busy), ours(&_Py_TrueStruct));
+    PyObject *done = frame ? asking(state, entry.host.tell_plainly, given + 1, 2) : NULL;
+    set_to(at(state, entry.host.busy), ours(&_Py_FalseStruct));
+    PyObject *type = NULL, *error = NULL, *trace = NULL;
+    if (!done)
+        PyErr_Fetch(&type, &error, &trace);
+    PyObject *made[] = {frame ? PyObject_Vectorcall(no_frame, &frame, 1, NULL) : NULL, frame, no_frame, done};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (made[i])
+            Py_DecRef(made[i]);
+    if (!done)
+        PyErr_Restore(type, error, trace);
+    return done ? 0 : -1;
+}
+
+/* -1: an exception is set. */
+static int tell(PyObject *state, PyObject *listeners, PyObject *values, int wants) {
+    if (!entry.metered && !(wants & WANTS_QUIET))
+        return tell_plainly(state, listeners, values);
+    int64_t begun = entry.metered ? now() : 0;
+    PyObject *given[] = {NULL, state, listeners, values, entry.metered ? &_Py_TrueStruct : &_Py_FalseStruct};
+    PyObject *done = asking(state, entry.host.tell, given + 1, 4);
+    if (done)
+        Py_DecRef(done);
+    entry.charged += begun ? now() - begun : 0; /* by Python */
+    return done ? 0 : -1;
+}
+
+/* Tell of a call that begins. -1: an exception is set. */
+int told_before(Told *told, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    const Listening *to = &entry.listening[shape];
+    if (!to->before)
+        return 0;
+    PyObject *before = told->before = ours(to->before);
+    told->after = ours(to->after), told->wants = to->wants;
+    told->values = values_of(state, to, module, args, count, names);
+    return !told->values || (PyList_Size(before) && tell(state, before, told->values, told->wants)) ? -1 : 0;
+}
+
+/* Tell of a call that has returned. -1: an exception is set. */
+int told_after(const Told *told, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_again) {
+    if (!told->values || !PyList_Size(told->after))
+        return 0;
+    fill(told->values, OUTPUT_AT, ours(output));
+    fill(told->values, IS_AGAIN_AT, ours(is_again ? &_Py_TrueStruct : &_Py_FalseStruct));
+    if (told->wants & WANTS_TIMES)
+        fill(told->values, ELAPSED_AT, PyLong_FromLongLong(elapsed)), fill(told->values, SELF_AT, PyLong_FromLongLong(self));
+    return tell(state, told->after, told->values, told->wants);
+}
+
+void told_forgets(const Told *told) {
+    PyObject *held[] = {told->before, told->after, told->values};
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
+        if (held[i])
+            Py_DecRef(held[i]);
+}
+
+/* Have Python functions told of the calls of a shape that are counted: by `host.tell`, with the list `before` when one begins, and with `after` when
+ * it has returned. `before` is None where there are none at all. */
+EXPORTED int hookd_entry_tell(size_t shape, PyObject *before, PyObject *after, int wants) {
+    if (shape >= SHAPES)
+        return 0;
+    Listening old = entry.listening[shape], none = {0};
+    entry.listening[shape] = before == &_Py_NoneStruct ? none : (Listening){ours(before), ours(after), wants};
+    if (old.before)
+        Py_DecRef(old.before), Py_DecRef(old.after);
+    return 0;
+}

@@ -1,0 +1,24 @@
+"""What a hook of a module's call could be told, in one list with fixed places. Runs in the target.
+
+The entry in C makes such a list for each call that it tells anybody of (`hookd/native/told.c`): a dict would take three times as long.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookd.api.events import Module
+
+NAMES = ("module", "inputs", "kwargs", "recompute", "versions", "output", "elapsed_ns", "self_ns", "is_again")
+"""Of the hooks' arguments, by place; `hookd/native/entry.h` has the same order."""
+MODULE, INPUTS, KWARGS, RECOMPUTE, VERSIONS, OUTPUT, ELAPSED, SELF, IS_AGAIN = range(len(NAMES))
+HOOKS = ("forward_pre", "forward", "output_summary", "root_forward_pre", "root_forward")
+"""That are told so; those of all others have dicts."""
+
+
+def values_of(
+    module: Module, inputs: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, output: Any = None, *, recompute: bool = False
+) -> list[Any]:
+    """Return what is known of a call when it begins, with places for what is known when it has returned."""
+    return [module, inputs, kwargs, recompute, (), output, 0, 0, False]
