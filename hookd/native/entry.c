@@ -412,7 +412,7 @@ static PyObject *meter(PyObject *self, PyObject *const *args, Py_ssize_t count) 
     return is_news;
 }
 
-/* `turn()`: return the next turn, see marks.c; `close_marks(thread, low, turn, ago)`: see `marks_close`; it ended so many ns ago. The numbers are such as this file has given. */
+/* `turn()`: return the next turn, see marks.c; `close_marks(thread, low, turn, ended)`: see `marks_close`; by a clock that is not this one it ends now. The numbers are such as this file has given. */
 static PyObject *turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self, (void)args, (void)count;
     return PyLong_FromUnsignedLongLong(++entry.turn);
@@ -421,8 +421,12 @@ static PyObject *turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
 static PyObject *close_marks(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     PyObject *state = count == 4 ? here() : NULL;
-    if (state)
-        marks_close(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), now() - PyLong_AsLongLong(args[3]));
+    if (state) {
+        enum { MOST = 1000000000 }; /* ns */
+        int64_t time = now(), ended = PyLong_AsLongLong(args[3]);
+        int is_ours = ended <= time && time - ended < MOST;
+        marks_close(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), is_ours ? ended : time);
+    }
     PyErr_Clear();
     Py_IncRef(&_Py_NoneStruct);
     return &_Py_NoneStruct;

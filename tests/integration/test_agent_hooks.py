@@ -192,8 +192,20 @@ class Hearing(Recorder):
         self.seen.append(output)
 
 
+class MayChange(Plugin):
+    name = "may-change"
+    mutates = True
+
+    @hookimpl
+    def forward(self, output):
+        """Change nothing."""
+
+
+ways = pytest.mark.parametrize("beside", [(), (Hearing,), (MayChange,)], ids=["in C", "told in C", "in a plan"])
+
+
 @pytest.mark.usefixtures("entry")
-@pytest.mark.parametrize("beside", [(), (Hearing,)], ids=["in C", "in a plan"])
+@ways
 def test_hook_suspect(beside) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Breaking(lambda x: (x, None)), nn.Flatten(0)), nn.Linear(2, 2))
     model[1][1].forward = lambda x: x[0]
@@ -212,7 +224,7 @@ def test_hook_suspect(beside) -> None:
 
 
 @pytest.mark.usefixtures("entry")
-@pytest.mark.parametrize("beside", [(), (Hearing,)], ids=["in C", "in a plan"])
+@ways
 @pytest.mark.parametrize(
     ("output", "in_c", "in_plan"),
     [
@@ -239,7 +251,7 @@ def test_what_nobody_could_look_at_is_known(beside, output, in_c, in_plan) -> No
             model(torch.ones(2, 3))
         first, *later = agent.plugin("recorder").seen
         assert first is in_plan  # in which it is learnt
-        assert later == [in_plan if beside else in_c] * 2
+        assert later == [in_plan if beside == (MayChange,) else in_c] * 2
 
 
 def test_hook_root_forward() -> None:

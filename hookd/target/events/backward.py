@@ -55,7 +55,7 @@ class Marks(NamedTuple):
 
     Attributes:
         turn: returns a number that is higher than those of all calls inside of the one that has returned.
-        close: ends what is timed inside of a call, given how many ns ago that has ended.
+        close: ends what is timed inside of a call, given when that has ended, ns of the monotonic clock.
         since: returns of what is timed inside of a call, and has begun before it, how many ns ago that was, and what the thread had spent
             by then (`inner`, `lost`, `again`); None where there is nothing.
     """
@@ -174,7 +174,7 @@ class Flow:
 
     def stop(self, mark: int) -> None:
         """Take the time; on a GPU of several devices the end may be in another thread, which knows of its own alone."""
-        marks.close(self.maker, self.low, self.turn, self.dispatch.clock() - mark)
+        marks.close(self.maker, self.low, self.turn, mark)
         thread = self.local.thread
         spent = mark - self.started
         self.elapsed_ns = self.self_ns = spent

@@ -118,9 +118,8 @@ class Models:
         self._counting = self.patch if isinstance(self.patch, Entry) else None
         self.hidden = None if self._counting is None else self._counting.hidden
         self._shapes: dict[tuple[Listener, ...], Shape] = {}
-        self._in_use: weakref.WeakSet[Shape] = (
-            weakref.WeakSet()
-        )  # also of calls under way whose modules have other plans by now
+        # Also of calls under way whose modules have other plans by now. No WeakSet: threads that call modules add to it while others go through it.
+        self._in_use: list[weakref.ref[Shape]] = []
         self._numbers = itertools.cycle(range(SHAPES))
         self._is_deep_told = False
         self._is_alert = self._looks = False
@@ -438,7 +437,7 @@ class Models:
             # Not a number of those before the last change, whose modules may still be called.
             is_one_more = len(self._shapes) < SHAPES // 2
             shape = self._shapes[heard] = Shape(heard, next(self._numbers) if is_one_more else SHAPES)
-            self._in_use.add(shape)
+            self._in_use.append(weakref.ref(shape))
             self._arm(shape)
         return shape
 
@@ -473,6 +472,7 @@ class Models:
 
     def _forget_shapes(self) -> None:
         """Number all shapes anew."""
+        self._in_use = [one for one in self._in_use if one() is not None]
         if self._counting is not None:
             for shape in self._shapes.values():
                 self._counting.hear(shape.number, None)
@@ -482,8 +482,10 @@ class Models:
     def act_on_switches(self) -> None:
         """Act on switches that were turned."""
         self._dispatch.turned()
-        for shape in list(self._in_use):
-            shape.turned()
+        for one in list(self._in_use):
+            shape = one()
+            if shape is not None:
+                shape.turned()
         self.arm()
 
     def arm(self) -> None:
