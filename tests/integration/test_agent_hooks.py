@@ -193,11 +193,11 @@ class Hearing(Recorder):
 
 
 class MayChange(Plugin):
-    name = "may-change"
+    name = "maychange"
     mutates = True
 
     @hookimpl
-    def forward(self, output):
+    def forward_pre(self, inputs):
         """Change nothing."""
 
 

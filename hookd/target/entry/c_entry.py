@@ -141,7 +141,12 @@ class Wanted(IntFlag):
         """Find what listeners to calls want."""
         names = {name for one in heard for name in one.arguments}
         wanted = cls(0)
-        for flag, ours in ((cls.INPUTS, {"inputs", "kwargs"}), (cls.VERSIONS, {"versions"}), (cls.TIMES, TIMES), (cls.IS_AGAIN, {"is_again"})):
+        for flag, ours in (
+            (cls.INPUTS, {"inputs", "kwargs"}),
+            (cls.VERSIONS, {"versions"}),
+            (cls.TIMES, TIMES),
+            (cls.IS_AGAIN, {"is_again"}),
+        ):
             if not names.isdisjoint(ours):
                 wanted |= flag
         return wanted | cls.QUIET if any(one.needs_quiet for one in heard) else wanted

@@ -18,7 +18,12 @@ HOOKS = ("forward_pre", "forward", "output_summary", "root_forward_pre", "root_f
 
 
 def values_of(
-    module: Module, inputs: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, output: Any = None, *, recompute: bool = False
+    module: Module,
+    inputs: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    output: Any = None,
+    *,
+    recompute: bool = False,
 ) -> list[Any]:
     """Return what is known of a call when it begins, with places for what is known when it has returned."""
     return [module, inputs, kwargs, recompute, (), output, 0, 0, False]

@@ -63,7 +63,7 @@ class Listener:
     needs_quiet: bool = field(init=False, compare=False)
     run: Callable[..., Any] = field(init=False, repr=False, compare=False)
     pick: Callable[[Any], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
-    only: int | str | None = field(init=False, compare=False)
+    only: Any = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Set what follows from the rest."""
