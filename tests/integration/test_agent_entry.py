@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import signal
 import sys
 import threading
 import traceback
@@ -18,8 +19,9 @@ from torch import nn
 
 from hookd import Plugin, hookimpl
 from hookd.target.boot import bootstrap
-from hookd.target.entry import patch
+from hookd.target.entry import dynamo, patch
 from hookd.target.entry.c_entry import CannotEnterError, Entry
+from hookd.target.tensors import statistics
 from tests.support import sanitizers
 from tests.support.agent import running
 from tests.support.processes import wait_until
@@ -585,3 +587,53 @@ def test_calls_are_told_of_while_plans_are_made_anew(monkeypatch) -> None:
         monkeypatch.setattr(models, "_plan", slowly)
         models.replan()
         assert found == [expected] * 4
+
+
+class Summaries(Plugin):
+    name = "summaries"
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    @hookimpl
+    def output_summary(self, module, summary):
+        self.seen.append(module.name)
+
+
+def test_an_output_is_shown_once_where_c_may_not_look_at_it(monkeypatch) -> None:
+    monkeypatch.setattr(statistics, "LOOKS_IN_C", False)
+    net = nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU()))
+    with running(Summaries, budget=100.0) as agent:
+        net(X)
+        assert agent.plugin("summaries").seen == ["0", "1.0", "1", "(root)"]
+
+
+def test_dynamo_has_its_callback_back_where_a_signal_handler_raises_in_a_hook() -> None:
+    class Interrupted(Plugin):
+        name = "interrupted"
+        is_due = False
+
+        @hookimpl
+        def forward(self, module, output):
+            if Interrupted.is_due:
+                Interrupted.is_due = False
+                signal.raise_signal(signal.SIGUSR1)
+
+    def end(*_: object) -> None:
+        raise InterruptedError
+
+    switch, net = dynamo.no_frame(), nn.Sequential(nn.ReLU())
+    old = signal.signal(signal.SIGUSR1, end)
+    try:
+        with running(Interrupted, budget=100.0):
+            net(X)
+            Interrupted.is_due = True
+            before = switch(False)  # run what is compiled
+            try:
+                with pytest.raises(InterruptedError):
+                    net(X)
+            finally:
+                found = switch(before)
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    assert found is False

@@ -470,7 +470,7 @@ class Models:
             if one.hook not in ("forward_error", "suspect")  # which no plan calls
             and not (one.hook in FLOWS and hears_in_c)  # for which the entry hooks the graph
             and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
-            and not (one.hook == "output_summary" and looks)  # likewise
+            and one.hook != "output_summary"  # likewise, or C has Python look
         ]
 
     def _forget_shapes(self) -> list[Shape]:
