@@ -79,6 +79,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     uintptr_t key = (uintptr_t)args[0];
     uint64_t number = counted->number;
     size_t shape = counted->shape;
+    int is_timed = counted->is_timed;
     Py_ssize_t given = (Py_ssize_t)(nargsf & ~OFFSET);
     PyObject *module = counted->module, *cell = counted->cell;
     Py_IncRef(state), Py_IncRef(module), Py_IncRef(module), Py_IncRef(cell);
@@ -114,12 +115,14 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     if (graph.heard) /* what was hooked inside */
         ended -= PyLong_AsLongLong(*at(state, host->lost)) - graph.lost;
     counted = still(key, number);
-    if (result && counted) {
+    /* A plugin that came or went meanwhile has had all modules counted anew: who was told that this call began is told of its end all the same. */
+    if (result && (counted || (told.values && entry.counts))) {
         long long elapsed = ended - started, self = elapsed - PyLong_AsLongLong(*at(state, host->inner)) + inner;
-        int is_again = (counted->count || told.wants & WANTS_IS_AGAIN) && is_inside(outer, module);
-        for (size_t i = 0; i < counted->count; i++)
+        size_t count = counted ? counted->count : 0;
+        int is_again = (count || told.wants & WANTS_IS_AGAIN) && is_inside(outer, module);
+        for (size_t i = 0; i < count; i++)
             add_to(&counted->totals[i], 1.0, is_again ? 0 : elapsed, self);
-        if (counted->is_timed)
+        if (is_timed)
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
         if (told_after(&told, state, result, elapsed, self, is_again)) {
             Py_DecRef(result);
@@ -127,11 +130,12 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         }
         counted = still(key, number); /* that may have run any code */
     }
-    if (!result && counted)
+    if (!result && (counted || (told.values && entry.counts)))
         left(state, outer, module);
     set_to(top, outer);
-    if (result && counted) {
+    if (result && entry.counts)
         host->cells[beat] = PyFloat_AsDouble(PyTuple_GetItem(outer, 2));
+    if (result && counted) {
         int is_ended = graph.heard && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
         counted = is_ended ? NULL : still(key, number);
         int found = counted && counted->checks && entry.checks ? looked_at(shape, result) : UNSEEN;

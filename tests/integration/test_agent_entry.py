@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import signal
 import sys
 import threading
 import traceback
@@ -18,8 +19,9 @@ from torch import nn
 
 from hookd import Plugin, hookimpl
 from hookd.target.boot import bootstrap
-from hookd.target.entry import patch
+from hookd.target.entry import dynamo, patch
 from hookd.target.entry.c_entry import CannotEnterError, Entry
+from hookd.target.tensors import statistics
 from tests.support import sanitizers
 from tests.support.agent import running
 from tests.support.processes import wait_until
@@ -512,3 +514,126 @@ def test_a_stop_inside_of_a_call_leaves_when_it_has_returned(either_way) -> None
     with running(Events):
         assert model(x) is x
         wait_until(lambda: bootstrap._agent is None, what="the agent's end")
+
+
+class Pairs(Plugin):
+    name = "pairs"
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    @hookimpl
+    def forward_pre(self, module):
+        self.seen.append(f"pre {module.name}")
+
+    @hookimpl
+    def forward(self, module):
+        self.seen.append(f"forward {module.name}")
+
+    @hookimpl
+    def forward_error(self, module):
+        self.seen.append(f"error {module.name}")
+
+
+class Acting(nn.Module):
+    """Does something between what it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.act = nn.ReLU(), lambda: None
+
+    def forward(self, x):
+        x = self.inner(x)
+        self.act()
+        return x
+
+
+def test_who_was_told_that_a_call_began_is_told_of_its_end_where_plans_were_made_anew_meanwhile() -> None:
+    acting = Acting()
+    net = nn.Sequential(acting)
+    with running(Pairs, budget=100.0) as agent:
+        net(X)
+        plugin = agent.plugin("pairs")
+        expected, plugin.seen = plugin.seen, []
+        acting.act = agent.parts.models.replan
+        net(X)
+        assert plugin.seen == expected
+
+        def fail() -> None:
+            agent.parts.models.replan()
+            raise KeyError
+
+        plugin.seen, acting.act = [], fail
+        with pytest.raises(KeyError):
+            net(X)
+        assert plugin.seen[-2:] == ["error 0", "error (root)"]
+        assert not agent.parts.local.thread.busy
+
+
+def test_calls_are_told_of_while_plans_are_made_anew(monkeypatch) -> None:
+    net = nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU()))
+    with running(Pairs, budget=100.0) as agent:
+        net(X)
+        plugin, models = agent.plugin("pairs"), agent.parts.models
+        expected, plugin.seen, found = plugin.seen, [], []
+        make = models._plan
+
+        def slowly(key: int) -> object:
+            plugin.seen = []
+            net(X)
+            found.append(plugin.seen)
+            return make(key)
+
+        monkeypatch.setattr(models, "_plan", slowly)
+        models.replan()
+        assert found == [expected] * 4
+
+
+class Summaries(Plugin):
+    name = "summaries"
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    @hookimpl
+    def output_summary(self, module, summary):
+        self.seen.append(module.name)
+
+
+def test_an_output_is_shown_once_where_c_may_not_look_at_it(monkeypatch) -> None:
+    monkeypatch.setattr(statistics, "LOOKS_IN_C", False)
+    net = nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU()))
+    with running(Summaries, budget=100.0) as agent:
+        net(X)
+        assert agent.plugin("summaries").seen == ["0", "1.0", "1", "(root)"]
+
+
+def test_dynamo_has_its_callback_back_where_a_signal_handler_raises_in_a_hook() -> None:
+    class Interrupted(Plugin):
+        name = "interrupted"
+        is_due = False
+
+        @hookimpl
+        def forward(self, module, output):
+            if Interrupted.is_due:
+                Interrupted.is_due = False
+                signal.raise_signal(signal.SIGUSR1)
+
+    def end(*_: object) -> None:
+        raise InterruptedError
+
+    switch, net = dynamo.no_frame(), nn.Sequential(nn.ReLU())
+    old = signal.signal(signal.SIGUSR1, end)
+    try:
+        with running(Interrupted, budget=100.0):
+            net(X)
+            Interrupted.is_due = True
+            before = switch(False)  # run what is compiled
+            try:
+                with pytest.raises(InterruptedError):
+                    net(X)
+            finally:
+                found = switch(before)
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    assert found is False

@@ -75,8 +75,8 @@ class Telling:
             if undo:
                 torch_state.set_grad_enabled(was)
                 torch_state.leave(undo)
-        thread.busy = False
-        self._no_frame(frame)
+            thread.busy = False
+            self._no_frame(frame)  # the training may catch what a signal handler has raised, and go on
         if is_metered:
             self._dispatch.settle(began, before)
 

@@ -370,7 +370,7 @@ class Models:
         with self.lock:
             self.audience.changed()
             self._dispatch.turned()
-            self._forget_shapes()
+            old = self._forget_shapes()
             if not self._may_wait():
                 for model in list(self.learning):
                     self.names.proceed(model)
@@ -379,6 +379,9 @@ class Models:
                 self._take_in()
             for model in list(self.names.models):
                 self._plan_model(model)
+            if self._counting is not None:
+                for shape in old:  # until here the training has called modules that had their plans of before
+                    self._counting.tell(shape.number, [])
 
     def _take_in(self) -> None:
         """Name what was left out: what changes the training does so everywhere."""
@@ -467,17 +470,18 @@ class Models:
             if one.hook not in ("forward_error", "suspect")  # which no plan calls
             and not (one.hook in FLOWS and hears_in_c)  # for which the entry hooks the graph
             and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
-            and not (one.hook == "output_summary" and looks)  # likewise
+            and one.hook != "output_summary"  # likewise, or C has Python look
         ]
 
-    def _forget_shapes(self) -> None:
-        """Number all shapes anew."""
+    def _forget_shapes(self) -> list[Shape]:
+        """Number all shapes anew; return those of before."""
         self._in_use = [one for one in self._in_use if one() is not None]
+        old = list(self._shapes.values())
         if self._counting is not None:
-            for shape in self._shapes.values():
+            for shape in old:
                 self._counting.hear(shape.number, None)
-                self._counting.tell(shape.number, [])
         self._shapes.clear()
+        return old
 
     def act_on_switches(self) -> None:
         """Act on switches that were turned."""
