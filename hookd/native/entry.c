@@ -99,19 +99,21 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     size_t beat = (size_t)PyLong_AsLongLong(*at(state, host->beat));
     long long inner = PyLong_AsLongLong(*at(state, host->inner));
     host->cells[beat] = counted->value;
-    if (is_metered) {
+    if (is_metered)
         recorded(counted->value, host->cells[beat + host->phase]);
-        entry.spent += now() - begun;
-    }
+    int64_t others = entry.hooked + entry.shown + entry.charged; /* what is accounted for by itself */
     Told told = {0};
     int is_left = told_before(&told, shape, state, module, args, given, names);
     Begun graph = {0};
     if (entry.heard[shape] && !is_left)
         is_left = graph_begins(&graph, shape, state, args, given);
     int64_t started = now();
+    if (is_metered)
+        entry.spent += started - begun - (entry.hooked + entry.shown + entry.charged - others);
     PyObject *result = is_left ? NULL : through(state, args, nargsf, names);
     int64_t ended = now();
-    int64_t returned = ended, others = entry.hooked + entry.shown + entry.charged;
+    int64_t returned = ended;
+    others = entry.hooked + entry.shown + entry.charged;
     if (graph.heard) /* what was hooked inside */
         ended -= PyLong_AsLongLong(*at(state, host->lost)) - graph.lost;
     counted = still(key, number);

@@ -548,7 +548,7 @@ class Acting(nn.Module):
         return x
 
 
-def test_who_was_told_that_a_call_began_is_told_of_its_end_where_plans_were_made_anew_meanwhile() -> None:
+def test_a_call_is_told_of_to_its_end_where_plans_are_made_anew_meanwhile() -> None:
     acting = Acting()
     net = nn.Sequential(acting)
     with running(Pairs, budget=100.0) as agent:

@@ -446,7 +446,7 @@ class Entry:
 
         Args:
             shape: of the modules.
-            heard: observers of `forward_pre`, `forward` and `output_summary` that are switched on, in the order of calling.
+            heard: observers of `forward_pre` and `forward` that are switched on, in the order of calling.
         """
         before = [one for one in heard if one.hook == "forward_pre"]
         after = [one for one in heard if one.hook != "forward_pre"]

@@ -56,7 +56,7 @@ _PORTION_NS = 2_000_000
 """nor any more once they have taken so long."""
 _LEFT_AT_ONCE = 1024
 """So many modules that are not to be observed are noted in one outermost call, at 5 to 25 us each (cold)."""
-TOLD = ("forward_pre", "forward", "output_summary")
+TOLD = ("forward_pre", "forward")
 """Hooks of which C has listeners told that change nothing."""
 _FORGET_AFTER_S = 60.0
 """How long the series of a model that is gone wait for a model of the same shape."""
@@ -470,7 +470,7 @@ class Models:
             if one.hook not in ("forward_error", "suspect")  # which no plan calls
             and not (one.hook in FLOWS and hears_in_c)  # for which the entry hooks the graph
             and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
-            and one.hook != "output_summary"  # likewise, or C has Python look
+            and one.hook != "output_summary"  # likewise, or `Calls.output_shown` is asked
         ]
 
     def _forget_shapes(self) -> list[Shape]:
