@@ -21,7 +21,9 @@ from hookd.api import hookspecs
 from hookd.testing import FakeTarget, many_modules, overhead, small
 from hookd.testing.pairs import enough
 
-HOOKS = tuple(name for name in hookspecs.__all__ if name in hookspecs.HOT - {"mode", "closure_done", "forward_error"})
+HOOKS = tuple(
+    name for name in hookspecs.__all__ if name in hookspecs.HOT - {"mode", "closure_done", "forward_error", "suspect"}
+)
 
 PER_MODULE = {"forward_pre", "forward", "forwards", "backward_pre", "backward", "param_grad"}
 

@@ -44,7 +44,7 @@ CPython 3.11, torch 2.13, 200 small modules on one core of a busy machine; what 
 | class | per call | |
 |---|---|---|
 | 0 | less than 20 us, which was the noise | once a step |
-| 1 | 3 to 5 us | in a plan, no tensor asked for |
+| 1 | 3 to 5 us | no tensor asked for |
 | 2 | 6 to 10 us | with tensors: grad mode and dispatch modes are switched; or in a portion |
 | 3 | 40 to 75 us | nodes in the autograd graph |
 """
