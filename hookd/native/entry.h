@@ -118,7 +118,7 @@ typedef struct { /* who listens to the calls of a shape: lists, NULL where nobod
     int wants;
 } Listening;
 
-typedef struct { /* of one call: who is told, and of what (hookd/target/entry/values.py) */
+typedef struct { /* of one call: who is told, and of what (hookd/target/plugins/values.py) */
     PyObject *before, *after, *values;
     int wants;
 } Told;

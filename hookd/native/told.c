@@ -1,7 +1,7 @@
 /* Telling Python functions of the calls that are counted in C, where they change nothing. */
 #include "entry.h"
 
-enum { MODULE_AT, INPUTS_AT, KWARGS_AT, RECOMPUTE_AT, VERSIONS_AT, OUTPUT_AT, ELAPSED_AT, SELF_AT, IS_AGAIN_AT, VALUES }; /* hookd/target/entry/values.py */
+enum { MODULE_AT, INPUTS_AT, KWARGS_AT, RECOMPUTE_AT, VERSIONS_AT, OUTPUT_AT, ELAPSED_AT, SELF_AT, IS_AGAIN_AT, VALUES }; /* hookd/target/plugins/values.py */
 
 static void fill(PyObject *values, Py_ssize_t place, PyObject *value) {
     if (!value)

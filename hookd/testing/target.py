@@ -245,7 +245,7 @@ class FakeTarget:
         def observing() -> Iterator[None]:
             # What lay between is no step of the training: to the governor all that it spends would look half as dear.
             parts.governor.forget_time()
-            parts.models.meter(is_metered=False)
+            parts.models.counting.meter(is_metered=False)
             parts.arming.arm()
             parts.models.replan()
             try:

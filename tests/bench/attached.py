@@ -56,7 +56,7 @@ class Attached:
         """Put back everything that it has replaced."""
         governor = self.parts.governor
         self._calm_windows = governor._calm_windows
-        if self.parts.dispatch.is_metered:  # the step that was to be metered does not come
+        if self.parts.dispatch.accounts.is_metered:  # the step that was to be metered does not come
             governor._metered.pop(governor._kind, None)
         assert self.parts.arming.disarm() == "identity"
 
@@ -66,7 +66,7 @@ class Attached:
         # What lay between is no step of the training: to the governor all that it spends would look half as dear.
         governor = self.parts.governor
         governor._boundary_ns = 0
-        self.parts.models.meter(is_metered=False)
+        self.parts.models.counting.meter(is_metered=False)
         self.parts.arming.arm()
         self.parts.models.replan()
         governor._calm_windows = self._calm_windows  # to come back is no change

@@ -27,7 +27,7 @@ def metered(agent, steps: int, clock: Clock) -> float:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     taken = 0
     for _ in range(steps):
-        taken += agent.parts.dispatch.is_metered
+        taken += agent.parts.dispatch.accounts.is_metered
         net(torch.ones(3, 4)).pow(2).sum().backward()
         optimizer.step()
         clock.advance(STEP_S)

@@ -233,7 +233,7 @@ def switch_off(agent, hook: str) -> None:
     for entry in agent.parts.registry:
         for one in entry.listeners:
             one.is_on = one.is_on and one.hook != hook
-    agent.parts.models.act_on_switches()
+    agent.parts.models.counting.act_on_switches()
 
 
 @pytest.mark.usefixtures("either_way")
@@ -312,7 +312,7 @@ class TestKept:
                 agent.parts.host.resample()
                 switch_off(agent, "forwards")  # as in the steps between the sampled ones
             assert agent.plugin("looking").inside == [(str(at), True) for at in range(40)]
-            is_entered = agent.parts.models.hidden is not None
+            is_entered = agent.parts.models.counting.hidden is not None
             assert len(in_python) == (1 if is_entered else 41), "the root, which the plugin listens to, has a plan"
             last = agent.parts.portions.returned(agent.parts.local.thread)
             assert last[-1].tensor() is y
@@ -352,7 +352,7 @@ class TestFinite:
     @pytest.fixture
     def agent(self):
         with running(self.Looking) as agent:
-            if agent.parts.models.hidden is None or not agent.parts.numeric.looks_in_c():
+            if agent.parts.models.counting.hidden is None or not agent.parts.numeric.looks_in_c():
                 pytest.skip("calls are not entered in C")
             agent.parts.governor.stretch_to(agent.parts.registry.named("looking"), 1 << 12)
             yield agent

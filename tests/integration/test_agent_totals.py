@@ -76,11 +76,11 @@ def counted_in_c(agent, act) -> bool:
     """Whether the entry counts calls of what `act` does."""
     models = agent.parts.models
     agent.parts.steps._by_hand = None  # or the call would be a turn of its own, which is metered or not
-    models.meter(is_metered=True)
-    models.metered_ns()
+    models.counting.meter(is_metered=True)
+    models.counting.metered_ns()
     act()
-    models.meter(is_metered=False)
-    return models.metered_ns()[0] > 0
+    models.counting.meter(is_metered=False)
+    return models.counting.metered_ns()[0] > 0
 
 
 def learn(agent, model) -> None:

@@ -15,7 +15,6 @@ from hookd.target.boot.ticks import Ticks
 from hookd.target.entry import dynamo
 from hookd.target.entry.calls import Calls
 from hookd.target.entry.hidden import Entrances
-from hookd.target.entry.telling import Telling
 from hookd.target.entry.threads import Heartbeats, Threads
 from hookd.target.events.batching import Portions
 from hookd.target.events.boundaries import Boundaries
@@ -28,6 +27,7 @@ from hookd.target.events.step_count import StepCount
 from hookd.target.events.steps import Steps
 from hookd.target.modeltree.models import Models
 from hookd.target.modeltree.snapshot import Trees
+from hookd.target.plugins.accounts import Accounts
 from hookd.target.plugins.background import Aside
 from hookd.target.plugins.core_metrics import CoreMetrics
 from hookd.target.plugins.governor import Governor
@@ -42,6 +42,7 @@ from hookd.target.plugins.plugin_memory import Watch
 from hookd.target.plugins.routing import Audience
 from hookd.target.plugins.slow_hooks import Overdue
 from hookd.target.plugins.stopping import Stopping
+from hookd.target.plugins.telling import Telling
 from hookd.target.remote.changes import Changes
 from hookd.target.remote.evaluate import Evaluations
 from hookd.target.remote.marks import Marks
@@ -138,11 +139,13 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     entrances = Entrances(life)
     phases = Phases(registry)
     audience = Audience(registry, cold.select, errors.fault)
+    accounts = Accounts(clock)
+    telling = Telling(no_frame=no_frame, accounts=accounts, errors=errors)
     dispatch = Dispatch(
-        clock=clock, no_frame=no_frame, life=life, local=local, registry=registry,
+        accounts=accounts, telling=telling, life=life, local=local, registry=registry,
         audience=audience, phases=phases, errors=errors, entrance=entrances.entrance,
     )  # fmt: skip
-    phase_switch = PhaseSwitch(no_frame=no_frame, page=page, phases=phases, dispatch=dispatch, count=count, clock=clock)
+    phase_switch = PhaseSwitch(page=page, phases=phases, dispatch=dispatch, count=count, telling=telling)
     numeric = Numeric(dispatch.deliver)
     rest()
     models = Models(
@@ -150,17 +153,18 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
         registry=registry, audience=audience, dispatch=dispatch, numeric=numeric, gauge=core.modules, host=host_calls,
         forget=forget_outputs, rest=rest, gentle=process.method == "attach",
     )  # fmt: skip
-    entrances.hidden = models.hidden
-    portions = Portions(life=life, numeric=numeric, models=models, dispatch=dispatch, listeners=audience.listeners)
+    counting = models.counting
+    entrances.hidden = counting.hidden
+    portions = Portions(life=life, numeric=numeric, counting=counting, dispatch=dispatch, listeners=audience.listeners)
     # How plugins come and go.
-    stopping = Stopping(models=models, core=core, incidents=incidents, marks=marks)
+    stopping = Stopping(counting=counting, core=core, incidents=incidents, marks=marks)
     errors.stop_with(stopping.quarantine)
     governor = Governor(
-        budget=budget, clock=clock, registry=registry, dispatch=dispatch, models=models,
+        budget=budget, clock=clock, registry=registry, dispatch=dispatch, models=models, counting=counting,
         core=core, quarantine=stopping.quarantine,
     )  # fmt: skip
     host = PluginHost(
-        page=page, process=process, life=life, local=local, count=count, marks=marks, models=models, portions=portions,
+        page=page, process=process, life=life, local=local, count=count, marks=marks, models=models, counting=counting, portions=portions,
         numeric=numeric, registry=registry, governor=governor, core=core, incidents=incidents, aside=aside,
     )  # fmt: skip
     loading = Loading(
@@ -176,16 +180,15 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     # Where events come from.
     steps = Steps(
         page=page, clock=clock, life=life, local=local, count=count, dispatch=dispatch, names=models.names,
-        listeners=audience.listeners, aloud=models.aloud, turn=phase_switch.turn, change=changes.boundary,
+        listeners=audience.listeners, aloud=counting.aloud, turn=phase_switch.turn, change=changes.boundary,
         end_passing=portions.end_passing,
     )  # fmt: skip
     data = Data(
-        page=page, life=life, local=local, aloud=models.aloud, begins=steps.begins, turn=phase_switch.turn,
+        page=page, life=life, local=local, aloud=counting.aloud, begins=steps.begins, turn=phase_switch.turn,
         entrance=entrances.entrance,
     )  # fmt: skip
-    telling = Telling(no_frame=no_frame, dispatch=dispatch, errors=errors)
     calls = Calls(
-        page=page, life=life, local=local, dispatch=dispatch, portions=portions, telling=telling, models=models,
+        page=page, life=life, local=local, dispatch=dispatch, portions=portions, telling=telling, models=models, counting=counting,
         registry=registry, turn=phase_switch.turn, begins=steps.forward_begins,
         require_alone=changes.require_alone,
     )  # fmt: skip
@@ -198,13 +201,13 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     models.plan_with(calls)
     # Beside the training.
     overdue = Overdue(
-        states=states, page=page, registry=registry, governor=governor, turned=models.act_on_switches,
+        states=states, page=page, registry=registry, governor=governor, turned=counting.act_on_switches,
         errors=errors, count=count,
     )  # fmt: skip
     watch = Watch(registry=registry, gauge=core.plugin_held, incidents=incidents, quarantine=stopping.quarantine)
     readmission = Readmission(registry=registry, cold=cold, page=page, switch=loading.switch)
     refusals = Refusals(registry=registry, page=page, core=core)
-    plugin_ticks = PluginTicks(registry=registry, dispatch=dispatch, cold=cold)
+    plugin_ticks = PluginTicks(registry=registry, telling=telling, accounts=accounts, cold=cold)
     evaluations = Evaluations(
         page=page, life=life, local=local, names=models.names, steps=steps, count=count, incidents=incidents
     )

@@ -74,7 +74,7 @@ _OF_THREAD = (
 
 
 _OF_TELLING = ("tell", "tell_plainly", "no_frame", "versions")
-"""What told.c calls (`hookd.target.entry.telling`)."""
+"""What told.c calls (`hookd.target.plugins.telling`)."""
 _OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_adds", "graph_told", "graph_failed")
 """What graph.c calls (`hookd.target.entry.calls`)."""
 
@@ -442,7 +442,7 @@ class Entry:
         self._arm(shape, is_armed)
 
     def tell(self, shape: int, heard: list[Listener]) -> None:
-        """Tell these listeners of the calls of a shape that are counted (`hookd.target.entry.telling`).
+        """Tell these listeners of the calls of a shape that are counted (`hookd.target.plugins.telling`).
 
         Args:
             shape: of the modules.

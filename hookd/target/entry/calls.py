@@ -13,7 +13,7 @@ from hookd.target.entry.dynamo import is_autograd_compiled
 from hookd.target.entry.patch import bare_of
 from hookd.target.entry.plan import was_stopped
 from hookd.target.entry.threads import is_inside
-from hookd.target.entry.values import values_of
+from hookd.target.plugins.values import values_of
 from hookd.target.events import backward
 from hookd.target.plugins.faults import Failure, is_from_signal_handler
 from hookd.target.tensors.torch_state import is_unreal, versions_of
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from hookd.api.events import Module
     from hookd.target.boot.arming import Life
-    from hookd.target.entry.telling import Telling
+    from hookd.target.entry.counting import Counting
+    from hookd.target.plugins.telling import Telling
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.target.events.batching import Portions
     from hookd.target.events.dispatch import Dispatch
@@ -48,7 +49,7 @@ class Calls:
 
     Attributes:
         cells: of the page, and `record`: puts a record into its recorder.
-        local: has the state of the calling thread.
+        local: has the state of the calling thread, and `accounts` what is spent in metered steps.
         bare: returns what runs a module as if hookd were not there, and `aloud_of`: what does so hidden from nobody, where the plan itself is
             hidden from a profiler.
     """
@@ -63,6 +64,7 @@ class Calls:
         portions: Portions,
         telling: Telling,
         models: Models,
+        counting: Counting,
         registry: Registry,
         turn: Callable[[ThreadState, int], None],
         begins: Callable[[ThreadState], None],
@@ -71,10 +73,11 @@ class Calls:
         self.cells: Any = page.cells
         self.record: Callable[..., None] = page.record
         self.local, self.dispatch, self.portions, self.tell = local, dispatch, portions, telling.tell
+        self.accounts = dispatch.accounts
         self._telling = telling
-        self._page, self._life, self._clock = page, life, dispatch.clock
-        self.bare, self.aloud_of = bare_of(models.patch.original), models.aloud_of
-        self._models, self._registry = models, registry
+        self._page, self._life, self._clock = page, life, dispatch.accounts.clock
+        self.bare, self.aloud_of = bare_of(models.patch.original), counting.aloud_of
+        self._models, self._counting, self._registry = models, counting, registry
         self._turn, self._call_begins, self._require_alone = turn, begins, require_alone
         self._is_unobserved_told = False
 
@@ -120,8 +123,8 @@ class Calls:
             return output
         finally:
             entered.thread.lost += self._clock() - mark
-            if self.dispatch.is_metered:  # who listens pays for the hooks on the graph as well
-                self.dispatch.charge((after or before)[0].plugin, mark)
+            if self.accounts.is_metered:  # who listens pays for the hooks on the graph as well
+                self.accounts.charge((after or before)[0].plugin, mark)
 
     def begins(self, thread: ThreadState) -> None:
         """A call begins inside of no other."""
@@ -129,10 +132,10 @@ class Calls:
         self.cells[thread.beat + EVENTS] += 1.0
         self._call_begins(thread)
         thread.returned, thread.passing, thread.kept, thread.held, thread.held_size = [], [], 0, [], 0
-        models = self._models
-        if models.is_alert:
-            models.calm()
-        thread.passed = models.passed() if models.looks else -1
+        models, counting = self._models, self._counting
+        if counting.is_alert:
+            counting.calm()
+        thread.passed = counting.passed() if counting.looks else -1
         if self._registry.alone:
             self._require_alone()
         if models.learning:
@@ -150,8 +153,8 @@ class Calls:
             self.portions.hand_over(thread)
         if thread.kept:
             self.portions.let_go(thread)
-        if self._models.is_alert:
-            self._models.calm()
+        if self._counting.is_alert:
+            self._counting.calm()
         if thread.passing and not torch.is_grad_enabled():  # no backward will ask what has returned
             self.portions.end_passing(thread)
         if thread.outside != DATA:

@@ -11,7 +11,7 @@ import torch
 
 from hookd.target.entry.shape import without_output
 from hookd.target.entry.threads import is_inside
-from hookd.target.entry.values import ELAPSED, INPUTS, IS_AGAIN, KWARGS, OUTPUT, RECOMPUTE, SELF, VERSIONS, values_of
+from hookd.target.plugins.values import ELAPSED, INPUTS, IS_AGAIN, KWARGS, OUTPUT, RECOMPUTE, SELF, VERSIONS, values_of
 from hookd.target.tensors.torch_state import is_unreal, versions_of
 from hookd.wire.page import CALL_RECORD, MODULE, STEP
 
@@ -63,9 +63,9 @@ class Plan:
         This frame is all that hookd puts between the caller and the module: in a traceback, and before Python's recursion limit.
         """
         calls, module, shape = self._calls, self._module, self._shape
-        dispatch = calls.dispatch
-        is_metered = dispatch.is_metered  # asked once: where the outermost call begins a new step may begin
-        away = (dispatch.clock(), dispatch.charged) if is_metered else (0, 0)
+        accounts = calls.accounts
+        is_metered = accounts.is_metered  # asked once: where the outermost call begins a new step may begin
+        away = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
         thread = calls.local.thread
         bare = calls.aloud_of(called) if thread.hidden else calls.bare(called)
         # What a mutator does must not be baked into a trace; observers of tensors are not called in one.
@@ -95,14 +95,14 @@ class Plan:
             if heard.is_told_before:
                 args, kwargs, flow = self._tell_before(thread, top, heard, values, is_metered)
             if heard.is_timed:
-                stood = thread.inner, thread.again, dispatch.clock()
+                stood = thread.inner, thread.again, accounts.clock()
             if is_metered:
-                dispatch.settle(*away)
+                accounts.settle(*away)
             output = bare(*args, **kwargs)
             if is_metered:
-                away = dispatch.clock(), dispatch.charged
+                away = accounts.clock(), accounts.charged
             if stood is not None:
-                _take_time(thread, dispatch.clock(), stood, flow, values)
+                _take_time(thread, accounts.clock(), stood, flow, values)
             heard = shape.heard[recompute] or shape.find(recompute)
             if heard.is_told_after:
                 values[OUTPUT] = output
@@ -110,7 +110,7 @@ class Plan:
         except BaseException as error:
             calls.unwind(thread, top, module, error)
             if recompute and stood is not None and was_stopped(error):
-                _take_time(thread, dispatch.clock(), stood, flow, values)
+                _take_time(thread, accounts.clock(), stood, flow, values)
                 self._tell_stopped(thread, top, values, is_metered)
             raise
         thread.top = top
@@ -120,7 +120,7 @@ class Plan:
         if top is None and not recompute:
             calls.ends(thread)
         if is_metered:
-            dispatch.settle(*away)
+            accounts.settle(*away)
         return output
 
     run.__code__ = run.__code__.replace(co_filename=FILE)

@@ -161,7 +161,7 @@ class Flow:
         self.is_open = self.was_used = True
         self.thread = thread = self.local.thread
         self.started, self.inner, self.lost, self.again = mark, thread.inner, thread.lost, thread.again
-        now = self.dispatch.clock()  # before it is asked: this is to begin no later
+        now = self.dispatch.accounts.clock()  # before it is asked: this is to begin no later
         before = marks.since(self.maker, self.low, self.turn)
         if before is not None:
             ago, self.inner, self.lost, self.again = before
@@ -361,7 +361,8 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
     """Make the pre-hook of one node that made outputs; `outputs` and `later` are the nodes that run after it."""
 
     def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        mark, before = flow.dispatch.clock(), flow.dispatch.charged
+        accounts = flow.dispatch.accounts
+        mark, before = accounts.clock(), accounts.charged
         if not flow.is_open:
             ends = own + [e for e in later if will_run(e.node)]
             flow.open(1 + sum(1 for n in outputs if will_run(n)), ends, mark)
@@ -419,7 +420,8 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
     def posthook(grads_in: tuple[Any, ...], _grads_out: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not flow.is_open:
             return None
-        mark, before = flow.dispatch.clock(), flow.dispatch.charged
+        accounts = flow.dispatch.accounts
+        mark, before = accounts.clock(), accounts.charged
         thread = flow.thread
         add = operator.add if flow.mutates else added  # what goes on into the training is the training's
         for at, i in places if flow.keeps_in else ():
@@ -438,10 +440,11 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
 
 def _lose(flow: Flow, thread: ThreadState | None, mark: int, before: int) -> None:
     """Note what a hook has taken, so that it is not taken for the module's."""
+    accounts = flow.dispatch.accounts
     if thread is not None:
-        thread.lost += flow.dispatch.clock() - mark
-    if flow.dispatch.mark():
-        flow.dispatch.settle(mark, before)
+        thread.lost += accounts.clock() - mark
+    if accounts.is_metered:
+        accounts.settle(mark, before)
 
 
 def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int]], inputs: list[int]) -> Any:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookd.target.boot.arming import Life
     from hookd.target.entry.threads import ThreadState
     from hookd.target.events.dispatch import Dispatch
-    from hookd.target.modeltree.models import Models
+    from hookd.target.entry.counting import Counting
     from hookd.target.plugins.listeners import Listener
     from hookd.target.tensors.statistics import Numeric
 
@@ -63,11 +63,11 @@ class Portions:
         *,
         life: Life,
         numeric: Numeric,
-        models: Models,
+        counting: Counting,
         dispatch: Dispatch,
         listeners: Callable[[str, Module | None], list[Listener]],
     ) -> None:
-        self._life, self._numeric, self._models, self._dispatch = life, numeric, models, dispatch
+        self._life, self._numeric, self._counting, self._dispatch = life, numeric, counting, dispatch
         self._listeners = listeners
         self.changed: set[int] = set()  # by Module.id: of those that do not wait, whose output was changed in place
         self._candidates: set[Module] = set()
@@ -205,12 +205,12 @@ class Portions:
         versions: tuple[int, ...],
     ) -> None:
         """Do for a call that has gone through its plan what the entry in C does for one that it counts."""
-        models = self._models
-        if not models.is_alert:
+        counting = self._counting
+        if not counting.is_alert:
             is_root = thread.top is None or thread.top[1] is None
-            is_good = is_root or (self._is_good(output) if models.looks else None)
+            is_good = is_root or (self._is_good(output) if counting.looks else None)
             if is_good is None:
-                models.note_passed()
+                counting.note_passed()
             if is_good is not False:
                 return
         self._suspect(thread, _new(Call, (module, inputs, kwargs, output, -1, versions, thread.top, False)))
@@ -236,7 +236,7 @@ class Portions:
         try:
             if not self._life.is_live or torch_state.is_unreal():
                 return
-            self._models.alert()
+            self._counting.alert()
             if thread.held:
                 self.hand_over(thread)
             with torch_state.unseen():
@@ -252,7 +252,7 @@ class Portions:
         if not torch.is_grad_enabled():
             thread.returned.clear()
             thread.latest[:] = [None] * len(thread.latest)
-        elif self._models.let_go(thread, LAST):
+        elif self._counting.let_go(thread, LAST):
             last: list[Any] = _unrolled(thread)[-LAST:]
             thread.latest[:] = [None] * len(thread.latest)
             with torch_state.unseen():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -10,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hookd.api.hookspecs import FLOWS, MODULE
-from hookd.api.shown import Shown
-from hookd.api.totals import BackwardTotals, Totals
-from hookd.target.entry.c_entry import ROOM, SHAPES, CannotEnterError, Counted, Entry
+from hookd.api.hookspecs import MODULE
+from hookd.target.entry.c_entry import ROOM, CannotEnterError, Entry
+from hookd.target.entry.counting import Counting
 from hookd.target.entry.patch import SKIP, ClassPatch, bare_of, is_in_flight
 from hookd.target.entry.plan import Plan
-from hookd.target.entry.shape import Shape, is_timed, remembers
 from hookd.target.modeltree.mode import Mode
 from hookd.target.modeltree.module_coverage import Seen
 from hookd.target.modeltree.names import Model, Names, Ref, has_more
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.events.step_count import StepCount
     from hookd.target.plugins.listeners import Entry as PluginEntry
-    from hookd.target.plugins.listeners import Listener, Registry
+    from hookd.target.plugins.listeners import Registry
     from hookd.target.plugins.routing import Audience
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
@@ -56,8 +53,6 @@ _PORTION_NS = 2_000_000
 """nor any more once they have taken so long."""
 _LEFT_AT_ONCE = 1024
 """So many modules that are not to be observed are noted in one outermost call, at 5 to 25 us each (cold)."""
-TOLD = ("forward_pre", "forward")
-"""Hooks of which C has listeners told that change nothing."""
 _FORGET_AFTER_S = 60.0
 """How long the series of a model that is gone wait for a model of the same shape."""
 
@@ -80,7 +75,7 @@ class Models:
     Attributes:
         learning: the models of which a portion is still to be learnt, or left out.
         closed: their ordinals.
-        hidden: calls a function of hookd's hidden from a profiler; None where calls are not entered in C.
+        counting: says to the entry in C what to do.
         lock: held while plans are made or taken away.
         seen: what is seen of each module.
     """
@@ -115,15 +110,8 @@ class Models:
         self.names = Names(page.module, self._forget)
         self.patch = call_patch(self._make_missing())
         self.plans = self.patch.plans
-        self._counting = self.patch if isinstance(self.patch, Entry) else None
-        self.hidden = None if self._counting is None else self._counting.hidden
-        self._shapes: dict[tuple[Listener, ...], Shape] = {}
-        # Also of calls under way whose modules have other plans by now. No WeakSet: threads that call modules add to it while others go through it.
-        self._in_use: list[weakref.ref[Shape]] = []
-        self._numbers = itertools.cycle(range(SHAPES))
+        self.counting = Counting(self.patch, registry=registry, dispatch=dispatch, numeric=numeric)
         self._is_deep_told = False
-        self._is_alert = self._looks = False
-        self._passed = 0  # calls whose outputs nobody could look at
         self.audience = audience
         self._ignored: dict[int, Ref] = {}
         self._died_at: dict[int, float] = {}
@@ -140,17 +128,13 @@ class Models:
 
     def prepare(self) -> None:
         """Do before `install` what takes longest in it."""
-        if self._counting is not None:
-            self._counting.find_layout()
-            self._rest()
+        self.counting.prepare()
+        self._rest()
 
     def install(self) -> None:
         """Watch calls of `nn.Module.__call__`, and patch `nn.Module.train`."""
         self._mode.install()
-        if self._counting is not None:
-            self._host(self._counting)
-            self._counting.leave_room()
-            self._check()
+        self.counting.begin(self._host)
         self.patch.install()
 
     def register(self) -> None:
@@ -197,7 +181,7 @@ class Models:
             if plan is not None and plan is not SKIP:
                 return plan(module, args, kwargs)
             if thread.hidden:
-                return models.aloud_of(module)(*args, **kwargs)
+                return models.counting.aloud_of(module)(*args, **kwargs)
             return bare(module)(*args, **kwargs)
 
         return missing
@@ -370,7 +354,7 @@ class Models:
         with self.lock:
             self.audience.changed()
             self._dispatch.turned()
-            old = self._forget_shapes()
+            old = self.counting.begin_anew()
             if not self._may_wait():
                 for model in list(self.learning):
                     self.names.proceed(model)
@@ -379,9 +363,7 @@ class Models:
                 self._take_in()
             for model in list(self.names.models):
                 self._plan_model(model)
-            if self._counting is not None:
-                for shape in old:  # until here the training has called modules that had their plans of before
-                    self._counting.tell(shape.number, [])
+            self.counting.end(old)
 
     def _take_in(self) -> None:
         """Name what was left out: what changes the training does so everywhere."""
@@ -415,156 +397,12 @@ class Models:
     def _made(self, key: int, model: Model, module: Module) -> Plan:
         assert self._calls is not None, "plan_with"
         is_wrapped = key in model.wrapped or not module.depth
-        heard = self._of_plan(module)
-        shape = self._shape(heard)
+        counting = self.counting
+        shape = counting.shape(counting.heard(self.audience.of_calls(module)))
         plan = Plan(self._calls, module, shape, is_wrapped=is_wrapped)
-        if self._counting is not None and not is_wrapped:
-            totals = [one.totals for one in heard if isinstance(one.totals, Totals)]
-            back = [one.totals for one in heard if isinstance(one.totals, BackwardTotals)]
-            checks = any(one.hook == "suspect" for one in heard)
-            shown = [one.totals for one in heard if isinstance(one.totals, Shown)]
-            plan.counted = Counted(module, shape.number, remembers(heard), checks, is_timed(heard), totals, back, shown)
+        if not is_wrapped:
+            plan.counted = counting.counted(module, shape)
         return plan
-
-    def _of_plan(self, module: Module) -> tuple[Listener, ...]:
-        """Return whom a module's plan tells; without the entry nobody is told of a suspect: to look would be dear in every step."""
-        heard = self.audience.of_calls(module)
-        return heard if self._counting is not None else tuple(one for one in heard if one.hook != "suspect")
-
-    # -- what the entry counts without a plan
-
-    def _shape(self, heard: tuple[Listener, ...]) -> Shape:
-        """Return the shape of the modules of which the same is heard; its number is SHAPES where the entry cannot tell so many apart."""
-        shape = self._shapes.get(heard)
-        if shape is None:
-            # Not a number of those before the last change, whose modules may still be called.
-            is_one_more = len(self._shapes) < SHAPES // 2
-            shape = self._shapes[heard] = Shape(heard, next(self._numbers) if is_one_more else SHAPES)
-            self._in_use.append(weakref.ref(shape))
-            self._arm(shape)
-        return shape
-
-    def _arm(self, shape: Shape) -> None:
-        """Have calls go through their plans where C can neither count them nor tell who listens: as long as totals are switched off, say."""
-        if self._counting is None:
-            return
-        heard, number = shape.listeners, shape.number
-        flowing = [one for one in heard if one.hook in FLOWS and one.is_on]
-        is_plain = not any(one.mutates for one in flowing)  # what changes gradients is called by Python's own hooks
-        self._counting.hear(number, flowing if flowing and is_plain else None)
-        called = [one for one in heard if one.is_on and not isinstance(one.totals, Totals)]
-        called = self._without_counted(shape, called, hears_in_c=is_plain)
-        is_told = all(one.hook in TOLD and not one.mutates for one in called)
-        is_stopped = any(isinstance(one.totals, Totals) and not one.is_on for one in heard)
-        self._counting.arm(number, is_armed=is_stopped or not is_told)
-        self._counting.tell(number, called if is_told else [])
-
-    def _without_counted(self, shape: Shape, listeners: list[Listener], *, hears_in_c: bool) -> list[Listener]:
-        """Return those that Python has to tell of calls that are counted in C, of those that are switched on."""
-        looks = self._numeric.looks_in_c()
-        is_seen = looks and not self._counting.is_unseen(shape.number)  # type: ignore[union-attr]
-        suspecting = {one.plugin for one in listeners if one.hook == "suspect"} if is_seen else ()
-        return [
-            one
-            for one in listeners
-            if one.hook not in ("forward_error", "suspect")  # which no plan calls
-            and not (one.hook in FLOWS and hears_in_c)  # for which the entry hooks the graph
-            and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
-            and one.hook != "output_summary"  # likewise, or `Calls.output_shown` is asked
-        ]
-
-    def _forget_shapes(self) -> list[Shape]:
-        """Number all shapes anew; return those of before."""
-        self._in_use = [one for one in self._in_use if one() is not None]
-        old = list(self._shapes.values())
-        if self._counting is not None:
-            for shape in old:
-                self._counting.hear(shape.number, None)
-        self._shapes.clear()
-        return old
-
-    def act_on_switches(self) -> None:
-        """Act on switches that were turned."""
-        self._dispatch.turned()
-        for one in list(self._in_use):
-            shape = one()
-            if shape is not None:
-                shape.turned()
-        self.arm()
-
-    def arm(self) -> None:
-        """Have each call go through its module's plan while a Python function listens to it; after any switch was turned."""
-        for shape in list(self._shapes.values()):
-            self._arm(shape)
-        self._check()
-
-    # -- what calls return
-
-    def _check(self) -> None:
-        """Have the entry look at what calls return while anybody listens to `suspect`."""
-        if self._counting is not None:
-            heard = self._registry.ordered("suspect")
-            self._looks = self._numeric.looks_in_c() and any(one.is_on for one in heard)
-            self.passed()
-
-    def alert(self) -> None:
-        """Have every call that returns told of, and every plan hold its call, until `calm`: something was not finite."""
-        if not self._is_alert:
-            self._is_alert = True
-            self._check()
-
-    def calm(self) -> None:
-        """Be told of what is not finite alone again: the outermost call is over."""
-        self._is_alert = False
-        self._check()
-
-    @property
-    def is_alert(self) -> bool:
-        """Whether every call that returns is told of, because one has returned what is not finite."""
-        return self._is_alert
-
-    @property
-    def looks(self) -> bool:
-        """Whether what calls return is looked at, for who listens to `suspect`."""
-        return self._looks
-
-    def note_passed(self) -> None:
-        """Note that nobody could look at what a call has returned."""
-        self._passed += 1
-
-    def passed(self) -> int:
-        """Return how many calls have returned what nobody could look at, in all threads up to now."""
-        if self._counting is not None:
-            self._passed += self._counting.check(checks=self._looks, alert=self._is_alert)
-        return self._passed
-
-    def has_seen_all(self, thread: ThreadState) -> bool:
-        """Do what `Context.has_seen_all` says."""
-        return self._looks and thread.passed == self.passed()
-
-    def meter(self, *, is_metered: bool) -> None:
-        """Meter the calls of the step that begins, or do not."""
-        self._dispatch.is_metered = is_metered
-        if self._counting is not None and self._counting.meter(is_metered=is_metered):
-            self.arm()
-
-    def aloud_of(self, module: nn.Module) -> Callable[..., Any]:
-        """Return what runs a module as if hookd were not there, hidden from nobody; for plans that are called from C."""
-        return self._counting.aloud_of(module)  # type: ignore[union-attr]
-
-    def aloud(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function of the training's inside of that, which is hidden from nobody."""
-        if thread.hidden and self._counting is not None:
-            return self._counting.aloud(function, *args, **kwargs)
-        return function(*args, **kwargs)
-
-    def let_go(self, thread: ThreadState, last: int) -> int:
-        """Have the entry keep alive no more what calls have returned; return how many it has left as they are."""
-        return len(thread.returned) if self._counting is None else self._counting.let_go(thread, last)
-
-    def metered_ns(self) -> tuple[int, int, int]:
-        """Return what has taken how long in the metered step that is over, ns: calls without a plan, hooks on graphs, showing outputs."""
-        return (0, 0, 0) if self._counting is None else self._counting.metered_ns()
 
     # -- from time to time
 
@@ -586,7 +424,7 @@ class Models:
 
     def _tell_if_deep(self) -> None:
         """Log once that calls were not observed for want of room."""
-        if self._counting is not None and self._counting.too_deep() and not self._is_deep_told:
+        if self.counting.too_deep() and not self._is_deep_told:
             self._is_deep_told = True
             self._page.log(
                 "warning",

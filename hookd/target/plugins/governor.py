@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.api.hookspecs import FLOWS
 from hookd.api.totals import Switched
-from hookd.target.events.dispatch import OWN
+from hookd.target.plugins.accounts import OWN
 from hookd.target.plugins.listeners import ALL, FIXED, LAST, NONE, USUAL, wanted_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hookd.target.events.dispatch import Dispatch
+    from hookd.target.entry.counting import Counting
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.core_metrics import CoreMetrics
     from hookd.target.plugins.listeners import Entry, Listener, Registry
@@ -109,13 +110,14 @@ class Governor:
         registry: Registry,
         dispatch: Dispatch,
         models: Models,
+        counting: Counting,
         core: CoreMetrics,
         quarantine: Callable[[Entry, str], None],
     ) -> None:
         self.budget = budget
         self.ratio = 0.0
         self._clock, self._registry, self._dispatch = clock, registry, dispatch
-        self._models, self._core, self._quarantine = models, core, quarantine
+        self._models, self._counting, self._core, self._quarantine = models, counting, core, quarantine
         self._overhead, self._overhead_ratio = core.overhead, core.overhead_ratio
         self._ended_ns = self._elapsed_ns = 0  # when the last step ended, and what it took
         self._runaway: dict[int, int] = {}
@@ -124,6 +126,7 @@ class Governor:
         self._last: dict[tuple[int, int | _Kind], list[int]] = {}  # metered costs, see `_typical`
         self._window_ns = self._window_steps = self._calm_windows = 0
         self._step_ns = 0.0
+        self._with_own = 1.0  # by what a plugin's own time is multiplied in a decision
         self._is_alarmed = self._is_changed = self.is_to_listen = False
         self._allowance = 0.0  # of steps to be metered
         self._window_spent: dict[int, int] = {}
@@ -156,15 +159,15 @@ class Governor:
             self._is_changed = False
             self._renew()
         if elapsed:
-            self._account(elapsed, was_metered=self._dispatch.is_metered)
+            self._account(elapsed, was_metered=self._dispatch.accounts.is_metered)
             if self.budget > 0 and self._models.is_learning:
                 self._hold_back(elapsed)
         if self.is_to_listen:
             self.is_to_listen = False
             self.listen(turn)
         elif self._draw(turn):
-            self._models.act_on_switches()
-        self._models.meter(is_metered=self._is_to_be_metered(turn))
+            self._counting.act_on_switches()
+        self._counting.meter(is_metered=self._is_to_be_metered(turn))
 
     def forget_time(self) -> None:
         """Take the next step for the first: what lies before it is no part of it."""
@@ -220,7 +223,7 @@ class Governor:
         self._runaway = {number: self._runaway.get(number, 0) for number in active}
         self._drawn, self._numbers, self._always_flows, self._next_draw = drawn, numbers, flows, 0
         self._draw(step)
-        self._models.act_on_switches()
+        self._counting.act_on_switches()
 
     def _draw(self, step: int) -> bool:
         """Set which of the sampled hooks are called during the step after `step` done ones; return whether any switch was turned."""
@@ -285,9 +288,9 @@ class Governor:
 
     def _learn(self, elapsed: int) -> None:
         """Note what a metered step has cost."""
-        ledger, kinds = self._dispatch, self._kind[1]
+        ledger, kinds = self._dispatch.accounts, self._kind[1]
         payers = OWN, self._listening(FLOWS), self._listening(("output_summary",))
-        for number, ns in zip(payers, self._models.metered_ns()):
+        for number, ns in zip(payers, self._counting.metered_ns()):
             ledger.spent[number] = ledger.spent.get(number, 0) + ns
         known = self._costs.pop(self._kind, {})  # it becomes the last of them
         if len(self._costs) >= KINDS:
@@ -390,6 +393,7 @@ class Governor:
         self._window_spent.clear()
 
     def _adapt(self) -> None:
+        self._with_own = self._find_own()
         governed = [entry for entry in self._entries() if self._can_stretch(entry)]
         taken, allowed = self._taken(governed), self._allowed(governed)
         if taken <= allowed:
@@ -405,7 +409,7 @@ class Governor:
         What somebody has fixed is that person's own affair.
         """
         ns = min(self._own.values(), default=0) + sum(entry.cost_ns.get(NONE, 0) for entry in self._entries())
-        longest = sum(entry.share_ns(at_longest=True) for entry in governed) * self._with_own()
+        longest = sum(entry.share_ns(at_longest=True) for entry in governed) * self._with_own
         return max(self.budget - (ns + longest) / self._step_ns, self.budget * LEFT_RATIO)
 
     def _taken(self, governed: list[Entry]) -> float:
@@ -414,10 +418,10 @@ class Governor:
 
     def _share(self, entry: Entry) -> float:
         """Return what the hooks of a plugin that can still be stretched take of the training's time."""
-        return entry.share_ns(at_longest=False) * self._with_own() / self._step_ns
+        return entry.share_ns(at_longest=False) * self._with_own / self._step_ns
 
-    def _with_own(self) -> float:
-        """Give by what a plugin's own time is to be multiplied, so that what hookd needs for calling it is in it."""
+    def _find_own(self) -> float:
+        """Return by what a plugin's own time is to be multiplied, so that what hookd needs for calling it is in it."""
         dearest = max(self._own, key=sum, default=())
         extra = sum(max(0, entry.cost(ALL) - entry.cost(NONE)) for entry in self._entries())
         own = self._own.get(dearest, 0) - min(self._own.values(), default=0)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hookd.target.entry.threads import Threads
     from hookd.target.events.batching import Portions
     from hookd.target.events.step_count import StepCount
+    from hookd.target.entry.counting import Counting
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.background import Aside
     from hookd.target.plugins.core_metrics import CoreMetrics
@@ -55,6 +56,7 @@ class PluginHost:
         count: StepCount,
         marks: Marks,
         models: Models,
+        counting: Counting,
         portions: Portions,
         numeric: Numeric,
         registry: Registry,
@@ -67,7 +69,7 @@ class PluginHost:
         self.report_incident, self.write_log, self.work_aside = incidents.report, page.log, aside.add
         self.step_now, self.mark_now = count.number, marks.last
         self._cells, self._process, self._life, self._local, self._count = page.cells, process, life, local, count
-        self._models, self._names, self._portions = models, models.names, portions
+        self._models, self._names, self._counting, self._portions = models, models.names, counting, portions
         self._registry, self._governor, self._core = registry, governor, core
         self._is_due: Callable[[str], bool] = lambda _: False
 
@@ -138,11 +140,11 @@ class PluginHost:
 
     def shows_in_c(self) -> bool:
         """Whether statistics of outputs are made in C."""
-        return self._models.hidden is not None and self.numeric.looks_in_c()
+        return self._counting.hidden is not None and self.numeric.looks_in_c()
 
     def has_seen_all(self) -> bool:
         """Whether hookd has looked at all outputs of observed modules in the calling thread's outermost call."""
-        return self._models.has_seen_all(self._local.thread)
+        return self._counting.has_seen_all(self._local.thread)
 
     def pause(self, plugin: str) -> None:
         """Keep the calling thread until the plugin is changed or unloaded, or the agent leaves."""

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from hookd.api.events import Module
     from hookd.api.plugin import Plugin
     from hookd.target.boot.work import Work
-    from hookd.target.events.dispatch import Dispatch
+    from hookd.target.plugins.accounts import Accounts
     from hookd.target.plugins.listeners import Entry, Registry
     from hookd.target.plugins.plugin_errors import Errors
+    from hookd.target.plugins.telling import Telling
     from hookd.wire.page import PageWriter
 
 TIME_S = 5.0
@@ -229,15 +230,21 @@ class Cold:
             thread.thread.join(TIME_S)
 
 
+class _Outside:
+    """Stands for the state of a thread that calls no modules."""
+
+    busy = False
+
+
 class PluginTicks:
     """Calls the hook `tick`."""
 
-    def __init__(self, *, registry: Registry, dispatch: Dispatch, cold: Cold) -> None:
-        self._registry, self._dispatch, self._cold = registry, dispatch, cold
+    def __init__(self, *, registry: Registry, telling: Telling, accounts: Accounts, cold: Cold) -> None:
+        self._registry, self._tell, self._accounts, self._cold = registry, telling.tell, accounts, cold
 
     def tick(self, now_s: float) -> None:
         """Call all that are switched on, as pluggy would order them."""
         for one in self._registry.ordered("tick"):
             entry = self._registry.get(one.plugin)
             if entry is not None and one.is_on:
-                self._cold.run(entry, "tick", self._dispatch.call, one, {"now_s": now_s})
+                self._cold.run(entry, "tick", self._tell, _Outside(), [one], {"now_s": now_s}, self._accounts.is_metered)

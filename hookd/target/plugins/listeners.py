@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookd._pluggy import PluginManager, PluginValidationError
 from hookd.api import hookspecs
 from hookd.errors import PluginError
-from hookd.target.entry import values
-from hookd.target.plugins import rules
+from hookd.target.plugins import rules, values
 from hookd.wire.originals import clock
 from hookd.wire.probation import Probation
 
@@ -44,10 +43,11 @@ class Listener:
             the plugin's.
         unless_finite: it need not be called where all gradients are known to be finite.
         is_on: whether it is called; after it was turned, `Models.act_on_switches` is to be called.
-        needs_quiet: whether it is to be called with gradients switched off and torch's modes taken away: an observer that looks at tensors.
+        is_active: whether its plugin is; what has begun is told of to its end, also where it is not switched on any more.
+        needs_quiet: whether it is to be called with gradients switched off and torch's modes taken away: an observer that may look at tensors.
         run: is called instead of `call`: the same, once the first calls have been watched (`hookd.target.plugins.global_state`).
         pick: returns the arguments, in their order, from all that a hook could be told: a dict, or for a module's call a list
-            (`hookd.target.entry.values`).
+            (`hookd.target.plugins.values`).
         only: where that has its only argument; None if it has none or several: what has one is called without `pick`, which is dear.
     """
 
@@ -60,6 +60,7 @@ class Listener:
     totals: Totals | Switched | None = None
     unless_finite: bool = False
     is_on: bool = field(default=False, init=False, compare=False)
+    is_active: bool = field(default=False, init=False, compare=False)
     needs_quiet: bool = field(init=False, compare=False)
     run: Callable[..., Any] = field(init=False, repr=False, compare=False)
     pick: Callable[[Any], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
@@ -70,7 +71,8 @@ class Listener:
         places = [values.NAMES.index(name) for name in self.arguments] if self.hook in values.HOOKS else self.arguments
         self.run, self.pick = self.call, _picks(places)
         self.only = places[0] if len(places) == 1 else None
-        self.needs_quiet = not self.mutates and not hookspecs.TENSORS.isdisjoint(self.arguments)
+        looks = not hookspecs.TENSORS.isdisjoint(self.arguments) if self.hook in values.HOOKS else self.hook != "phase"
+        self.needs_quiet = looks and not self.mutates
 
     @property
     def name(self) -> str:
@@ -138,6 +140,12 @@ class Entry:
     waiting: int = 0
     is_asked: bool = False
     _postponed: tuple[int, bool] = (-1, False)
+
+    def turn(self, state: str) -> None:
+        """Set another state."""
+        self.state = state
+        for one in self.listeners:
+            one.is_active = state == "active"
 
     @property
     def max_strikes(self) -> int:

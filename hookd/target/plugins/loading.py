@@ -115,7 +115,7 @@ class Loading:
         if old is not None:
             self._stopping.switch_off(old, "disabled")
         if new is not None:
-            new.state = "active"
+            new.turn("active")
             if old is not None:
                 self._cold.succeed(old, new)
             self._core.show(new)

@@ -8,7 +8,7 @@ from hookd.api.totals import Switched
 from hookd.wire.originals import clock
 
 if TYPE_CHECKING:
-    from hookd.target.modeltree.models import Models
+    from hookd.target.entry.counting import Counting
     from hookd.target.plugins.core_metrics import CoreMetrics
     from hookd.target.plugins.incidents import Incidents
     from hookd.target.plugins.listeners import Entry
@@ -25,22 +25,22 @@ class Stopping:
     def __init__(
         self,
         *,
-        models: Models,
+        counting: Counting,
         core: CoreMetrics,
         incidents: Incidents,
         marks: Marks,
     ) -> None:
-        self._models, self._core = models, core
+        self._counting, self._core = counting, core
         self._incidents, self._marks = incidents, marks
 
     def switch_off(self, entry: Entry, state: str) -> None:
         """Stop calling a plugin at once."""
-        entry.state = state
+        entry.turn(state)
         for one in entry.listeners:
             one.is_on = False
             if isinstance(one.totals, Switched):
                 one.totals.switch(is_on=False, is_active=False)
-        self._models.act_on_switches()
+        self._counting.act_on_switches()
 
     def quarantine(self, entry: Entry, why: str) -> None:
         """Stop calling a plugin, and report that."""

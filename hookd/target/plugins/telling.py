@@ -1,19 +1,24 @@
-"""Telling listeners of a module's call: one after the other, each guarded. Runs in the target."""
+"""Telling listeners: one after the other, each guarded. Runs in the target."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookd.target.entry.values import INPUTS, KWARGS, OUTPUT
+from hookd.target.plugins.faults import Failure
+from hookd.target.plugins.values import INPUTS, KWARGS, OUTPUT
 from hookd.target.tensors import torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hookd.target.entry.threads import ThreadState
-    from hookd.target.events.dispatch import Dispatch
+    from hookd.target.plugins.accounts import Accounts
     from hookd.target.plugins.listeners import Listener
     from hookd.target.plugins.plugin_errors import Errors
+
+
+REPLACED = {"backward_pre": "grad_output", "backward": "grad_input"}
+"""By hook, the gradients in whose place come those that a mutator returns."""
 
 
 class Telling:
@@ -21,22 +26,22 @@ class Telling:
 
     Args:
         no_frame: switches dynamo's frame evaluation.
-        dispatch: has the accounts of metered steps.
+        accounts: of metered steps.
         errors: is told of what leaves a plugin.
     """
 
-    def __init__(self, *, no_frame: Callable[[Any], Any], dispatch: Dispatch, errors: Errors) -> None:
-        self._no_frame, self._dispatch = no_frame, dispatch
-        self._clock, self._charge = dispatch.clock, dispatch.charge
-        self._fault, self._stray = errors.fault, errors.stray
+    def __init__(self, *, no_frame: Callable[[Any], Any], accounts: Accounts, errors: Errors) -> None:
+        self._no_frame, self._accounts = no_frame, accounts
+        self._clock, self._charge = accounts.clock, accounts.charge
+        self._fault, self._stray, self._own_failure = errors.fault, errors.stray, errors.own_failure
 
-    def tell(self, thread: ThreadState, listeners: list[Listener], values: list[Any], is_metered: bool) -> None:
+    def tell(self, thread: ThreadState, listeners: list[Listener], values: Any, is_metered: bool) -> None:
         """Tell listeners, all in one bracket: dynamo must not compile plugins that run under its callback.
 
         Args:
-            thread: the calling one.
+            thread: the calling one, in which no plugin is running.
             listeners: who is told.
-            values: all that they may want (`hookd.target.entry.values`); what a mutator returns replaces some.
+            values: all that they may want, as `Listener.pick` takes it; what a mutator returns replaces some.
             is_metered: whether each is charged with the time that it takes, and hookd with the rest.
 
         Raises:
@@ -47,18 +52,19 @@ class Telling:
         mark = began = before = 0
         if is_metered:
             mark = began = self._clock()
-            before = self._dispatch.charged
+            before = self._accounts.charged
         was, undo = False, None
         try:
             for one in listeners:
-                if not one.is_on:  # any more: one before has failed, say
+                if not one.is_active:  # any more: another hook of its plugin has failed, say
                     continue
-                if one.needs_quiet and undo is None:
-                    was, undo = torch_state.is_grad_enabled(), torch_state.enter()
-                    if undo is None:  # tensors must not be looked at now
-                        continue
-                    torch_state.set_grad_enabled(False)
-                elif undo and not one.needs_quiet:
+                if one.needs_quiet:
+                    if undo is None:
+                        was, undo = torch_state.is_grad_enabled(), self._enter()
+                        if undo is None:  # tensors must not be looked at now
+                            continue
+                    torch_state.set_grad_enabled(False)  # each time, for the one before may have switched it on
+                elif undo:
                     torch_state.set_grad_enabled(was)
                     torch_state.leave(undo)
                     undo = None
@@ -78,12 +84,12 @@ class Telling:
             thread.busy = False
             self._no_frame(frame)  # the training may catch what a signal handler has raised, and go on
         if is_metered:
-            self._dispatch.settle(began, before)
+            self._accounts.settle(began, before)
 
     def tell_plainly(self, listeners: list[Listener], values: list[Any]) -> None:
         """Tell listeners that look at no tensors and change nothing, in a bracket of the entry in C, in a step that is not metered."""
         for one in listeners:
-            if one.is_on:
+            if one.is_active:
                 try:
                     only = one.only
                     if (one.run(*one.pick(values)) if only is None else one.run(values[only])) is not None:
@@ -95,16 +101,38 @@ class Telling:
         """Return what the entry in C calls, by name."""
         return {"tell": self.tell, "tell_plainly": self.tell_plainly, "no_frame": self._no_frame}
 
-    def _take(self, one: Listener, result: Any, values: list[Any]) -> None:
-        """Do with a mutator's result what torch does with a hook's: torch/nn/modules/module.py `_call_impl`, 2.13."""
+    def _enter(self) -> list[Any] | None:
+        try:
+            return torch_state.enter()
+        except Failure as failure:  # torch's own, as of a device that is lost
+            self._own_failure("quiet", failure)
+            return None
+
+    def _take(self, one: Listener, result: Any, values: Any) -> None:
+        """Do with a mutator's result what torch does with a hook's: torch/nn/modules/module.py `_call_impl`, 2.13.
+
+        Raises:
+            RuntimeError: no arguments can be made of it.
+            ValueError: there are not as many gradients.
+        """
         if not one.mutates:
             self._stray(one.plugin, one.hook)
         elif one.hook in ("forward", "root_forward"):
             values[OUTPUT] = result
-        elif "kwargs" in one.arguments:
-            values[INPUTS], values[KWARGS] = _pair(result)
-        else:
-            values[INPUTS] = result if isinstance(result, tuple) else (result,)
+        elif one.hook in ("forward_pre", "root_forward_pre"):
+            if "kwargs" in one.arguments:
+                values[INPUTS], values[KWARGS] = _pair(result)
+            else:
+                values[INPUTS] = _tuple(result)
+        elif one.hook in REPLACED:
+            new, replaced = _tuple(result), REPLACED[one.hook]
+            if len(new) != len(values[replaced]):
+                raise ValueError(f"{len(new)} gradients returned")
+            values[replaced] = new
+
+
+def _tuple(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _pair(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
