@@ -448,7 +448,10 @@ def test_the_gradients_of_an_optimizer_are_looked_at_together_where_they_are_pla
     parameters = [nn.Parameter(torch.ones(size)) for size in (3, 5, 1 << 20, 1 << 20, (1 << 21) + 1, 2)]
     optimizer = torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.1)
     with running(Looks) as agent:
-        context, is_entered = agent.parts.registry.named("looks").context, agent.parts.models.counting.hidden is not None
+        context, is_entered = (
+            agent.parts.registry.named("looks").context,
+            agent.parts.models.counting.hidden is not None,
+        )
 
         def is_told(value: float) -> bool:
             found = context.largest_gradient(optimizer)

@@ -13,9 +13,9 @@ from hookd.target.entry.dynamo import is_autograd_compiled
 from hookd.target.entry.patch import bare_of
 from hookd.target.entry.plan import was_stopped
 from hookd.target.entry.threads import is_inside
-from hookd.target.plugins.values import values_of
 from hookd.target.events import backward
 from hookd.target.plugins.faults import Failure, is_from_signal_handler
+from hookd.target.plugins.values import values_of
 from hookd.target.tensors.torch_state import is_unreal, versions_of
 from hookd.wire import page as pages
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from hookd.api.events import Module
     from hookd.target.boot.arming import Life
     from hookd.target.entry.counting import Counting
-    from hookd.target.plugins.telling import Telling
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.target.events.batching import Portions
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.listeners import Registry
+    from hookd.target.plugins.telling import Telling
     from hookd.wire.page import PageWriter
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))

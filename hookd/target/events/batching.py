@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from hookd.target.boot.arming import Life
+    from hookd.target.entry.counting import Counting
     from hookd.target.entry.threads import ThreadState
     from hookd.target.events.dispatch import Dispatch
-    from hookd.target.entry.counting import Counting
     from hookd.target.plugins.listeners import Listener
     from hookd.target.tensors.statistics import Numeric
 

@@ -22,8 +22,8 @@ from hookd.target.plugins.listeners import ALL, FIXED, LAST, NONE, USUAL, wanted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hookd.target.events.dispatch import Dispatch
     from hookd.target.entry.counting import Counting
+    from hookd.target.events.dispatch import Dispatch
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.core_metrics import CoreMetrics
     from hookd.target.plugins.listeners import Entry, Listener, Registry

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from hookd.api.events import Module, Returned
     from hookd.target.boot.arming import Life
     from hookd.target.boot.identity import Process
+    from hookd.target.entry.counting import Counting
     from hookd.target.entry.threads import Threads
     from hookd.target.events.batching import Portions
     from hookd.target.events.step_count import StepCount
-    from hookd.target.entry.counting import Counting
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.background import Aside
     from hookd.target.plugins.core_metrics import CoreMetrics

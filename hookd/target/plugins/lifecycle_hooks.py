@@ -247,4 +247,6 @@ class PluginTicks:
         for one in self._registry.ordered("tick"):
             entry = self._registry.get(one.plugin)
             if entry is not None and one.is_on:
-                self._cold.run(entry, "tick", self._tell, _Outside(), [one], {"now_s": now_s}, self._accounts.is_metered)
+                self._cold.run(
+                    entry, "tick", self._tell, _Outside(), [one], {"now_s": now_s}, self._accounts.is_metered
+                )
