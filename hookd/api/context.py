@@ -433,7 +433,7 @@ class Context:
     @property
     def step(self) -> int:
         """The number of the step in progress, from 1; counted from the attach unless `is_step_absolute`."""
-        return self._host.step_now() + (self._host.step_offset() or 0)
+        return self._host.step_now()
 
     @property
     def mark(self) -> int:

@@ -21,7 +21,6 @@ from hookd.target.events.boundaries import Boundaries
 from hookd.target.events.data import Data
 from hookd.target.events.dispatch import Dispatch
 from hookd.target.events.liveness import Stall
-from hookd.target.events.phase_switch import PhaseSwitch
 from hookd.target.events.phases import Phases
 from hookd.target.events.step_count import StepCount
 from hookd.target.events.steps import Steps
@@ -137,15 +136,16 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     aside = Aside(errors.failed_aside, work)
     # How events come to them.
     entrances = Entrances(life)
-    phases = Phases(registry)
     audience = Audience(registry, cold.select, errors.fault)
     accounts = Accounts(clock)
     telling = Telling(no_frame=no_frame, accounts=accounts, errors=errors)
+    phases = Phases(
+        page=page, registry=registry, count=count, accounts=accounts, telling=telling, listeners=audience.listeners
+    )
     dispatch = Dispatch(
         accounts=accounts, telling=telling, life=life, local=local, registry=registry,
         audience=audience, phases=phases, errors=errors, entrance=entrances.entrance,
     )  # fmt: skip
-    phase_switch = PhaseSwitch(page=page, phases=phases, dispatch=dispatch, count=count, telling=telling)
     numeric = Numeric(dispatch.deliver)
     rest()
     models = Models(
@@ -180,16 +180,16 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     # Where events come from.
     steps = Steps(
         page=page, clock=clock, life=life, local=local, count=count, dispatch=dispatch, names=models.names,
-        listeners=audience.listeners, aloud=counting.aloud, turn=phase_switch.turn, change=changes.boundary,
+        listeners=audience.listeners, aloud=counting.aloud, turn=phases.turn, change=changes.boundary,
         end_passing=portions.end_passing,
     )  # fmt: skip
     data = Data(
-        page=page, life=life, local=local, aloud=counting.aloud, begins=steps.begins, turn=phase_switch.turn,
+        page=page, life=life, local=local, aloud=counting.aloud, begins=steps.begins, turn=phases.turn,
         entrance=entrances.entrance,
     )  # fmt: skip
     calls = Calls(
         page=page, life=life, local=local, dispatch=dispatch, portions=portions, telling=telling, models=models, counting=counting,
-        registry=registry, turn=phase_switch.turn, begins=steps.forward_begins,
+        registry=registry, turn=phases.turn, begins=steps.forward_begins,
         require_alone=changes.require_alone,
     )  # fmt: skip
     arming = Arming(life=life, steps=steps, data=data, models=models)

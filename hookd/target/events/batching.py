@@ -256,14 +256,14 @@ class Portions:
             last: list[Any] = _unrolled(thread)[-LAST:]
             thread.latest[:] = [None] * len(thread.latest)
             with torch_state.unseen():
-                thread.returned[:] = [self._weak(one, thread) for one in last]
+                # The entry has left nearly all as tuples of three, which keep nothing alive.
+                weak = [one if type(one) is tuple and len(one) == 3 else self._weak(one, thread) for one in last]
+                thread.returned[:] = weak  # type: ignore[assignment]
         thread.kept = 0
 
     @staticmethod
     def _weak(one: Any, thread: ThreadState) -> Any:
         """Return what keeps nothing of a call alive; nobody is led back from there to what it was given."""
-        if type(one) is tuple and len(one) == 3:  # that it does not
-            return one
         call = _named(one)
         if isinstance(call, Returned):
             return call

@@ -77,9 +77,12 @@ class Dispatch:
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
         """Tell the listeners of a hook that is not part of a plan, and whose result nobody uses."""
-        heard = self.switched_on(hook, module)
-        if heard:
-            self.tell(heard, values)
+        heard = self._on.get(hook) if module is None else None
+        if heard is None:
+            heard = self.switched_on(hook, module)
+        thread = self._local.thread
+        if heard and not thread.busy:
+            self._tell(thread, heard, values, self.accounts.is_metered)
 
     def tell(self, heard: list[Listener], values: Any) -> None:
         """Tell listeners, unless a plugin is what has called: see `Telling.tell`."""

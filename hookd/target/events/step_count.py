@@ -33,7 +33,9 @@ class StepCount:
 
     def absolute(self) -> int:
         """Return the number of the step in progress, from 1, counted from the beginning of the training where that is known."""
-        return self.number() + (self.offset or 0)
+        return (
+            self.done + (not self.is_open) + (self.offset or 0)
+        )  # without `number`: plugins ask some ten times a step
 
     def origin(self) -> str:
         """Return the step in progress in words, with what it counts from."""

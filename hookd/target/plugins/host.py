@@ -67,7 +67,7 @@ class PluginHost:
     ) -> None:
         self.page, self.numeric = page, numeric
         self.report_incident, self.write_log, self.work_aside = incidents.report, page.log, aside.add
-        self.step_now, self.mark_now = count.number, marks.last
+        self.step_now, self.mark_now = count.absolute, marks.last
         self._cells, self._process, self._life, self._local, self._count = page.cells, process, life, local, count
         self._models, self._names, self._counting, self._portions = models, models.names, counting, portions
         self._registry, self._governor, self._core = registry, governor, core
@@ -93,7 +93,7 @@ class PluginHost:
         return self._process.world_size
 
     def step_offset(self) -> int | None:
-        """Return what to add to `step_now` to count from the training's beginning, None while unknown."""
+        """Return what is added to the steps since the attach to count from the training's beginning, None while unknown."""
         return self._count.offset
 
     def module_stack(self) -> tuple[Module, ...]:

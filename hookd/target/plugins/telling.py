@@ -60,8 +60,8 @@ class Telling:
                     continue
                 if one.needs_quiet:
                     if undo is None:
-                        was, undo = torch_state.is_grad_enabled(), self._enter()
-                        if undo is None:  # tensors must not be looked at now
+                        was, undo = torch_state.is_grad_enabled(), torch_state.quiet()
+                        if undo is None and (undo := self._enter()) is None:  # tensors must not be looked at now
                             continue
                     torch_state.set_grad_enabled(False)  # each time, for the one before may have switched it on
                 elif undo:
