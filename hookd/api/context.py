@@ -202,7 +202,8 @@ class Context:
             self_seconds: without the modules called inside.
             calls: how many.
             recompute: add the calls that activation checkpointing makes again, and none of the others.
-            backward: add the backward passes of the modules at which the plugin listens to `backward`, and no calls.
+            backward: add the backward passes of the modules at which the plugin listens to `backward`, and no calls. A `select` that names
+                `backward_totals` in its place has them added there, and the hook not called.
         """
         if backward:
             if self.backward_totals is None:

@@ -104,11 +104,11 @@ class Timing(Plugin):
     @hookimpl
     def select(self, module: Module) -> set[str]:
         """Say which events of a module are worth their price; where torch knows no device, shapes alone are looked at."""
-        wanted = {"forward", "backward"}
         if may_be_in_use():
-            wanted |= {"forward_pre", "backward_pre"}
+            wanted = {"forward", "backward", "forward_pre", "backward_pre"}
             return wanted if module.depth else wanted | {"root_forward_pre", "root_forward"}
-        return wanted | {"forward_pre"} if module.depth == 0 or has_formula(module.torch()) else wanted
+        has_operations = module.depth == 0 or has_formula(module.torch())
+        return {"forward", "forward_pre", "backward"} if has_operations else {"forward", "backward_totals"}
 
     @hookimpl(trylast=True)
     def forward_pre(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

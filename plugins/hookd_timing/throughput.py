@@ -34,9 +34,11 @@ class Throughput:
         self._batch_dim = _batch_dim(context)
         self._peak_flops = _given_peak(context)
         self._steps_per_s = context.gauge("steps_per_second", "Optimizer steps per second.")
-        self._samples = context.counter("samples", "Samples trained on, estimated from sampled steps.")
+        self._samples = context.counter("samples", "Samples trained on, estimated from sampled steps.").labels()
         self._samples_per_s = context.gauge("samples_per_second", "Samples trained on per second.")
-        self._flops = context.counter("flops", "Operations of layers with a formula, estimated from sampled steps.")
+        self._flops = context.counter(
+            "flops", "Operations of layers with a formula, estimated from sampled steps."
+        ).labels()
         self._flops_per_s = context.gauge("flops_per_second", "Operations of layers with a formula per second.")
         self._mfu = context.gauge("mfu_ratio", "flops_per_second over the best that the device can do.")
         self._call = Call(0, 0)  # the outermost one

@@ -220,11 +220,16 @@ def test_time_is_that_of_the_module_that_takes_it(name) -> None:
 @pytest.mark.parametrize("name", [name for name in MODELS if "reentrant" not in name and name != "nests"])
 def test_own_times_add_up(name, entry) -> None:
     net = nn.Sequential(nn.Linear(4, 4), MODELS[name]())
+    own, whole, shares = 0.0, 0.0, []
     with adding_up() as agent:
-        for _ in range(4):
+        for _ in range(8):
             x = torch.randn(2, 4) if name != "attention" else torch.randn(1, 2, 4)
             net(x).square().sum().backward()
-        assert sum(added(agent, "self_seconds").values()) <= 1.01 * added(agent, "seconds")["(root)"]
+            before = own, whole
+            own, whole = sum(added(agent, "self_seconds").values()), added(agent, "seconds")["(root)"]
+            shares.append((own - before[0]) / (whole - before[1]))
+    # What is counted twice is so each time; a thread that is interrupted between two readings of the clock, once.
+    assert min(shares) <= 1.01, shares
 
 
 @pytest.mark.usefixtures("either_way")

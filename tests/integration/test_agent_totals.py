@@ -547,3 +547,18 @@ def test_a_plugin_may_have_no_backward_added_for_a_while(either_way) -> None:
         listen("backward_totals", wanted=True)
         trained(model, 2)
         assert set(agent.values("hookd_back_calls").values()) == {4}
+
+
+class Choosing(Listening):
+    """Is told of the gradients of one module alone."""
+
+    @hookimpl
+    def select(self, module):
+        return {"backward"} if module.name == "0" else {"backward_totals"}
+
+
+def test_a_plugin_may_have_backward_passes_added_up_where_its_hook_is_not_called(either_way) -> None:
+    with running(Choosing, options={"every": "1"}) as agent:
+        trained(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)), 3)
+        assert [name for name, *_ in agent.plugin("back").told] == ["0"] * 3
+        assert agent.values("hookd_back_calls") == dict.fromkeys([("(root)",), ("0",), ("1",), ("2",)], 3)

@@ -42,7 +42,7 @@ class Taste:
     def wants(self, one: Listener) -> bool:
         """Whether its plugin wants this hook."""
         wanted = next((answer for number, answer in self.answers if number == one.plugin), False)
-        return one.hook in wanted if isinstance(wanted, frozenset) else wanted
+        return not wanted.isdisjoint((one.hook, one.name)) if isinstance(wanted, frozenset) else wanted
 
 
 class Audience:
