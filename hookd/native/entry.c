@@ -32,6 +32,11 @@ Count *still(uintptr_t key, uint64_t number) {
     return slot && slot->counted && slot->counted->number == number ? slot->counted : NULL;
 }
 
+/* The same without a search where none is gone since `freed` was read. */
+static inline Count *same(Count *counted, uint64_t freed, uintptr_t key, uint64_t number) {
+    return entry.freed == freed ? counted : still(key, number);
+}
+
 /* Add a call, or a backward, that counts for so many: `elapsed` and `self` are ns. */
 void add_to(const Totals *totals, double times, int64_t elapsed, int64_t self) {
     if (totals->seconds)
@@ -77,15 +82,16 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     int is_metered = entry.metered;
     int64_t begun = is_metered ? now() : 0;
     uintptr_t key = (uintptr_t)args[0];
-    uint64_t number = counted->number;
+    uint64_t number = counted->number, freed = entry.freed;
     size_t shape = counted->shape;
-    int is_timed = counted->is_timed;
+    int is_timed = counted->is_timed, is_clocked = is_timed || is_metered;
+    Count *const first = counted;
     Py_ssize_t given = (Py_ssize_t)(nargsf & ~OFFSET);
     PyObject *module = counted->module, *cell = counted->cell;
     Py_IncRef(state), Py_IncRef(module), Py_IncRef(module), Py_IncRef(cell);
     /* A new tuple may collect garbage up to CPython 3.11, which may run any code: `counted` may be gone after it. */
     PyObject *mine = PyTuple_New(3), **top = at(state, host->top), *outer = *top;
-    counted = mine ? still(key, number) : NULL;
+    counted = mine ? same(first, freed, key, number) : NULL;
     if (!counted) {
         Py_DecRef(state), Py_DecRef(module), Py_DecRef(module), Py_DecRef(cell);
         if (mine)
@@ -97,29 +103,30 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     *top = mine; /* what it held of `outer` is ours now */
     PyObject *before = counted->checks && entry.checks ? version_of(args, given, names) : NULL;
     size_t beat = (size_t)PyLong_AsLongLong(*at(state, host->beat));
-    long long inner = PyLong_AsLongLong(*at(state, host->inner));
+    long long inner = is_timed ? PyLong_AsLongLong(*at(state, host->inner)) : 0;
     host->cells[beat] = counted->value;
     if (is_metered)
         recorded(counted->value, host->cells[beat + host->phase]);
     int64_t others = entry.hooked + entry.shown + entry.charged; /* what is accounted for by itself */
     Told told = {0};
-    int is_left = told_before(&told, shape, state, module, args, given, names);
-    Begun graph = {0};
-    if (entry.heard[shape] && !is_left)
+    int is_left = entry.listening[shape].before && told_before(&told, shape, state, module, args, given, names);
+    Begun graph; /* large: empty only where it is needed */
+    int is_hooked = entry.heard[shape] && !is_left;
+    graph.heard = NULL;
+    if (is_hooked)
         is_left = graph_begins(&graph, shape, state, args, given);
-    int64_t started = now();
+    int64_t started = is_clocked ? now() : 0;
     if (is_metered)
         entry.spent += started - begun - (entry.hooked + entry.shown + entry.charged - others);
     PyObject *result = is_left ? NULL : through(state, args, nargsf, names);
-    int64_t ended = now();
-    int64_t returned = ended;
+    int64_t ended = is_clocked ? now() : 0, returned = ended;
     others = entry.hooked + entry.shown + entry.charged;
     if (graph.heard) /* what was hooked inside */
         ended -= PyLong_AsLongLong(*at(state, host->lost)) - graph.lost;
-    counted = still(key, number);
+    counted = same(first, freed, key, number);
     /* A plugin that came or went meanwhile has had all modules counted anew: who was told that this call began is told of its end all the same. */
     if (result && (counted || (told.values && entry.counts))) {
-        long long elapsed = ended - started, self = elapsed - PyLong_AsLongLong(*at(state, host->inner)) + inner;
+        long long elapsed = ended - started, self = is_timed ? elapsed - PyLong_AsLongLong(*at(state, host->inner)) + inner : 0;
         size_t count = counted ? counted->count : 0;
         int is_again = (count || told.wants & WANTS_IS_AGAIN) && is_inside(outer, module);
         for (size_t i = 0; i < count; i++)
@@ -130,7 +137,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
             Py_DecRef(result);
             result = NULL;
         }
-        counted = still(key, number); /* that may have run any code */
+        counted = same(first, freed, key, number); /* that may have run any code */
     }
     if (!result && (counted || (told.values && entry.counts)))
         left(state, outer, module);
@@ -139,11 +146,11 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         host->cells[beat] = PyFloat_AsDouble(PyTuple_GetItem(outer, 2));
     if (result && counted) {
         int is_ended = graph.heard && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
-        counted = is_ended ? NULL : still(key, number);
+        counted = is_ended ? NULL : same(first, freed, key, number);
         int found = counted && counted->checks && entry.checks ? looked_at(shape, result) : UNSEEN;
-        counted = is_ended ? NULL : still(key, number); /* what is looked at, or remembered, may run any code */
+        counted = is_ended ? NULL : same(first, freed, key, number); /* what is looked at, or remembered, may run any code */
         is_ended = is_ended || (counted && counted->remembers && remembered(state, module, args, given, names, result, found));
-        counted = is_ended ? NULL : still(key, number);
+        counted = is_ended ? NULL : same(first, freed, key, number);
         is_ended = is_ended || (counted && counted->shows && show_output(counted, state, module, result));
         if (!is_ended && found == BAD && still(key, number))
             is_ended = suspected(state, module, args, given, names, result, before);
@@ -154,8 +161,10 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         if (is_metered)
             entry.spent += now() - returned - (entry.hooked + entry.shown + entry.charged - others);
     }
-    graph_forgets(&graph);
-    told_forgets(&told);
+    if (is_hooked)
+        graph_forgets(&graph);
+    if (told.before)
+        told_forgets(&told);
     if (before)
         Py_DecRef(before);
     Py_DecRef(module);
@@ -297,6 +306,7 @@ static void uncounted(Slot *slot) {
     Count *counted = slot->counted;
     slot->counted = NULL;
     if (counted) {
+        entry.freed++;
         Py_DecRef(counted->module);
         Py_DecRef(counted->cell);
         PyMem_RawFree(counted->shown);

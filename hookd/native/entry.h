@@ -196,6 +196,7 @@ struct State { /* all of it; one for the process */
         *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name, *hooks_name, *dict_name, *compiling_name, *initialized_name, *enter_name;
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
     uint64_t thread, numbers;
+    uint64_t freed;               /* so many `Count` are gone */
     unsigned char armed[SHAPES];  /* calls of this shape go through their plans */
     Listening listening[SHAPES];  /* the Python functions that are told of the calls of this shape which are counted here */
     unsigned char unseen[SHAPES]; /* something that a call of this shape returned could not be looked at */
