@@ -467,7 +467,7 @@ static PyObject *since_mark(PyObject *self, PyObject *const *args, Py_ssize_t co
 /* Return the functions that Python calls at every step, in a tuple; their arguments are by position. */
 EXPORTED PyObject *hookd_entry_methods(void) {
     static const struct { const char *name; Method call; } MADE[] = {
-        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"turn", turn}, {"close_marks", close_marks}, {"since_mark", since_mark},
+        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"leave", leave}, {"turn", turn}, {"close_marks", close_marks}, {"since_mark", since_mark},
     };
     enum { MANY = sizeof MADE / sizeof *MADE };
     PyObject *found = PyTuple_New(MANY);
@@ -502,7 +502,7 @@ static const struct { PyObject **at; const char *text; } WORDS[] = {
     {&entry.sequence_name, "_sequence_nr"}, {&entry.following_name, "next_functions"}, {&entry.prehook_name, "register_prehook"},
     {&entry.hook_name, "register_hook"},    {&entry.hooks_name, "_backward_hooks"}, {&entry.dict_name, "_register_hook_dict"},
     {&entry.compiling_name, "_is_compiling_flag"}, {&entry.initialized_name, "_initialized"},
-    {&entry.enter_name, "__enter__"},
+    {&entry.enter_name, "__enter__"},       {&entry.exit_name, "__exit__"},
 };
 
 /* Count calls from now on with what `host` has. */

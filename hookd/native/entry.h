@@ -78,7 +78,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 17, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 18, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* Python functions of a call, as `Wanted` of hookd/target/entry/c_entry.py */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
@@ -193,7 +193,7 @@ struct State { /* all of it; one for the process */
     int counts;                   /* calls are counted here */
     PyObject *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
         *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name, *shape_name, *stride_name, *grad_name,
-        *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name, *hooks_name, *dict_name, *compiling_name, *initialized_name, *enter_name;
+        *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name, *hooks_name, *dict_name, *compiling_name, *initialized_name, *enter_name, *exit_name;
     PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
     uint64_t thread, numbers;
     uint64_t freed;               /* so many `Count` are gone */
@@ -258,6 +258,7 @@ PyObject *let_go(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *only_number(PyObject *self, PyObject *const *args, Py_ssize_t count);
 int may_ask(void);
 PyObject *quiet(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *leave(PyObject *self, PyObject *const *args, Py_ssize_t count);
 const void *plain(PyObject *tensor);
 int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, int found);
 PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names);

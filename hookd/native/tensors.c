@@ -16,27 +16,52 @@ static int is_set(PyObject *module, PyObject *name) {
     return value == &_Py_TrueStruct;
 }
 
-/* `quiet()`: what `enter` of hookd/target/tensors/torch_state.py does where all is usual: nothing is traced, compiled, transformed or captured, no
- * mode sees operations, and autocast is off. Return a list of one guard that is entered; None: Python has to look. */
+/* `quiet(undo)`: what `enter` of hookd/target/tensors/torch_state.py does where all is usual: nothing is traced, compiled, transformed or captured,
+ * no mode sees operations, and autocast is off. A guard is put into the list and entered: no signal handler can come between the two, or before
+ * the list has it. Return whether that was so; False: Python has to look. */
 PyObject *quiet(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     const Host *host = &entry.host;
-    (void)self, (void)args, (void)count;
-    int is_usual = entry.counts && host->unseen && gives(host->tracing, &_Py_NoneStruct) && !is_set(host->compiler, entry.compiling_name) &&
+    (void)self;
+    int is_usual = count == 1 && entry.counts && host->unseen && gives(host->tracing, &_Py_NoneStruct) && !is_set(host->compiler, entry.compiling_name) &&
                    gives(host->transforms, &_Py_NoneStruct) && gives(host->dispatching, entry.zero) && gives(host->autocast, &_Py_FalseStruct) &&
                    (!is_set(host->cuda, entry.initialized_name) || (host->capturing && gives(host->capturing, &_Py_FalseStruct)));
-    PyObject *guard = is_usual ? PyObject_Vectorcall(host->unseen, NULL, 0, NULL) : NULL, *undo = guard ? PyList_New(0) : NULL;
-    PyObject *entered = undo && !PyList_Append(undo, guard) ? PyObject_VectorcallMethod(entry.enter_name, &guard, 1, NULL) : NULL;
-    if (guard)
-        Py_DecRef(guard);
-    if (entered) {
-        Py_DecRef(entered);
-        return undo;
-    }
-    if (undo)
-        Py_DecRef(undo);
+    PyObject *guard = is_usual ? PyObject_Vectorcall(host->unseen, NULL, 0, NULL) : NULL, *entered = NULL;
+    if (guard && !PyList_Append(args[0], guard) && !(entered = PyObject_VectorcallMethod(entry.enter_name, &guard, 1, NULL)))
+        PyList_SetSlice(args[0], PyList_Size(args[0]) - 1, PyList_Size(args[0]), NULL);
+    PyObject *answer = entered ? &_Py_TrueStruct : &_Py_FalseStruct, *made[] = {guard, entered};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (made[i])
+            Py_DecRef(made[i]);
     PyErr_Clear();
-    Py_IncRef(&_Py_NoneStruct);
-    return &_Py_NoneStruct;
+    Py_IncRef(answer);
+    return answer;
+}
+
+/* `leave(undo)`: leave the guards of a list, the last one first; no signal handler can come between two of them. */
+PyObject *leave(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    PyObject *type = NULL, *error = NULL, *trace = NULL, *nothing = &_Py_NoneStruct;
+    (void)self;
+    entry.inside++; /* what is left may be Python's, and let another thread end all this */
+    for (Py_ssize_t size = count == 1 ? PyList_Size(args[0]) : 0; size > 0; size = PyList_Size(args[0])) {
+        PyObject *guard = PyList_GetItem(args[0], size - 1), *given[] = {guard, nothing, nothing, nothing};
+        Py_IncRef(guard);
+        PyList_SetSlice(args[0], size - 1, size, NULL);
+        PyObject *done = PyObject_VectorcallMethod(entry.exit_name, given, 4, NULL);
+        if (done)
+            Py_DecRef(done);
+        else if (type)
+            PyErr_Clear();
+        else
+            PyErr_Fetch(&type, &error, &trace);
+        Py_DecRef(guard);
+    }
+    entry.inside--;
+    if (type) {
+        PyErr_Restore(type, error, trace);
+        return NULL;
+    }
+    Py_IncRef(nothing);
+    return nothing;
 }
 
 /* What torch has of a plain tensor, to be read without a question; NULL: of this one it has to be asked. The keys of a tensor say all that
@@ -442,9 +467,11 @@ int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *out
 int suspected(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
                    PyObject *before) {
     PyObject *given[7] = {NULL, state, module, NULL, NULL, output, before ? before : &_Py_NoneStruct};
+    int64_t begun = entry.metered ? now() : 0;
     PyObject *done = with_packed(state, entry.host.suspect, given, 6, 3, args, count, names);
     if (done)
         Py_DecRef(done);
+    entry.charged += begun ? now() - begun : 0; /* by Python */
     return done ? 0 : -1;
 }
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 17
+VERSION = 18
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -303,7 +303,8 @@ class Entry:
         self._tell = native.function(library, "hookd_entry_tell", size, there, there, ctypes.c_int)
         made = {one.__name__: one for one in native.objects(library, "hookd_entry_methods")}
         self._check, self._meter, self._let_go = made["check"], made["meter"], made["let_go"]
-        self._largest, self._number, self._quiet = made["largest"], made["number"], made["quiet"]
+        self._largest, self._number = made["largest"], made["number"]
+        self._quiet, self._leave = made["quiet"], made["leave"]
         self._turn, self._close_marks, self._since_mark = made["turn"], made["close_marks"], made["since_mark"]
         self._unseen = native.function(library, "hookd_entry_unseen", size)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
@@ -429,7 +430,7 @@ class Entry:
             *numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, *page.recorder, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
-        torch_state.quiet = self._quiet
+        torch_state.quiet, torch_state.leave = self._quiet, self._leave
         backward.marks = backward.Marks(self._turn, self._close_marks, self._since_mark)
         found = self.find_layout() if host.gate else None
         if found is not None:
@@ -515,7 +516,7 @@ class Entry:
     def close(self) -> None:
         """Return all memory. The code stays where a call that began in it still runs, in whatever thread, or a graph has hooks of it."""
         self.plans.close()
-        torch_state.quiet = torch_state.ask
+        torch_state.quiet, torch_state.leave = torch_state.ask, torch_state.leave_in_python
         backward.marks = backward.NO_MARKS
         stop = native.function(self._library, "hookd_entry_stop", ctypes.c_void_p)
         if not stop(self._library._handle):

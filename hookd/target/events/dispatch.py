@@ -166,5 +166,5 @@ class Dispatch:
             self._fault(entry.number, "later", failure)
         finally:
             thread.busy = was_busy
-        if mark:
+        if mark and not was_busy:  # who has asked inside of a hook is charged with that hook
             accounts.charge(entry.number, mark)

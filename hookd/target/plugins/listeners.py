@@ -43,7 +43,7 @@ class Listener:
             the plugin's.
         unless_finite: it need not be called where all gradients are known to be finite.
         is_on: whether it is called; after it was turned, `Models.act_on_switches` is to be called.
-        is_active: whether its plugin is; what has begun is told of to its end, also where it is not switched on any more.
+        is_active: whether its plugin is; of what flows each call is told of to its end, also where it is not switched on any more.
         needs_quiet: whether it is to be called with gradients switched off and torch's modes taken away: an observer that may look at tensors.
         run: is called instead of `call`: the same, once the first calls have been watched (`hookd.target.plugins.global_state`).
         pick: returns the arguments, in their order, from all that a hook could be told: a dict, or for a module's call a list

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hookd.api.hookspecs import FLOWS
 from hookd.target.plugins.faults import Failure
 from hookd.target.plugins.values import INPUTS, KWARGS, OUTPUT
 from hookd.target.tensors import torch_state
@@ -48,26 +49,43 @@ class Telling:
             TrainingError: a plugin may raise it.
         """
         frame = self._no_frame(None)
-        thread.busy = True
-        mark = began = before = 0
+        began = before = 0
+        try:
+            thread.busy = True  # inside: a signal handler may raise after any call
+            if is_metered:
+                began, before = self._clock(), self._accounts.charged
+            self._in_turn(listeners, values, began)
+        finally:
+            thread.busy = False
+            self._no_frame(frame)  # the training may catch what a signal handler has raised, and go on
         if is_metered:
-            mark = began = self._clock()
-            before = self._accounts.charged
-        was, undo = False, None
+            self._accounts.settle(began, before)
+
+    def _in_turn(self, listeners: list[Listener], values: Any, mark: int) -> None:
+        """Tell listeners, one after the other.
+
+        Args:
+            listeners: who is told.
+            values: all that they may want.
+            mark: when the first one is charged from, ns; 0: nobody is.
+        """
+        undo: list[Any] = []
+        was = is_refused = False
         try:
             for one in listeners:
-                if not one.is_active:  # any more: another hook of its plugin has failed, say
+                # Any more: another hook of its plugin has failed, or it has been put off. Of what flows each call is told of to its end.
+                if not (one.is_on or (one.is_active and one.hook in FLOWS)):
                     continue
                 if one.needs_quiet:
-                    if undo is None:
-                        was, undo = torch_state.is_grad_enabled(), torch_state.quiet()
-                        if undo is None and (undo := self._enter()) is None:  # tensors must not be looked at now
-                            continue
+                    if not undo and not is_refused:
+                        was = torch_state.is_grad_enabled()
+                        is_refused = not (torch_state.quiet(undo) or self._enter(undo))
+                    if is_refused:  # tensors must not be looked at now
+                        continue
                     torch_state.set_grad_enabled(False)  # each time, for the one before may have switched it on
                 elif undo:
                     torch_state.set_grad_enabled(was)
                     torch_state.leave(undo)
-                    undo = None
                 try:
                     only = one.only
                     result = one.run(*one.pick(values)) if only is None else one.run(values[only])
@@ -75,21 +93,20 @@ class Telling:
                         self._take(one, result, values)
                 except BaseException as failure:  # noqa: BLE001  `fault` passes on what is not the plugin's
                     self._fault(one.plugin, one.hook, failure)
-                if is_metered:
-                    mark = self._charge(one.plugin, mark)
+                finally:
+                    if mark:
+                        mark = self._charge(one.plugin, mark)
         finally:
             if undo:
-                torch_state.set_grad_enabled(was)
-                torch_state.leave(undo)
-            thread.busy = False
-            self._no_frame(frame)  # the training may catch what a signal handler has raised, and go on
-        if is_metered:
-            self._accounts.settle(began, before)
+                try:
+                    torch_state.set_grad_enabled(was)
+                finally:
+                    torch_state.leave(undo)
 
     def tell_plainly(self, listeners: list[Listener], values: list[Any]) -> None:
         """Tell listeners that look at no tensors and change nothing, in a bracket of the entry in C, in a step that is not metered."""
         for one in listeners:
-            if one.is_active:
+            if one.is_on:
                 try:
                     only = one.only
                     if (one.run(*one.pick(values)) if only is None else one.run(values[only])) is not None:
@@ -101,12 +118,12 @@ class Telling:
         """Return what the entry in C calls, by name."""
         return {"tell": self.tell, "tell_plainly": self.tell_plainly, "no_frame": self._no_frame}
 
-    def _enter(self) -> list[Any] | None:
+    def _enter(self, undo: list[Any]) -> bool:
         try:
-            return torch_state.enter()
+            return torch_state.enter(undo)
         except Failure as failure:  # torch's own, as of a device that is lost
             self._own_failure("quiet", failure)
-            return None
+            return False
 
     def _take(self, one: Listener, result: Any, values: Any) -> None:
         """Do with a mutator's result what torch does with a hook's: torch/nn/modules/module.py `_call_impl`, 2.13.

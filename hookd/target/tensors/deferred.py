@@ -152,18 +152,20 @@ class Later:
         """End a step: deliver what has arrived, and send what was asked for meanwhile."""
         if not (self._asked or self._sent):
             return
-        was, undo = torch_state.is_grad_enabled(), None
+        undo: list[Any] = []
+        was = torch_state.is_grad_enabled()
         try:
-            undo = torch_state.enter()
-            if undo is not None:
+            if torch_state.enter(undo):
                 torch_state.set_grad_enabled(False)
                 self._take()
                 if self._asked:
                     self._send()
         finally:
             if undo:
-                torch_state.set_grad_enabled(was)
-                torch_state.leave(undo)
+                try:
+                    torch_state.set_grad_enabled(was)
+                finally:
+                    torch_state.leave(undo)
 
     def clear(self) -> None:
         """Forget all of it."""

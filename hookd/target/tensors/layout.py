@@ -51,11 +51,11 @@ def find(dtypes: Sequence[torch.dtype]) -> Layout | None:
     Args:
         dtypes: ten of them, whose codes are wanted.
     """
-    undo = torch_state.enter()
-    if undo is None:
-        return None
+    undo: list[Any] = []
     others: list[list[Tensor]] = []  # of tries before: the next ones lie elsewhere
     try:
+        if not torch_state.enter(undo):
+            return None
         with torch.inference_mode(mode=False), torch.no_grad():
             for _ in range(_TRIES):
                 with contextlib.suppress(ValueError):

@@ -81,47 +81,57 @@ def remember(thread: ThreadState, module: Module, args: tuple[Any, ...], output:
             raise
 
 
-def ask() -> list[Any] | None:
-    """Say nothing in the place of `quiet`: calls are not entered in C."""
+def ask(_undo: list[Any]) -> bool:
+    """Say that Python has to look, in the place of `quiet`: calls are not entered in C."""
+    return False
 
 
-quiet: Callable[[], list[Any] | None] = ask
-"""Does what `enter` does where all is usual, in C; None: it is not."""
+quiet: Callable[[list[Any]], bool] = ask
+"""Does what `enter` does where all is usual, in C; or says that it is not."""
 USUAL = (
     _dispatch_modes, _functorch, _autocast, getattr(_C, "_cuda_isCurrentStreamCapturing", None), _compiler, torch.cuda,
 )  # fmt: skip
 """By what `hookd/native/tensors.c` sees that it is."""
 
 
-def enter() -> list[Any] | None:
+def enter(undo: list[Any]) -> bool:
     """Take modes and autocast away from this thread, or say that tensors must not be looked at now.
 
+    Args:
+        undo: gets what `leave` needs, also where a signal handler raises before this has returned.
+
     Returns:
-        What `leave` needs; None while tracing, exporting, under vmap, with fake tensors or in a CUDA
-        graph's capture.
+        Whether they may be looked at: not while tracing, exporting, under vmap, with fake tensors or in a CUDA graph's capture.
     """
-    if (undo := quiet()) is not None:
-        return undo
+    if quiet(undo):
+        return True
     if is_unreal():
-        return None
+        return False
     # Of a tensor's subclass as well: what it makes of a function of torch is the training's code.
-    undo = [_entered(unseen())]
+    _enter(undo, unseen())
     if _dispatch_modes():
-        undo.append(_entered(_C._DisableTorchDispatch()))
+        _enter(undo, _C._DisableTorchDispatch())
     if _autocast():
         undo.append(_AutocastOff())
-    return undo
+    return True
 
 
-def leave(undo: list[Any]) -> None:
-    """Undo `enter`. What a signal keeps from being undone here is undone when the guards are dropped."""
+def leave_in_python(undo: list[Any]) -> None:
+    """Undo `enter`, in the place of `leave`: calls are not entered in C."""
     while undo:
-        undo.pop().__exit__(None, None, None)
+        try:
+            undo[-1].__exit__(None, None, None)
+        finally:
+            undo.pop()
 
 
-def _entered(guard: Any) -> Any:
+leave: Callable[[list[Any]], None] = leave_in_python
+"""Undoes `enter`."""
+
+
+def _enter(undo: list[Any], guard: Any) -> None:
+    undo.append(guard)
     guard.__enter__()
-    return guard
 
 
 def is_unreal() -> bool:
