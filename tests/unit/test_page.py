@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import posix
 import struct
 import types
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from hookd.wire import page
 from hookd.wire.page import MIN_SIZE, PageReader, PageWriter, layout, series
+from hookd.wire.page.reader import TRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -228,6 +230,27 @@ def test_modules_are_named_and_retired(written, reader):
     written.compact()
     assert list(reader.read().modules) == [second]
     assert written.module("x", "X", 1) not in {0, first, second}
+
+
+def test_a_number_that_a_copy_has_torn_is_read_again(written, reader, monkeypatch):
+    numbers = [written.series(written.family("hookd_x", "gauge", "", ("n",)), (str(n),)) for n in range(3)]
+    for at in numbers:
+        written.cells[at] = 1.5
+    offset, pread, torn = 8 * numbers[1], posix.pread, [0]
+
+    def interrupted(fd, length, start):
+        """As a kernel that was interrupted in the middle of a number; and that number goes on changing."""
+        found = bytearray(pread(fd, length, start))
+        if start <= offset < start + length:
+            written.cells[numbers[1]] += 1.0
+            torn[0] += 1
+            if torn[0] <= 2:  # in both copies, each in another way
+                found[offset - start : offset - start + torn[0]] = b"\xaa" * torn[0]
+        return bytes(found)
+
+    monkeypatch.setattr("hookd.wire.page.reader.posix.pread", interrupted)
+    assert [found.cells for found in reader.read().families[0].series] == [(1.5,), (1.5 + torn[0] - 1,), (1.5,)]
+    assert torn[0] == 2 + TRIES
 
 
 def test_a_heartbeat_says_where_a_thread_is(written, reader):

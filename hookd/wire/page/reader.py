@@ -56,6 +56,9 @@ T = TypeVar("T")
 
 READ_ATTEMPTS = 50  # a copy of a small page takes 0.1 ms; five in a row have met a compaction each under load
 READ_PATIENCE_S = 1.0
+MOST_AGAIN = 4096
+"""So many cells are read again at the most: a page that changes all of its cells all the time must not keep the daemon."""
+TRIES = 8
 _ZEROS = bytes(1 << 12)
 _MAX_IDENTITY = 1 << 20  # bytes, of a page of another protocol
 
@@ -180,8 +183,7 @@ class PageReader:
 
     def _copy(self, words: tuple[int, ...], *, recorder: bool) -> Snapshot:
         schema = self._parse_schema(words)
-        cells = array("d")
-        cells.frombytes(self._pread(self._regions["values"].offset, schema.end * 8))
+        cells = self._cells(schema.end)
         return Snapshot(
             identity=self._identity(words),
             state=_state(words),
@@ -194,6 +196,35 @@ class PageReader:
             records=self._records() if recorder else [],
             dropped=words[DROPPED_WORD],
         )
+
+    def _cells(self, count: int) -> array[float]:
+        """Copy the first cells: as two copies agree on them, and of the others each by itself.
+
+        The kernel copies bytes (x86's `rep movsb`). Where it is interrupted within a number, the rest may be of the next one that is written there.
+        """
+        offset, length = self._regions["values"].offset, 8 * count
+        first, second = self._pread(offset, length), self._pread(offset, length)
+        copy, left = bytearray(second), MOST_AGAIN
+        for start in range(0, length, len(_ZEROS)) if first != second else ():
+            end = min(start + len(_ZEROS), length)
+            if first[start:end] == second[start:end]:
+                continue
+            for at in range(start, end, 8):
+                number = second[at : at + 8]
+                if left and first[at : at + 8] != number:
+                    left -= 1
+                    copy[at : at + 8] = self._settled(offset + at, number)
+        cells = array("d")
+        cells.frombytes(copy)
+        return cells
+
+    def _settled(self, offset: int, number: bytes) -> bytes:
+        """Read a number until two readings agree; the last reading of one that never does."""
+        for _ in range(TRIES):
+            before, number = number, self._pread(offset, 8)
+            if before == number:
+                break
+        return number
 
     def _parse_schema(self, words: tuple[int, ...]) -> Schema:
         start, used, flips = self._used("schema", words)
