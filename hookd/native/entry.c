@@ -76,6 +76,9 @@ static int is_inside(PyObject *top, PyObject *module) {
     return 0;
 }
 
+/* What has been spent of a metered step that is accounted for by itself, ns. */
+static int64_t apart(void) { return entry.hooked + entry.shown + entry.looked + entry.charged; }
+
 /* Call a module that is inside of another observed one, and count it: what its plan does, for listeners that change nothing. */
 static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names) {
     const Host *host = &entry.host;
@@ -84,7 +87,8 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     uintptr_t key = (uintptr_t)args[0];
     uint64_t number = counted->number, freed = entry.freed;
     size_t shape = counted->shape;
-    int is_timed = counted->is_timed, is_clocked = is_timed || is_metered;
+    double value = counted->value;
+    int is_timed = counted->is_timed, is_clocked = is_timed || is_metered, is_left = 0;
     Count *const first = counted;
     Py_ssize_t given = (Py_ssize_t)(nargsf & ~OFFSET);
     PyObject *module = counted->module, *cell = counted->cell;
@@ -101,15 +105,19 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     Py_IncRef(outer);
     PyTuple_SetItem(mine, 0, module), PyTuple_SetItem(mine, 1, outer), PyTuple_SetItem(mine, 2, cell);
     *top = mine; /* what it held of `outer` is ours now */
-    PyObject *before = counted->checks && entry.checks ? version_of(args, given, names) : NULL;
+    PyObject *before = NULL;
+    if (counted->checks && entry.checks && counted->is_away && entry.hands[shape])
+        is_left = versions_of(state, args, given, names, &before);
+    else if (counted->checks && entry.checks)
+        before = version_of(args, given, names);
     size_t beat = (size_t)PyLong_AsLongLong(*at(state, host->beat));
     long long inner = is_timed ? PyLong_AsLongLong(*at(state, host->inner)) : 0;
-    host->cells[beat] = counted->value;
+    host->cells[beat] = value;
     if (is_metered)
-        recorded(counted->value, host->cells[beat + host->phase]);
-    int64_t others = entry.hooked + entry.shown + entry.charged; /* what is accounted for by itself */
+        recorded(value, host->cells[beat + host->phase]);
+    int64_t others = apart();
     Told told = {0};
-    int is_left = entry.listening[shape].before && told_before(&told, shape, state, module, args, given, names);
+    is_left = is_left || (entry.listening[shape].before && told_before(&told, shape, state, module, args, given, names));
     Begun graph; /* large: empty only where it is needed */
     int is_hooked = entry.heard[shape] && !is_left;
     graph.heard = NULL;
@@ -117,10 +125,10 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         is_left = graph_begins(&graph, shape, state, args, given);
     int64_t started = is_clocked ? now() : 0;
     if (is_metered)
-        entry.spent += started - begun - (entry.hooked + entry.shown + entry.charged - others);
+        entry.spent += started - begun - (apart() - others);
     PyObject *result = is_left ? NULL : through(state, args, nargsf, names);
     int64_t ended = is_clocked ? now() : 0, returned = ended;
-    others = entry.hooked + entry.shown + entry.charged;
+    others = apart();
     if (graph.heard) /* what was hooked inside */
         ended -= PyLong_AsLongLong(*at(state, host->lost)) - graph.lost;
     counted = same(first, freed, key, number);
@@ -147,9 +155,13 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     if (result && counted) {
         int is_ended = graph.heard && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
         counted = is_ended ? NULL : same(first, freed, key, number);
-        int found = counted && counted->checks && entry.checks ? looked_at(shape, result) : UNSEEN;
+        int is_looked_at = counted && counted->checks && entry.checks, hands = is_looked_at && entry.hands[shape];
+        int found = is_looked_at ? looked_at(state, result, hands) : UNSEEN;
         counted = is_ended ? NULL : same(first, freed, key, number); /* what is looked at, or remembered, may run any code */
-        is_ended = is_ended || (counted && counted->remembers && remembered(state, module, args, given, names, result, found));
+        if (counted && hands && found == UNSEEN)
+            counted->is_away = 1, is_ended = handed(state, module, args, given, names, result, before);
+        else
+            is_ended = is_ended || (counted && counted->remembers && remembered(state, module, args, given, names, result, found));
         counted = is_ended ? NULL : same(first, freed, key, number);
         is_ended = is_ended || (counted && counted->shows && show_output(counted, state, module, result));
         if (!is_ended && found == BAD && still(key, number))
@@ -159,7 +171,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
             result = NULL;
         }
         if (is_metered)
-            entry.spent += now() - returned - (entry.hooked + entry.shown + entry.charged - others);
+            entry.spent += now() - returned - (apart() - others);
     }
     if (is_hooked)
         graph_forgets(&graph);
@@ -355,7 +367,7 @@ EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, 
         PyMem_RawFree(counted);
         return -1;
     }
-    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, checks, is_timed, count, back, shows, shown};
+    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, checks, 0, is_timed, count, back, shows, shown};
     Py_IncRef(module);
     Py_IncRef(cell);
     for (size_t i = 0; i < count + back; i++, cells += 3) {
@@ -415,17 +427,19 @@ EXPORTED int hookd_entry_layout(const Layout *layout) {
     return 0;
 }
 
-/* Whether something of a shape could not be looked at, ever. */
-EXPORTED int hookd_entry_unseen(size_t shape) { return shape >= SHAPES || entry.unseen[shape]; }
+/* Look at large outputs of a shape as well, and hand to Python what cannot be looked at here, or do not. */
+EXPORTED int hookd_entry_hand(size_t shape, int hands) {
+    if (shape < SHAPES)
+        entry.hands[shape] = hands != 0;
+    return 0;
+}
 
-/* `meter(is_metered)`: meter the calls from here on, or do not. Return whether there is one more shape since the last time of which something
- * could not be looked at. */
+/* `meter(is_metered)`: meter the calls from here on, or do not. */
 static PyObject *meter(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    PyObject *is_news = entry.is_news ? &_Py_TrueStruct : &_Py_FalseStruct;
     (void)self;
-    entry.metered = count && args[0] == &_Py_TrueStruct, entry.is_news = 0;
-    Py_IncRef(is_news);
-    return is_news;
+    entry.metered = count && args[0] == &_Py_TrueStruct;
+    Py_IncRef(&_Py_NoneStruct);
+    return &_Py_NoneStruct;
 }
 
 /* `turn()`: return the next turn, see marks.c; `close_marks(thread, low, turn, ended)`: see `marks_close`; by a clock that is not this one it ends now. The numbers are such as this file has given. */
@@ -481,10 +495,10 @@ EXPORTED PyObject *hookd_entry_methods(void) {
     return found;
 }
 
-/* Store what metered calls have taken since the last time, what the hooks on graphs have, and what it has to show outputs, in ns. */
+/* Store what metered calls have taken since the last time, what the hooks on graphs have, what it has to show outputs, and to look at large ones, in ns. */
 EXPORTED int hookd_entry_spent(int64_t *spent) {
-    spent[0] = entry.spent, spent[1] = entry.hooked, spent[2] = entry.shown;
-    entry.spent = entry.hooked = entry.shown = entry.charged = 0;
+    spent[0] = entry.spent, spent[1] = entry.hooked, spent[2] = entry.shown, spent[3] = entry.looked;
+    entry.spent = entry.hooked = entry.shown = entry.looked = entry.charged = 0;
     return 0;
 }
 

@@ -78,7 +78,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 18, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 19, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* Python functions of a call, as `Wanted` of hookd/target/entry/c_entry.py */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
@@ -100,6 +100,7 @@ typedef struct { /* of a module whose calls are counted here, as long as no Pyth
     double value; /* that of `cell`: the module in a heartbeat */
     size_t shape;
     int remembers, checks; /* what it returns is kept; is looked at */
+    int is_away;           /* it has returned what could not be looked at here */
     int is_timed;          /* somebody wants the time of its calls, now or in other steps */
     size_t count, back;    /* so many totals of its calls, and then of its backward */
     size_t shows;          /* so many plugins show what it returns */
@@ -142,6 +143,7 @@ typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
     PyObject *next_seq;              /* returns the number of the recorder's next record */
     PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `suspected` */
     PyObject *shown;                 /* as shown(module, output): see `show_output` */
+    PyObject *hand;                  /* as hand(state, module, args, kwargs, output, before): see `handed` */
     PyObject *tell, *tell_plainly, *no_frame, *versions; /* of hookd/target/entry: see told.c */
     PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
     PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
@@ -199,8 +201,7 @@ struct State { /* all of it; one for the process */
     uint64_t freed;               /* so many `Count` are gone */
     unsigned char armed[SHAPES];  /* calls of this shape go through their plans */
     Listening listening[SHAPES];  /* the Python functions that are told of the calls of this shape which are counted here */
-    unsigned char unseen[SHAPES]; /* something that a call of this shape returned could not be looked at */
-    int is_news;                  /* that is so of one more shape */
+    unsigned char hands[SHAPES];  /* large outputs of this shape are looked at as well, and what cannot be is handed to Python */
     PyObject *heard[SHAPES];      /* who listens to the gradients of calls of this shape; NULL: nobody */
     int wants[SHAPES];            /* what of them */
     long hooks;                   /* that live in graphs */
@@ -215,6 +216,7 @@ struct State { /* all of it; one for the process */
     long passed;                  /* calls of which it should have been told, and nobody could look */
     int64_t spent;                /* ns of a metered step in this file, and in what it calls of hookd */
     int64_t shown;                /* and to show what calls return */
+    int64_t looked;               /* and to look at large ones */
     int64_t charged;              /* in what is called for that, which Python charges itself */
     Depth depth;
     long deep;                    /* calls so near to the limit that they were not observed */
@@ -249,7 +251,8 @@ PyObject *with_packed(PyObject *state, PyObject *function, PyObject **given, siz
 
 /* tensors.c */
 enum { SEEN, MASKED, BAD, UNSEEN }; /* of a tensor: all is finite; or -inf; there is an infinity or a NaN; nobody can say */
-int looked_at(size_t shape, PyObject *output);
+int looked_at(PyObject *state, PyObject *output, int hands);
+int handed(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, PyObject *before);
 int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *output);
 int suspected(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, PyObject *before);
 int is_finite(PyObject *tensor);
@@ -262,6 +265,7 @@ PyObject *leave(PyObject *self, PyObject *const *args, Py_ssize_t count);
 const void *plain(PyObject *tensor);
 int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, int found);
 PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names);
+int versions_of(PyObject *state, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **versions);
 
 /* entry.c */
 void add_to(const Totals *totals, double times, int64_t elapsed, int64_t self);

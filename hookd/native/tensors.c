@@ -2,6 +2,7 @@
 #include "entry.h"
 
 enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/target/tensors/kernel.py has the same */
+enum { TOGETHER = 1 << 21 }; /* elements that are read, in about a millisecond, before other threads may have the lock */
 
 /* Whether a tensor may be asked for anything: no mode sees it, and no trace notes it. */
 int may_ask(void) { return gives(entry.host.modes, entry.zero) && gives(entry.host.tracing, &_Py_NoneStruct); }
@@ -232,7 +233,6 @@ int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssiz
     return done ? 0 : -1;
 }
 
-enum { TOGETHER = 1 << 21 }; /* elements that are read, in about a millisecond, before other threads may have the lock */
 static const int WIDTHS[4] = {4, 8, 2, 2};
 
 /* Ask an object for a whole number by one of its methods. -1: it has raised; no exception is set. */
@@ -254,18 +254,19 @@ static int is_true(PyObject *answer) { /* steals it; NULL: no */
     return answer == &_Py_TrueStruct;
 }
 
-/* How many elements there are from the first of a tensor to the furthest one; -1: nobody can say. What lies between them is not all its
- * own, so what is found there is only suspected. */
-static long long span_of(PyObject *tensor, long long elements) {
+/* How many elements there are from the first of a tensor to the furthest one; -1: nobody can say, or they are more than `most`. What lies
+ * between them is not all its own, so what is found there is only suspected. */
+static long long span_of(PyObject *tensor, long long elements, long long most) {
     if (is_true(PyObject_VectorcallMethod(entry.contiguous_name, &tensor, 1, NULL)))
         return elements;
     PyObject *sizes = PyObject_GetAttr(tensor, entry.shape_name);
     PyObject *strides = sizes ? PyObject_VectorcallMethod(entry.stride_name, &tensor, 1, NULL) : NULL;
     long long span = strides ? 1 : -1;
     Py_ssize_t dims = strides ? PyTuple_Size(strides) : 0;
-    for (Py_ssize_t i = 0; i < dims && span > 0 && span <= BRIEF; i++) {
+    for (Py_ssize_t i = 0; i < dims && span > 0; i++) {
         long long size = PyLong_AsLongLong(PyTuple_GetItem(sizes, i)), stride = PyLong_AsLongLong(PyTuple_GetItem(strides, i));
-        span = size > 0 && stride >= 0 && size <= BRIEF && stride <= BRIEF ? span + (size - 1) * stride : -1;
+        int is_within = size == 1 || (size > 1 && stride >= 0 && stride <= (most - span) / (size - 1));
+        span = is_within ? span + (size - 1) * stride : -1;
     }
     if (sizes)
         Py_DecRef(sizes);
@@ -283,8 +284,18 @@ static const void *place_of(long long base, long long start, long long span, lon
     return (const void *)(uintptr_t)(base + start);
 }
 
+/* Look at numbers side by side. Of many, whose storage is kept, other threads may have the lock meanwhile. */
 static int numbers_are(const void *place, long long span, int type) {
-    return !place ? UNSEEN : SEEN + entry.host.gate(place, span, type, (int)entry.host.level);
+    const Host *host = &entry.host;
+    if (!place)
+        return UNSEEN;
+    int64_t since = entry.metered && span > BRIEF ? now() : 0;
+    void *thread = span > TOGETHER ? PyEval_SaveThread() : NULL;
+    int found = SEEN + host->gate(place, span, type, (int)host->level);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    entry.looked += since ? now() - since : 0;
+    return found;
 }
 
 static int type_of(const void *impl) { /* as in `Host`; 10: another one */
@@ -315,12 +326,13 @@ static int plain_is(const void *impl) {
     return elements < 0 || elements > BRIEF ? UNSEEN : numbers_are(numbers_of(impl, type), elements, type);
 }
 
-/* Look at the numbers of a tensor where all of them are in the host's memory: what hookd/target/tensors/host_memory.py `locate` asks. */
-static int tensor_is(PyObject *tensor) {
+/* Look at the numbers of a tensor of up to `most` elements where all of them are in the host's memory: what
+ * hookd/target/tensors/host_memory.py `locate` asks. */
+static int tensor_is(PyObject *tensor, long long most) {
     const Host *host = &entry.host;
     const void *impl = plain(tensor);
     int of_plain = impl ? plain_is(impl) : UNSEEN;
-    if (of_plain != UNSEEN || (impl && FIELD(int64_t, impl, entry.layout.numel) > BRIEF) || !may_ask())
+    if (of_plain != UNSEEN || (impl && FIELD(int64_t, impl, entry.layout.numel) > most) || !may_ask())
         return of_plain;
     PyObject *dtype = PyObject_GetAttr(tensor, entry.dtype_name);
     int type = 0, found = UNSEEN;
@@ -334,10 +346,10 @@ static int tensor_is(PyObject *tensor) {
     long long elements = asked(tensor, entry.numel_name);
     if (elements == 0)
         return SEEN;
-    if (elements < 0 || elements > BRIEF || !is_true(PyObject_GetAttr(tensor, entry.host_name)))
+    if (elements < 0 || elements > most || !is_true(PyObject_GetAttr(tensor, entry.host_name)))
         return UNSEEN;
-    long long span = span_of(tensor, elements);
-    if (span < 0 || span > BRIEF)
+    long long span = span_of(tensor, elements, elements < BRIEF / 2 ? BRIEF : 2 * elements < most ? 2 * elements : most);
+    if (span < 0)
         return UNSEEN;
     PyObject *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
     if (storage) { /* what is not resizable is a file's memory, which may be cut off */
@@ -362,18 +374,30 @@ int is_finite(PyObject *tensor) {
     return !elements || (place && !entry.host.gate(place, elements, type, (int)entry.host.level));
 }
 
+/* Have Python look at what a call has returned. `before`: see `version_of`. -1: an exception is set. */
+static int ask_about(PyObject *state, PyObject *function, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names,
+                     PyObject *output, PyObject *before) {
+    PyObject *given[7] = {NULL, state, module, NULL, NULL, output, before ? before : &_Py_NoneStruct};
+    int64_t begun = entry.metered ? now() : 0;
+    PyObject *done = with_packed(state, function, given, 6, 3, args, count, names);
+    if (done)
+        Py_DecRef(done);
+    entry.charged += begun ? now() - begun : 0; /* by Python */
+    return done ? 0 : -1;
+}
+
 /* Look at what a call has returned: a tensor, nothing, or a tuple of those. */
-static int output_is(PyObject *output) {
+static int output_is(PyObject *output, long long most) {
     if (output == &_Py_NoneStruct)
         return SEEN;
     if (TYPE(output) == entry.host.tensor)
-        return tensor_is(output);
+        return tensor_is(output, most);
     if (TYPE(output) != &PyTuple_Type || PyTuple_Size(output) > 8)
         return UNSEEN;
     int worst = SEEN;
     for (Py_ssize_t i = 0; i < PyTuple_Size(output) && worst <= MASKED; i++) {
         PyObject *one = PyTuple_GetItem(output, i);
-        int found = one == &_Py_NoneStruct ? SEEN : TYPE(one) == entry.host.tensor ? tensor_is(one) : UNSEEN;
+        int found = one == &_Py_NoneStruct ? SEEN : TYPE(one) == entry.host.tensor ? tensor_is(one, most) : UNSEEN;
         worst = found > worst ? found : worst;
     }
     return worst;
@@ -392,12 +416,36 @@ PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names) {
     return version;
 }
 
-/* Look at what a call of a module of this shape has returned; after something bad all is taken for bad. */
-int looked_at(size_t shape, PyObject *output) {
-    int found = entry.alert ? BAD : output_is(output);
-    if (found == UNSEEN)
-        entry.is_news |= !entry.unseen[shape], entry.unseen[shape] = 1, entry.passed++;
+/* Store in `versions` what Python makes of all inputs of a call, where `version_of` says nothing. -1: an exception is set, a signal handler's. */
+int versions_of(PyObject *state, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **versions) {
+    PyObject *given[3] = {NULL};
+    *versions = version_of(args, count, names);
+    if (!*versions)
+        *versions = with_packed(state, entry.host.versions, given, 2, 1, args, count, names);
+    return *versions ? 0 : -1;
+}
+
+/* Whether an output is the very one that the last call before has returned, which was finite, and has not been changed since: that of a
+ * container mostly is. */
+static int is_latest(PyObject *state, PyObject *output) {
+    PyObject *ring = *at(state, entry.host.latest);
+    long long place = 3 * PyLong_AsLongLong(*at(state, entry.host.newest));
+    const void *impl = PyList_GetItem(ring, place + 1) == output ? plain(output) : NULL;
+    const void *version = impl ? FIELD(void *, impl, entry.layout.version) : NULL;
+    return version && (long long)FIELD(uint32_t, version, entry.layout.count) == PyLong_AsLongLong(PyList_GetItem(ring, place + 2));
+}
+
+/* Look at what a call has returned; after something bad all is taken for bad. `hands`: at large outputs as well; what is UNSEEN all the same is
+ * handed to Python. */
+int looked_at(PyObject *state, PyObject *output, int hands) {
+    int found = entry.alert ? BAD : is_latest(state, output) ? SEEN : output_is(output, hands ? INT64_MAX / 4 : BRIEF);
+    entry.passed += found == UNSEEN && !hands;
     return found;
+}
+
+/* Have Python look at what could not be looked at here. -1: an exception is set, a signal handler's or one that a plugin has for the training. */
+int handed(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, PyObject *before) {
+    return ask_about(state, entry.host.hand, module, args, count, names, output, before);
 }
 
 enum { COUNT, MEAN, SQUARES, LOW, HIGH, ZERO, NANS, INFS, NEGATIVE_INFS, SUMS = 10 }; /* as kernel.c stores them */
@@ -466,13 +514,7 @@ int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *out
  * -1: an exception is set, a signal handler's or one that a plugin has for the training. */
 int suspected(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
                    PyObject *before) {
-    PyObject *given[7] = {NULL, state, module, NULL, NULL, output, before ? before : &_Py_NoneStruct};
-    int64_t begun = entry.metered ? now() : 0;
-    PyObject *done = with_packed(state, entry.host.suspect, given, 6, 3, args, count, names);
-    if (done)
-        Py_DecRef(done);
-    entry.charged += begun ? now() - begun : 0; /* by Python */
-    return done ? 0 : -1;
+    return ask_about(state, entry.host.suspect, module, args, count, names, output, before);
 }
 
 /* Store what is read of a plain tensor: its version, its elements, and what `plain_is` finds. -1: it is none, and would be asked. */

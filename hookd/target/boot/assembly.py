@@ -114,7 +114,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     def host_calls(entry: Entry) -> None:
         entry.host(
             calls.for_entry(), local=local, page=page, numeric=numeric, remember=portions.remember_call,
-            suspect=portions.suspect, shown=calls.output_shown,
+            suspect=portions.suspect, shown=calls.output_shown, hand=portions.hold_counted,
         )  # fmt: skip
 
     def forget_outputs(modules: Collection[Module]) -> None:

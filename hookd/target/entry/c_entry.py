@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 18
+VERSION = 19
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -163,7 +163,7 @@ class _Host(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.py_object)
-            for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown", *_OF_TELLING)
+            for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown", "hand", *_OF_TELLING)
         ),
         *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing", "unseen")),
         *(
@@ -306,7 +306,7 @@ class Entry:
         self._largest, self._number = made["largest"], made["number"]
         self._quiet, self._leave = made["quiet"], made["leave"]
         self._turn, self._close_marks, self._since_mark = made["turn"], made["close_marks"], made["since_mark"]
-        self._unseen = native.function(library, "hookd_entry_unseen", size)
+        self._hand = native.function(library, "hookd_entry_hand", size, ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
         self._hear = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
         self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
@@ -403,6 +403,7 @@ class Entry:
         remember: Callable[..., None],
         suspect: Callable[..., None],
         shown: Callable[..., None],
+        hand: Callable[..., None],
     ) -> None:
         """Count calls in C from now on; where objects are not laid out as usual, plans count.
 
@@ -413,7 +414,8 @@ class Entry:
             numeric: has the kernel that looks at outputs.
             remember: is called for a call that the entry cannot remember,
             suspect: for one whose output is not finite,
-            shown: and for one whose output is to be shown and cannot be in C.
+            shown: for one whose output is to be shown and cannot be in C,
+            hand: and for one whose output cannot be looked at there.
         """
         state = ThreadState(0, 0, is_engine=False)
         module = Module("", "", 0, 0, None, leaf=True)
@@ -423,7 +425,7 @@ class Entry:
         dtypes: Any = (ctypes.py_object * len(_DTYPES))(*_DTYPES)  # type: ignore[misc]  # typeshed wants them wrapped
         cells = ctypes.addressof(ctypes.c_char.from_buffer(page.cells))  # no reference stays: a page is to be closed
         host = _Host(
-            local, names["unwind"], remember, page.next_seq, suspect, shown, *(names[name] for name in _OF_TELLING),
+            local, names["unwind"], remember, page.next_seq, suspect, shown, hand, *(names[name] for name in _OF_TELLING),
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,
             *torch_state.USUAL, *(names[name] for name in _OF_GRAPHS),
             hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, *_for_marks(), hidden.profile, hidden.tool, dtypes,
@@ -473,25 +475,28 @@ class Entry:
         passed: int = self._check(checks, alert)
         return passed
 
-    def is_unseen(self, shape: int) -> bool:
-        """Whether anything of a shape could not be looked at, ever since."""
-        return bool(self._unseen(shape))
+    def hand(self, shape: int, *, hands: bool) -> None:
+        """Look at large outputs of a shape as well, and hand over what cannot be looked at in C; or do not."""
+        self._hand(shape, hands)
 
-    def meter(self, *, is_metered: bool) -> bool:
-        """Take the time of what is counted, or do not; return whether `is_unseen` says so of one more shape since the last time."""
-        is_news: bool = self._meter(is_metered)
-        return is_news
+    def meter(self, *, is_metered: bool) -> None:
+        """Take the time of what is counted, or do not."""
+        self._meter(is_metered)
 
     def let_go(self, thread: ThreadState, last: int) -> int:
         """Know of the calls that were remembered only the last ones still, weakly; return how many are left as they are."""
         left: int = self._let_go(thread, last)
         return left
 
-    def metered_ns(self) -> tuple[int, int, int]:
-        """Return what has taken how long since the last time while it was metered: counted calls, hooks on graphs, and showing outputs."""
-        spent = (ctypes.c_int64 * 3)()
+    def metered_ns(self) -> list[int]:
+        """Return what has taken how long since the last time while it was metered.
+
+        Returns:
+            [4] ns: of counted calls, of hooks on graphs, of showing outputs, and of looking at large ones.
+        """
+        spent = (ctypes.c_int64 * 4)()
         self._spent(spent)
-        return spent[0], spent[1], spent[2]
+        return list(spent)
 
     def aloud(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the training's inside of that, which is hidden from nobody."""

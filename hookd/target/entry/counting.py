@@ -132,12 +132,16 @@ class Counting:
     def meter(self, *, is_metered: bool) -> None:
         """Meter the calls of the step that begins, or do not."""
         self._dispatch.accounts.is_metered = is_metered
-        if self._entry is not None and self._entry.meter(is_metered=is_metered):
-            self._arm_all()
+        if self._entry is not None:
+            self._entry.meter(is_metered=is_metered)
 
-    def metered_ns(self) -> tuple[int, int, int]:
-        """Return what has taken how long in the metered step that is over, ns: calls without a plan, hooks on graphs, showing outputs."""
-        return (0, 0, 0) if self._entry is None else self._entry.metered_ns()
+    def metered_ns(self) -> list[int]:
+        """Return what has taken how long in the metered step that is over.
+
+        Returns:
+            [4] ns: of calls without a plan, of hooks on graphs, of showing outputs, and of looking at large ones.
+        """
+        return [0] * 4 if self._entry is None else self._entry.metered_ns()
 
     def _arm_all(self) -> None:
         for shape in list(self._shapes.values()):
@@ -152,8 +156,9 @@ class Counting:
         flowing = [one for one in heard if one.hook in FLOWS and one.is_on]
         is_plain = not any(one.mutates for one in flowing)  # what changes gradients is called by Python's own hooks
         self._entry.hear(number, flowing if flowing and is_plain else None)
-        is_seen = self._numeric.looks_in_c() and not self._entry.is_unseen(number)
+        is_seen = self._numeric.looks_in_c()
         called = _not_in_c(heard, hears_in_c=is_plain, looks_in_c=is_seen)
+        self._entry.hand(number, hands=is_seen and _looks_at_all(heard))
         is_told = all(one.hook in TOLD and not one.mutates for one in called)
         is_stopped = any(isinstance(one.totals, Totals) and not one.is_on for one in heard)
         self._entry.arm(number, is_armed=is_stopped or not is_told)
@@ -210,6 +215,13 @@ class Counting:
         return function(*args, **kwargs)
 
 
+def _looks_at_all(heard: tuple[Listener, ...]) -> bool:
+    """Whether a plugin that is told of suspects looks at all outputs in this step, large ones and those on a device too."""
+    on = [one for one in heard if one.is_on]
+    suspecting = {one.plugin for one in on if one.hook == "suspect"}
+    return any(one.hook == "forwards" and one.plugin in suspecting for one in on)
+
+
 def _not_in_c(heard: tuple[Listener, ...], *, hears_in_c: bool, looks_in_c: bool) -> list[Listener]:
     """Return those that are switched on and are not served by the entry alone.
 
@@ -225,6 +237,6 @@ def _not_in_c(heard: tuple[Listener, ...], *, hears_in_c: bool, looks_in_c: bool
         for one in on
         if one.hook not in ("forward_error", "suspect")  # which no plan calls
         and not (one.hook in FLOWS and hears_in_c)
-        and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C
+        and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C, or handed over from there
         and one.hook != "output_summary"  # likewise, or `Calls.output_shown` is asked
     ]

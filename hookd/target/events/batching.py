@@ -121,6 +121,40 @@ class Portions:
                 return
         self._hold_last(thread, _new(Call, (module, inputs, kwargs, output, -1, versions, inside, False)), failure)
 
+    def hold_counted(  # noqa: PLR0917  the entry in C calls it
+        self,
+        thread: ThreadState,
+        module: Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        before: int | tuple[int, ...] | None,
+    ) -> None:
+        """Hold a call that the entry in C has counted, and whose output it cannot look at.
+
+        Args:
+            thread: the calling one, back outside of the call.
+            module: that was called.
+            args: by position.
+            kwargs: by name.
+            output: that was returned.
+            before: the version of the only input at entry, or those of all; None where that is not known.
+
+        Raises:
+            TrainingError: a plugin may raise it.
+        """
+        accounts = self._dispatch.accounts
+        is_metered, top = accounts.is_metered, thread.top
+        begun, charged = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
+        versions = () if before is None else before if type(before) is tuple else (before,)
+        thread.top = module, top, float(module.id)
+        try:
+            self.hold(thread, module, args, kwargs, output, versions)
+        finally:
+            thread.top = top
+        if is_metered:
+            accounts.settle(begun, charged)
+
     def _hold_last(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
         """Hand over with what is held a call that may not wait.
 

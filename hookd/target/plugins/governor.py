@@ -289,7 +289,7 @@ class Governor:
     def _learn(self, elapsed: int) -> None:
         """Note what a metered step has cost."""
         ledger, kinds = self._dispatch.accounts, self._kind[1]
-        payers = OWN, self._listening(FLOWS), self._listening(("output_summary",))
+        payers = OWN, self._listening(FLOWS), self._listening(("output_summary",)), self._listening(("forwards",))
         for number, ns in zip(payers, self._counting.metered_ns()):
             ledger.spent[number] = ledger.spent.get(number, 0) + ns
         known = self._costs.pop(self._kind, {})  # it becomes the last of them
