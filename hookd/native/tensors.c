@@ -317,13 +317,13 @@ static const void *numbers_of(const void *impl, int type) {
                     FIELD(int64_t, storage, layout->nbytes), type);
 }
 
-/* Look at the numbers of a plain tensor. UNSEEN: it has to be asked. */
-static int plain_is(const void *impl) {
+/* Look at the numbers of a plain tensor of up to `most` elements. UNSEEN: it has to be asked. */
+static int plain_is(const void *impl, long long most) {
     long long elements = FIELD(int64_t, impl, entry.layout.numel);
     int type = type_of(impl);
     if (type >= 4 || !elements)
         return type < 10 ? SEEN : UNSEEN;
-    return elements < 0 || elements > BRIEF ? UNSEEN : numbers_are(numbers_of(impl, type), elements, type);
+    return elements < 0 || elements > most ? UNSEEN : numbers_are(numbers_of(impl, type), elements, type);
 }
 
 /* Look at the numbers of a tensor of up to `most` elements where all of them are in the host's memory: what
@@ -331,7 +331,7 @@ static int plain_is(const void *impl) {
 static int tensor_is(PyObject *tensor, long long most) {
     const Host *host = &entry.host;
     const void *impl = plain(tensor);
-    int of_plain = impl ? plain_is(impl) : UNSEEN;
+    int of_plain = impl ? plain_is(impl, most < TOGETHER ? most : TOGETHER) : UNSEEN;
     if (of_plain != UNSEEN || (impl && FIELD(int64_t, impl, entry.layout.numel) > most) || !may_ask())
         return of_plain;
     PyObject *dtype = PyObject_GetAttr(tensor, entry.dtype_name);
@@ -473,25 +473,47 @@ static int is_shown(const Count *counted) {
     return is_any;
 }
 
+/* Make the sums of an output that can be read where it lies. Of a large one other threads may have the lock meanwhile. 0: it cannot. */
+static int summed(PyObject *output, double *sums) {
+    const Host *host = &entry.host;
+    const void *impl = plain(output);
+    int64_t elements = impl ? FIELD(int64_t, impl, entry.layout.numel) : 0;
+    int type = impl ? type_of(impl) : 10, is_apart = elements > TOGETHER;
+    if (type >= 4 || type == 2 || elements <= 0 || (is_apart && !may_ask()))
+        return 0;
+    PyObject *storage = is_apart ? PyObject_VectorcallMethod(entry.storage_name, &output, 1, NULL) : NULL;
+    const void *place = is_apart && !storage ? NULL : numbers_of(impl, type);
+    void *thread = place && storage ? PyEval_SaveThread() : NULL;
+    if (place)
+        host->summary(place, elements, type, (int)host->level, sums);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    if (storage)
+        Py_DecRef(storage);
+    PyErr_Clear();
+    return place != NULL;
+}
+
 /* Put statistics of what a call has returned into gauges. -1: an exception is set, a signal handler's. Python is asked where the output is
- * no plain tensor, or a large one, or of float16, of which plugins are always told; where one is told of many zeros; and where a module has no series yet. */
+ * no plain tensor, or of float16, of which plugins are always told; where one is told of many zeros; and where a module has no series yet. */
 int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *output) {
     const Host *host = &entry.host;
     if (!is_shown(counted) || output == &_Py_NoneStruct)
         return 0;
     int64_t since = entry.metered ? now() : 0;
     const void *impl = plain(output);
-    int64_t elements = impl ? FIELD(int64_t, impl, entry.layout.numel) : 0;
-    int type = impl ? type_of(impl) : 10, asks = 0;
-    const void *place = type < 4 && type != 2 && elements > 0 && elements <= BRIEF ? numbers_of(impl, type) : NULL;
     double sums[SUMS], found[STATISTICS];
-    if (place)
-        host->summary(place, elements, type, (int)host->level, sums), described(sums, found);
+    uint64_t freed = entry.freed;
+    int type = impl ? type_of(impl) : 10, asks = 0, is_summed = summed(output, sums);
+    if (entry.freed != freed) /* by another thread meanwhile: `counted` may be gone */
+        return 0;
+    if (is_summed)
+        described(sums, found);
     for (size_t i = 0; i < counted->shows; i++) {
         const Shown *shown = &counted->shown[i];
         if (shown->standing[IS_ON] == 0.0)
             continue;
-        if (!place || found[ZEROS_OF] >= shown->standing[ZEROS] || shown->module[STATE] != 0.0) {
+        if (!is_summed || found[ZEROS_OF] >= shown->standing[ZEROS] || shown->module[STATE] != 0.0) {
             asks = 1;
             continue;
         }
@@ -524,7 +546,7 @@ EXPORTED int hookd_entry_read(PyObject *tensor, int64_t *into) {
         return -1;
     into[0] = FIELD(uint32_t, version, entry.layout.count);
     into[1] = FIELD(int64_t, impl, entry.layout.numel);
-    into[2] = plain_is(impl);
+    into[2] = plain_is(impl, BRIEF);
     return 0;
 }
 
