@@ -11,7 +11,7 @@ optimizer is about to use. Those gradients alone are looked at less often, at le
 and nothing is suspicious: no GradScaler, closure, bundle or policy needs them, and nothing bad is known. A gradient that went bad unseen
 is found where the parameters that it has made bad are used next, and the incident says so (`gradients: unknown`). At every step, too,
 is what modules return, in C, where that is small and in the host's memory (the hook `suspect`).
-Larger outputs, those on a device, and all where calls are not entered in C are looked at as often as the budget allows, at least
+Larger outputs, also in C, those on a device, and all where calls are not entered in C are looked at as often as the budget allows, at least
 one step in ten (the metric `hookd_sampling_interval_steps` says which), and the gradients that flow between them, which cost several times as much,
 at least one step in a thousand: that a gradient is bad the gate sees, this says which module made it. After a
 hit of the gate every module and every gradient is looked at, until the origin is known or has not come again for 100

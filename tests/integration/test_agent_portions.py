@@ -434,3 +434,118 @@ class TestFinite:
         assert [one[:2] for one in agent.plugin("looking").inside] == [("0", True), ("1", True), ("2", True)]
         assert not agent.parts.portions.returned(agent.parts.local.thread)
         assert [ref() for ref in outputs] == [None] * 3
+
+
+class TestHanded:
+    """Where a plugin that is told of suspects looks at all outputs, C looks at large ones as well, and hands over what it cannot look at."""
+
+    class Looking(Keeper):
+        remembers = True
+        sampled = ("forwards",)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.before: dict[str, tuple[int, ...]] = {}
+            self.suspects: list[str] = []
+            self.seen_all: list[bool] = []
+
+        @hookimpl
+        def configure(self, context):
+            self.context = context
+
+        @hookimpl
+        def forwards(self, calls):
+            self.portions.append([call.module.name for call in calls])
+            self.before.update({call.module.name: call.before for call in calls})
+
+        @hookimpl
+        def suspect(self, call):
+            self.suspects.append(call.module.name)
+
+        @hookimpl
+        def root_forward(self):
+            self.seen_all.append(self.context.has_seen_all())
+
+    class Giving(nn.Module):
+        def forward(self, output, beside=None):
+            return output
+
+    class Model(nn.Module):
+        def __init__(self, outputs):
+            super().__init__()
+            self.outputs = outputs
+            self.parts = nn.ModuleDict({name: TestHanded.Giving() for name in outputs})
+
+        def forward(self, x):
+            for name, part in self.parts.items():
+                part(self.outputs[name], beside=x)
+            return x
+
+    @pytest.fixture
+    def looking(self):
+        with running(self.Looking, budget=100.0) as agent:
+            if agent.parts.models.counting.hidden is None or not agent.parts.numeric.looks_in_c():
+                pytest.skip("calls are not entered in C")
+            yield agent, agent.plugin("keeper")
+
+    @staticmethod
+    def outputs() -> dict[str, object]:
+        x = torch.ones(2, 8, 64, 128)
+        return {
+            "large": torch.ones(1 << 17),
+            "read_without_the_lock": torch.ones((1 << 21) + 3),
+            "transposed": torch.ones(1 << 10, 1 << 8).t(),
+            "channels_last": x.contiguous(memory_format=torch.channels_last),
+            "every_second": torch.ones(1 << 19)[::2],
+            "far_apart": torch.ones(1 << 20)[:: 1 << 3],
+            "mapping": {"one": torch.ones(2)},
+            "complex": torch.ones(2, dtype=torch.complex64),
+        }
+
+    def test_what_c_can_look_at_is_not_handed_over(self, looking) -> None:
+        _agent, keeper = looking
+        net, x = self.Model(self.outputs()), torch.ones(2)
+        for _ in range(4):
+            keeper.portions.clear()
+            net(x)
+        assert sorted(sum(keeper.portions, [])) == ["(root)", "parts.complex", "parts.far_apart", "parts.mapping"]
+        assert keeper.before["parts.mapping"] == (x._version, 0), "of all inputs, also by name"
+        assert keeper.seen_all[-1], "or it is told of it"
+        assert keeper.suspects == []
+
+    @pytest.mark.parametrize("name", ["large", "read_without_the_lock", "transposed", "channels_last", "every_second"])
+    def test_what_is_bad_in_it_is_told(self, looking, name) -> None:
+        _agent, keeper = looking
+        net = self.Model({name: self.outputs()[name]})
+        for _ in range(3):
+            net(torch.ones(2))
+        bad = net.outputs[name]
+        bad[(-1,) * bad.dim()] = math.nan
+        net(torch.ones(2))
+        assert keeper.suspects == [f"parts.{name}"]
+
+    def test_in_other_steps_neither_is_done(self, looking) -> None:
+        agent, keeper = looking
+        outputs = self.outputs()
+        outputs["large"][0] = math.nan
+        net = self.Model({"mapping": outputs["mapping"], "large": outputs["large"]})
+        agent.parts.governor.stretch_to(agent.parts.registry.named("keeper"), 1 << 12)
+        for _ in range(3):
+            net(torch.ones(2))
+        keeper.portions.clear()
+        keeper.suspects.clear()
+        switch_off(agent, "forwards")
+        net(torch.ones(2))
+        assert (keeper.portions, keeper.suspects, keeper.seen_all[-1]) == ([], [], False)
+
+    def test_who_looks_pays_for_what_is_large(self, looking) -> None:
+        agent, _keeper = looking
+        net, counting = self.Model({"large": torch.ones(1 << 20)}), agent.parts.models.counting
+        for _ in range(3):
+            net(torch.ones(2))
+        counting.metered_ns()
+        counting.meter(is_metered=True)
+        net(torch.ones(2))
+        of_calls, *_, of_large = counting.metered_ns()
+        assert of_large > 0
+        assert of_calls >= 0

@@ -25,6 +25,7 @@ OUTPUTS = {
     "transposed": torch.randn(8, 16).t(),
     "every second": torch.randn(8, 16)[:, ::2],
     "large": torch.randn(1 << 17),
+    "read without the lock": torch.randn((1 << 21) + 3),
     "with others": (None, torch.arange(3), torch.randn(5)),
     "whole numbers": torch.arange(5),
     "empty": torch.empty(0),
@@ -130,7 +131,7 @@ def test_it_is_done_without_a_call_of_python(monkeypatch) -> None:
         net, asked, dispatch = Model([torch.ones(4), torch.ones(4)]), [], agent.parts.dispatch
         net()
         monkeypatch.setattr(dispatch, "switched_on", lambda *given: asked.append(given) or [])
-        net.parts[0].output, net.parts[1].output = torch.full((4,), 3.0), torch.ones(4, 4).t()
+        net.parts[0].output, net.parts[1].output = torch.full((1 << 17,), 3.0), torch.ones(4, 4).t()
         net()
         assert [module.name for hook, module in asked if hook == "output_summary"] == ["parts.1"], (
             "what is not contiguous is left to Python"

@@ -92,7 +92,7 @@ def output_summary(module: Module, output: Any, summary: Summary) -> None:
     """Run after a call of a selected module has returned, with the statistics of the first floating-point tensor in its output.
 
     No function is needed to show them: `Context.show_outputs` puts them into gauges, in C where calls are entered there and the output is one
-    contiguous tensor of up to 65,536 elements in the host's memory. A plugin that uses it is called only for outputs of which at least the
+    contiguous tensor in the host's memory. A plugin that uses it is called only for outputs of which at least the
     share that it has named is 0, for the first output after them, and for those in float16; any other plugin is called for each output.
     On a device the statistics come a step later, when `output` is gone: it is None then.
 
@@ -113,10 +113,10 @@ def suspect(call: Call) -> None:
     """Run after a call of a selected module has returned a NaN or an infinity, at once, in whatever step.
 
     Where calls are entered in C, what modules return is looked at there, at every call, for less than a microsecond: tensors and
-    tuples of up to 8 of them, in the host's memory, each of up to 65,536 elements and contiguous; `-inf` alone is taken for a mask.
+    tuples of up to 8 of them, in the host's memory, each of up to 65,536 elements; `-inf` alone is taken for a mask.
     After the first one that is not finite it is told of every call that returns, until the outermost call is over. Where a
-    plugin listens to `forwards` as well, in its sampled steps, hookd hands over there only calls of such modules that have returned
-    anything else, so a plugin with both misses nothing and reads nothing twice (`Context.has_seen_all`). Of a model's outermost
+    plugin listens to `forwards` as well, in its sampled steps, larger outputs are looked at in C too, and hookd hands over there only calls that
+    have returned anything else, so a plugin with both misses nothing and reads nothing twice (`Context.has_seen_all`). Of a model's outermost
     call it is told in that case alone, and of a recompute never; `Call.before` is empty unless the module was given a single tensor.
 
     Called: after a call of a selected module has returned what is not finite.

@@ -237,6 +237,8 @@ def _not_in_c(heard: tuple[Listener, ...], *, hears_in_c: bool, looks_in_c: bool
         for one in on
         if one.hook not in ("forward_error", "suspect")  # which no plan calls
         and not (one.hook in FLOWS and hears_in_c)
-        and not (one.hook == "forwards" and one.plugin in suspecting)  # what it would look at is looked at in C, or handed over from there
+        and not (
+            one.hook == "forwards" and one.plugin in suspecting
+        )  # what it would look at is looked at in C, or handed over from there
         and one.hook != "output_summary"  # likewise, or `Calls.output_shown` is asked
     ]

@@ -146,7 +146,7 @@ class Portions:
         accounts = self._dispatch.accounts
         is_metered, top = accounts.is_metered, thread.top
         begun, charged = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
-        versions = () if before is None else before if type(before) is tuple else (before,)
+        versions = () if before is None else before if isinstance(before, tuple) else (before,)
         thread.top = module, top, float(module.id)
         try:
             self.hold(thread, module, args, kwargs, output, versions)
