@@ -508,7 +508,12 @@ class TestHanded:
         for _ in range(4):
             keeper.portions.clear()
             net(x)
-        assert sorted(sum(keeper.portions, [])) == ["(root)", "parts.complex", "parts.far_apart", "parts.mapping"]
+        assert sorted(name for portion in keeper.portions for name in portion) == [
+            "(root)",
+            "parts.complex",
+            "parts.far_apart",
+            "parts.mapping",
+        ]
         assert keeper.before["parts.mapping"] == (x._version, 0), "of all inputs, also by name"
         assert keeper.seen_all[-1], "or it is told of it"
         assert keeper.suspects == []
