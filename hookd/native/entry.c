@@ -481,7 +481,7 @@ static PyObject *since_mark(PyObject *self, PyObject *const *args, Py_ssize_t co
 /* Return the functions that Python calls at every step, in a tuple; their arguments are by position. */
 EXPORTED PyObject *hookd_entry_methods(void) {
     static const struct { const char *name; Method call; } MADE[] = {
-        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"leave", leave}, {"turn", turn}, {"close_marks", close_marks}, {"since_mark", since_mark},
+        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"leave", leave}, {"turn", turn}, {"close_marks", close_marks}, {"since_mark", since_mark}, {"walk", walk_from},
     };
     enum { MANY = sizeof MADE / sizeof *MADE };
     PyObject *found = PyTuple_New(MANY);

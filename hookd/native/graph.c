@@ -270,17 +270,21 @@ static int has_in(PyObject *list, PyObject *object) {
     return 0;
 }
 
-/* Walk from a node down to the inputs of its module, as `_Walk` of hookd/target/events/backward.py does. 0: it failed. */
-static int walked(Walk *walk, const Begun *begun, PyObject *node, uint64_t number) {
+/* Walk from some nodes down to the inputs of their module, as `_Walk` of hookd/target/events/backward.py does. 0: it failed. */
+static int walked(Walk *walk, const Begun *begun, PyObject *const *nodes, Py_ssize_t count) {
     *walk = (Walk){PyDict_New(), PyList_New(0), PyList_New(0), .least = UINT64_MAX};
-    int is_right = walk->seen && walk->nodes && walk->entries && (number < begun->sequence || !PyList_Append(walk->nodes, node));
+    int is_right = walk->seen && walk->nodes && walk->entries;
+    for (Py_ssize_t i = 0; i < count && is_right; i++) {
+        uint64_t number = number_of(nodes[i]);
+        is_right = !PyErr_Occurred() && (number < begun->sequence || !PyList_Append(walk->nodes, nodes[i]));
+    }
     for (Py_ssize_t size; is_right && (size = PyList_Size(walk->nodes)) && PyDict_Size(walk->seen) < MOST;) {
         PyObject *one = PyList_GetItem(walk->nodes, size - 1);
         Py_IncRef(one);
         is_right = !PyList_SetSlice(walk->nodes, size - 1, size, NULL);
         int is_new = is_right && PyDict_Contains(walk->seen, one) == 0;
         if (is_new) {
-            number = number_of(one);
+            uint64_t number = number_of(one);
             if (number <= walk->least)
                 walk->least = number, walk->last = one;
             is_right = !PyErr_Occurred() && !PyDict_SetItem(walk->seen, one, &_Py_NoneStruct) && followed(walk, begun, one);
@@ -305,6 +309,67 @@ static void ended(Walk *walk) {
     PyMem_RawFree(walk->counts);
 }
 
+/* Return what a walk has found: a dict of all nodes, and a list of (node, places) of the entries. NULL: an exception is set. */
+static PyObject *described(const Walk *walk) {
+    PyObject *list = PyList_New(0);
+    Py_ssize_t entries = PyList_Size(walk->entries), first = 0;
+    for (Py_ssize_t i = 0; i < entries && list; first += walk->counts[i++]) {
+        PyObject *places = PyList_New(0), *one = places ? PyTuple_New(2) : NULL;
+        int is_right = one != NULL;
+        for (Py_ssize_t j = first; j < first + walk->counts[i] && is_right; j++) {
+            PyObject *pair = PyTuple_New(2);
+            if (pair)
+                PyTuple_SetItem(pair, 0, PyLong_FromLongLong(walk->places[j].at)), PyTuple_SetItem(pair, 1, PyLong_FromLongLong(walk->places[j].tensor));
+            is_right = pair && !PyList_Append(places, pair);
+            if (pair)
+                Py_DecRef(pair);
+        }
+        if (is_right) {
+            PyObject *node = PyList_GetItem(walk->entries, i);
+            Py_IncRef(node), Py_IncRef(places);
+            PyTuple_SetItem(one, 0, node), PyTuple_SetItem(one, 1, places);
+            is_right = !PyList_Append(list, one);
+        }
+        if (one)
+            Py_DecRef(one);
+        if (places)
+            Py_DecRef(places);
+        if (!is_right)
+            Py_DecRef(list), list = NULL;
+    }
+    PyObject *both = list ? PyTuple_New(2) : NULL;
+    if (both)
+        Py_IncRef(walk->seen), Py_IncRef(list), PyTuple_SetItem(both, 0, walk->seen), PyTuple_SetItem(both, 1, list);
+    if (list)
+        Py_DecRef(list);
+    return both;
+}
+
+/* `walk(nodes, edges, sequence, is_timed)`: do what `_Walk` of hookd/target/events/backward.py does; None: it has to do that itself. */
+PyObject *walk_from(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Begun begun = {0};
+    Walk walk = {0};
+    PyObject *nodes[OUTPUTS], *result = NULL;
+    Py_ssize_t outputs = count == 4 ? PyList_Size(args[0]) : -1, edges = count == 4 ? PyList_Size(args[1]) : -1;
+    (void)self;
+    if (entry.counts && outputs >= 0 && outputs <= OUTPUTS && edges >= 0 && edges <= INPUTS) {
+        begun.sequence = PyLong_AsUnsignedLongLong(args[2]), begun.wants = args[3] == &_Py_TrueStruct ? TIMED : 0;
+        for (; begun.count < edges; begun.count++) {
+            PyObject *edge = PyList_GetItem(args[1], begun.count);
+            if (edge != &_Py_NoneStruct)
+                begun.edges[begun.count] = (Edge){PyTuple_GetItem(edge, 0), whole(PyTuple_GetItem(edge, 1))};
+        }
+        for (Py_ssize_t i = 0; i < outputs; i++)
+            nodes[i] = PyList_GetItem(args[0], i);
+        result = walked(&walk, &begun, nodes, outputs) ? described(&walk) : NULL;
+        ended(&walk);
+    }
+    PyErr_Clear();
+    if (!result)
+        Py_IncRef(result = &_Py_NoneStruct);
+    return result;
+}
+
 static int registered(PyObject *node, PyObject *name, PyObject *callable) { /* steals the callable */
     PyObject *given[2] = {node, callable}, *handle = callable ? PyObject_VectorcallMethod(name, given, 2, NULL) : NULL;
     if (handle)
@@ -317,7 +382,7 @@ static int registered(PyObject *node, PyObject *name, PyObject *callable) { /* s
 /* Hook the node behind a module's outputs, and those that lead to its inputs. 0: it failed. */
 static int hooked(Flow *flow, const Begun *begun, PyObject *node, uint64_t number, const Place *slots, Py_ssize_t count) {
     Walk walk = {0};
-    int is_right = !(begun->wants & WALKS) || walked(&walk, begun, node, number);
+    int is_right = !(begun->wants & WALKS) || walked(&walk, begun, &node, 1);
     Py_ssize_t entries = is_right && walk.entries ? PyList_Size(walk.entries) : 0, own = 0, under = 0;
     PyObject *later = is_right ? PyList_New(0) : NULL;
     for (Py_ssize_t i = 0; i < entries && later; i++) {

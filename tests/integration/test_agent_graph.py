@@ -204,6 +204,25 @@ def test_gradients_in_c_are_those_in_python(make, how, entry, monkeypatch) -> No
     assert len(in_c[0]) >= 4
 
 
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_a_walk_in_c_finds_what_one_in_python_does(make, entry, monkeypatch) -> None:
+    walk, found = backward._Walk.__init__, []
+
+    def both(self, outputs, entered, *, timed=False):
+        assert backward.walk_in_c(outputs, entered.edges, entered.sequence, timed) is not None
+        with monkeypatch.context() as without:
+            without.setattr(backward, "walk_in_c", backward.no_walk)
+            walk(self, outputs, entered, timed=timed)
+        in_python = list(self.seen), [(one.node, one.places, one.inputs) for one in self.entries]
+        walk(self, outputs, entered, timed=timed)
+        found.append((list(self.seen), [(one.node, one.places, one.inputs) for one in self.entries]) == in_python)
+
+    monkeypatch.setattr(backward._Walk, "__init__", both)
+    told_of(make, learns=True)
+    assert found
+    assert all(found)
+
+
 def test_only_the_outermost_module_is_hooked_in_python(entry, monkeypatch) -> None:
     """So that the tests here are of what they say."""
     hooked, end = [], backward.end
@@ -411,5 +430,5 @@ def test_threads_have_their_own(entry) -> None:
 
 @pytest.mark.load
 def test_hooks_under_the_sanitizers(tmp_path) -> None:
-    done = sanitizers.tested(tmp_path, __file__, "in_python or no_call or outlive or signal or threads")
+    done = sanitizers.tested(tmp_path, __file__, "in_python or python_does or no_call or outlive or signal or threads")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

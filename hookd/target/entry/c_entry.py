@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 19
+VERSION = 20
 """What `hookd_entry_version` of an entry returns that is called as below."""
 SHAPES = 256
 """So many shapes entry.c can tell apart."""
@@ -306,6 +306,7 @@ class Entry:
         self._largest, self._number = made["largest"], made["number"]
         self._quiet, self._leave = made["quiet"], made["leave"]
         self._turn, self._close_marks, self._since_mark = made["turn"], made["close_marks"], made["since_mark"]
+        self._walk = made["walk"]
         self._hand = native.function(library, "hookd_entry_hand", size, ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
         self._hear = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
@@ -434,6 +435,7 @@ class Entry:
         self._set_host(ctypes.byref(host))
         torch_state.quiet, torch_state.leave = self._quiet, self._leave
         backward.marks = backward.Marks(self._turn, self._close_marks, self._since_mark)
+        backward.walk_in_c = self._walk
         found = self.find_layout() if host.gate else None
         if found is not None:
             self._set_layout(ctypes.byref(found))
@@ -522,7 +524,7 @@ class Entry:
         """Return all memory. The code stays where a call that began in it still runs, in whatever thread, or a graph has hooks of it."""
         self.plans.close()
         torch_state.quiet, torch_state.leave = torch_state.ask, torch_state.leave_in_python
-        backward.marks = backward.NO_MARKS
+        backward.marks, backward.walk_in_c = backward.NO_MARKS, backward.no_walk
         stop = native.function(self._library, "hookd_entry_stop", ctypes.c_void_p)
         if not stop(self._library._handle):
             native.unload(self._library)

@@ -70,6 +70,17 @@ NO_MARKS = Marks(lambda: 0, lambda *_: None, lambda *_: None)
 marks = NO_MARKS
 
 
+def no_walk(_nodes: list[Any], _edges: list[Any], _sequence: int, _is_timed: bool) -> Any:  # noqa: FBT001  as C has it
+    """Find nothing, in the place of `walk_in_c`: calls are not entered in C."""
+    return None
+
+
+walk_in_c: Callable[
+    [list[Any], list[Any], int, bool], tuple[dict[Any, Any], list[tuple[Any, list[tuple[int, int]]]]] | None
+] = no_walk
+"""Does what `_Walk` does, and returns its `seen`, and the arguments of `Entry` of each entry; None: it is left to Python."""
+
+
 class Entered:
     """What is known when a module is entered: where the graph stands, and the edges of the positional inputs.
 
@@ -259,7 +270,7 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
         if len(nodes) > 1 and not mutates:
             # An output may be dropped while another lives on: hold nothing that this node does not lead to.
             below = _Walk([node], entered, timed=flow.is_timed)
-            later = [n for n in later if id(n) in below.seen]
+            later = [n for n in later if n in below.seen]
             entries = below.entries if walk is not None else []
         own = [Entry(None, e.places) for e in entries if e.node is node]
         under = [e for e in entries if e.node is not node and e.node._sequence_nr() < node._sequence_nr()]
@@ -323,7 +334,7 @@ class _Walk:
     """The nodes that a module made, from some of its outputs down to its inputs.
 
     Attributes:
-        seen: the nodes by id; holding them keeps their Python wrappers alive, and so their ids apart.
+        seen: the nodes.
         entries: those that lead to an input. Where no input needs a gradient there is none: the last node to run, the
             one with the lowest sequence number, then stands for the end of the module's backward. Where the time is
             asked for it always does: the engine runs ready nodes in the order of their numbers, and a weight that the
@@ -331,17 +342,20 @@ class _Walk:
     """
 
     def __init__(self, outputs: list[Any], entered: Entered, *, timed: bool = False) -> None:
-        self.seen: dict[int, Any] = {}
-        self.entries: list[Entry] = []
+        found = walk_in_c(outputs, entered.edges, entered.sequence, timed)
+        self.seen: dict[Any, Any] = {} if found is None else found[0]
+        self.entries: list[Entry] = [] if found is None else [Entry(*one) for one in found[1]]
+        if found is not None:
+            return
         wanted = [(*edge, at) for at, edge in enumerate(entered.edges) if edge is not None]
         todo = [n for n in outputs if n._sequence_nr() >= entered.sequence]
         while todo and len(self.seen) < _WALK_LIMIT:
             node = todo.pop()
-            if id(node) not in self.seen:
-                self.seen[id(node)] = node
+            if node not in self.seen:
+                self.seen[node] = None
                 self._look(node, wanted, entered.sequence, todo)
         if self.seen and (timed or not self.entries):
-            last = min(self.seen.values(), key=lambda n: n._sequence_nr())
+            last = min(self.seen, key=lambda n: n._sequence_nr())
             if not any(entry.node is last for entry in self.entries):
                 self.entries.append(Entry(last, []))
 
