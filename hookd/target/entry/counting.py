@@ -152,17 +152,20 @@ class Counting:
         """Have calls go through their plans where C can neither count them nor tell who listens: as long as totals are switched off, say."""
         if self._entry is None:
             return
-        heard, number = shape.listeners, shape.number
+        heard, number, is_seen = shape.listeners, shape.number, self._numeric.looks_in_c()
+        switches = (is_seen, *[one.is_on for one in heard])
+        if switches == shape.armed:  # those that were turned are others'
+            return
         flowing = [one for one in heard if one.hook in FLOWS and one.is_on]
         is_plain = not any(one.mutates for one in flowing)  # what changes gradients is called by Python's own hooks
         self._entry.hear(number, flowing if flowing and is_plain else None)
-        is_seen = self._numeric.looks_in_c()
         called = _not_in_c(heard, hears_in_c=is_plain, looks_in_c=is_seen)
         self._entry.hand(number, hands=is_seen and _looks_at_all(heard))
         is_told = all(one.hook in TOLD and not one.mutates for one in called)
         is_stopped = any(isinstance(one.totals, Totals) and not one.is_on for one in heard)
         self._entry.arm(number, is_armed=is_stopped or not is_told)
         self._entry.tell(number, called if is_told else [])
+        shape.armed = switches
 
     # -- what calls return
 

@@ -78,14 +78,16 @@ class Shape:
     Attributes:
         mutates: whether any of them may change the training.
         heard: who is told of a call, and of a recompute; None until `find` has found out.
+        armed: for which switches the entry in C was told what to do; None: not yet.
     """
 
-    __slots__ = ("__weakref__", "heard", "listeners", "mutates", "number")
+    __slots__ = ("__weakref__", "armed", "heard", "listeners", "mutates", "number")
 
     def __init__(self, listeners: tuple[Listener, ...], number: int) -> None:
         self.listeners, self.number = listeners, number
         self.mutates = any(one.mutates for one in listeners)
         self.heard: list[Heard | None] = [None, None]
+        self.armed: tuple[bool, ...] | None = None
 
     def find(self, recompute: bool) -> Heard:
         """Find out who is told of a call that is made now."""
