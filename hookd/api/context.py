@@ -83,7 +83,7 @@ class Host(Protocol):
     def is_alone(self, plugin: str) -> bool: ...  # noqa: D102
     def resample(self) -> None: ...  # noqa: D102
     def shows_in_c(self) -> bool: ...  # noqa: D102
-    def has_seen_all(self) -> bool: ...  # noqa: D102
+    def has_seen_all(self, plugin: str) -> bool: ...  # noqa: D102
     def mark_now(self) -> int: ...  # noqa: D102
     def pause(self, plugin: str) -> None: ...  # noqa: D102
     def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None: ...  # noqa: D102
@@ -531,7 +531,7 @@ class Context:
         For a plugin that listens to `suspect`, in its hooks on calls: what it was not told of was finite, or -inf. Not of what
         calls have returned that are made again by activation checkpointing.
         """
-        return self._host.has_seen_all()
+        return self._host.has_seen_all(self.plugin)
 
     def listen(self, hook: str, *, wanted: bool) -> None:
         """Have one of the plugin's hooks called, or not, from its next event on; from any hook, as often as one likes.

@@ -79,6 +79,13 @@ static int is_inside(PyObject *top, PyObject *module) {
 /* What has been spent of a metered step that is accounted for by itself, ns. */
 static int64_t apart(void) { return entry.hooked + entry.shown + entry.looked + entry.charged; }
 
+/* Add the time between two moments of a metered step to what this file has spent, without what is accounted for by itself: `others` is
+ * what `apart` was at the first. That is common to all threads, so another one may have added more to it meanwhile than there is. */
+static void spent_between(int64_t begun, int64_t ended, int64_t others) {
+    int64_t spent = ended - begun - (apart() - others);
+    entry.spent += spent > 0 ? spent : 0;
+}
+
 /* Call a module that is inside of another observed one, and count it: what its plan does, for listeners that change nothing. */
 static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names) {
     const Host *host = &entry.host;
@@ -105,17 +112,17 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     Py_IncRef(outer);
     PyTuple_SetItem(mine, 0, module), PyTuple_SetItem(mine, 1, outer), PyTuple_SetItem(mine, 2, cell);
     *top = mine; /* what it held of `outer` is ours now */
-    PyObject *before = NULL;
-    if (counted->checks && entry.checks && counted->is_away && entry.hands[shape])
-        is_left = versions_of(state, args, given, names, &before);
-    else if (counted->checks && entry.checks)
-        before = version_of(args, given, names);
     size_t beat = (size_t)PyLong_AsLongLong(*at(state, host->beat));
     long long inner = is_timed ? PyLong_AsLongLong(*at(state, host->inner)) : 0;
     host->cells[beat] = value;
     if (is_metered)
         recorded(value, host->cells[beat + host->phase]);
     int64_t others = apart();
+    PyObject *before = NULL;
+    if (counted->checks && entry.checks && counted->is_away && entry.hands[shape])
+        is_left = versions_of(state, args, given, names, &before); /* may run any code, a signal handler's too */
+    else if (counted->checks && entry.checks)
+        before = version_of(args, given, names);
     Told told = {0};
     is_left = is_left || (entry.listening[shape].before && told_before(&told, shape, state, module, args, given, names));
     Begun graph; /* large: empty only where it is needed */
@@ -125,7 +132,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         is_left = graph_begins(&graph, shape, state, args, given);
     int64_t started = is_clocked ? now() : 0;
     if (is_metered)
-        entry.spent += started - begun - (apart() - others);
+        spent_between(begun, started, others);
     PyObject *result = is_left ? NULL : through(state, args, nargsf, names);
     int64_t ended = is_clocked ? now() : 0, returned = ended;
     others = apart();
@@ -156,7 +163,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         int is_ended = graph.heard && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
         counted = is_ended ? NULL : same(first, freed, key, number);
         int is_looked_at = counted && counted->checks && entry.checks, hands = is_looked_at && entry.hands[shape];
-        int found = is_looked_at ? looked_at(state, result, hands) : UNSEEN;
+        int found = is_looked_at ? looked_at(result, hands) : UNSEEN;
         counted = is_ended ? NULL : same(first, freed, key, number); /* what is looked at, or remembered, may run any code */
         if (counted && hands && found == UNSEEN)
             counted->is_away = 1, is_ended = handed(state, module, args, given, names, result, before);
@@ -171,7 +178,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
             result = NULL;
         }
         if (is_metered)
-            entry.spent += now() - returned - (apart() - others);
+            spent_between(returned, now(), others);
     }
     if (is_hooked)
         graph_forgets(&graph);

@@ -78,7 +78,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 20, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 21, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* Python functions of a call, as `Wanted` of hookd/target/entry/c_entry.py */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
@@ -251,7 +251,7 @@ PyObject *with_packed(PyObject *state, PyObject *function, PyObject **given, siz
 
 /* tensors.c */
 enum { SEEN, MASKED, BAD, UNSEEN }; /* of a tensor: all is finite; or -inf; there is an infinity or a NaN; nobody can say */
-int looked_at(PyObject *state, PyObject *output, int hands);
+int looked_at(PyObject *output, int hands);
 int handed(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, PyObject *before);
 int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *output);
 int suspected(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, PyObject *before);

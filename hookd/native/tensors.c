@@ -425,20 +425,10 @@ int versions_of(PyObject *state, PyObject *const *args, Py_ssize_t count, PyObje
     return *versions ? 0 : -1;
 }
 
-/* Whether an output is the very one that the last call before has returned, which was finite, and has not been changed since: that of a
- * container mostly is. */
-static int is_latest(PyObject *state, PyObject *output) {
-    PyObject *ring = *at(state, entry.host.latest);
-    long long place = 3 * PyLong_AsLongLong(*at(state, entry.host.newest));
-    const void *impl = PyList_GetItem(ring, place + 1) == output ? plain(output) : NULL;
-    const void *version = impl ? FIELD(void *, impl, entry.layout.version) : NULL;
-    return version && (long long)FIELD(uint32_t, version, entry.layout.count) == PyLong_AsLongLong(PyList_GetItem(ring, place + 2));
-}
-
 /* Look at what a call has returned; after something bad all is taken for bad. `hands`: at large outputs as well; what is UNSEEN all the same is
- * handed to Python. */
-int looked_at(PyObject *state, PyObject *output, int hands) {
-    int found = entry.alert ? BAD : is_latest(state, output) ? SEEN : output_is(output, hands ? INT64_MAX / 4 : BRIEF);
+ * handed to Python. Also at what a container returns as a call in it has returned it: between them it may have been changed by way of `data`. */
+int looked_at(PyObject *output, int hands) {
+    int found = entry.alert ? BAD : output_is(output, hands ? INT64_MAX / 4 : BRIEF);
     entry.passed += found == UNSEEN && !hands;
     return found;
 }
@@ -521,12 +511,12 @@ int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *out
             if (shown->module[j] >= 0.0)
                 host->cells[(size_t)shown->module[j]] = found[j];
     }
-    entry.shown += entry.metered ? now() - since : 0;
+    entry.shown += since ? now() - since : 0; /* a step that is metered may have begun meanwhile, in another thread */
     if (!asks || (type >= 4 && type < 10)) /* whole numbers have no statistics */
         return 0;
     since = entry.metered ? now() : 0;
     PyObject *given[3] = {NULL, module, output}, *done = asking(state, host->shown, given + 1, 2);
-    entry.charged += entry.metered ? now() - since : 0;
+    entry.charged += since ? now() - since : 0;
     if (done)
         Py_DecRef(done);
     return done ? 0 : -1;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
+import threading
 import weakref
 
 import pytest
@@ -461,6 +463,7 @@ class TestHanded:
         @hookimpl
         def suspect(self, call):
             self.suspects.append(call.module.name)
+            self.before[call.module.name] = call.before
 
         @hookimpl
         def root_forward(self):
@@ -554,3 +557,118 @@ class TestHanded:
         of_calls, *_, of_large = counting.metered_ns()
         assert of_large > 0
         assert of_calls >= 0
+
+    def test_a_signal_handler_may_raise_while_the_inputs_are_looked_at(self, looking, monkeypatch) -> None:
+        agent, _keeper = looking
+        net, counting, versions = self.Model({"mapping": {"one": torch.ones(2)}}), agent.parts.models.counting, []
+
+        def raising(*given: object) -> tuple[int, ...]:
+            if versions:
+                versions.clear()
+                signal.raise_signal(signal.SIGUSR1)
+            return plainly(*given)
+
+        def fail(*_: object) -> None:
+            raise OSError("the training's own")
+
+        plainly = torch_state.versions
+        monkeypatch.setattr(torch_state, "versions", raising)
+        before = signal.signal(signal.SIGUSR1, fail)
+        try:
+            for is_metered in (False, True, False):
+                for _ in range(3):
+                    net(torch.ones(2))
+                net.parts["mapping"].register_forward_pre_hook(lambda *_: pytest.fail("the call was not left"))
+                net.forward = lambda x, is_metered=is_metered: (
+                    versions.append(counting.meter(is_metered=is_metered)),
+                    type(net).forward(net, x),
+                )[1]
+                with pytest.raises(OSError, match="the training's own"):
+                    net(torch.ones(2))
+                del net.forward
+                net.parts["mapping"]._forward_pre_hooks.clear()
+                assert agent.parts.local.thread.top is None
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    def test_of_a_call_that_was_handed_over_the_inputs_are_known_also_when_it_is_a_suspect(self, looking) -> None:
+        _agent, keeper = looking
+        net = self.Model({"mapping": {"one": torch.ones(2)}, "plain": torch.ones(2), "after": {"one": torch.ones(2)}})
+        for _ in range(3):
+            net(torch.ones(2))
+        net.outputs["plain"][0] = math.nan
+        net(torch.ones(2))
+        assert keeper.suspects == ["parts.plain", "parts.after"], "all that comes after it is told of"
+        assert keeper.before["parts.after"] == (0, 0)
+
+    def test_what_a_container_changes_by_way_of_data_is_seen(self, looking) -> None:
+        _agent, keeper = looking
+
+        class Box(nn.Sequential):
+            bad = False
+
+            def forward(self, x):
+                h = super().forward(x)
+                if self.bad:
+                    h.data[0] = math.nan
+                return h
+
+        net = nn.Sequential(Box(nn.Linear(2, 2)), nn.Linear(2, 2))
+        for _ in range(3):
+            net(torch.ones(2))
+        net[0].bad = True
+        net(torch.ones(2))
+        assert keeper.suspects == ["0", "1"], "the root it is handed in any case"
+
+    def test_a_step_that_begins_to_be_metered_meanwhile_pays_for_none_of_it(self) -> None:
+        class Large(nn.Module):
+            def forward(self, x):
+                is_in.set()
+                return x
+
+        is_in, x = threading.Event(), torch.ones(1 << 24)
+        net = nn.Sequential(Large())
+        with running("activations", options={"every": "1", "gradients": "false"}, budget=100.0) as agent:
+            counting = agent.parts.models.counting
+            for _ in range(3):
+                net(x)
+            for _ in range(5):
+                is_in.clear()
+                counting.meter(is_metered=False)
+                counting.metered_ns()
+                calling = threading.Thread(target=net, args=(x,))
+                calling.start()
+                is_in.wait(10.0)
+                counting.meter(is_metered=True)  # mostly while the output is read without the lock
+                calling.join()
+                assert counting.metered_ns() == [0] * 4
+
+    def test_who_is_told_of_suspects_alone_knows_that_it_was_not_told_of_all(self) -> None:
+        class Beside(Plugin):
+            name = "beside"
+
+            @hookimpl
+            def configure(self, context):
+                self.context = context
+
+            @hookimpl
+            def select(self, module):
+                return {"suspect", "root_forward"}
+
+            @hookimpl
+            def suspect(self, call):
+                pass
+
+            @hookimpl
+            def root_forward(self):
+                self.has_seen_all = self.context.has_seen_all()
+
+        seen = {}
+        with running(self.Looking, Beside, budget=100.0) as agent:
+            for output in ({"one": torch.ones(2)}, torch.ones(2)):
+                net = self.Model({"part": output})
+                for _ in range(3):
+                    net(torch.ones(2))
+                seen[type(output)] = agent.plugin("keeper").seen_all[-1], agent.plugin("beside").has_seen_all
+            is_entered = agent.parts.models.counting.hidden is not None and agent.parts.numeric.looks_in_c()
+        assert seen == {dict: (is_entered, False), torch.Tensor: (is_entered, is_entered)}

@@ -132,6 +132,8 @@ class Calls:
         self.cells[thread.beat + EVENTS] += 1.0
         self._call_begins(thread)
         thread.returned, thread.passing, thread.kept, thread.held, thread.held_size = [], [], 0, [], 0
+        if thread.handed:
+            thread.handed = set()
         models, counting = self._models, self._counting
         if counting.is_alert:
             counting.calm()

@@ -197,9 +197,16 @@ class Counting:
             self._passed += self._entry.check(checks=self.looks, alert=self.is_alert)
         return self._passed
 
-    def has_seen_all(self, thread: ThreadState) -> bool:
-        """Do what `Context.has_seen_all` says."""
-        return self.looks and thread.passed == self.passed()
+    def has_seen_all(self, thread: ThreadState, plugin: int) -> bool:
+        """Do what `Context.has_seen_all` says; what C has handed over, the plugins have seen that listen to `forwards` there."""
+        return (
+            self.looks
+            and thread.passed == self.passed()
+            and all(
+                any(one.plugin == plugin for one in self._dispatch.switched_on("forwards", module))
+                for module in thread.handed
+            )
+        )
 
     def let_go(self, thread: ThreadState, last: int) -> int:
         """Have the entry keep alive no more what calls have returned; return how many it has left as they are."""

@@ -58,6 +58,7 @@ class ThreadState:
         latest: of the last `RING` calls that have returned a finite tensor, which stand in `returned` as the module alone, three places
             each: the module, the tensor and its version, kept alive; None where there is none. `newest` says which is the last one.
         flows: the graph is to be hooked for whoever listens to gradients in the outermost call.
+        handed: of which modules the entry in C has handed a call over in the outermost one, for it could not look at what that has returned.
         held: those calls that have not been handed over yet (`hookd.target.events.batching`).
         held_size: elements in their outputs.
         spent: what it has spent in which phase.
@@ -65,7 +66,7 @@ class ThreadState:
     """
 
     __slots__ = (
-        "again", "backwards", "base", "beat", "busy", "flows", "held", "held_size", "hidden", "inner", "is_engine", "kept", "latest", "lost", "native", "newest", "outside", "passed", "passing", "profiled", "returned", "spent", "switching", "top",
+        "again", "backwards", "base", "beat", "busy", "flows", "handed", "held", "held_size", "hidden", "inner", "is_engine", "kept", "latest", "lost", "native", "newest", "outside", "passed", "passing", "profiled", "returned", "spent", "switching", "top",
     )  # fmt: skip
 
     def __init__(self, native: int, beat: int, *, is_engine: bool) -> None:
@@ -83,6 +84,7 @@ class ThreadState:
         self.newest = 0
         self.passing: list[Passing] = []  # of what is in `returned`, the references that end in time
         self.kept = 0
+        self.handed: set[Module] = set()
         self.held: list[Call] = []
         self.held_size = 0
         self.passed = -1

@@ -146,10 +146,10 @@ class Portions:
         accounts = self._dispatch.accounts
         is_metered, top = accounts.is_metered, thread.top
         begun, charged = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
-        versions = () if before is None else before if isinstance(before, tuple) else (before,)
+        thread.handed.add(module)
         thread.top = module, top, float(module.id)
         try:
-            self.hold(thread, module, args, kwargs, output, versions)
+            self.hold(thread, module, args, kwargs, output, _versions(before))
         finally:
             thread.top = top
         if is_metered:
@@ -210,7 +210,7 @@ class Portions:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         output: Any,
-        before: int | None,
+        before: int | tuple[int, ...] | None,
     ) -> None:
         """Tell of a call that the entry in C has counted, whose output is not finite, or that has returned after such a one.
 
@@ -220,14 +220,13 @@ class Portions:
             args: by position.
             kwargs: by name.
             output: that was returned.
-            before: the version of the only input at entry; None where that is not known.
+            before: the version of the only input at entry, or those of all; None where that is not known.
 
         Raises:
             TrainingError: a plugin may raise it.
         """
-        versions = () if before is None else (before,)
         inside = (module, thread.top, float(module.id))
-        self._suspect(thread, _new(Call, (module, args, kwargs, output, -1, versions, inside, False)))
+        self._suspect(thread, _new(Call, (module, args, kwargs, output, -1, _versions(before), inside, False)))
 
     def look(  # noqa: PLR0917  one call
         self,
@@ -392,6 +391,11 @@ class Portions:
         """Forget a model that is gone."""
         self._candidates.difference_update(modules)
         self.changed -= {module.id for module in modules}
+
+
+def _versions(before: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the versions of a call's inputs at entry, of what the entry in C has for them; nothing where it does not know."""
+    return () if before is None else before if isinstance(before, tuple) else (before,)
 
 
 def _version(output: Any) -> int:

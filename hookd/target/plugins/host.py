@@ -142,9 +142,11 @@ class PluginHost:
         """Whether statistics of outputs are made in C."""
         return self._counting.hidden is not None and self.numeric.looks_in_c()
 
-    def has_seen_all(self) -> bool:
-        """Whether hookd has looked at all outputs of observed modules in the calling thread's outermost call."""
-        return self._counting.has_seen_all(self._local.thread)
+    def has_seen_all(self, plugin: str) -> bool:
+        """Whether hookd has looked at all outputs in the calling thread's outermost call of which a plugin was not told."""
+        if not self._registry.has(plugin):
+            return False
+        return self._counting.has_seen_all(self._local.thread, self._registry.named(plugin).number)
 
     def pause(self, plugin: str) -> None:
         """Keep the calling thread until the plugin is changed or unloaded, or the agent leaves."""
