@@ -638,7 +638,7 @@ class TestHanded:
                 counting.metered_ns()
                 calling = threading.Thread(target=net, args=(x,))
                 calling.start()
-                is_in.wait(10.0)
+                assert is_in.wait(60)
                 counting.meter(is_metered=True)  # mostly while the output is read without the lock
                 calling.join()
                 assert counting.metered_ns() == [0] * 4
