@@ -577,7 +577,7 @@ EXPORTED int hookd_entry_stop(void *handle) {
         for (size_t i = 0; i < sizeof WORDS / sizeof *WORDS; i++)
             if (*WORDS[i].at)
                 Py_DecRef(*WORDS[i].at);
-        PyObject *made[] = {entry.state, entry.zero};
+        PyObject *made[] = {entry.state, entry.zero, entry.large};
         for (size_t i = 0; i < sizeof made / sizeof *made; i++)
             if (made[i])
                 Py_DecRef(made[i]);

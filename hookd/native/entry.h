@@ -78,7 +78,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 21, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 22, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* Python functions of a call, as `Wanted` of hookd/target/entry/c_entry.py */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
 
@@ -205,6 +205,8 @@ struct State { /* all of it; one for the process */
     PyObject *heard[SHAPES];      /* who listens to the gradients of calls of this shape; NULL: nobody */
     int wants[SHAPES];            /* what of them */
     long hooks;                   /* that live in graphs */
+    PyObject *large;              /* a weak reference to the large output that was found finite last; NULL: there is none */
+    int64_t large_version;        /* its version then */
     Mark *last;                   /* the last mark that was made */
     uint64_t turn;                /* in which the last call returned whose backward is timed */
     uint64_t first, first_thread; /* the number of the first node of the outermost call, as far as is known, and the thread's that it is of */

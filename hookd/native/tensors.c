@@ -425,10 +425,46 @@ int versions_of(PyObject *state, PyObject *const *args, Py_ssize_t count, PyObje
     return *versions ? 0 : -1;
 }
 
-/* Look at what a call has returned; after something bad all is taken for bad. `hands`: at large outputs as well; what is UNSEEN all the same is
- * handed to Python. Also at what a container returns as a call in it has returned it: between them it may have been changed by way of `data`. */
+/* The version of a plain tensor that is large; -1: it is not. */
+static int64_t version_of_large(PyObject *output) {
+    const void *impl = plain(output), *version = impl ? FIELD(void *, impl, entry.layout.version) : NULL;
+    return version && FIELD(int64_t, impl, entry.layout.numel) > BRIEF ? (int64_t)FIELD(uint32_t, version, entry.layout.count) : -1;
+}
+
+/* Whether a large output is the very tensor that was found finite last, in the same version. Containers often return what the last module in
+ * them did. A change through `data` has no version, and is not noticed here. */
+static int is_known(PyObject *output, int64_t version) {
+    PyObject *known = entry.large ? PyObject_Vectorcall(entry.large, NULL, 0, NULL) : NULL; /* of a weak reference: what it leads to */
+    if (!known)
+        PyErr_Clear();
+    else
+        Py_DecRef(known);
+    return known == output && entry.large_version == version;
+}
+
+/* Note that a large output is finite, weakly. A leaf may be a buffer, which must not have a weak reference. */
+static void know(PyObject *output, int64_t version) {
+    PyObject *is_leaf = may_ask() ? PyObject_GetAttr(output, entry.leaf_name) : NULL;
+    PyObject *large = is_leaf == &_Py_FalseStruct ? PyWeakref_NewRef(output, NULL) : NULL, *old = entry.large;
+    PyErr_Clear();
+    entry.large = large, entry.large_version = version;
+    if (is_leaf)
+        Py_DecRef(is_leaf);
+    if (old)
+        Py_DecRef(old);
+}
+
+/* Look at what a call has returned. After something bad, everything is taken for bad. `hands`: look at large outputs too; what is UNSEEN all the
+ * same is handed to Python. */
 int looked_at(PyObject *output, int hands) {
-    int found = entry.alert ? BAD : output_is(output, hands ? INT64_MAX / 4 : BRIEF);
+    if (entry.alert)
+        return BAD;
+    int64_t version = hands ? version_of_large(output) : -1;
+    if (version >= 0 && is_known(output, version))
+        return SEEN;
+    int found = output_is(output, hands ? INT64_MAX / 4 : BRIEF);
+    if (version >= 0 && found == SEEN)
+        know(output, version);
     entry.passed += found == UNSEEN && !hands;
     return found;
 }

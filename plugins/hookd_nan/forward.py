@@ -45,6 +45,8 @@ class Forward(Looking):
             self.is_inside = True
         if not self.judge.pending and self._are_finite(calls):
             return
+        if get_ident() in self.traced:  # of this outermost call the modules before were not looked at
+            return
         changed: list[str] = []
         for call in calls:
             if call.is_changed() and not call.was_finite:
@@ -75,6 +77,7 @@ class Forward(Looking):
         self._trace(event, stack[0], call, found, unknown="")
         self._count(event)
         self.reporter.report(event)
+        self.traced.add(get_ident())
         return True
 
     def _are_finite(self, calls: Sequence[hookd.Call]) -> bool:
@@ -214,6 +217,8 @@ class Forward(Looking):
     ) -> None:
         """Look at what a model gives back in the steps in which its modules are not looked at."""
         self.policy.act()
+        if self.traced:
+            self.traced.discard(get_ident())
         state = self.capture.left(module) if self.captures else None
         if state is not None and state.grad:
             self.capture.hold(Call(module, inputs, kwargs, None, versions, state))
@@ -267,3 +272,4 @@ class Forward(Looking):
         self.judge.pending.pop(get_ident(), None)
         if not module.depth:
             self.is_inside = False
+            self.traced.discard(get_ident())

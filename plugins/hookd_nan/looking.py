@@ -56,6 +56,7 @@ class Looking(Plugin):
         self.judged_whole: set[int] = set()  # by module.id: it is known whether all of its output is looked at
         self.unseen: list[str] = []  # the modules of which not all is
         self.is_inside = False  # a root is being called whose modules are looked at
+        self.traced: set[int] = set()  # threads in whose outermost call a bad output was traced back
         self.stepping: Optimizer | None = None
         self.scaled = self.was_scaled = (
             False  # the last loss looked like one that a GradScaler scaled; one since the last step
@@ -73,7 +74,7 @@ class Looking(Plugin):
         self.judge, self.judge.patience = predecessor.judge, self.judge.patience
         for name in ("outputs", "backwards", "gates", "used", "undecided", "reached", "seen", "judged_whole", "unseen"):
             setattr(self, name, getattr(predecessor, name))
-        for name in ("order", "scaled", "was_scaled", "has_closure", "stepping", "is_inside"):
+        for name in ("order", "scaled", "was_scaled", "has_closure", "stepping", "is_inside", "traced"):
             setattr(self, name, getattr(predecessor, name))
         self.scan.is_strict = predecessor.scan.is_strict
         self.gradients.succeed(predecessor.gradients)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookd import PluginError
-from tests.support.layered import INF, NAN, found, net, poison, scaled_training, train
+from tests.support.layered import INF, NAN, findings, found, net, poison, scaled_training, train
 
 
 class TestWhatIsSaid:
@@ -73,6 +73,23 @@ class TestWhatIsSaid:
         assert incident["or_in"] == ["layers.2.fc", "layers.2.act"]  # nothing needs these two for the backward
         assert incident["is_exact"] is False
         assert "born there, or in layers.2.fc, layers.2.act, whose outputs are gone" in incident["message"]
+
+    def test_the_model_is_not_blamed_for_what_was_traced_back_inside_of_it(self, hook):
+        """From the trace on every module is looked at: of those that had returned before it, nothing is known."""
+
+        class Drops(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.fc = nn.Linear(4, 1 << 18), nn.Linear(4, 4)
+
+            def forward(self, x):
+                return self.fc(self.inner(x)[:, :4].clone())
+
+        model = nn.Sequential(nn.Linear(4, 4), Drops(), nn.Linear(4, 4))
+        hook.start("nan", every=1000)
+        train(model, strike=lambda: model[1].inner.register_forward_hook(poison(NAN)))
+        assert {one["module"]: one["or_in"] for one in findings(hook)} == {"1": ["1.inner"]}
+        assert hook.metric("hookd_nan_origin") == {("1", "output", "nan"): 0.5, ("1.inner", "output", "nan"): 0.5}
 
     def test_code_between_modules_is_named_as_the_module_that_it_is_in(self, hook):
         class Attends(nn.Module):

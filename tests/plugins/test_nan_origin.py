@@ -362,6 +362,21 @@ class TestWhatIsNotLookedInto:
         assert hook.incident["is_exact"] is False
         assert "many" in hook.incident["or_in"]
 
+    def test_module_that_is_called_under_a_transform_is_among_the_places(self, hook, every):
+        class Mapped(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.fc = Born(), nn.Linear(4, 1)
+
+            def forward(self, x):
+                return self.fc(torch.func.vmap(self.inner)(x))
+
+        model = nn.Sequential(nn.Linear(4, 4), Mapped(), nn.Linear(1, 1))
+        hook.start("nan", every=every)
+        train(model, strike=lambda: setattr(model[1].inner, "is_on", True))
+        assert place(hook.incident) == ("1", "output", "nan", AT)
+        assert hook.incident["or_in"] == ["1.inner"]
+
 
 @pytest.mark.parametrize("form", [lambda x: SimpleNamespace(a=x), lambda x: UserDict(a=[x]), lambda x: deque([x])])
 def test_containers_of_the_standard_library_are_looked_into(hook, form):

@@ -143,6 +143,10 @@ class Portions:
         Raises:
             TrainingError: a plugin may raise it.
         """
+        if torch_state.is_unreal():  # nobody is told of it
+            self._counting.note_passed()
+            torch_state.remember(thread, module, args, output)
+            return
         accounts = self._dispatch.accounts
         is_metered, top = accounts.is_metered, thread.top
         begun, charged = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
@@ -322,6 +326,7 @@ class Portions:
         calls, size = thread.held, thread.held_size
         thread.held, thread.held_size = [], 0
         if not self._life.is_live or torch_state.is_unreal():  # a trace would note that the size is asked for
+            self._counting.note_passed()
             return
         try:
             with torch_state.unseen():
