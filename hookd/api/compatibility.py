@@ -1,14 +1,12 @@
-"""The version of what plugins are written against, what has been renamed in it, and names. Runs on both sides.
+"""The version of the plugin API, and the names that plugins may have.
 
-The policy (docs/plugins.md): `API_VERSION` is `MAJOR.MINOR` of its own, not hookd's. A minor version adds, and may rename; a
-name that it has renamed works for that one minor version, with a warning that has the author's file and line, and is
-refused from the next one on, with the new name in the error. What is taken away without another name makes a major one.
+`API_VERSION` is `MAJOR.MINOR`, independent of hookd's own version. A minor version only adds; renaming or removing anything
+makes a major version.
 """
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookd.errors import PluginError
@@ -22,43 +20,6 @@ CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compilin
 
 NAMING = ("mutating", "sampled", "rare", "sampled_last", "fixed_by_every")
 """The attributes of a plugin that name hooks of its."""
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """A hook, or an argument of one, that has another name since a version.
-
-    Attributes:
-        old: the name that it had.
-        new: the name that it has.
-        since: the version that renamed it, "1.1".
-        hook: whose argument it is; "" for a hook itself.
-    """
-
-    old: str
-    new: str
-    since: str
-    hook: str = ""
-
-    @property
-    def is_served(self) -> bool:
-        """Whether the old name still works."""
-        return parsed(self.since) == parsed(API_VERSION)
-
-    def told(self, where: str) -> str:
-        """Say it in a sentence, with the author's line."""
-        what = f"the argument {self.old!r} of {self.hook}" if self.hook else f"the hook {self.old!r}"
-        until = f"; it works until API {_next(self.since)}" if self.is_served else ""
-        return f"{what} is {self.new!r} since API {self.since}{until} ({where})"
-
-
-RENAMED: tuple[Renamed, ...] = ()
-"""All that has ever been renamed."""
-
-
-def renamed(old: str, hook: str = "") -> Renamed | None:
-    """Find what a hook, or an argument of a hook, is called now; None if it was never renamed."""
-    return next((one for one in RENAMED if one.old == old and one.hook == hook), None)
 
 
 def check(name: str, required: str) -> None:
@@ -104,8 +65,3 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Give the hint for a name that there is not."""
     near = difflib.get_close_matches(word, known, 1)
     return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known))}"
-
-
-def _next(version: str) -> str:
-    major, minor = parsed(version)
-    return f"{major}.{minor + 1}"

@@ -18,8 +18,6 @@ import torch
 from torch import nn
 
 from hookd import Plugin, PluginError, hookimpl
-from hookd.api import compatibility
-from hookd.api.compatibility import Renamed
 from hookd.serving import DaemonPlugin
 from hookd.serving import hookimpl as daemon_hookimpl
 from hookd.target.plugins import rules
@@ -268,56 +266,6 @@ class TestWhatIsRefused:
 
         with FakeTarget() as target, pytest.raises(PluginError, match=r"future needs API 99\.0"):
             target.start(Future)
-
-
-class TestWhatWasRenamed:
-    @pytest.fixture(autouse=True)
-    def _renamed(self, monkeypatch):
-        monkeypatch.setattr(compatibility, "API_VERSION", "1.1")
-        monkeypatch.setattr(
-            compatibility,
-            "RENAMED",
-            (Renamed("after_forward", "forward", "1.1"), Renamed("layer", "module", "1.1", "forward")),
-        )
-
-    class Old(Widths):
-        name = "old"
-
-        @hookimpl
-        def forward(self, layer, output):
-            self.calls.labels(layer.name).inc()
-
-    class Older(Plugin):
-        name = "older"
-
-        @hookimpl
-        def configure(self, context):
-            self.calls = context.counter("calls", "Calls.", ["module"])
-
-        @hookimpl
-        def after_forward(self, layer):
-            self.calls.labels(layer.name).inc()
-
-    @pytest.mark.parametrize(("plugin", "hook"), [(Old, "forward"), (Older, "after_forward")])
-    def test_it_works_and_the_log_names_the_authors_line(self, plugin, hook):
-        with FakeTarget(record=False) as target:
-            target.start(plugin)
-            target.run_steps(2)
-            target.assert_metrics({f'hookd_{plugin.name}_calls_total{{module="0"}}': 2})
-            at = f"{__file__}:{getattr(plugin, hook).__code__.co_firstlineno}"
-            told = [line for line in target.logs if "deprecated" in line]
-            assert all(at in line and "since API 1.1; it works until API 1.2" in line for line in told)
-            assert len(told) == (2 if hook == "after_forward" else 1)
-            target.stop_clean()
-
-    @pytest.mark.parametrize("plugin", [Old, Older])
-    def test_it_is_refused_from_the_next_minor_version_on(self, plugin, monkeypatch):
-        monkeypatch.setattr(compatibility, "API_VERSION", "1.2")
-        with (
-            FakeTarget(record=False) as target,
-            pytest.raises(PluginError, match=r"is 'module' since|is 'forward' since"),
-        ):
-            target.start(plugin)
 
 
 DRAWING = {

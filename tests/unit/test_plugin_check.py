@@ -10,7 +10,6 @@ import textwrap
 import pytest
 
 from hookd.api import compatibility, hookspecs
-from hookd.api.compatibility import Renamed
 from hookd.errors import HookdError, PluginError
 from hookd.tool.check import attributes, blocking, names, packaging, signatures, source, types
 from hookd.tool.cli import main
@@ -335,36 +334,10 @@ class TestTypes:
         assert not found(types.problems, tmp_path, body)
 
 
-class TestRenamed:
-    """What the agent and the check do of a name that has been changed, shown with a made-up one."""
-
-    @pytest.fixture
-    def now(self, monkeypatch):
-        monkeypatch.setattr(compatibility, "API_VERSION", "1.1")
-        monkeypatch.setattr(
-            compatibility,
-            "RENAMED",
-            (Renamed("after_forward", "forward", "1.1"), Renamed("layer", "module", "1.1", "forward")),
-        )
-
-    BODY = "\n@hookimpl\ndef after_forward(self, layer):\n    self.calls.labels(layer.name).inc()\n"
-
-    def test_it_is_a_warning_for_one_minor_version(self, tmp_path, now):
-        one, offset = subject(tmp_path, self.BODY)
-        problems = list(signatures.problems(one))
-        assert [problem.is_warning for problem in problems] == [True, True]
-        assert problems[0].message == (
-            "the hook 'after_forward' is 'forward' since API 1.1; it works until API 1.2 "
-            f"({one.file}:{offset + 3})"
-        )  # fmt: skip
-
-    def test_it_is_an_error_from_the_next_one_on(self, tmp_path, now, monkeypatch):
-        monkeypatch.setattr(compatibility, "API_VERSION", "1.2")
-        one, _ = subject(tmp_path, self.BODY)
-        assert [problem.is_warning for problem in signatures.problems(one)] == [False, False]
-
+class TestApiVersion:
     @pytest.mark.parametrize(("required", "is_served"), [("", True), ("1.0", True), ("1.1", True), ("1.2", False), ("2.0", False), ("0.9", False)])  # fmt: skip
-    def test_the_same_major_and_no_greater_minor_version_is_served(self, now, required, is_served):
+    def test_the_same_major_and_no_greater_minor_version_is_served(self, monkeypatch, required, is_served):
+        monkeypatch.setattr(compatibility, "API_VERSION", "1.1")
         if is_served:
             compatibility.check("widths", required)
         else:

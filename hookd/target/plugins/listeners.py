@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookd._pluggy import PluginManager, PluginValidationError
 from hookd.api import hookspecs
 from hookd.errors import PluginError
-from hookd.target.plugins import rules, values
+from hookd.target.plugins import values
 from hookd.wire.originals import clock
 from hookd.wire.probation import Probation
 
@@ -327,8 +327,6 @@ class Registry:
         Raises:
             PluginError: pluggy refuses it.
         """
-        for message in rules.modernized(plugin):
-            context.log(f"deprecated: {message}")
         try:
             # Not by its name: while its options are changed there are two of it.
             self._manager.register(plugin, name=f"{plugin.name} {self._next}")

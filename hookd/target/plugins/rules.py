@@ -65,14 +65,13 @@ def check_hook(name: str, hook: str, function: Callable[..., Any]) -> None:
         PluginError: with the author's line, and the nearest known name.
     """
     at = where(function)
-    current = _current(name, hook, at)
-    if current not in hookspecs.HOOKS:
+    if hook not in hookspecs.HOOKS:
         raise PluginError(f"{name}: there is no hook {hook!r} ({at})", hint=nearest(hook, hookspecs.HOOKS))
     options = function.hookd_impl  # type: ignore[attr-defined]
     if options.get("wrapper") or options.get("hookwrapper"):
         raise PluginError(f"{name}: {hook} is a hook wrapper, which hot hooks do not allow ({at})",
                           hint="Write @hookimpl without wrapper=True.")  # fmt: skip
-    allowed = inspect.signature(getattr(hookspecs, current)).parameters
+    allowed = inspect.signature(getattr(hookspecs, hook)).parameters
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
             raise PluginError(
@@ -81,23 +80,9 @@ def check_hook(name: str, hook: str, function: Callable[..., Any]) -> None:
         if parameter.default is not inspect.Parameter.empty:
             raise PluginError(f"{name}: {hook} gives {parameter.name!r} a default, which hides the value ({at})",
                               hint=f"Write {parameter.name} without `= …`.")  # fmt: skip
-        if _current(name, parameter.name, at, hook=current) not in allowed:
+        if parameter.name not in allowed:
             raise PluginError(f"{name}: {hook} has no argument {parameter.name!r} ({at})",
                               hint=nearest(parameter.name, allowed))  # fmt: skip
-
-
-def _current(plugin: str, old: str, at: str, *, hook: str = "") -> str:
-    """Give what a hook or an argument is called now.
-
-    Raises:
-        PluginError: its old name is no longer served.
-    """
-    found = compatibility.renamed(old, hook)
-    if found is None:
-        return old
-    if not found.is_served:
-        raise PluginError(f"{plugin}: {found.told(at)}", reason="api")
-    return found.new
 
 
 def where(function: Any) -> str:
@@ -112,32 +97,3 @@ def _class_line(kind: type[Plugin]) -> str:
         return f" ({inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]})"
     except (OSError, TypeError):
         return ""
-
-
-def modernized(plugin: Plugin) -> list[str]:
-    """Let what has been renamed be found under its new name, on the object itself; `check` has been passed.
-
-    Returns:
-        What its author should be told, with file and line.
-    """
-    told = []
-    for hook, function in list(marked(type(plugin))):
-        at, current = where(function), compatibility.renamed(hook)
-        names = list(inspect.signature(function).parameters)[1:]
-        target = current.new if current is not None else hook
-        others = [compatibility.renamed(name, target) for name in names]
-        told += [one.told(at) for one in (current, *others) if one is not None]
-        if current is not None or any(others):
-            now = [one.new if one is not None else name for name, one in zip(names, others)]
-            setattr(plugin, target, _adapted(target, now, getattr(plugin, hook)))
-    return told
-
-
-def _adapted(hook: str, names: list[str], call: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of these argument names: pluggy reads them from the code (`_hooks.py:varnames`, 1.7)."""
-    space: dict[str, Any] = {"call": call}
-    listed = ", ".join(names)
-    exec(f"def {hook}({listed}): return call({listed})", space)  # noqa: S102  a plugin's function is to have these arguments
-    made: Callable[..., Any] = space[hook]
-    made.hookd_impl = call.hookd_impl  # type: ignore[attr-defined]
-    return made

@@ -95,12 +95,7 @@ def _mutates(node: ast.ClassDef) -> bool:
 
 
 def _hook(file: str, node: ast.FunctionDef, *, may_return: bool) -> Iterator[Problem]:
-    renamed = compatibility.renamed(node.name)
-    hook = renamed.new if renamed is not None else node.name
-    if renamed is not None:
-        yield Problem(
-            file, node.lineno, "api", renamed.told(f"{file}:{node.lineno}"), f"call it {hook}", renamed.is_served
-        )
+    hook = node.name
     if hook not in hookspecs.HOOKS:
         yield Problem(file, node.lineno, "hook", f"there is no hook {hook!r}", nearest(hook, hookspecs.HOOKS))
         return
@@ -150,11 +145,7 @@ def _arguments(file: str, hook: str, node: ast.FunctionDef, allowed: Sequence[st
         yield Problem(file, one.lineno, "default", f"{hook} gives {one.arg!r} a default, which hides the value",
                       f"write {one.arg} without a default")  # fmt: skip
     for one in names[1:]:
-        renamed = compatibility.renamed(one.arg, hook)
-        if renamed is not None:
-            told = renamed.told(f"{file}:{one.lineno}")
-            yield Problem(file, one.lineno, "api", told, f"call it {renamed.new}", renamed.is_served)
-        elif one.arg not in allowed:
+        if one.arg not in allowed:
             yield Problem(
                 file, one.lineno, "argument", f"{hook} has no argument {one.arg!r}", nearest(one.arg, allowed)
             )
