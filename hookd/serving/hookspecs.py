@@ -101,8 +101,8 @@ def collect(run: str, ranks: Sequence[Reading], metrics: Metrics) -> None:
 def incident(incident: Mapping[str, Any]) -> None:
     """Tell somebody of an incident: a row as `hookd incidents --json` prints it.
 
-    Once for each, in the order of their coming, also after a restart of the daemon; at most 30 s. A plugin with this hook
-    is a receiver, as the functions of `[serve] receivers` are.
+    Called once for each incident, in order, for at most 30 s. What has not been delivered is delivered after a restart of
+    the daemon.
 
         @hookimpl
         def incident(self, incident):

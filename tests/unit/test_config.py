@@ -99,7 +99,6 @@ def test_options_of_the_file_hold_where_an_attach_gives_none(file):
         ('[serve]\ndetail = "all"', "belongs under [metrics]"),
         ("serve = 1", "write [serve]"),
         ("[serve]\nlinger_s = true", "is no number"),
-        ('[serve]\nreceivers = ["our_pager"]', "write module:function"),
         ("[serve]\nlinger_s = -1", "must be 0 or more"),
         ("[attach]\nbudget = 2", "must be from 0 to 1"),
         ("[metrics]\nmax_series = 1.5", "whole number"),

@@ -16,9 +16,8 @@ from aiohttp import web
 
 from hookd.errors import ConfigError
 from hookd.tool.config import Webhook, check
-from hookd.tool.daemon.incidents import alertmanager
 from hookd.tool.daemon.incidents.store import IncidentStore
-from hookd.tool.daemon.incidents.webhook import Pace, Sender
+from hookd.tool.daemon.incidents.webhook import Pace, Sender, message
 from tests.support.processes import PATIENCE_S, wait_until
 
 TARGET = (11, 12345, 99)
@@ -56,7 +55,7 @@ class Hook:
     @property
     def seqs(self):
         messages = [json.loads(body) for _, body in self.posts]
-        return [[int(alert["annotations"]["description"].split()[1]) for alert in one["alerts"]] for one in messages]
+        return [[int(incident["message"].split()[1]) for incident in one["incidents"]] for one in messages]
 
     async def answer(self, request):
         self.posts.append((request.headers.copy(), await request.read()))
@@ -107,45 +106,26 @@ async def settled(store):
     await until(lambda: not store.undelivered(name, 10))
 
 
-ALERTMANAGERS = json.loads(r"""
-{"receiver": "w", "status": "firing", "alerts": [{"status": "firing", "labels": {"alertname": "HookdIncident",
- "instance": "node1", "kind": "nan", "module": "fc\"1\u00e9", "rank": "0", "run": "train.py"},
- "annotations": {"summary": "s"}, "startsAt": "2026-11-22T13:40:16.580653208Z", "endsAt": "0001-01-01T00:00:00Z",
- "generatorURL": "http://127.0.0.1:9465", "fingerprint": "166c900c04d0c4b2"}],
- "groupLabels": {"alertname": "HookdIncident", "instance": "node1", "kind": "nan", "rank": "0", "run": "train.py"},
- "commonLabels": {"alertname": "HookdIncident", "instance": "node1", "kind": "nan", "module": "fc\"1\u00e9",
- "rank": "0", "run": "train.py"}, "commonAnnotations": {"summary": "s"}, "externalURL": "http://vm:19093",
- "version": "4", "truncatedAlerts": 0,
- "groupKey": "{}:{alertname=\"HookdIncident\", instance=\"node1\", kind=\"nan\", rank=\"0\", run=\"train.py\"}"}
-""")
-"""What Alertmanager 0.25 posted when it was given an alert with these labels, grouped as ours are."""
-
-
-def test_a_message_is_what_alertmanager_itself_posts():
+def test_a_message_has_the_documented_form():
     row = {"id": 12, "pid": 4, "user": "", "run": "train.py", "rank": "0", "kind": "nan", "module": 'fc"1é', "step": 3,
-           "time": 1000.5, "message": "first \x1b[31mNaN", "count": 1}  # fmt: skip
-    ours = json.loads(alertmanager.message([row], instance="node1", url="http://127.0.0.1:9465", receiver="w", more={}))
-    (alert,) = ours["alerts"]
-    assert alert["startsAt"] == "1970-01-01T00:16:40.500Z"
-    assert alert["annotations"]["command"] == "hookd report '#12'"
-    assert "\x1b" not in alert["annotations"]["summary"]
-    for one in (ours, ALERTMANAGERS):
-        one["alerts"][0].update(startsAt="", annotations={})
-        one.update(externalURL="", commonAnnotations={})
-    assert ours == ALERTMANAGERS
-
-
-def test_the_user_is_part_of_what_an_alert_is():
-    row = {"id": 12, "pid": 4, "run": "train.py", "rank": "0", "kind": "nan", "module": "fc1", "step": 3, "time": 1000.5,
-           "message": "first NaN", "count": 1}  # fmt: skip
-    messages = [
-        json.loads(alertmanager.message([{**row, "user": user}], instance="node1", url="u", receiver="w", more={}))
-        for user in ("alice", "mallory", "")
-    ]
-    assert [one["groupLabels"].get("user") for one in messages] == ["alice", "mallory", None]
-    assert messages[0]["alerts"][0]["labels"]["user"] == "alice"
-    assert len({one["alerts"][0]["fingerprint"] for one in messages}) == 3
-    assert len({one["groupKey"] for one in messages}) == 3
+           "time": 1000.5, "last": 1001.5, "message": "first \x1b[31mNaN", "count": 2, "owner": 0, "detail": {}}  # fmt: skip
+    body = json.loads(message([row], instance="node1", url="http://127.0.0.1:9465", labels={"team": "a"}))
+    assert body == {
+        "version": 1,
+        "instance": "node1",
+        "url": "http://127.0.0.1:9465",
+        "labels": {"team": "a"},
+        "incidents": [
+            {"id": 12, "time": 1000.5, "last": 1001.5, "count": 2, "user": "", "run": "train.py", "rank": "0", "pid": 4,
+             "kind": "nan", "module": 'fc"1é', "step": 3, "message": "first  [31mNaN", "command": "hookd report '#12'"}
+        ],
+        "truncated": 0,
+    }  # fmt: skip
+    documented = json.loads(re.search(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)[1])
+    assert documented.keys() == body.keys()
+    assert documented["incidents"][0].keys() == body["incidents"][0].keys()
+    (unstored,) = json.loads(message([{**row, "id": None}], instance="", url="", labels={}))["incidents"]
+    assert "command" not in unstored
 
 
 def test_incidents_of_two_users_with_one_run_come_in_messages_of_their_own(tmp_path):
@@ -158,11 +138,8 @@ def test_incidents_of_two_users_with_one_run_come_in_messages_of_their_own(tmp_p
             await hook.got(3)
             await settled(store)
             messages = [json.loads(body) for _, body in hook.posts]
-            assert sorted((one["commonLabels"]["user"], len(one["alerts"])) for one in messages) == [
-                ("4000000001", 1),
-                ("root", 1),
-                ("root", 1),
-            ]
+            users = sorted([incident["user"] for incident in one["incidents"]] for one in messages)
+            assert users == [["4000000001"], ["root"], ["root"]]
 
     asyncio.run(run())
 
@@ -171,8 +148,9 @@ def test_a_message_is_posted_until_it_is_taken_and_can_be_verified_each_time(tmp
     snippet = {}
     exec(re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1], snippet)
 
+    critical = {"severity": "critical"}
+
     async def run():
-        critical = {"severity": "critical"}
         async with listening() as hook, sending(tmp_path, hook.url + "/x", IMPATIENT, labels=critical) as store:
             hook.answers = [500, "hang", 429, 503]
             store.add(TARGET, "r", "0", [nan(1)])
@@ -187,7 +165,7 @@ def test_a_message_is_posted_until_it_is_taken_and_can_be_verified_each_time(tmp
         assert snippet["is_genuine"](headers, body, SECRET)
         assert not snippet["is_genuine"](headers, body + b" ", SECRET)
         assert not snippet["is_genuine"]({**headers, "webhook-timestamp": "1"}, body, SECRET)
-        assert json.loads(body)["commonLabels"]["severity"] == "critical"
+        assert json.loads(body)["labels"] == critical
     told = [record.message for record in caplog.records if "webhook" in record.name]
     assert [("cannot be told" in one, "takes incidents again" in one) for one in told] == [(True, False), (False, True)]
     assert "/x" not in caplog.text, "an address may hold a secret"
@@ -229,8 +207,8 @@ def test_a_storm_is_collapsed_by_run_rank_and_kind(tmp_path):
 
     messages, seqs = asyncio.run(run())
     assert seqs == [[1], [200], list(range(2, 22))]
-    assert [one["truncatedAlerts"] for one in messages] == [0, 0, 80]
-    assert messages[2]["groupLabels"]["rank"] == "0"
+    assert [one["truncated"] for one in messages] == [0, 0, 80]
+    assert {incident["rank"] for incident in messages[2]["incidents"]} == {"0"}
 
 
 def test_more_than_memory_holds_waits_in_the_store(tmp_path, monkeypatch):

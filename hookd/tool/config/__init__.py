@@ -54,7 +54,6 @@ from hookd.tool.config.values import (
     as_text,
     read_address,
     read_detail,
-    read_functions,
     read_hosts,
     read_number,
     read_path,
@@ -109,7 +108,6 @@ class ServeConfig:
         poll_s: how often heartbeats are looked at, in seconds.
         scan_s: how often new processes are looked for, in seconds.
         targets_per_user: so many processes of one user are served at a time; those that come later are not.
-        receivers: functions that are called with each incident, each as `module:function`; see docs/incidents.md.
         plugins: what is enabled where an attach names none.
         plugin_dirs: where plugins are sought beside those installed.
         plugins_allow: patterns of names; a plugin that none of them matches is refused. None: all may be used.
@@ -144,7 +142,6 @@ class ServeConfig:
     retention_days: float = _setting("serve", 30.0, read_number(0))
     retention_mb: float = _setting("serve", 100.0, read_number(1))
     targets_per_user: int = _setting("serve", 256, read_whole(1))
-    receivers: tuple[str, ...] = _setting("serve", (), read_functions)
     plugins: tuple[PluginSpec, ...] = _setting("attach", DEFAULT_PLUGINS, read_plugins)
     plugin_dirs: tuple[Path, ...] = _setting("attach", (), read_paths)
     plugins_allow: tuple[str, ...] | None = _setting("plugins", None, read_patterns)  # noqa: RUF009  gives a field

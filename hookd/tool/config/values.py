@@ -15,7 +15,6 @@ from typing import Any
 from hookd.errors import ConfigError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 _HOST = re.compile(r"[\w*.-]+\Z", re.ASCII)
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:/\[\]]*)):(?P<port>\d{1,5})\Z")
 
@@ -179,14 +178,6 @@ def read_hosts(value: object) -> tuple[str, ...]:
     if wrong:
         raise ValueError(f"has {wrong[0]!r}, which is not a host name: write it without scheme, port and path")
     return tuple(one.lower() for one in parts if one)
-
-
-def read_functions(value: object) -> tuple[str, ...]:
-    """Read a list of functions, each as `module:function`, or a string of them."""
-    parts = value.split() if isinstance(value, str) else value
-    if not isinstance(parts, Sequence) or not all(isinstance(one, str) and _FUNCTION.match(one) for one in parts):
-        raise ValueError("is no list of functions; write module:function")
-    return tuple(dict.fromkeys(parts))
 
 
 def read_plugins(value: object) -> tuple[PluginSpec, ...]:

@@ -22,8 +22,6 @@ from hookd.tool.daemon.client import EMBEDDED_SOCKET
 from hookd.tool.daemon.evaluate import evaluate, require_allowed
 from hookd.tool.daemon.fleet.fleet import Fleet
 from hookd.tool.daemon.fleet.history import History
-from hookd.tool.daemon.incidents import receivers
-from hookd.tool.daemon.incidents.receivers import Caller
 from hookd.tool.daemon.incidents.store import IncidentStore
 from hookd.tool.daemon.incidents.webhook import Sender
 from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
@@ -77,7 +75,6 @@ class Service:
         self, config: ServeConfig, *, only: Collection[int] | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
         environ = os.environ if environ is None else environ
-        functions = {word: receivers.load(word) for word in config.receivers}
         self.config = config
         self.is_embedded = only is not None
         self.control = config.control or self._default_control(environ)
@@ -91,10 +88,8 @@ class Service:
         self.fleet = Fleet(store, linger_s=config.linger_s, only=only, per_user=config.targets_per_user)
         self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
         self.plugins = host.load(config)
-        self._callers = [Caller(word, function, store) for word, function in functions.items()]
-        self._callers += self.plugins.receivers(store)
-        told: list[receivers.Receiver] = [*self._senders, *self._callers]
-        for receiver in told:
+        self._callers = self.plugins.receivers(store)
+        for receiver in (*self._senders, *self._callers):
             store.listen(receiver)
         self._tally = Tally()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s

@@ -1,15 +1,11 @@
-"""Who is told of each new incident, beside the log: the webhooks, and functions that the configuration names."""
+"""Receivers of incidents: webhooks, and the daemon plugins with the hook `incident`."""
 
 from __future__ import annotations
 
-import functools
-import importlib
 import logging
 import queue
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
-
-from hookd.errors import ConfigError, worded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,24 +35,6 @@ class Receiver(Protocol):
         What has been dealt with is told to `IncidentStore.delivered`; all else is given out again by
         `IncidentStore.undelivered` after a restart.
         """
-
-
-def load(word: str) -> Callable[[Mapping[str, Any]], object]:
-    """Import the function that `module:function` names.
-
-    Raises:
-        ConfigError: it cannot be imported, or called.
-    """
-    module, _, name = word.partition(":")
-    hint = "It is a function, in a module that the Python which runs hookd can import."
-    try:
-        found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except Exception as exc:  # noqa: BLE001  whatever the module does while it is imported
-        raise ConfigError(f"receiver '{word}' cannot be imported: {worded(exc)}", hint=hint) from exc
-    if not callable(found):
-        raise ConfigError(f"receiver '{word}' cannot be called", hint=hint)
-    function: Callable[[Mapping[str, Any]], object] = found
-    return function
 
 
 class Caller:

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import hmac
 import itertools
+import json
 import logging
 import random
 import socket
@@ -18,18 +19,22 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from hookd.tool.daemon.incidents import alertmanager
+from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.daemon.incidents.rows import key
 from hookd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hookd.tool.config import Webhook
     from hookd.tool.daemon.incidents.store import IncidentStore
 
 MAX_WAITING = 1000
 """Incidents that wait in memory; more of them wait in the store until these are told."""
+MAX_INCIDENTS = 20
+"""Incidents in one message; `truncated` counts the others."""
+_FIELDS = ("id", "time", "last", "count", "user", "run", "rank", "pid", "kind", "module", "step", "message")
+"""The columns of a stored incident that a message carries."""
 _log = logging.getLogger(__name__)
 
 
@@ -182,9 +187,7 @@ class Sender:
     async def _deliver(self, session: aiohttp.ClientSession, group: _Group) -> None:
         """Post until it is taken, or refused for good."""
         incidents = list(group.incidents.values())
-        body = alertmanager.message(
-            incidents, instance=self._instance, url=self._url(), receiver="hookd", more=self._config.labels
-        )
+        body = message(incidents, instance=self._instance, url=self._url(), labels=self._config.labels)
         names = [_news(incident) for incident in incidents]
         number = "msg_" + hashlib.sha256(repr((self.name, names)).encode()).hexdigest()[:32]
         for failures in itertools.count(1):
@@ -202,7 +205,7 @@ class Sender:
     async def _post(self, session: aiohttp.ClientSession, number: str, body: bytes) -> str | None:
         """Post once; give why it must be posted again, None if not.
 
-        As with Alertmanager (notify/webhook/webhook.go, 0.25) 2xx is success and 5xx may pass; so may 408, 425 and 429.
+        2xx is success. 408, 425, 429 and 5xx may pass with time.
         """
         headers = {"Content-Type": "application/json", "User-Agent": f"hookd/{__version__}"}
         headers |= signed(self._config.secret, number, int(time.time()), body)
@@ -227,6 +230,32 @@ class Sender:
         if not self._is_failing:
             self._is_failing = True
             _log.warning("%s cannot be told of incidents (%s): tried again until it can", self._config.host, why)
+
+
+def message(incidents: Sequence[Mapping[str, Any]], *, instance: str, url: str, labels: Mapping[str, str]) -> bytes:
+    """Return the JSON body for incidents of one user, run, rank and kind (docs/incidents.md).
+
+    Args:
+        incidents: rows of the store, the oldest first.
+        instance: the name of this machine.
+        url: of this daemon.
+        labels: from the configuration, sent as they are.
+    """
+    body = {
+        "version": 1,
+        "instance": instance,
+        "url": url,
+        "labels": dict(labels),
+        "incidents": [_told(incident) for incident in incidents[:MAX_INCIDENTS]],
+        "truncated": max(0, len(incidents) - MAX_INCIDENTS),
+    }
+    return json.dumps(body).encode()
+
+
+def _told(incident: Mapping[str, Any]) -> dict[str, Any]:
+    # The texts are the target's own words: whatever shows them must not obey them.
+    told = {name: plain(value) if isinstance(value := incident[name], str) else value for name in _FIELDS}
+    return told if incident["id"] is None else {**told, "command": f"hookd report '#{incident['id']}'"}
 
 
 def _news(incident: Mapping[str, Any]) -> tuple[Any, ...]:
