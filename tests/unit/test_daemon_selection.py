@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hookd.tool.daemon.metrics.selection import MAX_CORE, Limits, Selection
-from hookd.tool.reports.reading import depth
+from hookd.wire.module_names import depth
 from hookd.wire.page import PageReader, PageWriter
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.api.events import Module
 from hookd.api.passive import attributes_of, children_of, groups_of, modules_in, parameters_of, peek
+from hookd.wire.module_names import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     _Todo = tuple[str, "weakref.ref[nn.Module]", int, bool, bool]
 
-ROOT = "(root)"
 
 WRAPPERS = {
     "DistributedDataParallel": "module",

@@ -20,8 +20,9 @@ from hookd.api.passive import attributes_of, entries, of_tensor, peek, plainly
 from hookd.errors import worded
 from hookd.target.entry.threads import is_ours
 from hookd.target.modeltree.module_coverage import has_no_forward
-from hookd.target.modeltree.names import ROOT, Walk
+from hookd.target.modeltree.names import Walk
 from hookd.target.plugins.faults import Failure
+from hookd.wire.module_names import ROOT
 from hookd.wire.originals import clock
 from hookd.wire.page.layout import clean
 

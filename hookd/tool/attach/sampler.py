@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hookd.errors import ControlError, NoSuchTarget
 from hookd.tool.attach import discover
 from hookd.tool.linux import permission
+from hookd.wire.module_names import above
 from hookd.wire.page import PageReader
 
 if TYPE_CHECKING:
@@ -91,11 +92,8 @@ def _frames(module: ModuleEntry | None, known: Mapping[tuple[int, str], ModuleEn
     """Name a module and those that it is in, its root first, with their classes."""
     if module is None:
         return
-    head, dot, path = module.name.partition(".") if module.name.startswith("#") else ("", "", module.name)
-    parts = path.split(".") if path != "(root)" else []
-    names = ["(root)", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
-    for name in names:
-        found = known.get((module.root, head + dot + name))
+    for name in (*reversed(above(module.name)), module.name):
+        found = known.get((module.root, name))
         if found is not None and (found is module or found.type not in NEVER_CALLED):
             yield f"{found.name} ({found.type})"
 

@@ -18,6 +18,7 @@ from hookd.tool.attach.control import Control
 from hookd.tool.attach.discover import open_page
 from hookd.tool.attach.payload import SOURCE_ROOT
 from hookd.tool.linux import proc
+from hookd.wire.module_names import above
 from hookd.wire.page import STEP_RECORD
 
 if TYPE_CHECKING:
@@ -103,11 +104,7 @@ def _beat(beat: Heartbeat, after: Heartbeat | None, page: Snapshot) -> dict[str,
 
 def _path(name: str, known: set[str]) -> list[str]:
     """Give the modules that a module is in, from the root to itself, by the names that there are."""
-    head, dot, path = name.partition(".") if name.startswith("#") else ("", "", name)
-    parts = path.split(".")
-    above = [head + dot + ".".join(parts[:n]) for n in range(1, len(parts))]
-    root = head + dot + "(root)"
-    return [one for one in (root, *above) if one in known and one != name] + [name]
+    return [one for one in reversed(above(name)) if one in known] + [name]
 
 
 # -- the stacks

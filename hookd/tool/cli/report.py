@@ -21,6 +21,7 @@ from hookd.tool.reports.reading import (
     whole_seconds,
 )
 from hookd.tool.reports.wording import moment, repeated
+from hookd.wire.module_names import above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -200,22 +201,12 @@ def _labelled(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]
     labelled = []
     for row in rows:
         name = row["name"]
-        above = list(_above(name))
-        shown = next((one for one in above if one in indents), None)
+        parents = above(name)
+        shown = next((one for one in parents if one in indents), None)
         indents[name] = 0 if shown is None else indents[shown] + 1
-        label = name if shown is None or shown != above[0] else name.rpartition(".")[2]
+        label = name if shown is None or shown != parents[0] else name.rpartition(".")[2]
         labelled.append(("  " * indents[name] + (label or "(loss)"), row))
     return labelled
-
-
-def _above(name: str) -> Iterator[str]:
-    """Name the modules that a module is in, its parent first and the root last."""
-    head, dot, path = name.partition(".") if name.startswith("#") else ("", "", name)
-    if path in ("(root)", ""):
-        return
-    while path := path.rpartition(".")[0]:
-        yield head + dot + path
-    yield head + dot + "(root)"
 
 
 def _chosen(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookd.tool.cli import options, output
+from hookd.wire.module_names import depth as depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,17 +68,12 @@ def _usual(modules: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _is_shown(module: dict[str, Any], depth: int | None) -> bool:
-    return depth is None or _depth(module["name"]) <= depth
-
-
-def _depth(name: str) -> int:
-    path = name.partition(".")[2] if name.startswith("#") else name
-    return 0 if path == "(root)" else path.count(".") + 1
+    return depth is None or depth_of(module["name"]) <= depth
 
 
 def _module(module: dict[str, Any], usual: tuple[str, ...]) -> Iterator[str]:
     """Give a line for the module itself, and one for each of its tensors and hooks."""
-    depth = _depth(module["name"])
+    depth = depth_of(module["name"])
     indent = "  " * min(depth, 12)
     label = module["name"] if depth == 0 else module["name"].rpartition(".")[2]
     inside = " (in the wrapper above)" if module["wrapped"] else ""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.config import ServeConfig
     from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.incidents.receivers import Receiver
     from hookd.tool.daemon.turns import Want
 
 EMBEDDED_LEASE_S = 60.0
@@ -89,7 +90,8 @@ class Service:
         self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
         self.plugins = host.load(config)
         self._callers = self.plugins.receivers(store)
-        for receiver in (*self._senders, *self._callers):
+        receivers: list[Receiver] = [*self._senders, *self._callers]
+        for receiver in receivers:
             store.listen(receiver)
         self._tally = Tally()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s

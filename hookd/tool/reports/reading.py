@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hookd.wire.module_names import is_root
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -56,13 +58,7 @@ def module_seconds(row: dict[str, Any]) -> float:
 
 def whole_seconds(rows: Sequence[dict[str, Any]]) -> float:
     """Give the seconds of all outermost calls: what the share of a module is of."""
-    return sum(module_seconds(row) for row in rows if depth(row["name"]) == 0)
-
-
-def depth(module: str) -> int:
-    """Give how far below its root a module is named: 0 for `(root)` and `#2.(root)`, 1 for `fc`, 2 for `blocks.0`."""
-    name = module.partition(".")[2] if module.startswith("#") else module
-    return 0 if name in ("(root)", "") else name.count(".") + 1
+    return sum(module_seconds(row) for row in rows if is_root(row["name"]))
 
 
 def finding(row: dict[str, Any]) -> str:

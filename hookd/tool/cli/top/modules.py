@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from hookd.wire.module_names import above
+
 if TYPE_CHECKING:
     from hookd.wire.page import Family, ModuleEntry, Snapshot
 
-ROOT = "(root)"
 ORIGIN, NONFINITE, FINDING = "hookd_nan_origin", "hookd_nan_nonfinite", "hookd_activations_finding"
 _KINDS = {"nan": "NaN", "inf": "Inf"}
 
@@ -127,12 +128,3 @@ class Modules:
 
 def _kind(labels: dict[str, str]) -> str:
     return _KINDS.get(labels["kind"], labels["kind"])
-
-
-def above(name: str) -> list[str]:
-    """Name the modules that a module is in, its parent first and the root last; none of a root."""
-    head, dot, path = name.partition(".") if name.startswith("#") else ("", "", name)
-    if path in (ROOT, ""):
-        return []
-    parts = path.split(".")[:-1]
-    return [head + dot + ".".join(parts[:count]) for count in range(len(parts), 0, -1)] + [head + dot + ROOT]

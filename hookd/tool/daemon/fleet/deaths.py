@@ -19,6 +19,7 @@ from hookd.errors import HookdError
 from hookd.tool.daemon.incidents.incident_log import plain as one_line
 from hookd.tool.linux import exits, oom, proc
 from hookd.tool.reports.report import build_report, describe_steps
+from hookd.wire.module_names import ROOT
 from hookd.wire.page import CALL_RECORD, PHASE_RECORD, PHASES, STEP_RECORD
 from hookd.wire.page.layout import plain
 
@@ -37,7 +38,6 @@ MAX_DETAIL = 64 << 10
 MAX_THREADS = 16
 MAX_CGROUPS = 1000
 """So many are remembered."""
-_ROOT = "(root)"
 
 
 class Memory:
@@ -291,7 +291,7 @@ def _last(snapshot: Snapshot, records: Sequence[Record]) -> dict[str, Any]:
 def _place(fields: Mapping[str, Any]) -> str:
     module, phase = fields.get("module"), fields.get("phase")
     if module:
-        return f"; last in {'the root module' if module == _ROOT else module} ({phase})"
+        return f"; last in {'the root module' if module == ROOT else module} ({phase})"
     return f"; last in phase {phase}" if phase not in (None, "other") else ""
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookd.tool.reports.reading import depth
 from hookd.tool.reports.report import plugin_options
+from hookd.wire.module_names import depth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

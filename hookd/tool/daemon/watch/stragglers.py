@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.tool.daemon.fleet import ranks
 from hookd.tool.daemon.watch.watcher import Declared, Sample
+from hookd.wire.module_names import is_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,7 +63,6 @@ SCORE = Declared(
     "Time that the rank needs in a step outside of waiting, over the median of the run's ranks on this node.",
 )
 SLOW = Declared("hookd_straggler", "gauge", "1 for a rank that the others of its run wait for, step by step.")
-ROOT = "(root)"
 TOLD, OVER = "straggler", "straggler_over"
 """Kinds of incidents."""
 
@@ -393,7 +393,7 @@ def slow_module(
         steps[member] = {name: (s - earlier.get(name, 0.0)) / passed for name, s in ranks.counts(now).items()}
     others = [steps[other] for other in members if other is not one]
     typical = {name: statistics.median(other.get(name, 0.0) for other in others) for name in steps[one]}
-    late = [name for name in steps[one] if not name.endswith(ROOT) and steps[one][name] - typical[name] >= late_s / 2]
+    late = [name for name in steps[one] if not is_root(name) and steps[one][name] - typical[name] >= late_s / 2]
     if not late:
         return None
     name = max(

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hookd.tool.daemon.metrics.selection import FINDINGS
+from hookd.wire.module_names import ROOT, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hookd.wire.page import Snapshot
 
-ROOT = "(root)"
 MOST_LEVELS = 64
 """Of a deeper name the rest is one label: no model is built so, and a target may say what it likes."""
 MOST_NODES = 200_000
@@ -109,14 +109,14 @@ class Tree:
 
 def parent(name: str) -> tuple[str | None, str]:
     """Divide the name of a module into that of the one it is in, None for a root, and what it is called there."""
-    head, dot, path = name.partition(".") if name.startswith("#") else ("", "", name)
+    prefix, path = split(name)
     if path in ("", ROOT):
         return None, name
     if path.count(".") > MOST_LEVELS:
         cut = sum(map(len, path.split(".", MOST_LEVELS)[:MOST_LEVELS])) + MOST_LEVELS - 1
-        return head + dot + path[:cut], path[cut + 1 :]
+        return prefix + path[:cut], path[cut + 1 :]
     above, _, label = path.rpartition(".")
-    return head + dot + (above or ROOT), label or path
+    return prefix + (above or ROOT), label or path
 
 
 def share(spent: Mapping[str, float], roots: list[Node]) -> dict[str, float]:
