@@ -9,7 +9,7 @@ from hookd.tool.cli.report import heading, incidents
 from hookd.tool.cli.status import _cells, _row
 from hookd.tool.reports.reading import counted
 from hookd.tool.reports.report import build_report
-from hookd.wire.page import DEPTH, EVENTS, MODULE, PHASE, STEP, PageReader, PageWriter
+from hookd.wire.page import EVENTS, MODULE, PHASE, STEP, PageReader, PageWriter
 
 
 @pytest.fixture
@@ -145,9 +145,9 @@ def test_the_cost_is_not_known_before_the_agent_has_reckoned_it(page):
 def test_threads_say_where_they_are(page):
     fc1 = page.module("fc1", "Linear", 1)
     base = page.thread(7, "main")
-    for cell, value in ((MODULE, fc1), (EVENTS, 9), (PHASE, 1), (STEP, 3), (DEPTH, 2)):
+    for cell, value in ((MODULE, fc1), (EVENTS, 9), (PHASE, 1), (STEP, 3)):
         page.cells[base + cell] = value
-    expected = {"tid": 7, "name": "main", "phase": "forward", "module": "fc1", "step": 3, "depth": 2, "events": 9}
+    expected = {"tid": 7, "name": "main", "phase": "forward", "module": "fc1", "step": 3, "events": 9}
     assert report(page)["threads"] == [expected]
 
 

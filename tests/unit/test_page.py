@@ -259,13 +259,12 @@ def test_a_heartbeat_says_where_a_thread_is(written, reader):
     written.cells[base + page.EVENTS] += 1
     written.cells[base + page.PHASE] = page.PHASES.index("backward")
     written.cells[base + page.STEP] = 21
-    written.cells[base + page.DEPTH] = 2
-    assert reader.heartbeats() == [(4711, "MainThread", 3, 1, "backward", 21, 2)]
+    assert reader.heartbeats() == [(4711, "MainThread", 3, 1, "backward", 21)]
     written.release_thread(base)
     assert reader.heartbeats() == []
     again = written.thread(4712, "ü" * 100)
     assert again == base
-    assert reader.heartbeats() == [(4712, "ü" * 32, 0, 0, "other", 0, 0)]
+    assert reader.heartbeats() == [(4712, "ü" * 32, 0, 0, "other", 0)]
 
 
 def test_the_257th_thread_shares_the_last_heartbeat(written, reader):

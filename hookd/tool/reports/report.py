@@ -221,7 +221,6 @@ def _threads(snapshot: Snapshot) -> list[dict[str, Any]]:
             "phase": beat.phase,
             "module": snapshot.modules[beat.module].name if beat.module in snapshot.modules else nowhere["name"],
             "step": beat.step,
-            "depth": beat.depth,
             "events": beat.events,
         }
         for beat in snapshot.heartbeats

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from hookd.wire.page.layout import (
     CALL_RECORD,
-    DEPTH,
     EVENTS,
     HEARTBEATS,
     KINDS,
@@ -31,7 +30,6 @@ from hookd.wire.page.writer import PageWriter
 
 __all__ = [
     "CALL_RECORD",
-    "DEPTH",
     "EVENTS",
     "HEARTBEATS",
     "KINDS",

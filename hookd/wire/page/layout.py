@@ -40,7 +40,7 @@ PHASES = ("other", "forward", "backward", "optimizer", "loss", "data", "paused")
 KINDS = ("counter", "gauge", "histogram", "info")
 
 HEARTBEATS = 256  # threads
-TID, MODULE, EVENTS, PHASE, STEP, DEPTH = range(6)
+TID, MODULE, EVENTS, PHASE, STEP = range(5)
 """Cells of a heartbeat, counted from its base."""
 
 MAX_BUCKETS = 200
@@ -63,6 +63,7 @@ REGIONS = ("identity", "heartbeat", "recorder", "incidents", "logs", "schema", "
 LOW32 = 0xFFFFFFFF
 BEAT_CELLS = 8
 NAME_BYTES = 64
+BEAT = struct.Struct("=5d")  # tid, module, events, phase, step
 RECORD = struct.Struct("=6d")  # seq, when, kind, module, step, value
 STEP_RECORD, CALL_RECORD, PHASE_RECORD = 1, 2, 3
 """Kinds of records: a step is done (`value`: its seconds), a module is called, a phase begins (`value`: which)."""

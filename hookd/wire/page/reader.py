@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hookd.errors import PageError
 from hookd.wire.descriptors import fcntl
 from hookd.wire.page.layout import (
+    BEAT,
     BEAT_CELLS,
     DROPPED_WORD,
     END_OF_TIME,
@@ -104,11 +105,11 @@ class PageReader:
         beats = []
         for slot, tid in enumerate(tids[TID::BEAT_CELLS]):  # mostly empty
             if _whole(tid):
-                _, module, events, phase, step, depth = RECORD.unpack_from(data, slot * BEAT_CELLS * 8)
+                _, module, events, phase, step = BEAT.unpack_from(data, slot * BEAT_CELLS * 8)
                 start = names_at + slot * NAME_BYTES
                 name = data[start : start + NAME_BYTES].partition(b"\0")[0].decode("utf-8", "replace")
                 phase_name = PHASES[_whole(phase)] if _whole(phase) < len(PHASES) else PHASES[0]
-                numbers = (_whole(module), _whole(events), phase_name, _whole(step), _whole(depth))
+                numbers = (_whole(module), _whole(events), phase_name, _whole(step))
                 beats.append(Heartbeat(_whole(tid), name, *numbers))
         return beats
 

@@ -28,7 +28,6 @@ class Heartbeat(NamedTuple):
     events: int
     phase: str
     step: int
-    depth: int
 
 
 class Record(NamedTuple):

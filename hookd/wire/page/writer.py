@@ -135,7 +135,7 @@ class PageWriter(SeriesWriter):
     # -- threads, events
 
     def thread(self, tid: int, name: str) -> int:
-        """Return the base cell of a thread's heartbeat (TID to DEPTH); whoever comes too late shares the last one."""
+        """Return the base cell of a thread's heartbeat (TID to STEP); whoever comes too late shares the last one."""
         base = self._exclusive(self._add_thread, tid, name)
         return self._shared_beat if base is None else base
 
