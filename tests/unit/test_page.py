@@ -625,7 +625,7 @@ class PageMachine(RuleBasedStateMachine):
     def beat(self, tid, module):
         base = self.writer.thread(tid, "t")
         self.writer.cells[base + page.MODULE] = module
-        self.threads[base] = (tid, "t", module, 0, "other", 0, 0)
+        self.threads[base] = (tid, "t", module, 0, "other", 0)
 
     @precondition(lambda self: self.threads)
     @rule(data=st.data())
