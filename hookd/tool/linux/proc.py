@@ -25,8 +25,8 @@ part of its memory in their place (prctl(PR_SET_MM_MAP)): 16 MiB of two-letter w
 
 
 LOCKED = frozenset({"auxv", "cmdline", "environ", "io", "maps", "stack", "stat", "syscall", "wchan"})
-"""Files of /proc/PID for which the kernel takes the lock of the address space, or the lock of an exec (`stat` and all links
-on Linux 6.18, not on 6.1). A process may hold both forever."""
+"""Files of /proc/PID that take the lock of the address space, or the lock that an exec holds (`stat` and all links on
+Linux 6.18, not on 6.1). A process may hold both forever."""
 
 
 @dataclass(frozen=True)
