@@ -1,6 +1,6 @@
-"""What a plugin's distribution requires, as far as it can be carried: Python alone, read without importing it. Tool side.
+"""Read the requirements of a plugin's distribution, without importing them. Only pure Python can be sent to a target.
 
-A target has torch, and the payload has hookd and pluggy. All else that is declared comes along, with what that requires.
+The target has torch, and the payload has hookd and pluggy. All other declared requirements are sent, and theirs recursively.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 THERE = frozenset({"hookd", "pluggy", "torch"})
-"""Distributions that are not carried: they are there."""
+"""Distributions that are not sent, because the target or the payload has them."""
 COMPILED = (".so", ".pyd", ".dylib")
 
 
 def sources(plugin: str, distribution: Distribution) -> dict[str, bytes]:
-    """Read the Python files of all that a plugin's distribution requires, by path.
+    """Return the Python files of all requirements of a plugin's distribution, by path.
 
     Raises:
         PluginError: one of them is not installed here, has compiled code, or a file of it is missing; the message names it.
     """
     files: dict[str, bytes] = {}
-    if distribution.name in THERE:  # hookd's own plugins require none of what its daemon does
+    if distribution.name in THERE:  # hookd's own plugins do not need the requirements of its daemon
         return files
     for name in sorted(_required(plugin, distribution)):
         files.update(_files(plugin, importlib.metadata.distribution(name)))
@@ -37,7 +37,7 @@ def sources(plugin: str, distribution: Distribution) -> dict[str, bytes]:
 
 
 def _required(plugin: str, distribution: Distribution) -> set[str]:
-    """Name what is required, and what that requires."""
+    """Return the names of all requirements, recursively."""
     found: set[str] = set()
     todo = [distribution]
     while todo:
@@ -67,7 +67,7 @@ def _named(plugin: str, distribution: Distribution) -> Iterator[str]:
 
 
 def _files(plugin: str, distribution: Distribution) -> dict[str, bytes]:
-    """Read the Python files of one distribution."""
+    """Return the Python files of one distribution."""
     who = f"{distribution.name} {distribution.version}, which plugin '{plugin}' requires,"
     files: dict[str, bytes] = {}
     for path in _recorded(distribution):
@@ -87,7 +87,7 @@ def _files(plugin: str, distribution: Distribution) -> dict[str, bytes]:
 
 
 def _recorded(distribution: Distribution) -> list[PurePosixPath]:
-    """Return the files that were installed, also those that are gone: `Distribution.files` leaves them out since 3.12."""
+    """Return all recorded files, including missing ones: `Distribution.files` leaves those out since 3.12."""
     record = distribution.read_text("RECORD")
     if record is None:
         return [PurePosixPath(str(path)) for path in distribution.files or ()]
