@@ -256,7 +256,7 @@ def _boundary(held: Held, margin_s: float, deadline: float) -> int:
         if time.monotonic() > deadline:
             raise ControlError(
                 f"the ranks have no step in common: {why}; nothing is changed", reason="cannot-agree",
-                hint="Steps are told by the collectives of the default process group. A long step needs a larger --timeout.",
+                hint="hookd recognizes steps by the collectives of the default process group. A long step needs a larger --timeout.",
             )  # fmt: skip
         time.sleep(_POLL_S)
 

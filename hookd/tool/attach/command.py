@@ -79,7 +79,7 @@ def _wait_until_ready(channel: Connection) -> None:
     try:
         problem = channel.recv()
     except EOFError:
-        raise HookdError("what was to serve the command has ended; its error is above") from None
+        raise HookdError("the watcher of the command has ended; its error is above") from None
     if problem is not None:
         raise problem
 
@@ -95,7 +95,7 @@ def _find(name: str) -> str:
 def _cannot(name: str, code: int) -> UsageError:
     hint = {
         errno.EACCES: f"chmod +x {name}, or name what is to run it: hookd run -- python {name}",
-        errno.ENOEXEC: "It is no script, and no program for this machine.",
+        errno.ENOEXEC: "It is neither a script nor a program for this machine.",
     }.get(code, "")
     return UsageError(f"cannot run {name}: {os.strerror(code)}", reason="command-not-found", hint=hint)
 

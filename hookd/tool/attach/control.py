@@ -155,7 +155,7 @@ def _why_silent(pid: int) -> str:
     except (HookdError, OSError, LookupError, ValueError):
         return ""
     if state == "T":
-        return f"The process is stopped, and its agent with it; `kill -CONT {pid}` lets it go on."
+        return f"The process is stopped, and so is its agent; `kill -CONT {pid}` resumes it."
     return "A debugger holds the process." if state == "t" else ""
 
 

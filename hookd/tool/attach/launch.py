@@ -111,7 +111,7 @@ def _make_directory() -> Path:
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     raise UsageError(
-        "there is no directory for what the command needs",
+        "there is no directory for the files that the command needs",
         reason="no-directory",
         hint=f"Set TMPDIR to a directory that can be written to and has no '{os.pathsep}' in its name.",
     )

@@ -228,7 +228,7 @@ def _short(found: target.Target, word: int) -> AttachError:
 
 def _held_up(found: target.Target) -> AttachError:
     return AttachError(
-        f"hookd itself was stopped, and process {found.pid} has not waited for it", reason="timeout", hint="Try again."
+        f"hookd was suspended, and the attach to process {found.pid} timed out", reason="timeout", hint="Try again."
     )
 
 

@@ -95,7 +95,7 @@ def _threads(output: bytes) -> list[dict[str, Any]]:
             for one in listed
         ]
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise HookdError("py-spy has written something else than expected", reason="py-spy") from exc
+        raise HookdError("unexpected output from py-spy", reason="py-spy") from exc
 
 
 def _frame(frame: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def _named(plugin: str, distribution: Distribution) -> Iterator[str]:
         try:
             requirement = Requirement(text)
         except InvalidRequirement as exc:
-            raise PluginError(f"plugin '{plugin}': {distribution.name} requires {text!r}, which says nothing") from exc
+            raise PluginError(f"plugin '{plugin}': {distribution.name} requires {text!r}, which is not valid") from exc
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
         if name not in THERE and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
             yield name

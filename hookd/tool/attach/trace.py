@@ -75,7 +75,7 @@ def _ask(control: Control, steps: int, max_bytes: int) -> None:
         if exc.reason != _NO_OP:
             raise
         raise ControlError(
-            f"the agent in process {control.pid} takes no traces: it is another version's", reason="version",
+            f"the agent in process {control.pid} cannot take traces: it belongs to another version of hookd", reason="version",
             hint=f"`hookd attach {control.pid}` replaces it.",
         ) from exc  # fmt: skip
 
@@ -128,7 +128,7 @@ def _copy(pid: int, number: int, into: BinaryIO, max_bytes: int) -> int:
         size, last = size + len(chunk), chunk
     if not last.rstrip().endswith(b"}"):
         raise ControlError(
-            f"process {pid} has written no whole trace", reason="cut",
+            f"process {pid} has written an incomplete trace", reason="cut",
             hint="Its disk may be full: see its own TMPDIR and /tmp, or take fewer --steps.",
         )  # fmt: skip
     return size
@@ -143,7 +143,7 @@ def _chunks(pid: int, number: int, max_bytes: int) -> Iterator[bytes]:
             whole, chunk = bounded.read_part(pid, number, uid, offset, min(_CHUNK, max_bytes - offset))
             if whole > max_bytes:
                 raise ControlError(
-                    f"the trace has {whole / 2**20:.0f} MiB, and may have {max_bytes / 2**20:.0f}",
+                    f"the trace has {whole / 2**20:.0f} MiB, more than the limit of {max_bytes / 2**20:.0f} MiB",
                     reason="too-large", hint="Take fewer --steps, or allow more with --max-size.",
                 )  # fmt: skip
             if not chunk:

@@ -75,7 +75,7 @@ def find(memory: Memory, maps: Sequence[Mapping]) -> Interpreter:
     image, symbols = _search(memory, images, _NEEDED, lambda path: _python_rank(path, exe))
     if image is None:
         raise TargetUnsupported(
-            f"process {pid} ({exe or 'no program'}) is no Python process", reason="not-python",
+            f"process {pid} ({exe or 'no program'}) is not a Python process", reason="not-python",
             hint="`hookd ps` lists training processes.",
         )  # fmt: skip
     symbols.update(elf.Image(memory, image.start).find(_OPTIONAL))

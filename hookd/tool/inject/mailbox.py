@@ -164,7 +164,7 @@ class MemoryBox:
         try:
             self._memory.write(self.address + offset, data, self._until)
         except TimeoutError:
-            text = f"the mailbox in process {self._memory.pid} is not waited at any more"
+            text = f"process {self._memory.pid} no longer waits at its mailbox"
             raise OSError(errno.ETIMEDOUT, text) from None
 
     def expect(self, until: float) -> None:
@@ -261,5 +261,5 @@ def answer(box: Box) -> dict[str, Any] | None:
     except RecursionError as exc:
         raise ValueError("the answer is nested too deep") from exc
     if not isinstance(value, dict):
-        raise ValueError("the answer is no object")  # noqa: TRY004  bad data, not a caller's mistake
+        raise ValueError("the answer is not an object")  # noqa: TRY004  bad data, not a caller's mistake
     return value

@@ -211,7 +211,7 @@ class Thread(abc.ABC):
         if self._events > self.most_events:
             self._is_late = True
             raise AttachError(
-                f"process {self.tid} does not come back from a call: it has made {self._events // 2} system calls",
+                f"process {self.tid} does not return from a call: it has made {self._events // 2} system calls",
                 reason="fault",
             )
         request(how, self.tid, 0, number)
@@ -260,7 +260,7 @@ class Thread(abc.ABC):
         for note in notes:
             with contextlib.suppress(OSError):
                 return note, buffer, self._get_set(note, buffer)
-        raise TargetUnsupported("this kernel does not give the floating point state", reason="architecture")
+        raise TargetUnsupported("this kernel does not provide the floating point state", reason="architecture")
 
 
 def thread(memory: Memory, returns: tuple[int, int]) -> Thread:

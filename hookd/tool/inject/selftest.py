@@ -74,4 +74,4 @@ def _exercise(child: int) -> None:
             thread.release()
         ends = [m.end for m in memory.mappings() if m.start <= address < m.end]
         if ends != [address + _SIZE // 2] or memory.read(address, 5) != b"hookd":
-            raise AttachError("memory that ptrace made is not there", reason="ptrace-broken")
+            raise AttachError("memory that ptrace mapped is missing", reason="ptrace-broken")

@@ -24,7 +24,7 @@ ADDRESSES = 320 << 20
 If a thread gets no memory for the thread-local data of torch, glibc ends the process: observed with 48 MiB left."""
 THREADS, MAPPINGS, DESCRIPTORS = 6, 128, 12
 """An attach with the default plugins took 3, 34 and 6; the training needs some as well."""
-_FORCE = "--force attaches all the same."
+_FORCE = "--force attaches anyway."
 _MOST_MAPPINGS = Path("/proc/sys/vm/max_map_count")
 _LOAD, _MEMORY, _OVERCOMMIT = Path("/proc/loadavg"), Path("/proc/meminfo"), Path("/proc/sys/vm/overcommit_memory")
 _NEVER = 2  # include/uapi/linux/mman.h OVERCOMMIT_NEVER
@@ -99,7 +99,7 @@ def _addresses(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
             left = limits[name] - used
             if left < needed:
                 yield AttachError(
-                    f"process {pid} may map {max(0, left) >> 20} MiB more (RLIMIT_{option.upper()}), and an agent maps up to "
+                    f"process {pid} can map {max(0, left) >> 20} more MiB (RLIMIT_{option.upper()}), and an agent maps up to "
                     f"{needed >> 20} MiB", reason="no-memory", hint=f"prlimit --pid {pid} --{option}=unlimited. {_FORCE}",
                 )  # fmt: skip
 
@@ -114,7 +114,7 @@ def _committed() -> Iterator[AttachError]:
         left = (kib["CommitLimit:"] - kib["Committed_AS:"]) << 10
         if left < 2 * MEMORY:
             yield AttachError(
-                f"this machine may promise {max(0, left) >> 20} MiB more (vm.overcommit_memory=2), and an agent needs up to "
+                f"this machine can commit {max(0, left) >> 20} more MiB (vm.overcommit_memory=2), and an agent needs up to "
                 f"{2 * MEMORY >> 20} MiB", reason="no-memory", hint=f"Raise vm.overcommit_ratio. {_FORCE}",
             )  # fmt: skip
 
@@ -123,7 +123,7 @@ def _threads(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
     left = min(_threads_left(pid, limits), default=THREADS)
     if left < THREADS:
         yield AttachError(
-            f"process {pid} may have {max(0, left)} threads more, and an agent needs room for {THREADS}",
+            f"process {pid} can start {max(0, left)} more threads, and an agent needs {THREADS}",
             reason="no-threads",
             hint=f"Raise pids.max of its container or job (in Kubernetes podPidsLimit), or its RLIMIT_NPROC. {_FORCE}",
         )
@@ -157,9 +157,9 @@ def _mappings(pid: int, maps: Sequence[proc.Mapping]) -> Iterator[AttachError]:
         left = _number(_MOST_MAPPINGS) - len(maps)
         if left < MAPPINGS:
             yield AttachError(
-                f"process {pid} may have {max(0, left)} mappings more, and an agent needs room for {MAPPINGS}",
+                f"process {pid} can create {max(0, left)} more mappings, and an agent needs {MAPPINGS}",
                 reason="no-mappings",
-                hint=f"sysctl vm.max_map_count={_number(_MOST_MAPPINGS) * 2}: it counts for each process. {_FORCE}",
+                hint=f"sysctl vm.max_map_count={_number(_MOST_MAPPINGS) * 2}; the limit applies to each process. {_FORCE}",
             )
 
 
@@ -169,7 +169,7 @@ def _descriptors(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
         left = most - sum(int(name) < most for name in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  names only
         if left < DESCRIPTORS:
             yield AttachError(
-                f"process {pid} may open {left} descriptors more, and an agent needs room for {DESCRIPTORS}",
+                f"process {pid} can open {left} more descriptors, and an agent needs {DESCRIPTORS}",
                 reason="no-descriptors", hint=f"prlimit --pid {pid} --nofile={max(2 * most, 1024)}. {_FORCE}",
             )  # fmt: skip
 

@@ -168,8 +168,9 @@ def lost(pid: int) -> AttachError:
     """Return the error for a process that does not run the inspected program any more: it ended, or runs another one."""
     with contextlib.suppress(OSError, NoSuchTarget):
         if image(pid):
-            hint = "Try again."
-            return AttachError(f"process {pid} became another program while it was looked at", reason="died", hint=hint)
+            return AttachError(
+                f"process {pid} became another program while hookd inspected it", reason="died", hint="Try again."
+            )
     return AttachError(f"process {pid} ended while hookd was attaching", reason="died")
 
 
@@ -190,7 +191,7 @@ def require_same(pid: int, ticks: int) -> None:
     with contextlib.suppress(OSError, NoSuchTarget):
         if start_ticks(pid) == ticks:
             return
-    raise AttachError(f"process {pid} ended while it was looked at", reason="died")
+    raise AttachError(f"process {pid} ended while hookd inspected it", reason="died")
 
 
 def boot_shift_ticks(pid: int) -> int:
