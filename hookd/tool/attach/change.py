@@ -34,7 +34,9 @@ Held = dict[int, Control]
 def change(
     pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path] = (), timeout_s: float = 10.0
 ) -> dict[str, Any]:
-    """Load, unload, reload or configure a plugin of the agent in process `pid`; in all ranks if it changes the training.
+    """Load, unload, reload or configure a plugin of the agent in process `pid`.
+
+    A plugin that changes the training is changed in all ranks.
 
     Args:
         pid: the target, or any rank of its job.
@@ -138,7 +140,7 @@ def _attempt(
 
 @contextlib.contextmanager
 def _explaining(pid: int, op: str, name: str, plugin_dirs: Sequence[Path]) -> Iterator[None]:
-    """If neither side has a plugin, raise our own error instead: it may name a file that is not valid Python."""
+    """Replace the agent's "no-such-plugin" by our own error, which may name a file that is not valid Python."""
     try:
         yield
     except PluginError as error:
@@ -187,7 +189,9 @@ def _naming(rank: int, pid: int) -> Iterator[None]:
 
 
 def _others(pid: int, world_size: int, name: str) -> dict[int, int]:
-    """Return the other ranks of a target's job by rank: same user, same run, same number of ranks, same parent.
+    """Return the pids of the other ranks of a target's job, by rank.
+
+    They have the same user, run, number of ranks and parent.
 
     Raises:
         PluginError: reason "several-ranks": not all are on this machine and attached, or two processes report the same rank.

@@ -1,4 +1,4 @@
-"""Exec the command of `hookd run`, and leave behind a watcher process that serves it and cleans up after it.
+"""Exec the command of `hookd run`, and leave a watcher process behind that serves it and cleans up.
 
 The command keeps our pid, so its exit code, signals, process group, terminal and streams are its own. The watcher is not a child of
 the command (a command may wait for all its children), has its own session, and closes all inherited descriptors except stderr,
@@ -111,7 +111,7 @@ def _occupy_standard_streams() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment that we were started with: in the C locale Python adds LC_CTYPE to its own (PEP 538)."""
+    """Return our initial environment: in the C locale Python adds LC_CTYPE to its own (PEP 538)."""
     found = dict(os.environ)
     with contextlib.suppress(OSError):
         if b"\0LC_CTYPE=" not in b"\0" + Path("/proc/self/environ").read_bytes():
@@ -137,7 +137,7 @@ def _become(path: str, command: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a shell would run a file as a script: bash checks for a NUL in the first line (execute_cmd.c, 5.2)."""
+    """Whether a shell would run a file as a script: bash looks for a NUL in line 1 (execute_cmd.c, 5.2)."""
     with open(path, "rb") as file:  # noqa: PTH123
         return b"\0" not in file.read(80).partition(b"\n")[0]
 

@@ -95,7 +95,7 @@ def _ids(cgroup: str) -> tuple[str, str]:
 
 
 def _ids_of(parts: Sequence[str]) -> tuple[str, str]:
-    """Return the ids in a path. The first match from the root counts: a container can create cgroups below its own."""
+    """Return the first ids in a path, from the root on: a container can create cgroups below its own."""
     pods = [(n, match) for n, part in enumerate(parts) if (match := _POD_PART.fullmatch(part)) is not None]
     first, pod = (pods[0][0], _uid(pods[0][1][1])) if pods else (0, "")
     containers = (match[1] for part in parts[first:] if (match := _CONTAINER_PART.fullmatch(part)) is not None)

@@ -93,7 +93,7 @@ class Control:
                 pass
 
     def _deadline(self) -> float:
-        """Return the deadline of a whole answer: with a timeout per read, a target could prolong the wait byte by byte."""
+        """Return the deadline of a whole answer. With a timeout per read, a target could prolong the wait byte by byte."""
         self._connection.settimeout(self._timeout_s)
         return math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
 
@@ -165,7 +165,7 @@ def path(pid: int, control: str) -> Path:
 
 
 def remove_dead(control: str, uid: int, near: int | None = None) -> bool | None:
-    """Remove the stale socket file of a killed target; return whether it was removed, None if the check timed out.
+    """Remove the stale socket file of a killed target.
 
     The target controls the path. So only a socket with a name that an agent creates is removed, if it belongs to the target's user
     and no process listens on it. No link is followed.
@@ -174,6 +174,9 @@ def remove_dead(control: str, uid: int, near: int | None = None) -> bool | None:
         control: the path, as the target reported it.
         uid: owner of the file.
         near: a process in the target's mount namespace, because the target itself is gone; by default this process.
+
+    Returns:
+        Whether the file was removed; None if the check timed out.
     """
     path = PurePosixPath(control)
     if not _SOCKET_NAME.fullmatch(path.name) or ".." in path.parts or not path.is_absolute():

@@ -75,9 +75,10 @@ _MAX_COMMAND = 1 << 16
 
 
 def find_page(pid: int) -> int | None:
-    """Open the page of the agent in process `pid` for reading; None without an agent. The caller closes the descriptor.
+    """Open the page of the agent in process `pid` for reading; None without an agent.
 
-    Pages that the process has inherited by a fork are skipped. Pages of any protocol version are found.
+    The caller closes the descriptor. Pages that the process has inherited by a fork are skipped. Pages of any protocol version
+    are found.
 
     Raises:
         NoSuchTarget: there is no such process.
@@ -93,7 +94,7 @@ def find_page(pid: int) -> int | None:
 
 
 def numbers_of_pages(pid: int) -> list[int]:
-    """Return the first descriptors of a process with the name of a page. Whether they are pages is not checked.
+    """Return the first descriptors of a process with the name of a page, without checking that they are pages.
 
     Raises:
         NoSuchTarget: there is no such process.
@@ -110,7 +111,7 @@ def numbers_of_pages(pid: int) -> list[int]:
 
 
 def _own_page(pid: int, number: int) -> int | None:
-    """Open a descriptor of process `pid` that has the name of a page; None if it is not the process's own page.
+    """Open a descriptor with the name of a page; None if it is not the process's own page.
 
     Raises:
         OSError: we have no descriptors left.
@@ -185,7 +186,7 @@ def wait_left(pid: int, timeout_s: float) -> bool:
 
 
 def _wait(pid: int, timeout_s: float, is_passing: Callable[[str], bool]) -> dict[str, Any] | None:
-    """Wait while an agent is in a transient state; return the identity of the agent after that, None without one."""
+    """Wait while an agent is in a transient state; return its identity after that, None without an agent."""
     deadline = time.monotonic() + timeout_s
     while (fd := find_page(pid)) is not None:
         reader = page.PageReader(fd, any_protocol=True)
@@ -213,7 +214,7 @@ def _is_own(pid: int, fd: int) -> bool:
 
 
 def _own_start_ticks(pid: int) -> tuple[int, int]:
-    """Return the values that a process may read as its own start: by its time namespace's clock, or 0 without a /proc."""
+    """Return what a process may read as its own start: by its time namespace's clock, or 0 without /proc."""
     return proc.start_ticks(pid) + proc.boot_shift_ticks(pid), 0
 
 

@@ -1,4 +1,4 @@
-"""Read the environment of a process: the initial one, or if the process has overwritten that, the current one. Read-only.
+"""Read the environment of a process: the initial one, or the current one if that is overwritten.
 
 A program that sets a title for `ps` (setproctitle, as in the workers of Ray and vLLM) writes the title over its arguments and the
 environment behind them, so that /proc/PID/environ shows only the rest. Before that it copies the environment to another address, to
@@ -27,7 +27,7 @@ _ADDRESS = struct.Struct("<Q")
 
 
 def of(pid: int) -> dict[str, str] | None:
-    """Return the environment of a process, None if the process has overwritten it and it is not found in memory.
+    """Return the environment of a process, None if it is overwritten and not found in memory.
 
     Raises:
         NoSuchTarget: the process does not exist (any more).

@@ -1,4 +1,4 @@
-"""Prepare a command for `hookd run -- COMMAND`, so that each of its training processes has an agent from the first step.
+"""Prepare the command of `hookd run`, so that its training processes have an agent from the first step.
 
 The command finds our `sitecustomize` through PYTHONPATH (see `_site/sitecustomize.py`). hookd need not be installed in the command's
 environment, and nothing is installed there.

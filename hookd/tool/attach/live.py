@@ -174,18 +174,18 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
         asked = time.monotonic()
         if (word := mailbox.word(box, mailbox.CLAIMED)) in _SHORT:
             raise _short(found, word)
-        if (told := mailbox.answer(box)) is None:
+        if (reply := mailbox.answer(box)) is None:
             box.expect(asked + wait_s)
-        return told
+        return reply
 
     try:
         deadline = _await_claim(found, request, delivery, deadline)
         box.write(mailbox.DATA, data)
         mailbox.set_word(box, mailbox.LENGTH, len(data))
-        told = _poll(found, answer, deadline)
-        if told is None and mailbox.word(box, mailbox.CLAIMED) == mailbox.RUNS:  # it runs, but the machine is busy
-            told = _poll(found, answer, deadline + request.timeout_s)
-        if told is not None:
+        reply = _poll(found, answer, deadline)
+        if reply is None and mailbox.word(box, mailbox.CLAIMED) == mailbox.RUNS:  # it runs, but the machine is busy
+            reply = _poll(found, answer, deadline + request.timeout_s)
+        if reply is not None:
             mailbox.set_word(box, mailbox.SEEN, 1)
     except BaseException as exc:
         delivery.withdraw()
@@ -195,10 +195,10 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
         if isinstance(exc, OSError) and exc.errno in (errno.EFAULT, errno.ETIMEDOUT):
             raise _held_up(found) from exc
         raise
-    if told is None:
+    if reply is None:
         raise _late(found, request, delivery)
-    if not told.get("ok"):
-        raise _refusal(told)
+    if not reply.get("ok"):
+        raise _refusal(reply)
 
 
 def _late(found: target.Target, request: AttachRequest, delivery: Delivery) -> AttachError:
@@ -233,7 +233,9 @@ def _held_up(found: target.Target) -> AttachError:
 
 
 def _await_claim(found: target.Target, request: AttachRequest, delivery: Delivery, deadline: float) -> float:
-    """Wait until the main thread has run the code. Queue it a second time, and with `force` run it directly.
+    """Wait until the main thread has run the code.
+
+    If it does not, queue the code a second time, and with `force` run it directly.
 
     Returns:
         The deadline for the remaining steps: a forced attach gets its timeout once more.

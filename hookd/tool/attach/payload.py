@@ -94,7 +94,7 @@ def _write(files: Mapping[str, bytes], directory: Path) -> None:
 
 
 def unpack_testing(directory: Path) -> None:
-    """Write the agent's part of hookd and `hookd.testing` to files in a directory: a Python with torch needs nothing else."""
+    """Write the agent's part of hookd and `hookd.testing` to files; a Python with torch needs nothing else."""
     root = Path(hookd.__file__).parent
     testing = ((f"hookd/{path.relative_to(root).as_posix()}", path.read_bytes()) for path in root.glob("testing/*.py"))
     _write({**dict(_agent_files()), **dict(testing)}, directory)
@@ -189,7 +189,8 @@ def _first_line(statement: ast.stmt) -> int:
 
 
 def in_pieces(source: bytes, pieces: list[list[ast.stmt]]) -> bytes:
-    """Return a source with marks between its pieces. Form feeds at the start of a line are white space to Python."""
+    """Return a source with marks between its pieces."""
+    # The mark consists of form feeds, which are white space to Python at the start of a line.
     lines = source.split(b"\n")
     for piece in pieces[1:]:
         first = _first_line(piece[0]) - 1
@@ -198,7 +199,7 @@ def in_pieces(source: bytes, pieces: list[list[ast.stmt]]) -> bytes:
 
 
 def _compiled(pieces: list[list[ast.stmt]], path: str) -> bytes:
-    """Compile the pieces of a source for targets with our version of Python: compiling is most of the cost of an import."""
+    """Compile the pieces of a source for targets with our version of Python, to make the import there cheaper."""
     codes, flags = [], 0
     for piece in pieces:
         codes.append(compile(ast.Module(piece, []), SOURCE_ROOT + path, "exec", flags, dont_inherit=True))

@@ -160,7 +160,7 @@ class _Seen:
         self._samples, self._gap_s, self.steps = 0, 0.0, 0
 
     def look(self) -> float:
-        """Take one sample and return its time. Each thread is taken to have stayed in its last place until now."""
+        """Take one sample and return its time; each thread is assumed to have stayed in its last place."""
         beats, now = self._reader.heartbeats(), self._clock()
         for (tid, name), place in self._places.items():
             self._tracks.setdefault((tid, name), Track(name, tid)).add(place, now - self._last)
@@ -191,7 +191,7 @@ class _Seen:
 
 @contextlib.contextmanager
 def _page(pid: int) -> Iterator[tuple[PageReader, Callable[[], bool]]]:
-    """Yield the page of a target, and a function that returns whether the target lives and still has its agent."""
+    """Yield the page of a target, and a function: whether the target lives and has its agent."""
     try:
         fd, process = discover.find_page(pid), os.pidfd_open(pid)
     except PermissionError as exc:

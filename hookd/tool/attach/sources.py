@@ -122,7 +122,7 @@ def _broken(plugin_dirs: Sequence[Path], trust: Trust) -> list[PluginError]:
 
 
 def read(source: Source) -> tuple[str, bool, bool]:
-    """Return the first line of the class's docstring, whether it always changes the training, and whether it may by an option."""
+    """Return the class's summary line, whether it always changes the training, and whether it may by an option."""
     module, _, class_name = source.entry.partition(":")
     path = module.replace(".", "/")
     text = source.files.get(f"{path}/__init__.py") or source.files.get(f"{path}.py") or b""

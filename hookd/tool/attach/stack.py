@@ -77,7 +77,8 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dic
 
 
 def _last_step_s(reader: PageReader) -> float | None:
-    """Return the seconds since the last step ended. It is rarely far back, so the newest part of the long recorder comes first."""
+    """Return the seconds since the last step ended, None if there was none."""
+    # The recorder is long, and the end of the last step is rarely far back: search the newest part first.
     for look in (functools.partial(reader.recent, RECENT), reader.records):
         ends = [record.when for record in look() if record.kind == STEP_RECORD]
         if ends:
@@ -214,7 +215,7 @@ def _is_own(file: str) -> bool:
 def _joined(
     pid: int, beats: Mapping[int, dict[str, Any]], names: Mapping[int, str], stacks: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return a row for each thread with a heartbeat or a stack: the main thread first, then those that call modules."""
+    """Return a row for each thread with a heartbeat or a stack: main thread first, then those that call modules."""
     outside = _outside_tids(pid)
     inside = {host: tid for tid, host in outside.items()}
     main = inside.get(pid, pid)
@@ -243,7 +244,7 @@ def _only_frames(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outside_tids(pid: int) -> dict[int, int]:
-    """Return our tids of the threads of a process in another pid namespace, by its own tids; empty if they are the same."""
+    """Return our tids of a process's threads by its own tids; empty if it is in our pid namespace."""
     if len(_nested(pid, "status")) < 2:
         return {}
     found: dict[int, int] = {}

@@ -97,7 +97,9 @@ def _find_python(memory: Opened, *, is_forced: bool) -> interpreter.Interpreter:
 
 
 def require_awake(pid: int) -> proc.Status:
-    """Check that the process exists, and is not stopped or traced for longer than an attach of another tool takes.
+    """Check that the process exists and is not stopped or traced.
+
+    A stop or trace of up to `_PATIENCE_S` is ignored: it may be an attach of another tool.
 
     Raises:
         NoSuchTarget: there is no such process.

@@ -1,7 +1,8 @@
-"""Decide which files of a plugin directory may be sent to a target: anyone who can write them can run code there.
+"""Decide which files of a plugin directory may be sent to a target.
 
-A directory is trusted by its owner and its mode, as sshd trusts a home directory. Trusted owners are root, hookd's own user, and the
-target's own user, who gains no rights by it. A file is checked through an O_PATH descriptor and only then opened, see `untrusted`.
+Anyone who can write such a file can run code in the target. A directory is trusted by its owner and its mode, as sshd trusts a
+home directory. Trusted owners are root, hookd's own user, and the target's own user, who gains no rights by it. A file is checked
+through an O_PATH descriptor and only then opened, see `untrusted`.
 """
 
 from __future__ import annotations

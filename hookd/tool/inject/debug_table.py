@@ -124,7 +124,7 @@ class Table:
         return self.at["runtime_state.finalizing"] - _FLAGS
 
     def misplaced(self) -> str:
-        """Return the name of a field that lies outside its object, "" if all fields that we use lie inside."""
+        """Return the name of a used field that lies outside its object, "" if there is none."""
         at = self.at
         support = at["debugger_support.remote_debugger_support"]
         path = support + at["debugger_support.debugger_script_path"]

@@ -92,7 +92,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def _require_mercy(job: Job) -> int:
-    """Check, in a separate stop, that no filter kills the process for an agent's system calls; return the stop's duration in ns."""
+    """Check, in a separate stop, that no filter would kill the process; return the stop's duration in ns."""
     thread = ptrace.thread(Memory(job.pid, job.memory), job.returns)
     with ahead_of_others():
         thread.stop(job.timeout_s)

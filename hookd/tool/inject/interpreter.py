@@ -122,7 +122,9 @@ def find_libc(memory: Memory, maps: Sequence[Mapping]) -> Libc:
 
 
 def find_variable(memory: Memory, maps: Sequence[Mapping], name: str) -> int:
-    """Return the address of a variable of the C library: in the program if that has a copy relocation, else in the library.
+    """Return the address of a variable of the C library.
+
+    The variable is in the program if that has a copy relocation of it, else in the library.
 
     Raises:
         TargetUnsupported: reason "libc", no image defines it.

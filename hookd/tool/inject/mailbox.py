@@ -1,7 +1,7 @@
-"""The mailbox: control words, the injected code and the payload, shared with the target. Used by the tool and the injector.
+"""The mailbox: control words, the injected code and the payload, shared with the target.
 
-The mailbox is private memory of the target, which the tool reads and writes through `memory.py`. If the target is not stopped
-(CPython 3.14), it is a file that both sides read and write. Each word has one writer.
+The tool and the injector use this module. The mailbox is private memory of the target, which the tool reads and writes through
+`memory.py`. If the target is not stopped (CPython 3.14), it is a file that both sides read and write. Each word has one writer.
 
     0    token      tool    the injected code acts only if this equals its own token
     8    sent       tool    how often the code was queued
@@ -149,7 +149,10 @@ class Box(Protocol):
 
 
 class MemoryBox:
-    """A mailbox in the memory of a process. It refuses late writes: the target may use the memory for something else by then."""
+    """A mailbox in the memory of a process.
+
+    It refuses late writes, because the target may use the memory for something else by then.
+    """
 
     def __init__(self, memory: Memory, address: int) -> None:
         self._memory, self.address = memory, address
@@ -212,7 +215,15 @@ def code(nspid: int, token: int, wait_s: float) -> str:
 
 
 def file_code(nspid: int, token: int, wait_s: float, path: str, script: str) -> str:
-    """Return the code for a mailbox in the file `path`; it unlinks `path` and its own file `script`, both paths in the target."""
+    """Return the code for a mailbox in a file.
+
+    Args:
+        nspid: pid of the target in its own namespace.
+        token: one-time number.
+        wait_s: how long the target's thread waits for the data.
+        path: of the mailbox, as the target sees it; the code unlinks it.
+        script: path of the code's own file, likewise; the code unlinks it.
+    """
     opening = f"posix.open({path!r},posix.O_RDWR|posix.O_CLOEXEC|posix.O_NOFOLLOW)"
     filled = _fill(nspid, token, wait_s).replace("@FILE@", opening).replace("@NAMES@", repr((path, script)))
     return filled.replace("@BOX@", "0")
@@ -239,7 +250,7 @@ def opening(token: int, size: int) -> bytes:
 
 
 def data(stub: tuple[bytes, bytes], request: Mapping[str, Any], archive: bytes) -> bytes:
-    """Return the packed data for the target's thread; `stub` is the source, and its code compiled for our version of Python."""
+    """Return the packed data for the target's thread; for `stub` see `payload.stub`."""
     text = json.dumps(request).encode()
     lengths = struct.pack("<QQ", *map(len, stub))
     return b"".join((lengths, *stub, struct.pack("<Q", len(text)), text, archive))

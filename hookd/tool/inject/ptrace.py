@@ -1,6 +1,6 @@
-"""Stop one thread of another process, let it make a few calls, and resume it as if nothing had happened. Runs in the injector.
+"""Stop one thread of another process, let it make a few calls, and resume it unchanged.
 
-Guarantees of a stop:
+This runs in the injector. Guarantees of a stop:
 - no code is written, no executable memory is created, nothing is allocated on the target's heap;
 - all registers and the complete floating point state are restored;
 - signals that arrive meanwhile are held and sent again (the value that `sigqueue` attached is lost; so is the signal if the
@@ -139,7 +139,7 @@ class Thread(abc.ABC):
         self._let_go()
 
     def _break_off(self) -> None:
-        """Stop the thread in the middle of a call. A fault may be the call's return, so it is not passed on."""
+        """Stop the thread in the middle of a call. A fault is not passed on: it may be the call's return."""
         request(INTERRUPT, self.tid)
         state = self._wait()
         if state >> 16 != _EVENT_STOP and os.WSTOPSIG(state) not in _FAULTS:
@@ -158,7 +158,7 @@ class Thread(abc.ABC):
                     send(number)
 
     def _sender(self) -> Callable[[int], object]:
-        """Return a function that sends the process a signal. After the detach its pid may be reused, so get a pidfd before."""
+        """Return a function that sends the process a signal even after the detach, when its pid may be reused."""
         try:
             pidfd = os.pidfd_open(self.tid)
         except OSError:  # before Linux 5.3
@@ -237,7 +237,7 @@ class Thread(abc.ABC):
         raise AttachError(f"the main thread of process {self.tid} does not stop", reason="blocked")
 
     def _moments(self) -> Iterator[None]:
-        """Spin a little, then sleep until a child changes state, briefly each time: a stop is too short for long sleeps."""
+        """Spin a little, then sleep until a child changes state; the sleeps are short because a stop is short."""
         for _ in range(_SPINS):
             yield
         while (left := self._until - time.monotonic()) > 0:

@@ -1,10 +1,10 @@
-"""Make calls in a stopped thread on x86_64, such that the target survives the tracer's death at any moment. Runs in the injector.
+"""Make calls in a stopped thread on x86_64, such that the target survives the tracer's death at any moment.
 
-The method needs no code of ours. The called function does not return to an invalid address, but to the code that ends every
-signal handler (`mov $15, %rax; syscall` in libc), with a signal frame on the stack that holds the thread's complete state. If the
-tracer dies, the thread returns from the call into `rt_sigreturn`, and the kernel itself restores the state. If the tracer lives,
-it stops the thread at the entry of that system call and restores the state itself, which is more exact: an interrupted sleep
-then continues instead of returning EINTR.
+This runs in the injector. The method needs no code of ours. The called function does not return to an invalid address, but to the
+code that ends every signal handler (`mov $15, %rax; syscall` in libc), with a signal frame on the stack that holds the thread's
+complete state. If the tracer dies, the thread returns from the call into `rt_sigreturn`, and the kernel itself restores the
+state. If the tracer lives, it stops the thread at the entry of that system call and restores the state itself, which is more
+exact: an interrupted sleep then continues instead of returning EINTR.
 
 In this case `rt_sigreturn` must not run. A system call cannot be skipped reliably (seccomp filters see number -1), so it is
 changed into `getpid` with the instruction pointer back at `mov $15, %rax`: this is still safe if the tracer dies now.
@@ -176,7 +176,7 @@ def _copy(registers: _Registers) -> _Registers:
 
 
 def _restarted(saved: _Registers) -> _Registers:
-    """Return the registers that the kernel would set when it resumes a thread that was stopped inside a system call."""
+    """Return the registers that the kernel would set to resume a thread from inside a system call."""
     resumed = _copy(saved)
     if ctypes.c_int64(saved.orig_rax).value >= 0:
         result = ctypes.c_int64(saved.rax).value
@@ -188,7 +188,7 @@ def _restarted(saved: _Registers) -> _Registers:
 
 
 def _frame_xstate(xstate: bytes) -> tuple[bytes, int]:
-    """Return the extended state in the form of a signal frame, and 1 if it is more than the classic 512 bytes."""
+    """Return the extended state as in a signal frame, and 1 if it exceeds the classic 512 bytes."""
     size = len(xstate)
     if size < 576:
         return xstate.ljust(512, b"\0")[:512], 0

@@ -1,4 +1,4 @@
-"""Map a uid to the user who is accountable for it; per-user quotas are counted by that user."""
+"""Map a uid to its accountable user, to whom per-user quotas are charged."""
 
 from __future__ import annotations
 
@@ -53,17 +53,18 @@ def uid_of(pid: int) -> int:
 
 
 def account_of(pid: int) -> int:
-    """Return the user who is accountable for a process, -1 if the process is gone or hidden."""
+    """Return the accountable user of a process, -1 if the process is gone or hidden."""
     return account(uid_of(pid))
 
 
 def account(uid: int) -> int:
-    """Return the user who is accountable for a uid: for a uid in a range that `/etc/subuid` assigns to a user, that user.
+    """Return the accountable user of a uid.
 
-    A user has 65,536 such uids for rootless containers, and must not get that many quotas. Ranges assigned to root or to a system
-    account (`kubelet`) serve the containers of others, 65,536 uids each: the first uid of such a block is accountable for the
-    whole block. A uid that has a name is accountable for itself: the uids of a directory service may lie in such a range by
-    mistake. Source: subuid(5).
+    For a uid in a range that `/etc/subuid` assigns to a user, this is that user; otherwise it is the uid itself. A user has
+    65,536 such uids for rootless containers, and must not get that many quotas. Ranges assigned to root or to a system account
+    (`kubelet`) serve the containers of others, 65,536 uids each: the first uid of such a block is accountable for the whole
+    block. A uid that has a name is accountable for itself: the uids of a directory service may lie in such a range by mistake.
+    Source: subuid(5).
     """
     try:
         written = _LENT.stat().st_mtime_ns

@@ -40,7 +40,7 @@ def links(user: int, paths: Sequence[str]) -> list[str]:
 
 
 def read_part(pid: int, number: int, uid: int, offset: int, size: int) -> tuple[int, bytes]:
-    """Return the size in bytes of a regular file that a process has open and `uid` owns, and a part of its content.
+    """Return the size in bytes of a regular file of `uid` that a process has open, and a part of its content.
 
     Raises:
         UnexpectedError: it is not a regular file, or belongs to another user.

@@ -20,12 +20,15 @@ _PACKAGES = ("accelerate.commands", "deepspeed.launcher")
 
 
 def program(words: "Sequence[str]") -> "tuple[str, bool]":
-    """Return what a Python process runs: the script's path and False, or the module's name and True; ("", False) for code.
+    """Return the program that a Python process runs.
 
     Options are parsed as the interpreter does: Python/getopt.c, 3.14.
 
     Args:
         words: the command line, with the interpreter's name first.
+
+    Returns:
+        The script's path and False, or the module's name and True; ("", False) for code.
     """
     rest = iter(words[1:])
     for word in rest:
@@ -51,7 +54,7 @@ def program(words: "Sequence[str]") -> "tuple[str, bool]":
 
 
 def _with_argument(word: str) -> "tuple[str, str]":
-    """Return the option in a word such as `-uX` that takes an argument, and the part of the argument in this word."""
+    """Return the option with an argument in a word such as `-uX`, and the part of the argument in this word."""
     for i, letter in enumerate(word):
         if letter in "cmWX":
             return letter, word[i + 1 :]
@@ -67,12 +70,12 @@ def is_launcher(words: "Sequence[str]") -> bool:
             return True
         name = (directory + "/" + file[:-3]).replace("/", ".") if file.endswith(".py") else ""
     module = "." + name
-    return module.endswith(tuple("." + one for one in _MODULES)) or any(
+    return module.endswith(tuple("." + launcher for launcher in _MODULES)) or any(
         module.rpartition(".")[0].endswith("." + package) for package in _PACKAGES
     )
 
 
 def helper(words: "Sequence[str]") -> str:
-    """Return what kind of helper of a training process this is, such as a compile worker; "" for any other process."""
+    """Return the kind of helper, such as a compile worker; "" for any other process."""
     text = "\0".join(words)
     return next((what for mark, what in HELPERS if mark in text), "")

@@ -74,7 +74,7 @@ def _image(pid: int) -> str:
 
 
 def _await_end(pidfd: int) -> None:
-    """Wait briefly for a process that is exiting: its memory is released or it has a fatal signal, but it is not a zombie yet."""
+    """Wait briefly for a process that has begun to exit, but is not a zombie yet."""
     if pidfd >= 0:
         waiting = select.poll()
         waiting.register(pidfd, select.POLLIN)
@@ -82,7 +82,7 @@ def _await_end(pidfd: int) -> None:
 
 
 def _reaped(pidfd: int) -> int | None:
-    """Return the status of a process that has been waited for; None if it has not, or the kernel is older than 6.15."""
+    """Return the status of a reaped process; None if it is not reaped, or the kernel is older than 6.15."""
     if pidfd < 0:
         return None
     info = bytearray(_INFO.pack(_EXIT, *[0] * 13))
@@ -95,7 +95,7 @@ def _reaped(pidfd: int) -> int | None:
 
 
 def _zombie(pid: int, ticks: int) -> int | None:
-    """Return the status of a zombie; None if there is no zombie, or the kernel does not show us its status."""
+    """Return the status of a zombie; None if there is none, or the kernel does not show its status."""
     fields = _stat(pid, ticks)
     if not fields or fields[0] not in (b"Z", b"X") or len(fields) <= _EXIT_CODE - 3:
         return None
@@ -114,7 +114,7 @@ def _stat(pid: int, ticks: int) -> list[bytes]:
 
 
 def container_init(pid: int) -> tuple[int, int] | None:
-    """Return the init process of the container that a process runs in: its pid in our namespace, and its start.
+    """Return the init process of a process's container: its pid in our namespace, and its start.
 
     None in our own pid namespace, and for the init process itself.
     """

@@ -1,8 +1,9 @@
-"""Read and write the memory of a target, bound to one program. Used by the tool and by the injector.
+"""Read and write the memory of a target, bound to one program.
 
-A pid does not identify an address space: between a check and a write the process may have become another program, one that
-runs as root. The kernel binds /proc/PID/mem and /proc/PID/maps to the address space that the process has when they are opened
-(fs/proc/base.c, `mem_open`). After an exec they are empty, and the new program cannot be reached through them.
+The tool and the injector use this module. A pid does not identify an address space: between a check and a write the process may
+have become another program, one that runs as root. The kernel binds /proc/PID/mem and /proc/PID/maps to the address space that
+the process has when they are opened (fs/proc/base.c, `mem_open`). After an exec they are empty, and the new program cannot be
+reached through them.
 """
 
 from __future__ import annotations

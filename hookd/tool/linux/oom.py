@@ -34,7 +34,7 @@ def counter_of(pid: int) -> Path | None:
 
 
 def kills(counter: Path) -> int | None:
-    """Return the number of kills in a cgroup so far; None if it is gone, or the kernel does not count (before 4.13)."""
+    """Return the number of kills in a cgroup; None if it is gone, or the kernel does not count (before 4.13)."""
     with contextlib.suppress(OSError, ValueError):
         for line in counter.read_text("ascii", "replace").splitlines():
             word, _, number = line.partition(" ")
@@ -77,7 +77,7 @@ def _records(fd: int) -> list[str]:
 
 
 def victim(record: str, since_s: float) -> int | None:
-    """Return the pid that a record of /dev/kmsg reports as killed for want of memory; None for any other record.
+    """Return the pid of the OOM kill that a record of /dev/kmsg reports; None for any other record.
 
     The head of a record is priority (with the facility, 0 for the kernel itself), number, microseconds since boot.
     Source: Documentation/ABI/testing/dev-kmsg.

@@ -8,7 +8,7 @@ from hookd.errors import UsageError
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user; the uid if it has no name here (a container's); "" for an unknown user (-1)."""
+    """Return the name of a user, the uid if it has no name here (a container's), "" for an unknown user."""
     if uid < 0:
         return ""
     try:

@@ -85,9 +85,10 @@ def read(pid: int, name: str, limit: int = 1 << 24) -> bytes:
 
 
 def size(pid: int) -> bytes:
-    """Return the size of a process's address space in pages, from /proc/PID/statm; b"" if the process is gone or hidden.
+    """Return the size of a process's address space in pages, b"" if the process is gone or hidden.
 
-    This takes a few microseconds. Loading a library, mapping a page and an exec all change the size.
+    The size is read from /proc/PID/statm. This takes a few microseconds. Loading a library, mapping a page and an exec all change
+    the size.
     """
     try:
         fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -165,7 +166,7 @@ def require_program(pid: int, wanted: str) -> None:
 
 
 def lost(pid: int) -> AttachError:
-    """Return the error for a process that does not run the inspected program any more: it ended, or runs another one."""
+    """Return the error for a process that has ended or runs another program than the inspected one."""
     with contextlib.suppress(OSError, NoSuchTarget):
         if image(pid):
             return AttachError(
@@ -262,7 +263,7 @@ def link(pid: int, name: str) -> str:
 
 
 def whereabouts(pid: int) -> str:
-    """Describe what the main thread is doing in the kernel, for a person; "" if the kernel does not show it."""
+    """Describe the main thread's state in the kernel for a person; "" if the kernel does not show it."""
     facts = []
     with contextlib.suppress(OSError, NoSuchTarget):
         facts.append(f"state {status(pid).state}")

@@ -125,7 +125,7 @@ def open_directory(pid: int, parts: tuple[str, ...]) -> int:
 
 
 def connect(connection: _socket.socket, name: str, *, dir_fd: int, uid: int) -> None:
-    """Connect to a socket file of a user. Connecting by path would follow a link to the socket of another service.
+    """Connect to a socket file of a user, without following links to the socket of another service.
 
     Raises:
         UnexpectedError: the file is not a socket, or belongs to another user.

@@ -123,7 +123,7 @@ class Waiters:
             return _here(name, fds, arguments)
 
     def make_calls_here(self) -> None:
-        """Make all further calls in this process, which can be abandoned itself and has no time to start a child."""
+        """Make all further calls in this process. For the injector, which can be abandoned itself and must be quick."""
         self._is_here = True
 
     def call(self, user: int, name: str, *arguments: Any, fds: Sequence[int] = (), limit_s: float = 0.0) -> Any:
@@ -221,7 +221,7 @@ def _here(name: str, fds: Sequence[int], arguments: Sequence[Any]) -> Any:
 
 
 class _Child:
-    """One child, which makes one call at a time. It ends when the other end of its socket is closed."""
+    """A child that makes one call at a time. It ends when our end of its socket is closed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         import socket  # noqa: PLC0415  the injector does not need it, and must start quickly
@@ -243,7 +243,10 @@ class _Child:
                 raise
 
     def call(self, request: tuple[Any, ...], fds: Sequence[int], limit_s: float, until: float) -> Callable[[], Any]:
-        """Make a call and wait for it, never beyond `until`; return a function that returns its result or raises its error.
+        """Make a call and wait for it, never beyond `until`.
+
+        Returns:
+            A function that returns the call's result or raises its error.
 
         Raises:
             TimeoutError: the call has not returned.

@@ -99,7 +99,7 @@ def open_memory_file(_: Fds, pid: int, number: int, uids: Sequence[int]) -> Pass
 
 
 def read_part(_: Fds, pid: int, number: int, uid: int, offset: int, size: int) -> tuple[int, bytes]:
-    """Return the size in bytes of a regular file that a process has open and `uid` owns, and a part of its content."""
+    """Return the size in bytes of a regular file of `uid` that a process has open, and a part of its content."""
     fd = untrusted.open_file(f"/proc/{pid}/fd/{number}", lambda status: status.st_uid == uid, follow=True)
     try:
         return os.fstat(fd).st_size, os.pread(fd, size, offset)
@@ -187,7 +187,7 @@ def open_local_directory(_: Fds, pid: int, parts: Sequence[str]) -> Passed:
 
 
 def open_local_socket(_: Fds, pid: int, path: str, uid: int) -> Passed:
-    """Return an O_PATH descriptor of a socket file of `uid` below a process's root, if the kernel itself serves the file system."""
+    """Return an O_PATH descriptor of a socket file of `uid`, if the kernel itself serves the file system."""
     directory, name = _directory_of(pid, path)
     try:
         with untrusted.held_socket(name, dir_fd=directory, uid=uid) as fd:
@@ -250,7 +250,7 @@ def give_up(kept: int) -> None:
 
 
 def main() -> None:
-    """Answer requests on descriptor 0 until its other end is closed, with no capabilities beyond those in the first argument."""
+    """Answer requests on descriptor 0 until its other end is closed; the first argument lists the capabilities to keep."""
     give_up(int(sys.argv[1], 16))
     os.closerange(3, 1 << 16)  # inheritable descriptors of the parent
     asked = _socket.socket(fileno=0)

@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN002, ANN003, ANN202, ANN204, F401, INP001, PLW0406
 # mypy: ignore-errors
-"""Start hookd's agent in the training processes of a command, under `hookd run`. Runs in every Python of the command.
+"""Start hookd's agent in the training processes of a command, under `hookd run`.
 
-All Pythons that the command starts find this file through PYTHONPATH, in any version and for any purpose. So it is written
-for 2.7 and newer, never raises, loads the sitecustomize that would have been found without it, and does nothing in
-processes that cannot train. The parent of its directory contains:
+All Pythons that the command starts run this file: they find it through PYTHONPATH. They may have any version and
+purpose. So it is written for 2.7 and newer, never raises, loads the sitecustomize that would have been found without
+it, and does nothing in processes that cannot train. The parent of its directory contains:
 
     config.json  the agent's configuration        stub.py     hookd/target/boot/stub.py
     payload      the agent and the plugins        commandline.py hookd/tool/linux/commandline.py
