@@ -84,14 +84,14 @@ class Census:
         sizes = {pid: size for pid in self._pids() if (size := proc.size(pid))}
         self._seen = {pid: self._seen.get(pid) or _Seen(now) for pid in sizes}
         changed = [pid for pid, seen in self._seen.items() if seen.size != sizes[pid]]
-        found, budget = [], Budget(LOOK_S, self._clock)
+        candidates, budget = [], Budget(LOOK_S, self._clock)
         for pid, user in self._chosen(changed, now):
             if user and budget.is_over(user):
                 continue  # the next scan begins with the processes that have waited longest
             with budget.of(user):
                 if candidate := self._inspect(pid, sizes[pid], now):
-                    found.append(candidate)
-        return sorted(found, key=lambda candidate: (candidate.start, candidate.pid))
+                    candidates.append(candidate)
+        return sorted(candidates, key=lambda candidate: (candidate.start, candidate.pid))
 
     def recheck(self, pid: int) -> None:
         """Mark a process for inspection at the next scan, whatever its size: its agent has left. Thread-safe."""
@@ -121,14 +121,14 @@ class Census:
     def _inspect(self, pid: int, size: bytes, now: float) -> Candidate | None:
         seen = self._seen[pid]
         seen.size, seen.inspected = size, now  # before the inspection, so that a concurrent `recheck` is not lost
-        found = inspected(pid)
-        seen.has_torch = found is not None and found.has_torch
-        if found is not None and found.has_page and found.state != "attached":
+        candidate = inspected(pid)
+        seen.has_torch = candidate is not None and candidate.has_torch
+        if candidate is not None and candidate.has_page and candidate.state != "attached":
             # The page has no valid header yet: its agent is starting, and the size may not change again.
             seen.size = b""
-        if found is not None and found.why == discover.SILENT:
+        if candidate is not None and candidate.why == discover.SILENT:
             seen.size, seen.again = b"", now + min(2.0**seen.silences, LONGEST_SILENCE_S)
             seen.silences += 1
         else:
             seen.silences = 0
-        return found
+        return candidate

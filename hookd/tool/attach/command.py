@@ -112,11 +112,11 @@ def _occupy_standard_streams() -> None:
 
 def _environment() -> dict[str, str]:
     """Return our initial environment: in the C locale Python adds LC_CTYPE to its own (PEP 538)."""
-    found = dict(os.environ)
+    environment = dict(os.environ)
     with contextlib.suppress(OSError):
         if b"\0LC_CTYPE=" not in b"\0" + Path("/proc/self/environ").read_bytes():
-            found.pop("LC_CTYPE", None)
-    return found
+            environment.pop("LC_CTYPE", None)
+    return environment
 
 
 def _become(path: str, command: list[str], env: dict[str, str]) -> NoReturn:

@@ -57,12 +57,12 @@ def take(pid: int, *, settles: bool = True) -> Snapshot:
     """
     for _ in range(TRIES):
         image = _image(pid)
-        found = _read(pid)
-        is_whole = (found.start_ticks, image) == (proc.start_ticks(pid), _image(pid))
-        if is_whole and not (settles and image and (not found.environ or image == _image(found.ppid))):
+        snapshot = _read(pid)
+        is_whole = (snapshot.start_ticks, image) == (proc.start_ticks(pid), _image(pid))
+        if is_whole and not (settles and image and (not snapshot.environ or image == _image(snapshot.ppid))):
             break
         time.sleep(PAUSE_S)
-    return found
+    return snapshot
 
 
 def _read(pid: int) -> Snapshot:

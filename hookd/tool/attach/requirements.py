@@ -38,19 +38,19 @@ def sources(plugin: str, distribution: Distribution) -> dict[str, bytes]:
 
 def _required(plugin: str, distribution: Distribution) -> set[str]:
     """Return the names of all requirements, recursively."""
-    found: set[str] = set()
+    required: set[str] = set()
     todo = [distribution]
     while todo:
         for name in _named(plugin, todo.pop()):
-            if name not in found:
-                found.add(name)
+            if name not in required:
+                required.add(name)
                 try:
                     todo.append(importlib.metadata.distribution(name))
                 except importlib.metadata.PackageNotFoundError:
                     raise PluginError(
                         f"plugin '{plugin}' requires {name}, which is not installed beside hookd"
                     ) from None
-    return found
+    return required
 
 
 def _named(plugin: str, distribution: Distribution) -> Iterator[str]:

@@ -95,9 +95,9 @@ def _frames(module: ModuleEntry | None, known: Mapping[tuple[int, str], ModuleEn
     parts = path.split(".") if path != "(root)" else []
     names = ["(root)", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
     for name in names:
-        found = known.get((module.root, head + dot + name))
-        if found is not None and (found is module or found.type not in NEVER_CALLED):
-            yield f"{found.name} ({found.type})"
+        ancestor = known.get((module.root, head + dot + name))
+        if ancestor is not None and (ancestor is module or ancestor.type not in NEVER_CALLED):
+            yield f"{ancestor.name} ({ancestor.type})"
 
 
 def sample(

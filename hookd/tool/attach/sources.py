@@ -110,10 +110,10 @@ def installed_source(entry: importlib.metadata.EntryPoint) -> Source:
 
 def names(plugin_dirs: Sequence[Path] = ()) -> list[str]:
     """Return the names of all plugins that `find` finds, sorted."""
-    found = {entry.name for entry in importlib.metadata.entry_points(group=GROUP)}
+    known = {entry.name for entry in importlib.metadata.entry_points(group=GROUP)}
     for directory in plugin_dirs:
-        found.update(source.name for source in in_directory(directory) if isinstance(source, Source))
-    return sorted(found)
+        known.update(source.name for source in in_directory(directory) if isinstance(source, Source))
+    return sorted(known)
 
 
 def _broken(plugin_dirs: Sequence[Path], trust: Trust) -> list[PluginError]:

@@ -108,7 +108,7 @@ def _path(name: str, known: set[str]) -> list[str]:
     parts = path.split(".")
     above = [head + dot + ".".join(parts[:n]) for n in range(1, len(parts))]
     root = head + dot + "(root)"
-    return [one for one in (root, *above) if one in known and one != name] + [name]
+    return [ancestor for ancestor in (root, *above) if ancestor in known and ancestor != name] + [name]
 
 
 # -- the stacks
@@ -221,13 +221,13 @@ def _joined(
     main = inside.get(pid, pid)
     tasks = _tasks(pid)
     rows: list[dict[str, Any]] = []
-    for one in stacks:
-        tid = one["tid"] if one["tid"] in beats else inside.get(one["tid"], one["tid"])
+    for thread in stacks:
+        tid = thread["tid"] if thread["tid"] in beats else inside.get(thread["tid"], thread["tid"])
         # py-spy reads the tid from the interpreter: in a forked child the main thread has its parent's (CPython before 3.13).
         if tid and outside.get(tid, tid) not in tasks and all(other["tid"] != main for other in stacks):
             tid = main
         rows.append(
-            {"tid": tid, "name": one["name"] or names.get(tid, ""), "beat": beats.get(tid), **_only_frames(one)}
+            {"tid": tid, "name": thread["name"] or names.get(tid, ""), "beat": beats.get(tid), **_only_frames(thread)}
         )
     with_stack = {row["tid"] for row in rows}
     for tid, beat in beats.items():
@@ -239,20 +239,20 @@ def _joined(
     return sorted(rows, key=lambda row: (row["tid"] != main, row["beat"] is None, row["tid"] or 0))
 
 
-def _only_frames(one: dict[str, Any]) -> dict[str, Any]:
-    return {"frames": one["frames"], "left_out": one["left_out"]}
+def _only_frames(thread: dict[str, Any]) -> dict[str, Any]:
+    return {"frames": thread["frames"], "left_out": thread["left_out"]}
 
 
 def _outside_tids(pid: int) -> dict[int, int]:
     """Return our tids of a process's threads by its own tids; empty if it is in our pid namespace."""
     if len(_nested(pid, "status")) < 2:
         return {}
-    found: dict[int, int] = {}
+    tids: dict[int, int] = {}
     for task in sorted(_tasks(pid))[:MOST_TASKS]:
         numbers = _nested(pid, f"task/{task}/status")
         if len(numbers) > 1:
-            found[numbers[-1]] = numbers[0]
-    return found
+            tids[numbers[-1]] = numbers[0]
+    return tids
 
 
 def _tasks(pid: int) -> set[int]:

@@ -106,12 +106,12 @@ def whereabouts(pid: int) -> str:
         fd = discover.find_page(pid)
         if fd is not None:
             with contextlib.closing(PageReader(fd)) as reader:
-                found = reader.read()
+                page = reader.read()
             places = [
-                f"{beat.name} is in {found.modules[beat.module].name}, phase {beat.phase}"
-                if beat.module in found.modules
+                f"{beat.name} is in {page.modules[beat.module].name}, phase {beat.phase}"
+                if beat.module in page.modules
                 else f"{beat.name} is in phase {beat.phase}"
-                for beat in found.heartbeats
+                for beat in page.heartbeats
                 if beat.events
             ]
             return f" ({'; '.join(places[:4]) or 'no thread has called a module since the attach'})"

@@ -77,8 +77,8 @@ def _spec(plugin: dict[str, Any]) -> PluginSpec:
 
 def _age(version: str, protocol: object) -> tuple[object, ...]:
     """Return a sort key for versions: by number, then by stage (dev, rc, final), then by the page's protocol."""
-    found = re.match(r"(\d+(?:\.\d+)*)(?:\.?(dev|rc)(\d+))?", version)
-    release, stage, count = found.groups() if found else ("0", None, None)
+    match = re.match(r"(\d+(?:\.\d+)*)(?:\.?(dev|rc)(\d+))?", version)
+    release, stage, count = match.groups() if match else ("0", None, None)
     numbers = [int(number) for number in release.split(".")]
     order = {"dev": 0, "rc": 1, None: 2}[stage]
     return numbers, order, int(count or 0), protocol if isinstance(protocol, int) else 0

@@ -73,13 +73,13 @@ class Pages:
 
     def string(self, address: int, most: int) -> bytes:
         """Return the bytes before the next NUL, `most` bytes at most."""
-        found = b""
-        while len(found) < most:
-            piece, zero, _ = self.read(address + len(found), _PAGE - (address + len(found)) % _PAGE).partition(b"\0")
-            found += piece
+        text = b""
+        while len(text) < most:
+            piece, zero, _ = self.read(address + len(text), _PAGE - (address + len(text)) % _PAGE).partition(b"\0")
+            text += piece
             if zero:
                 break
-        return found[:most]
+        return text[:most]
 
 
 class Image:
@@ -108,12 +108,12 @@ class Image:
 
     def find(self, names: Iterable[str]) -> dict[str, int]:
         """Return the addresses of those of `names` that the image defines."""
-        found = {}
+        addresses = {}
         for name in names:
             address = self._find(name.encode())
             if address is not None:
-                found[name] = address
-        return found
+                addresses[name] = address
+        return addresses
 
     def _unpack(self, layout: str, address: int) -> tuple[int, ...]:
         return struct.unpack(layout, self._memory.read(address, struct.calcsize(layout)))

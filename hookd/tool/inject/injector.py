@@ -77,7 +77,7 @@ def run(job: Job) -> dict[str, Any]:
     """
     selftest.check()
     text = mailbox.statement(job.code)
-    looked_ns = _require_mercy(job) if job.is_filtered and not job.box else 0
+    check_ns = _require_mercy(job) if job.is_filtered and not job.box else 0
     memory = Memory(job.pid, job.memory)
     thread = ptrace.thread(memory, job.returns)
     proc.require_alive(job.pid, job.ticks)
@@ -88,7 +88,7 @@ def run(job: Job) -> dict[str, Any]:
             box = _operate(thread, memory, job, text)
         finally:
             thread.release()
-    return {"box": box, "pause_s": (looked_ns + thread.released_ns - thread.stopped_ns) / 1e9}
+    return {"box": box, "pause_s": (check_ns + thread.released_ns - thread.stopped_ns) / 1e9}
 
 
 def _require_mercy(job: Job) -> int:

@@ -250,7 +250,7 @@ def opening(token: int, size: int) -> bytes:
 
 
 def data(stub: tuple[bytes, bytes], request: Mapping[str, Any], archive: bytes) -> bytes:
-    """Return the packed data for the target's thread; for `stub` see `payload.stub`."""
+    """Return the packed data for the target's thread; for `stub` see `attach.payload.stub`."""
     text = json.dumps(request).encode()
     lengths = struct.pack("<QQ", *map(len, stub))
     return b"".join((lengths, *stub, struct.pack("<Q", len(text)), text, archive))

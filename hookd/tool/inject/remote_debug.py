@@ -161,9 +161,9 @@ class ScriptFolder:
 
         In its own mount namespace a target can present any directory as its /tmp, such as one of root's.
         """
-        found = os.fstat(self._fd)
-        is_for_all = found.st_mode & stat.S_IWOTH and found.st_mode & stat.S_ISVTX
-        is_theirs = found.st_uid == self._status.uid and not found.st_mode & stat.S_IWOTH
+        folder = os.fstat(self._fd)
+        is_for_all = folder.st_mode & stat.S_IWOTH and folder.st_mode & stat.S_ISVTX
+        is_theirs = folder.st_uid == self._status.uid and not folder.st_mode & stat.S_IWOTH
         if not (is_for_all or is_theirs):
             return False
         name = self._name + ".try"
@@ -196,15 +196,15 @@ def remove_stale(status: Status) -> list[str]:
 def _is_stale(name: str, folder: int, status: Status) -> bool:
     if not _NAME.fullmatch(name):
         return False
-    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (status.uid, os.geteuid()):
+    file = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISREG(file.st_mode) or file.st_uid not in (status.uid, os.geteuid()):
         return False
-    if time.time() - found.st_mtime < _YOUNG_S:
+    if time.time() - file.st_mtime < _YOUNG_S:
         return False
     try:
         box = open_file(
             name.rpartition(".")[0] + ".box",
-            lambda status: status.st_uid == found.st_uid,
+            lambda status: status.st_uid == file.st_uid,
             os.O_RDWR,
             dir_fd=folder,
         )

@@ -44,15 +44,15 @@ CALLS: dict[str, dict[str, tuple[int, ...]]] = {
 
 def filters(tid: int) -> list[list[Instruction]]:
     """Return the filters of a thread that we have stopped; none if they cannot be read."""
-    found: list[list[Instruction]] = []
-    while len(found) < _MOST:
-        count = libc().ptrace(_GET_FILTER, tid, len(found), None)
+    programs: list[list[Instruction]] = []
+    while len(programs) < _MOST:
+        count = libc().ptrace(_GET_FILTER, tid, len(programs), None)
         if count < 0:
-            return found if ctypes.get_errno() == errno.ENOENT else []
+            return programs if ctypes.get_errno() == errno.ENOENT else []
         buffer = ctypes.create_string_buffer(8 * count)
-        libc().ptrace(_GET_FILTER, tid, len(found), ctypes.addressof(buffer))
-        found.append(list(struct.iter_unpack("<HBBI", buffer.raw)))
-    return found
+        libc().ptrace(_GET_FILTER, tid, len(programs), ctypes.addressof(buffer))
+        programs.append(list(struct.iter_unpack("<HBBI", buffer.raw)))
+    return programs
 
 
 def deadly(programs: Sequence[Sequence[Instruction]], machine: str) -> list[str]:

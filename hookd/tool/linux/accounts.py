@@ -67,18 +67,18 @@ def account(uid: int) -> int:
     Source: subuid(5).
     """
     try:
-        written = _LENT.stat().st_mtime_ns
+        modified_ns = _LENT.stat().st_mtime_ns
     except OSError:
         return uid
-    for owner, first, end in _ranges(written):
+    for owner, first, end in _ranges(modified_ns):
         if first <= uid < end:
-            answers = owner if owner >= _FIRST_USER else uid - (uid - first) % _A_CONTAINERS
-            return uid if answers == uid or _has_name(uid, written) else answers
+            accountable = owner if owner >= _FIRST_USER else uid - (uid - first) % _A_CONTAINERS
+            return uid if accountable == uid or _has_name(uid, modified_ns) else accountable
     return uid
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_name(uid: int, _written: int) -> bool:
+def _has_name(uid: int, _modified_ns: int) -> bool:  # cached until /etc/subuid changes
     try:
         pwd.getpwuid(uid)
     except KeyError:
@@ -87,9 +87,9 @@ def _has_name(uid: int, _written: int) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _ranges(_written: int) -> tuple[tuple[int, int, int], ...]:
+def _ranges(_modified_ns: int) -> tuple[tuple[int, int, int], ...]:
     """Return owner, first uid and end (exclusive) of each well-formed line."""
-    found = []
+    ranges = []
     try:
         lines = _LENT.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -102,5 +102,5 @@ def _ranges(_written: int) -> tuple[tuple[int, int, int], ...]:
             owner = int(words[0]) if words[0].isdecimal() else pwd.getpwnam(words[0]).pw_uid
         except KeyError:
             continue
-        found.append((owner, int(words[1]), int(words[1]) + int(words[2])))
-    return tuple(found)
+        ranges.append((owner, int(words[1]), int(words[1]) + int(words[2])))
+    return tuple(ranges)

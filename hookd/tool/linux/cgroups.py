@@ -46,7 +46,7 @@ def _shown(mounts: list[str], kind: str, controller: str, path: str) -> Iterator
         except ValueError:
             continue
         if ".." not in inner.parts:  # else outside of our own cgroup namespace
-            yield from (Path(mount / one) for one in (inner, *inner.parents))
+            yield from (Path(mount / group) for group in (inner, *inner.parents))
             return
 
 

@@ -176,13 +176,13 @@ def _descriptors(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
 
 def _limits(pid: int) -> dict[str, int]:
     """Return the soft limits of a process that are not "unlimited", by the names in /proc/PID/limits."""
-    found = {}
+    limits = {}
     with contextlib.suppress(OSError, HookdError):
         for line in proc.read(pid, "limits").decode().splitlines():
             soft = line[26:].split()[:1]
             if soft and soft[0].isdecimal():
-                found[line[:26].rstrip()] = int(soft[0])
-    return found
+                limits[line[:26].rstrip()] = int(soft[0])
+    return limits
 
 
 def _number(file: Path) -> int:

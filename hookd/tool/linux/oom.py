@@ -65,15 +65,15 @@ def killed(since_s: float) -> list[int] | None:
 
 
 def _records(fd: int) -> list[str]:
-    found: list[str] = []
+    records: list[str] = []
     for _ in range(_MAX_RECORDS):
         try:
-            found.append(os.read(fd, 8192).decode("utf-8", "replace"))
+            records.append(os.read(fd, 8192).decode("utf-8", "replace"))
         except BrokenPipeError:  # overwritten meanwhile: the next read returns the oldest record left
             continue
         except OSError:
             break
-    return found
+    return records
 
 
 def victim(record: str, since_s: float) -> int | None:

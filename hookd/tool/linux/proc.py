@@ -225,15 +225,15 @@ def maps(pid: int) -> list[Mapping]:
 
 def parse_maps(text: bytes) -> list[Mapping]:
     """Parse the lines of a /proc/PID/maps."""
-    found = []
+    mappings = []
     for line in os.fsdecode(text).split("\n"):
         parts = line.split(None, 5)
         if len(parts) < 5:
             continue
         start, _, end = parts[0].partition("-")
         path = parts[5] if len(parts) > 5 else ""
-        found.append(Mapping(int(start, 16), int(end, 16), parts[1], int(parts[2], 16), path, int(parts[4])))
-    return found
+        mappings.append(Mapping(int(start, 16), int(end, 16), parts[1], int(parts[2], 16), path, int(parts[4])))
+    return mappings
 
 
 def executable(pid: int) -> tuple[str, int]:

@@ -219,8 +219,8 @@ def _directory_of(pid: int, path: str) -> tuple[int, str]:
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    one.__name__: one
-    for one in (
+    call.__name__: call
+    for call in (
         *(pread, pwrite, read, read_name, open_name, links, open_memory_file, read_part),
         *(send_through_pair, connect, remove_dead, open_local_directory, open_local_socket),
     )
@@ -253,18 +253,18 @@ def main() -> None:
     """Answer requests on descriptor 0 until its other end is closed; the first argument lists the capabilities to keep."""
     give_up(int(sys.argv[1], 16))
     os.closerange(3, 1 << 16)  # inheritable descriptors of the parent
-    asked = _socket.socket(fileno=0)
+    connection = _socket.socket(fileno=0)
     while True:
-        head, ancillary, _, _ = asked.recvmsg(LENGTH.size, _socket.CMSG_SPACE(4 * _MOST_FDS))
+        head, ancillary, _, _ = connection.recvmsg(LENGTH.size, _socket.CMSG_SPACE(4 * _MOST_FDS))
         if not head:
             os._exit(0)
         fds = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
-        (length,) = LENGTH.unpack(head + _take(asked, LENGTH.size - len(head)))
-        name, *arguments = marshal.loads(_take(asked, length))  # noqa: S302  written by hookd
+        (length,) = LENGTH.unpack(head + _take(connection, LENGTH.size - len(head)))
+        name, *arguments = marshal.loads(_take(connection, length))  # noqa: S302  written by hookd
         answer = _answer(name, fds, arguments)
         for fd in fds:
             os.close(fd)
-        _send(asked, *answer)
+        _send(connection, *answer)
 
 
 def _answer(name: str, fds: Fds, arguments: Sequence[Any]) -> tuple[int, str, Any]:
@@ -276,20 +276,20 @@ def _answer(name: str, fds: Fds, arguments: Sequence[Any]) -> tuple[int, str, An
         return error.errno or errno.EIO, "", None
 
 
-def _send(asked: _socket.socket, number: int, text: str, result: Any) -> None:
+def _send(connection: _socket.socket, number: int, text: str, result: Any) -> None:
     is_passed = isinstance(result, Passed)
     answer = marshal.dumps((number, text, None if is_passed else result))
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", result))] if is_passed else []
-    asked.sendmsg([LENGTH.pack(len(answer))], rights)
-    asked.sendall(answer)
+    connection.sendmsg([LENGTH.pack(len(answer))], rights)
+    connection.sendall(answer)
     if is_passed:
         os.close(result)
 
 
-def _take(asked: _socket.socket, size: int) -> bytes:
+def _take(connection: _socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        part = asked.recv(size - len(data))
+        part = connection.recv(size - len(data))
         if not part:
             os._exit(0)
         data += part
