@@ -22,7 +22,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use. The import takes 50 ms, and commands that only inspect processes do not need it."""
+    """Import a public name on first use.
+
+    The import takes 50 ms, and commands that only inspect processes do not need it.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

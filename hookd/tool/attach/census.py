@@ -1,8 +1,9 @@
-"""Scan the processes of this machine repeatedly and cheaply. Not thread-safe, except for `recheck`.
+"""Scan the processes of this machine repeatedly and cheaply.
 
-A scan reads a few bytes of each process: the size of its address space. Only a process whose size has changed can have loaded
-torch, got or lost an agent, or become another program. Only such a process is inspected, which takes a millisecond. Training
-processes whose size changes all the time (large tensors come and go) take turns.
+Not thread-safe, except for `recheck`. A scan reads a few bytes of each process: the size of its address space. Only a process
+whose size has changed can have loaded torch, got or lost an agent, or become another program. Only such a process is
+inspected, which takes a millisecond. Training processes whose size changes all the time (large tensors come and go) take
+turns.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Seen:
 
 
 def inspected(pid: int) -> Candidate | None:
-    """Return the result of `discover.inspect` in bounded time; None if it fails, so that the scan continues with others."""
+    """Return the result of `discover.inspect` in bounded time; None if it fails."""
     try:
         with WAITERS.within(INSPECTION_S):
             return discover.inspect(pid)
@@ -79,7 +80,7 @@ class Census:
         self._seen: dict[int, _Seen] = {}
 
     def look(self) -> list[Candidate]:
-        """Return the Python processes that are new or may have changed since they were last returned, oldest first."""
+        """Return the Python processes that are new or may have changed since the last scan, oldest first."""
         now = self._clock()
         sizes = {pid: size for pid in self._pids() if (size := proc.size(pid))}
         self._seen = {pid: self._seen.get(pid) or _Seen(now) for pid in sizes}
@@ -94,7 +95,10 @@ class Census:
         return sorted(candidates, key=lambda candidate: (candidate.start, candidate.pid))
 
     def recheck(self, pid: int) -> None:
-        """Mark a process for inspection at the next scan, whatever its size: its agent has left. Thread-safe."""
+        """Mark a process for inspection at the next scan, whatever its size.
+
+        Called when its agent has left. Thread-safe.
+        """
         if (seen := self._seen.get(pid)) is not None:
             seen.size = b""
 

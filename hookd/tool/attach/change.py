@@ -118,7 +118,10 @@ class _TooLateError(ControlError):
 def _attempt(
     stack: contextlib.ExitStack, pid: int, request: Mapping[str, Any], margin_s: float, deadline: float, *, name: str
 ) -> dict[str, Any]:
-    """Prepare all ranks, choose the step, arm all, commit, and wait for it. Closing a connection undoes everything."""
+    """Prepare all ranks, choose the step, arm all, commit, and wait for it.
+
+    Closing a connection undoes everything.
+    """
     first = stack.enter_context(Control.connect(pid))
     answer = first.request(**request)
     told = {**carried(answer), **{key: answer[key] for key in ("options",) if key in answer}}
@@ -249,7 +252,7 @@ def _commit(held: Held, margin_s: float, deadline: float) -> None:
 
 
 def _boundary(held: Held, margin_s: float, deadline: float) -> int:
-    """Wait until the ranks have taken comparable steps, and return a boundary that is ahead of all of them."""
+    """Return a boundary ahead of all ranks, once they have taken comparable steps."""
     while True:
         statuses = [control.request("status") for control in held.values()]
         marks = [[int(mark) for mark in status.get("marks", ())] for status in statuses]

@@ -47,7 +47,9 @@ def _nothing(pid: int, prepared: Launch) -> Iterator[None]:  # noqa: ARG001
 
 
 def run(command: Sequence[str], request: AttachRequest, beside: Beside = _nothing) -> NoReturn:
-    """Exec a command whose training processes get an agent. The calling process must have only one thread.
+    """Exec a command whose training processes get an agent.
+
+    The calling process must have only one thread.
 
     Args:
         command: program and arguments.
@@ -143,7 +145,10 @@ def _is_text(path: str) -> bool:
 
 
 def _leave_watcher(prepared: Launch, beside: Beside) -> Connection:
-    """Start the watcher as an orphaned grandchild. It answers once on the returned channel, with an error or None."""
+    """Start the watcher as an orphaned grandchild.
+
+    It answers once on the returned channel, with an error or None.
+    """
     ours, its = Pipe()
     us = _Command(os.getpid())
     for stream in filter(None, (sys.stdout, sys.stderr)):

@@ -1,8 +1,8 @@
-"""Find the pod and container of a process from its cgroup and its environment. Read-only.
+"""Find the pod and container of a process from its cgroup and its environment.
 
-The ids are part of the cgroup's path. The names come from environment variables that a pod's manifest passes to its container
-(Kubernetes' downward API): there is no other way to get them without asking the cluster. Both are hostile input: the target
-controls its environment, and anyone who may create cgroups chooses their names.
+Read-only. The ids are part of the cgroup's path. The names come from environment variables that a pod's manifest passes to
+its container (Kubernetes' downward API): there is no other way to get them without asking the cluster. Both are hostile
+input: the target controls its environment, and anyone who may create cgroups chooses their names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _CONTAINER_PART = re.compile(r"(?:.*:)?(?:(?!.*conmon)[a-z-]+[-:])?([0-9a-f]{64}
 
 @dataclass(frozen=True)
 class Container:
-    """The pod and container of a process; "" for unknown. All are "" for a process outside of containers.
+    """The pod and container of a process; "" for unknown.
+
+    All are "" for a process outside of containers.
 
     Attributes:
         pod: the pod's name, else its uid.

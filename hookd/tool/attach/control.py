@@ -29,7 +29,9 @@ _SOCKET_NAME = re.compile(r"hookd-\d+-[0-9a-f]{12}\.sock")
 
 
 class Control:
-    """A connection to the agent in a process. Requests are answered in order. Thread-safe.
+    """A connection to the agent in a process.
+
+    Requests are answered in order. Thread-safe.
 
     Args:
         connection: connected to the agent.
@@ -93,7 +95,10 @@ class Control:
                 pass
 
     def _deadline(self) -> float:
-        """Return the deadline of a whole answer. With a timeout per read, a target could prolong the wait byte by byte."""
+        """Return the deadline of a whole answer.
+
+        With a timeout per read, a target could prolong the wait byte by byte.
+        """
         self._connection.settimeout(self._timeout_s)
         return math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
 
@@ -120,7 +125,7 @@ class Control:
         return line
 
     def close(self) -> None:
-        """Close the connection, and with it the lease if there is one. May be called twice."""
+        """Close the connection, and with it a lease. May be called twice."""
         self._connection.close()
 
     def _read(self, line: bytes) -> dict[str, Any]:

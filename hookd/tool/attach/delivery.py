@@ -21,7 +21,10 @@ _FILTERED = 2  # `Seccomp:` in /proc/PID/status
 
 
 class Delivery(ABC):
-    """One request in progress. The order of use is `queue`, `again` at most once, then `withdraw` or `finish`."""
+    """One request in progress.
+
+    The order of use is `queue`, `again` at most once, then `withdraw` or `finish`.
+    """
 
     method: Literal["ptrace", "remote-debug"]
     box: mailbox.Box
@@ -33,7 +36,10 @@ class Delivery(ABC):
 
     @abstractmethod
     def again(self) -> None:
-        """Queue the code again, in case the first time was lost. The token makes a second run harmless."""
+        """Queue the code again, in case the first time was lost.
+
+        The token makes a second run harmless.
+        """
 
     def withdraw(self) -> None:
         """Cancel code that is still queued: when it runs, it does nothing."""
@@ -45,7 +51,9 @@ class Delivery(ABC):
 
 
 class StopDelivery(Delivery):
-    """Delivery by a stop of about 0.2 ms. The mailbox is in the target's memory.
+    """Delivery by a stop of about 0.2 ms.
+
+    The mailbox is in the target's memory.
 
     Args:
         target: to stop.
@@ -108,7 +116,9 @@ class StopDelivery(Delivery):
 
 
 class ScriptDelivery(Delivery):
-    """Delivery by remote debugging (PEP 768), without a stop. The mailbox is a file.
+    """Delivery by remote debugging (PEP 768), without a stop.
+
+    The mailbox is a file.
 
     Args:
         target: to run the script.

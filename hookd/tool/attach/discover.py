@@ -163,7 +163,7 @@ def identity(pid: int) -> dict[str, Any] | None:
 
 
 def settled(pid: int, timeout_s: float) -> dict[str, Any] | None:
-    """Wait until an agent in process `pid` is neither starting nor leaving; return its identity, None without an agent.
+    """Wait until an agent is neither starting nor leaving; return its identity, None without an agent.
 
     After `timeout_s` its current identity is returned. An agent may leave late because a call that began under it still runs.
 
@@ -174,7 +174,9 @@ def settled(pid: int, timeout_s: float) -> dict[str, Any] | None:
 
 
 def wait_left(pid: int, timeout_s: float) -> bool:
-    """Wait until an agent that is leaving process `pid` is gone. It releases its page last.
+    """Wait until an agent that is leaving process `pid` is gone.
+
+    It releases its page last.
 
     Returns:
         False if an agent stays: it is not leaving, or has not left in time (a call that began under it still runs).
@@ -282,7 +284,7 @@ def has_torch(maps: list[proc.Mapping]) -> bool:
 
 
 def is_in_scope(pid: int) -> bool:
-    """Whether the process's environment has the variable of this tool's HOOKD_SCOPE (NAME=VALUE or NAME); True if that is unset."""
+    """Whether a process's environment matches HOOKD_SCOPE, NAME=VALUE or NAME, of this tool; True if that is unset."""
     name, equals, value = os.environ.get("HOOKD_SCOPE", "").partition("=")
     if not name:
         return True
@@ -291,7 +293,10 @@ def is_in_scope(pid: int) -> bool:
 
 
 def is_disabled(pid: int) -> bool:
-    """Whether HOOKD_DISABLE is set in the process, as far as visible. The injected code checks again in the process."""
+    """Whether HOOKD_DISABLE is set in the process, as far as visible.
+
+    The injected code checks again in the process.
+    """
     return (environment.of(pid) or {}).get("HOOKD_DISABLE", "") not in ("", "0")
 
 

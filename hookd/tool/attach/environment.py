@@ -46,14 +46,19 @@ def of(pid: int) -> dict[str, str] | None:
 
 
 def is_whole(block: bytes) -> bool:
-    """Whether a block of /proc/PID/environ is unmodified. A title leaves NULs in it, or a word without a terminator."""
+    """Whether a block of /proc/PID/environ is unmodified.
+
+    A title leaves NULs in it, or a word without a terminator.
+    """
     words = block[:-1].split(b"\0")
     return (block.endswith(b"\0") and all(b"=" in word[1:] for word in words)) or len(block) == proc.MAX_WORDS
 
 
 @functools.lru_cache(maxsize=256)
 def _moved(pid: int, program: str) -> dict[str, str]:
-    """Read the environment of a program from its memory. Cached, because every inspection of the process asks for it.
+    """Read the environment of a program from its memory.
+
+    Cached, because every inspection of the process asks for it.
 
     Raises:
         HookdError: the program has ended, does not answer, or has an unknown C library.

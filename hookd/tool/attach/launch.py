@@ -65,9 +65,10 @@ class Launch:
 
 
 def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
-    """Write the payload for a command. The caller calls `cleanup` when the command has ended.
+    """Write the payload for a command.
 
-    If the caller is killed, the next call of this function removes its directory.
+    The caller calls `cleanup` when the command has ended. If the caller is killed, the next call of this function removes its
+    directory.
 
     Args:
         request: what to observe; its timeout, lease and `force` are ignored.
@@ -102,7 +103,7 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
 
 
 def _places() -> Iterator[str]:
-    """Return the possible parents of our directory, without those with a colon in their names: PYTHONPATH cannot contain one."""
+    """Return the possible parents of our directory: without a colon, which PYTHONPATH cannot contain."""
     return (place for place in dict.fromkeys((tempfile.gettempdir(), *_ELSEWHERE)) if os.pathsep not in place)
 
 

@@ -122,7 +122,10 @@ def _join(pid: int, request: AttachRequest, there: dict[str, Any], started: floa
 
 
 def _prepare(found: target.Target, request: AttachRequest, built: payload.Payload) -> tuple[Delivery, bytes]:
-    """Return the delivery to use, and the data. The target is not changed yet."""
+    """Return the delivery to use, and the data.
+
+    The target is not changed yet.
+    """
     token = secrets.randbits(63) | 1
     wait_s = request.timeout_s + _MARGIN_S
     remote = remote_debug.find(found.memory, found.python)

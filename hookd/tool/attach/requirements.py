@@ -1,6 +1,7 @@
-"""Read the requirements of a plugin's distribution, without importing them. Only pure Python can be sent to a target.
+"""Read the requirements of a plugin's distribution, without importing them.
 
-The target has torch, and the payload has hookd and pluggy. All other declared requirements are sent, and theirs recursively.
+Only pure Python can be sent to a target. The target has torch, and the payload has hookd and pluggy. All other declared
+requirements are sent, and theirs recursively.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sample the positions of a target's threads from its page; nothing runs in the target for it. Blocking."""
+"""Sample the positions of a target's threads from its page.
+
+Nothing runs in the target for it. Blocking.
+"""
 
 from __future__ import annotations
 

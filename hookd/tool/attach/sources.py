@@ -158,9 +158,10 @@ def _module_files(plugin: str, module: str) -> dict[str, bytes]:
 
 
 def in_directory(directory: Path, trust: Trust = ANYBODY, base: str = "Plugin") -> Iterator[Source | PluginError]:
-    """Yield the plugins in a directory: modules and packages with a class that sets `name` and derives from `base`.
+    """Yield the plugins in a directory.
 
-    For a file that is invalid or not trusted, the error is yielded instead, so that the other plugins are still found.
+    They are modules and packages with a class that sets `name` and derives from `base`. For a file that is invalid or not
+    trusted, the error is yielded instead, so that the other plugins are still found.
 
     Raises:
         PluginError: the directory does not exist, or is not trusted.

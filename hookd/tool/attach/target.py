@@ -23,7 +23,9 @@ _PATIENCE_S = 0.2
 
 @dataclass(frozen=True)
 class Target:
-    """A process that may be attached to. Use it as a context manager, which closes its memory.
+    """A process that may be attached to.
+
+    Use it as a context manager, which closes its memory.
 
     Attributes:
         program: see `proc.program`.

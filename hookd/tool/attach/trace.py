@@ -135,7 +135,10 @@ def _copy(pid: int, number: int, into: BinaryIO, max_bytes: int) -> int:
 
 
 def _chunks(pid: int, number: int, max_bytes: int) -> Iterator[bytes]:
-    """Yield the parts of the file that the target reports as its trace. This process never opens it."""
+    """Yield the parts of the file that the target reports as its trace.
+
+    This process never opens it.
+    """
     offset = 0
     try:
         uid = proc.status(pid).uid

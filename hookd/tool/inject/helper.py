@@ -65,7 +65,9 @@ _TURNS = Turns()
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Start an injector, pass it the job and return its answer. It inherits only the job's descriptor.
+    """Start an injector, pass it the job and return its answer.
+
+    It inherits only the job's descriptor.
 
     Raises:
         HookdError: the error that the injector reports.

@@ -189,7 +189,10 @@ def failure(exc: BaseException) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read one job, do it and answer. Return if there is no job, because the tool died."""
+    """Read one job, do it and answer.
+
+    Return if there is no job, because the tool died.
+    """
     harden()
     WAITERS.make_calls_here()
     line = sys.stdin.readline()

@@ -167,7 +167,7 @@ def _search(
     rank: Callable[[str], int],
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Mapping | None, dict[str, int]]:
-    """Return the first image that defines all of `names`, and their addresses; images of the lowest `rank` come first.
+    """Return the first image, in order of `rank`, that defines all of `names`, and their addresses.
 
     Raises:
         AttachError: reason "unreadable", an image cannot be read in time. The search ends then: the blocked reader holds a lock

@@ -67,7 +67,9 @@ class _Iovec(ctypes.Structure):
 
 
 class Thread(abc.ABC):
-    """The main thread of a process under ptrace. The order of use is `stop`, calls, `release`.
+    """The main thread of a process under ptrace.
+
+    The order of use is `stop`, calls, `release`.
 
     Args:
         memory: of the process.
@@ -124,9 +126,10 @@ class Thread(abc.ABC):
         return None
 
     def release(self) -> None:
-        """Restore the thread's state and resume it. Does nothing if the thread is not seized.
+        """Restore the thread's state and resume it.
 
-        If the thread is left running in a call, the kernel releases it when this process ends.
+        Does nothing if the thread is not seized. If the thread is left running in a call, the kernel releases it when this
+        process ends.
         """
         if not self._seized:
             return
@@ -139,7 +142,10 @@ class Thread(abc.ABC):
         self._let_go()
 
     def _break_off(self) -> None:
-        """Stop the thread in the middle of a call. A fault is not passed on: it may be the call's return."""
+        """Stop the thread in the middle of a call.
+
+        A fault is not passed on: it may be the call's return.
+        """
         request(INTERRUPT, self.tid)
         state = self._wait()
         if state >> 16 != _EVENT_STOP and os.WSTOPSIG(state) not in _FAULTS:
@@ -196,7 +202,7 @@ class Thread(abc.ABC):
             self._resume(CONT, os.WSTOPSIG(state))  # a pending signal: pass it on
 
     def _proceed(self, how: int) -> int:
-        """Run the thread to the next fault or system call stop; return the wait status. Signals are held."""
+        """Run the thread to the next fault or system call stop, holding signals; return the wait status."""
         while True:
             self._resume(how)
             state = self._wait()

@@ -150,7 +150,7 @@ class ScriptFolder:
         self._files.clear()
 
     def remove(self) -> None:
-        """Remove the files, which the target may have removed already. Call this only once."""
+        """Remove the files, unless the target has done so. Call this only once."""
         for name in self._made:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._fd)

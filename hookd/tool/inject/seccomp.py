@@ -1,7 +1,7 @@
-"""Check whether a process's seccomp filters would kill it for an agent's system calls. Runs in the injector.
+"""Check whether a process's seccomp filters would kill it for an agent's system calls.
 
-Reading the filters takes CAP_SYS_ADMIN, no filter on the injector itself, and a kernel with CONFIG_CHECKPOINT_RESTORE. If they
-cannot be read, the check finds nothing.
+Runs in the injector. Reading the filters takes CAP_SYS_ADMIN, no filter on the injector itself, and a kernel with
+CONFIG_CHECKPOINT_RESTORE. If they cannot be read, the check finds nothing.
 
 Source: ptrace(2), PTRACE_SECCOMP_GET_FILTER; seccomp(2); net/core/filter.c of Linux 6.18 (the classic instructions).
 """

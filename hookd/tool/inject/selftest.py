@@ -1,6 +1,7 @@
-"""Test on a child process that ptrace works: some sandboxes only pretend to support it. Runs in the injector.
+"""Test on a child process that ptrace works: some sandboxes only pretend to support it.
 
-In known cases an injected mmap returns an address at which nothing is mapped, or /proc/PID/mem is missing.
+Runs in the injector. In known cases an injected mmap returns an address at which nothing is mapped, or /proc/PID/mem is
+missing.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def connect(connection: socket.socket, pid: int, path: str, uid: int) -> None:
 
 
 def open_local_directory(pid: int, parts: Sequence[str]) -> int:
-    """Open a directory in a process's mount namespace, following no link, if the kernel itself serves its file system.
+    """Open a directory below the root of a process, following no link, if the kernel itself serves it.
 
     Later operations on it do not depend on a server, be it on the network or a process of the target's user.
 

@@ -16,7 +16,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def folders(pid: int, controller: str) -> Iterator[Path]:
-    """Yield the cgroups of a process that may have a controller ("memory", "pids"): its own first, then their parents.
+    """Yield the cgroups of a process that may have a controller ("memory", "pids"), its own before their parents.
 
     cgroup v1 comes before v2. Cgroups that our mounts do not show are left out.
     """

@@ -1,7 +1,7 @@
-"""Check that a process has enough memory, threads, mappings and descriptors left for an agent. Read-only.
+"""Check that a process has enough memory, threads, mappings and descriptors left for an agent.
 
-The resources of an agent count against the target's limits. If a memory cgroup reaches its limit, the kernel kills the training.
-If no thread or descriptor is left, an attach fails half-way, and the training's own next open fails as well.
+Read-only. The resources of an agent count against the target's limits. If a memory cgroup reaches its limit, the kernel kills
+the training. If no thread or descriptor is left, an attach fails half-way, and the training's own next open fails as well.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ class Memory:
         return data
 
     def write(self, address: int, data: bytes, until: float = math.inf) -> None:
-        """Write `data`, without stopping the process. The kernel ignores the protection of private pages here.
+        """Write `data`, without stopping the process.
+
+        The kernel ignores the protection of private pages here.
 
         Args:
             address: of the first byte.
@@ -95,7 +97,9 @@ class Memory:
 
 
 class Opened(Memory):
-    """The memory of a process and its mappings. Owns the descriptors; a child process does the reads, see `waiter.py`.
+    """The memory of a process and its mappings.
+
+    Owns the descriptors; a child process does the reads, see `waiter.py`.
 
     Args:
         pid: of the process.

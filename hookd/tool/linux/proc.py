@@ -1,6 +1,7 @@
-"""Read the facts about a process from /proc. Read-only. For its memory see `memory.py`.
+"""Read the facts about a process from /proc.
 
-Nothing here trusts the target: names and counts that it controls are capped, and its paths are never opened as ours.
+Read-only. For its memory see `memory.py`. Nothing here trusts the target: names and counts that it controls are capped, and
+its paths are never opened as ours.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def status(pid: int) -> Status:
 
 
 def start_ticks(pid: int) -> int:
-    """Return field 22 of /proc/PID/stat, the start time in ticks: together with the pid it identifies a process forever.
+    """Return the start time in ticks, field 22 of /proc/PID/stat; with the pid it identifies a process forever.
 
     Raises:
         NoSuchTarget: there is no such process.
@@ -254,7 +255,10 @@ def executable(pid: int) -> tuple[str, int]:
 
 
 def link(pid: int, name: str) -> str:
-    """Read a symbolic link of /proc/PID, "" if it cannot be read. Never open the result: the target controls it."""
+    """Read a symbolic link of /proc/PID, "" if it cannot be read.
+
+    Never open the result: the target controls it.
+    """
     with contextlib.suppress(OSError, HookdError):
         if pid == os.getpid():
             return str(Path(f"/proc/{pid}/{name}").readlink())
@@ -285,9 +289,9 @@ def libc() -> ctypes.CDLL:
 
 
 def is_running(pid: int, ticks: int) -> bool:
-    """Whether the process still runs, and not another one with the same pid. A zombie does not run.
+    """Whether the process still runs, and not another one with the same pid.
 
-    A process of which only the main thread has ended looks like a zombie, but runs.
+    A zombie does not run. A process of which only the main thread has ended looks like a zombie, but runs.
 
     Args:
         pid: of the process.
@@ -308,7 +312,9 @@ def is_running(pid: int, ticks: int) -> bool:
 
 
 def has_memory(pid: int) -> bool:
-    """Whether a process has an address space. An ending process loses this first, then its files, and last its pid.
+    """Whether a process has an address space.
+
+    An ending process loses this first, then its files, and last its pid.
 
     Source: kernel/exit.c `do_exit` (Linux 6.18).
     """

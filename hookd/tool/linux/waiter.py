@@ -80,9 +80,10 @@ class Waiters:
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Limit the total time of this thread's calls in this context; calls after that raise at once, see `call`.
+        """Limit the total time of this thread's calls in this context.
 
-        Otherwise a process whose answers all come just before their timeout could delay the thread any number of times.
+        Calls after that raise at once, see `call`. Otherwise a process whose answers all come just before their timeout could
+        delay the thread any number of times.
         """
         outer = getattr(self._look, "until", math.inf)
         self._look.until = min(outer, self._clock() + seconds)
@@ -123,11 +124,16 @@ class Waiters:
             return _here(name, fds, arguments)
 
     def make_calls_here(self) -> None:
-        """Make all further calls in this process. For the injector, which can be abandoned itself and must be quick."""
+        """Make all further calls in this process.
+
+        For the injector, which can be abandoned itself and must be quick.
+        """
         self._is_here = True
 
     def call(self, user: int, name: str, *arguments: Any, fds: Sequence[int] = (), limit_s: float = 0.0) -> Any:
-        """Make a call of `waiter_child.CALLS` in a child, and return its result; the caller owns a returned descriptor.
+        """Make a call of `waiter_child.CALLS` in a child, and return its result.
+
+        The caller owns a returned descriptor.
 
         Args:
             user: accountable for the process.
@@ -221,7 +227,10 @@ def _here(name: str, fds: Sequence[int], arguments: Sequence[Any]) -> Any:
 
 
 class _Child:
-    """A child that makes one call at a time. It ends when our end of its socket is closed."""
+    """A child that makes one call at a time.
+
+    It ends when our end of its socket is closed.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         import socket  # noqa: PLC0415  the injector does not need it, and must start quickly
@@ -323,7 +332,7 @@ class _Child:
         return bytes(data)
 
     def close(self) -> None:
-        """End the child and wait for it. It must not be in a call."""
+        """End the child, which must not be in a call, and wait for it."""
         self.socket.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)

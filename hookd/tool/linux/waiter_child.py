@@ -234,7 +234,10 @@ def capabilities() -> int:
 
 
 def give_up(kept: int) -> None:
-    """Drop all capabilities except `kept`. Needed because exec restores those that a root process has dropped, see capset(2)."""
+    """Drop all capabilities except `kept`.
+
+    Needed because exec restores those that a root process has dropped, see capset(2).
+    """
     ours = capabilities()
     if not ours & ~kept:
         return
