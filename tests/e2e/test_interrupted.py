@@ -120,7 +120,7 @@ def test_a_tool_that_is_stopped_half_way_writes_nothing_when_it_goes_on(tmp_path
                 lambda: stub.threads(target.pid) == threads and not stub.mailboxes(target.pid), what="it is given up"
             )
             stopped.signal(signal.SIGCONT)
-            stopped.expect(rf"^told timeout .*process {target.pid} has not waited")
+            stopped.expect(rf"^told timeout .*process {target.pid} timed out")
             stopped.finish()
         stub.inject(target.pid)
         stub.finish(target)

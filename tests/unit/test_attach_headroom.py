@@ -81,7 +81,7 @@ def test_no_limit_and_a_cgroup_that_is_not_seen_are_no_hindrance(process):
 def test_threads_at_the_limit_of_a_cgroup_are_refused(process):
     process(2, "job", pids_current=98, pids_max=100)
     assert refusal().startswith("no-threads: process ")
-    assert "2 threads more" in refusal()
+    assert "2 more threads" in refusal()
 
 
 def test_what_limits_the_process_itself_is_refused(process):

@@ -123,7 +123,7 @@ def test_an_answer_that_is_no_json_is_refused():
     box = SimpleNamespace(
         read=lambda offset, size: b"[1, 2]..."[:6] if offset == mailbox.DATA else (6).to_bytes(8, "little")
     )
-    with pytest.raises(ValueError, match="no object"):
+    with pytest.raises(ValueError, match="not an object"):
         mailbox.answer(box)
 
 

@@ -1,4 +1,4 @@
-"""Attach to a running process, detach from it, talk to the agent in it. Tool side; never imports torch."""
+"""Attach to a running process, detach from it, and talk to its agent. Never imports torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: commands that only look at processes need none of it, and it takes 50 ms."""
+    """Import a public name on first use.
+
+    The import takes 50 ms, and commands that only inspect processes do not need it.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,8 +1,9 @@
-"""What runs here, kept from look to look so that the next look is cheap. Tool side; one look at a time.
+"""Scan the processes of this machine repeatedly and cheaply.
 
-A look reads a few bytes of each process: the size of its address space. Only one whose size has changed can have loaded
-torch, got an agent, lost it, or become another program since, and only such a one is inspected, which costs a
-millisecond. Training processes whose size changes all the time (large tensors come and go) take turns.
+Not thread-safe, except for `recheck`. A scan reads a few bytes of each process: the size of its address space. Only a process
+whose size has changed can have loaded torch, got or lost an agent, or become another program. Only such a process is
+inspected, which takes a millisecond. Training processes whose size changes all the time (large tensors come and go) take
+turns.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ if TYPE_CHECKING:
     from hookd.tool.attach.discover import Candidate
 
 YOUNG_S = 60.0
-"""For so long after it was first seen a process is inspected whenever its size has changed."""
+"""Age, since it was first seen, up to which a process is inspected at every change of its size."""
 LOOK_S = 0.5
-"""So long one look takes at most for the processes of one user, but root's."""
+"""Time limit of one scan for the processes of one user; root has none."""
 INSPECTION_S = 2.0
-"""How long all answers of one process may take together while it is inspected."""
+"""Time limit for all answers of one process in one inspection."""
 LONGEST_SILENCE_S = 60.0
+"""Longest pause before a process that could not be read is inspected again."""
 TURNS = 3
-"""So many older ones of a user with torch, and as many without, are inspected in one look."""
+"""Older processes of a user that are inspected in one scan: so many with torch, and as many without."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Seen:
-    """What is remembered of a process: the size at its inspection, and what that found.
+    """The remembered facts of a process: its size at the last inspection, and the result.
 
-    It is not what the process says of itself, which may be as long as it likes. After so many `silences` in a row, in which it
-    could not be read, it is left alone until `again`.
+    Strings of the process are not kept, because it controls their length. `silences` counts the inspections in a row in which it
+    could not be read; it is not inspected again before `again`.
     """
 
     first: float
@@ -53,13 +55,13 @@ class _Seen:
 
 
 def inspected(pid: int) -> Candidate | None:
-    """Return what `discover.inspect` does, in bounded time; None as well if it fails, for others are to be looked at too."""
+    """Return the result of `discover.inspect` in bounded time; None if it fails."""
     try:
         with WAITERS.within(INSPECTION_S):
             return discover.inspect(pid)
-    except (LookupError, ValueError):  # it ends while it is read
+    except (LookupError, ValueError):  # the process ended during the read
         return None
-    except Exception:  # noqa: BLE001  what it may be nobody can tell: a target writes what is read
+    except Exception:  # noqa: BLE001  any error is possible: a target controls the data
         _log.exception("process %d cannot be inspected", pid)
         return None
 
@@ -68,7 +70,7 @@ class Census:
     """The processes of this machine.
 
     Args:
-        only: the pids that are of interest, asked anew at each look; None for all.
+        only: the pids of interest, read anew at each scan; None for all.
         clock: monotonic seconds.
     """
 
@@ -78,22 +80,25 @@ class Census:
         self._seen: dict[int, _Seen] = {}
 
     def look(self) -> list[Candidate]:
-        """Give the Python processes that are new, or may have changed since they were given last, the oldest first."""
+        """Return the Python processes that are new or may have changed since the last scan, oldest first."""
         now = self._clock()
         sizes = {pid: size for pid in self._pids() if (size := proc.size(pid))}
         self._seen = {pid: self._seen.get(pid) or _Seen(now) for pid in sizes}
         changed = [pid for pid, seen in self._seen.items() if seen.size != sizes[pid]]
-        found, budget = [], Budget(LOOK_S, self._clock)
+        candidates, budget = [], Budget(LOOK_S, self._clock)
         for pid, user in self._chosen(changed, now):
             if user and budget.is_over(user):
-                continue  # the next look begins with those that have waited longest
+                continue  # the next scan begins with the processes that have waited longest
             with budget.of(user):
                 if candidate := self._inspect(pid, sizes[pid], now):
-                    found.append(candidate)
-        return sorted(found, key=lambda candidate: (candidate.start, candidate.pid))
+                    candidates.append(candidate)
+        return sorted(candidates, key=lambda candidate: (candidate.start, candidate.pid))
 
     def recheck(self, pid: int) -> None:
-        """Have a process inspected at the next look whatever its size: its agent has left. From any thread."""
+        """Mark a process for inspection at the next scan, whatever its size.
+
+        Called when its agent has left. Thread-safe.
+        """
         if (seen := self._seen.get(pid)) is not None:
             seen.size = b""
 
@@ -103,9 +108,9 @@ class Census:
         return (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  names only, in one call
 
     def _chosen(self, changed: list[int], now: float) -> Iterator[tuple[int, int]]:
-        """Yield which processes to inspect, each with the user who answers for it.
+        """Yield the processes to inspect, each with its accountable user.
 
-        They are all young ones, and of each user's older ones those that have waited longest.
+        These are all young processes, and of each user's older ones those that have waited longest.
         """
         taken: Counter[tuple[int, bool]] = Counter()
         for pid in sorted(changed, key=lambda pid: self._seen[pid].inspected):
@@ -119,14 +124,15 @@ class Census:
 
     def _inspect(self, pid: int, size: bytes, now: float) -> Candidate | None:
         seen = self._seen[pid]
-        seen.size, seen.inspected = size, now  # before the inspection: what `recheck` says meanwhile must hold
-        found = inspected(pid)
-        seen.has_torch = found is not None and found.has_torch
-        if found is not None and found.has_page and found.state != "attached":
-            seen.size = b""  # a page without a good header yet: its agent is just coming, and the size may stay
-        if found is not None and found.why == discover.SILENT:
+        seen.size, seen.inspected = size, now  # before the inspection, so that a concurrent `recheck` is not lost
+        candidate = inspected(pid)
+        seen.has_torch = candidate is not None and candidate.has_torch
+        if candidate is not None and candidate.has_page and candidate.state != "attached":
+            # The page has no valid header yet: its agent is starting, and the size may not change again.
+            seen.size = b""
+        if candidate is not None and candidate.why == discover.SILENT:
             seen.size, seen.again = b"", now + min(2.0**seen.silences, LONGEST_SILENCE_S)
             seen.silences += 1
         else:
             seen.silences = 0
-        return found
+        return candidate

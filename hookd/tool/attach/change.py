@@ -1,7 +1,7 @@
-"""Change the plugins of an agent that runs. Tool side; blocking.
+"""Change the plugins of a running agent. Blocking.
 
-What changes the training changes at one step: of one rank at its next, of a job of several at a boundary on which all of
-them agree, see `hookd.wire.agreement`. Either all change, or none does.
+A change that affects the training takes effect at one step: in a job of one rank at its next step, in a job of several ranks at a
+boundary on which all of them agree, see `hookd.wire.agreement`. Either all ranks change, or none does.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hookd.tool.config import PluginSpec
 
 MARGINS_S = (1.0, 4.0, 16.0)
-"""How far ahead of all ranks the boundary is laid: further where they were quicker than we."""
+"""How far ahead of all ranks the boundary is set, in seconds; each retry, after a rank was too quick, uses the next value."""
 CARRIED = ("version", "sha256", "origin")
-"""What is told of a source."""
+"""The keys that describe a plugin's source."""
 _POLL_S = 0.02
 Held = dict[int, Control]
 """A connection to each rank's agent."""
@@ -34,23 +34,25 @@ Held = dict[int, Control]
 def change(
     pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path] = (), timeout_s: float = 10.0
 ) -> dict[str, Any]:
-    """Load, unload, reload or configure a plugin of the agent in process `pid`; one that changes the training, in all ranks.
+    """Load, unload, reload or configure a plugin of the agent in process `pid`.
+
+    A plugin that changes the training is changed in all ranks.
 
     Args:
-        pid: the target, or any rank of it.
+        pid: the target, or any rank of its job.
         op: load, unload, reload (new source of the same name) or configure.
         spec: the plugin, and for load and configure its options.
-        plugin_dirs: where else to look for it.
-        timeout_s: how long it may take until the step at which it takes place.
+        plugin_dirs: additional directories to search for it.
+        timeout_s: how long to wait for the step at which the change takes effect.
 
     Returns:
-        state: done; pending: the step has not come within the time, and it will take place there. ranks: the pid of
-        each rank that is changed. step: in the words of each rank, where it took place. options: after a configure.
-        version, sha256: of what was carried, where something was; origin: where that was found.
+        state: "done", or "pending" if the step was not reached in time; the change will then take effect there. ranks: the pid
+        of each changed rank. step: the number of the step, as each rank counts. options: after a configure. version, sha256
+        and origin (where it was found): of the plugin's source, if one was sent.
 
     Raises:
-        HookdError: the agent refuses, reason "several-ranks": not all ranks are here and attached; "cannot-agree": they
-            have no step in common. Nothing is changed then.
+        HookdError: the agent refuses; reason "several-ranks": not all ranks are on this machine and attached;
+            "cannot-agree": the ranks have no step in common. Nothing is changed then.
     """
     request = {"op": op, **_arguments(pid, op, spec, plugin_dirs)}
     source = carried(request.get("plugin", {}))
@@ -66,18 +68,17 @@ def change(
 
 
 def carried(told: Mapping[str, Any]) -> dict[str, str]:
-    """Take out of what is told of a plugin what is told of its source."""
+    """Return the entries of a plugin's description that describe its source."""
     return {key: str(told[key]) for key in CARRIED if told.get(key)}
 
 
 def enable_together(entries: Sequence[dict[str, Any]], name: str, enable: Callable[[str, int], dict[str, Any]]) -> None:
-    """Enable a plugin in processes that have just been attached to; once for all ranks that change together.
+    """Enable a plugin in newly attached processes; once for all ranks that change together.
 
     Args:
-        entries: for each process what became of the attach, with an error or with its plugins; those where this fails
-            get the error.
+        entries: for each process the result of the attach, an error or the plugins; if enabling fails, the error is added.
         name: of the plugin.
-        enable: given the operation and a pid, does what `change` does, or gives an error in the same form.
+        enable: called with the operation and a pid; acts like `change`, but returns an error as an entry instead of raising.
     """
     changed: set[int] = set()
     for entry in entries:
@@ -100,7 +101,7 @@ def _arguments(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path])
         except PluginError as error:
             if error.reason != "unknown-plugin":
                 raise
-            return {"plugin": spec.as_json()}  # the target's own environment may have it
+            return {"plugin": spec.as_json()}  # it may be installed in the target's environment
         texts = {path: text.decode() for path, text in source.carried.items()}
         return {"plugin": payload.describe(spec, source), "sources": texts}
     if op == "unload":
@@ -111,13 +112,16 @@ def _arguments(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path])
 
 
 class _TooLateError(ControlError):
-    """A rank was past the boundary; nothing is changed, and another one can be tried."""
+    """A rank had passed the boundary; nothing is changed, and another boundary can be tried."""
 
 
 def _attempt(
     stack: contextlib.ExitStack, pid: int, request: Mapping[str, Any], margin_s: float, deadline: float, *, name: str
 ) -> dict[str, Any]:
-    """Prepare everywhere, choose the step, arm everywhere, commit, see it done. Closing a connection takes all back."""
+    """Prepare all ranks, choose the step, arm all, commit, and wait for it.
+
+    Closing a connection undoes everything.
+    """
     first = stack.enter_context(Control.connect(pid))
     answer = first.request(**request)
     told = {**carried(answer), **{key: answer[key] for key in ("options",) if key in answer}}
@@ -139,7 +143,7 @@ def _attempt(
 
 @contextlib.contextmanager
 def _explaining(pid: int, op: str, name: str, plugin_dirs: Sequence[Path]) -> Iterator[None]:
-    """Where neither we nor the target's environment have a plugin, say what is wrong here: a file may be no Python."""
+    """Replace the agent's "no-such-plugin" by our own error, which may name a file that is not valid Python."""
     try:
         yield
     except PluginError as error:
@@ -155,19 +159,19 @@ def _explaining(pid: int, op: str, name: str, plugin_dirs: Sequence[Path]) -> It
 
 
 def environment(pid: int) -> list[dict[str, Any]]:
-    """Give the plugins that are installed in the environment of a target: name, entry, version, origin.
+    """Return the plugins that are installed in the environment of a target: name, entry, version, origin.
 
     Raises:
         HookdError: the agent does not answer.
     """
     with Control.connect(pid) as control:
         found = control.request("environment").get("plugins")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [plugin for plugin in found if isinstance(plugin, dict)] if isinstance(found, list) else []
 
 
 @contextlib.contextmanager
 def _taking_back(held: Held) -> Iterator[None]:
-    """See that nobody is changed if one of them cannot be."""
+    """Abandon the change in all ranks if one of them fails."""
     try:
         yield
     except BaseException:
@@ -188,26 +192,28 @@ def _naming(rank: int, pid: int) -> Iterator[None]:
 
 
 def _others(pid: int, world_size: int, name: str) -> dict[int, int]:
-    """Find the other ranks of a target's job: same user, same run, same number of ranks, same parent.
+    """Return the pids of the other ranks of a target's job, by rank.
+
+    They have the same user, run, number of ranks and parent.
 
     Raises:
-        PluginError: reason "several-ranks": they are not all here, not all attached, or two of them are one rank.
+        PluginError: reason "several-ranks": not all are on this machine and attached, or two processes report the same rank.
     """
     here = discover.identity(pid) or {}
     own = proc.status(pid)
     parent, twice = own.ppid, ""
     found: dict[int, int] = {}
-    for one in discover.candidates():
-        with contextlib.suppress(HookdError, OSError):  # it may end while we look at it
-            status = proc.status(one.pid)
-            if one.state != "attached" or (status.uid, status.ppid) != (own.uid, parent):
+    for candidate in discover.candidates():
+        with contextlib.suppress(HookdError, OSError):  # it may end during the inspection
+            status = proc.status(candidate.pid)
+            if candidate.state != "attached" or (status.uid, status.ppid) != (own.uid, parent):
                 continue
-            there = discover.identity(one.pid) or {}
+            there = discover.identity(candidate.pid) or {}
             if (there.get("run"), there.get("world_size")) == (here.get("run"), world_size):
                 rank = int(there.get("rank", 0))
-                if rank in found:  # what one of them is told would leave the other as it was
-                    twice = f"processes {found[rank]} and {one.pid} both say that they are rank {rank} of it"
-                found[rank] = one.pid
+                if rank in found:  # only one of the two would be changed
+                    twice = f"processes {found[rank]} and {candidate.pid} both say that they are rank {rank} of it"
+                found[rank] = candidate.pid
     if twice:
         raise several_ranks(name, world_size, twice)
     if sorted(found) != list(range(world_size)):
@@ -223,11 +229,11 @@ def _others(pid: int, world_size: int, name: str) -> dict[int, int]:
 
 
 def _commit(held: Held, margin_s: float, deadline: float) -> None:
-    """Let all ranks agree on a boundary ahead, or none.
+    """Make all ranks agree on a boundary ahead, or none.
 
     Raises:
-        _TooLateError: a rank was there before all knew of it.
-        ControlError: reason "cannot-agree", or a rank has gone.
+        _TooLateError: a rank reached it before all knew of it.
+        ControlError: reason "cannot-agree", or a rank is gone.
     """
     mark = _boundary(held, margin_s, deadline)
     agreement = Agreement.create(len(held))
@@ -246,38 +252,39 @@ def _commit(held: Held, margin_s: float, deadline: float) -> None:
 
 
 def _boundary(held: Held, margin_s: float, deadline: float) -> int:
-    """Wait until the ranks have taken steps that can be compared, and choose one that is ahead of them all."""
+    """Return a boundary ahead of all ranks, once they have taken comparable steps."""
     while True:
-        told = [control.request("status") for control in held.values()]
-        marks = [[int(mark) for mark in one.get("marks", ())] for one in told]
+        statuses = [control.request("status") for control in held.values()]
+        marks = [[int(mark) for mark in status.get("marks", ())] for status in statuses]
         why = disagreement(marks)
         if not why:
-            spans_s = [float(one.get("span_s", 0.0)) for one in told]
+            spans_s = [float(status.get("span_s", 0.0)) for status in statuses]
             return boundary_ahead(zip(marks, spans_s, strict=True), margin_s)
         if time.monotonic() > deadline:
             raise ControlError(
                 f"the ranks have no step in common: {why}; nothing is changed", reason="cannot-agree",
-                hint="Steps are told by the collectives of the default process group. A long step needs a larger --timeout.",
+                hint="hookd recognizes steps by the collectives of the default process group. A long step needs a larger --timeout.",
             )  # fmt: skip
         time.sleep(_POLL_S)
 
 
 def _await_done(held: Held, deadline: float) -> dict[str, Any]:
-    """Wait until every rank has come to the step.
+    """Wait until every rank has reached the step.
 
     Raises:
-        ControlError: reason "ranks-differ": they say that it was not the same one.
+        ControlError: reason "ranks-differ": the ranks report different steps.
     """
     ranks = {str(rank): control.pid for rank, control in sorted(held.items())}
     while True:
-        told = {rank: control.request("status").get("change") or {} for rank, control in sorted(held.items())}
-        if all(one.get("state") == "done" for one in told.values()):
+        reports = {rank: control.request("status").get("change") or {} for rank, control in sorted(held.items())}
+        if all(report.get("state") == "done" for report in reports.values()):
             break
         if time.monotonic() > deadline:
             return {"state": "pending", "ranks": ranks}
         time.sleep(_POLL_S)
-    marks = {rank: one.get("at") for rank, one in told.items()}
+    marks = {rank: report.get("at") for rank, report in reports.items()}
     if len(set(marks.values())) > 1:
         raise ControlError(f"the ranks have changed at different steps: boundaries {marks}", reason="ranks-differ",
                            hint="Their weights differ from here on. Go back to a checkpoint.")  # fmt: skip
-    return {"state": "done", "ranks": ranks, "step": {str(rank): one.get("step") for rank, one in told.items()}}
+    steps = {str(rank): report.get("step") for rank, report in reports.items()}
+    return {"state": "done", "ranks": ranks, "step": steps}

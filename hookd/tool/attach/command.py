@@ -1,9 +1,9 @@
-"""Become the command of `hookd run`, and leave a watcher behind that serves it and tidies up after it. Tool side.
+"""Exec the command of `hookd run`, and leave a watcher process behind that serves it and cleans up.
 
-The command has our pid, so its exit code, signals, process group, terminal and streams are its own by construction. The
-watcher is no child of it (a command may wait for all that it has), has left its session, and holds nothing of what it
-inherited but stderr, for a last word once the command has ended. Where we are the first process of a container, or a
-subreaper, it is a child of the command all the same, and ends with the container.
+The command keeps our pid, so its exit code, signals, process group, terminal and streams are its own. The watcher is not a child of
+the command (a command may wait for all its children), has its own session, and closes all inherited descriptors except stderr,
+where it reports at the end of the command. If we are the first process of a container, or a subreaper, the watcher is a child of
+the command nevertheless, and ends with the container.
 """
 
 from __future__ import annotations
@@ -47,18 +47,21 @@ def _nothing(pid: int, prepared: Launch) -> Iterator[None]:  # noqa: ARG001
 
 
 def run(command: Sequence[str], request: AttachRequest, beside: Beside = _nothing) -> NoReturn:
-    """Become a command; its training processes have an agent. In a process with one thread.
+    """Exec a command whose training processes get an agent.
+
+    The calling process must have only one thread.
 
     Args:
         command: program and arguments.
         request: what to observe.
-        beside: entered in the watcher with our pid before the command runs, and left when it has ended, before its
-            payload is removed; left by SystemExit where it cannot be run. `Launch.failures` tells what went wrong.
+        beside: context manager that runs in the watcher. It is entered with our pid before the command runs, and left when the
+            command has ended, before its payload is removed. If the command cannot be run, it is left by SystemExit.
+            `Launch.failures` returns what went wrong.
 
     Raises:
         UsageError: reason "command-not-found".
         PluginError: a plugin is unknown.
-        HookdError: what `beside` raised at its beginning.
+        HookdError: raised by `beside` on entry.
     """
     path = _find(command[0])
     _occupy_standard_streams()
@@ -66,7 +69,7 @@ def run(command: Sequence[str], request: AttachRequest, beside: Beside = _nothin
     channel = _leave_watcher(prepared, beside)
     try:
         _wait_until_ready(channel)
-        WAITERS.close()  # the command is to have no child that it did not start
+        WAITERS.close()  # the command must not inherit children
         _become(path, list(command), prepared.env)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -78,7 +81,7 @@ def _wait_until_ready(channel: Connection) -> None:
     try:
         problem = channel.recv()
     except EOFError:
-        raise HookdError("what was to serve the command has ended; its error is above") from None
+        raise HookdError("the watcher of the command has ended; its error is above") from None
     if problem is not None:
         raise problem
 
@@ -94,29 +97,32 @@ def _find(name: str) -> str:
 def _cannot(name: str, code: int) -> UsageError:
     hint = {
         errno.EACCES: f"chmod +x {name}, or name what is to run it: hookd run -- python {name}",
-        errno.ENOEXEC: "It is no script, and no program for this machine.",
+        errno.ENOEXEC: "It is neither a script nor a program for this machine.",
     }.get(code, "")
     return UsageError(f"cannot run {name}: {os.strerror(code)}", reason="command-not-found", hint=hint)
 
 
 def _occupy_standard_streams() -> None:
-    """Keep closed standard streams from becoming files of ours, which the watcher would lose. The command's stay closed."""
+    """Open /dev/null on closed standard streams, so that no file of ours gets their numbers, which the watcher redirects.
+
+    In the command these streams stay closed.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(fd)
 
 
 def _environment() -> dict[str, str]:
-    """Give the environment that we were given: Python adds LC_CTYPE to its own in the C locale (PEP 538)."""
-    found = dict(os.environ)
+    """Return our initial environment: in the C locale Python adds LC_CTYPE to its own (PEP 538)."""
+    environment = dict(os.environ)
     with contextlib.suppress(OSError):
         if b"\0LC_CTYPE=" not in b"\0" + Path("/proc/self/environ").read_bytes():
-            found.pop("LC_CTYPE", None)
-    return found
+            environment.pop("LC_CTYPE", None)
+    return environment
 
 
 def _become(path: str, command: list[str], env: dict[str, str]) -> NoReturn:
-    # Python ignores these two for itself; a command started from a shell has the defaults.
+    # Python ignores these two signals; a command started from a shell has the default actions.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -126,25 +132,28 @@ def _become(path: str, command: list[str], env: dict[str, str]) -> NoReturn:
         except OSError as exc:
             if exc.errno != errno.ENOEXEC or not _is_text(path):
                 raise
-            # A script whose first line does not say who runs it: shells do.
+            # A script without a shebang line: shells run it themselves.
             os.execve(_SHELL, [_SHELL, path, *command[1:]], env)  # noqa: S606
     except OSError as exc:
         raise _cannot(command[0], exc.errno or errno.ENOEXEC) from exc
 
 
 def _is_text(path: str) -> bool:
-    """Whether a shell takes a file for a script: bash looks for a NUL in the first line (execute_cmd.c, 5.2)."""
+    """Whether a shell would run a file as a script: bash looks for a NUL in line 1 (execute_cmd.c, 5.2)."""
     with open(path, "rb") as file:  # noqa: PTH123
         return b"\0" not in file.read(80).partition(b"\n")[0]
 
 
 def _leave_watcher(prepared: Launch, beside: Beside) -> Connection:
-    """Start the watcher as a grandchild whose parent is gone. It answers once with what went wrong, or None."""
+    """Start the watcher as an orphaned grandchild.
+
+    It answers once on the returned channel, with an error or None.
+    """
     ours, its = Pipe()
     us = _Command(os.getpid())
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
-    # In the watcher they stay so: who signals all that there is ends the command, and by that the watcher.
+    # Signals stay blocked in the watcher: a signal to all processes ends the command, and thereby the watcher.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     child = os.fork()
     if not child:
@@ -152,19 +161,19 @@ def _leave_watcher(prepared: Launch, beside: Beside) -> Connection:
             os.setsid()
             if not os.fork():
                 _watch(us, prepared, beside, its)
-        except BaseException:  # noqa: BLE001  it must not go on as the command
+        except BaseException:  # noqa: BLE001  the child must not continue as the command
             traceback.print_exc()
         finally:
             os._exit(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD need not wait
+    with contextlib.suppress(ChildProcessError):  # if SIGCHLD is ignored, the kernel reaps the child
         os.waitpid(child, 0)
     its.close()
     return ours
 
 
 def _watch(command: _Command, prepared: Launch, beside: Beside, channel: Connection) -> None:
-    """Be the watcher, to the command's end."""
+    """Run as the watcher until the command ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _let_go({channel.fileno(), prepared.lock, command.pidfd})
     try:
@@ -184,7 +193,7 @@ def _watch(command: _Command, prepared: Launch, beside: Beside, channel: Connect
 
 
 def _let_go(kept: set[int]) -> None:
-    """Close what we have inherited: somebody may wait for the command to close it, or lock it."""
+    """Close all inherited descriptors: another process may wait for the command to close or unlock them."""
     _null(_STDIN, _STDOUT)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  names only
         if int(name) > _STDERR and int(name) not in kept:
@@ -200,10 +209,10 @@ def _null(*descriptors: int) -> None:
 
 
 class _Command:
-    """A process that is no child of ours, from before it becomes the command.
+    """The process that will become the command, which is not a child of the watcher.
 
     Attributes:
-        pidfd: readable once it has ended, all threads of it; -1 where the kernel has none (before Linux 5.3).
+        pidfd: readable once all threads of the process have ended; -1 if the kernel has no pidfds (before Linux 5.3).
     """
 
     def __init__(self, pid: int) -> None:
@@ -214,7 +223,7 @@ class _Command:
             self.pidfd = os.pidfd_open(pid)
 
     def wait(self) -> None:
-        """Wait for its end, whether its parent has asked for its exit code or not."""
+        """Wait for the end of the process, whether or not its parent has reaped it."""
         if self.pidfd >= 0:
             waiting = select.poll()
             waiting.register(self.pidfd, select.POLLIN)

@@ -1,8 +1,8 @@
-"""Which pod and container a process runs in: what its cgroup and its environment say. Tool side; reads only.
+"""Find the pod and container of a process from its cgroup and its environment.
 
-The ids stand in the path that the kernel gives for the cgroup. The names are those that a pod's manifest hands to its
-container as environment variables, Kubernetes' downward API: there is no other way to know them without asking the
-cluster. Both are hostile input: an environment is the target's own word, and whoever may make cgroups names them.
+Read-only. The ids are part of the cgroup's path. The names come from environment variables that a pod's manifest passes to
+its container (Kubernetes' downward API): there is no other way to get them without asking the cluster. Both are hostile
+input: the target controls its environment, and anyone who may create cgroups chooses their names.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ if TYPE_CHECKING:
 POD_VARIABLES = ("HOOKD_POD", "POD_NAME", "K8S_POD_NAME", "MY_POD_NAME")
 NAMESPACE_VARIABLES = ("HOOKD_NAMESPACE", "POD_NAMESPACE", "K8S_NAMESPACE", "MY_POD_NAMESPACE")
 CONTAINER_VARIABLES = ("HOOKD_CONTAINER", "CONTAINER_NAME", "K8S_CONTAINER_NAME")
-"""Where the names are looked for, the first that holds a valid one decides."""
+"""Environment variables of the names; the first one with a valid name is used."""
 SHORT_ID = 12
-"""Letters of a container's id that are told, as `docker ps` does."""
+"""Length to which a container's id is shortened, as in `docker ps`."""
 _MAX_CGROUP = 1 << 16
-# DNS-1123: a pod's name is a subdomain, those of namespaces and containers are labels. Source: the page "Object Names
-# and IDs" of Kubernetes' documentation.
+# DNS-1123: the name of a pod is a subdomain, those of namespaces and containers are labels. Source: the page "Object Names
+# and IDs" of the Kubernetes documentation.
 _LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _NAME = re.compile(_LABEL)
 _POD_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
-# `pod<uid>`, by the systemd driver `kubepods-burstable-pod<uid>.slice` with `_` for `-`. The uid of a pod from a file
-# of the kubelet's (a static pod) has no dashes. Source: pkg/kubelet/cm of Kubernetes 1.33.
+# `pod<uid>`; with the systemd driver `kubepods-burstable-pod<uid>.slice`, with `_` for `-`. The uid of a static pod (from a file
+# of the kubelet) has no dashes. Source: pkg/kubelet/cm of Kubernetes 1.33.
 _POD_PART = re.compile(
     r"(?:[a-z]+-)*pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?:\.slice)?(?::.*)?", re.ASCII
 )
-# `<id>`, `docker-<id>.scope`, `cri-containerd-<id>.scope`, `crio-<id>.scope`, `libpod-<id>.scope`, and what containerd
-# makes of a slice that it takes for a path: `…slice:cri-containerd:<id>`. Of `…-conmon-<id>` the monitor runs there.
+# `<id>`, `docker-<id>.scope`, `cri-containerd-<id>.scope`, `crio-<id>.scope`, `libpod-<id>.scope`, and `…slice:cri-containerd:<id>`,
+# which containerd creates if it takes a slice for a path. In `…-conmon-<id>` only the container's monitor runs.
 _CONTAINER_PART = re.compile(r"(?:.*:)?(?:(?!.*conmon)[a-z-]+[-:])?([0-9a-f]{64})(?:\.scope)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Container:
-    """Where a process runs; "" is what is not known, all of it for a process of the machine itself.
+    """The pod and container of a process; "" for unknown.
+
+    All are "" for a process outside of containers.
 
     Attributes:
         pod: the pod's name, else its uid.
-        namespace: the pod's namespace; known by name only.
+        namespace: the name of the pod's namespace.
         container: the container's name, else the first letters of its id.
     """
 
@@ -59,7 +61,7 @@ NOWHERE = Container()
 
 
 def of_process(pid: int) -> Container:
-    """Say where a process runs; of one that is gone or hidden nothing is known."""
+    """Return the container of a process; NOWHERE if the process is gone or hidden."""
     try:
         text, environ = proc.read(pid, "cgroup", _MAX_CGROUP), environment.of(pid) or {}
     except (HookdError, OSError):
@@ -68,11 +70,11 @@ def of_process(pid: int) -> Container:
 
 
 def where(cgroup: str, environ: Mapping[str, str]) -> Container:
-    """Put together what the two sources say.
+    """Return the container according to a cgroup and an environment.
 
     Args:
-        cgroup: the text of /proc/PID/cgroup, version 1, 2 or both.
-        environ: with which the process was started.
+        cgroup: the text of /proc/PID/cgroup, cgroup v1, v2 or both.
+        environ: the environment with which the process was started.
     """
     pod, container = _ids(cgroup)
     return Container(
@@ -88,14 +90,14 @@ def _named(environ: Mapping[str, str], variables: Sequence[str], pattern: re.Pat
 
 
 def _ids(cgroup: str) -> tuple[str, str]:
-    """Give the uid of the pod and the id of the container; the unified hierarchy is asked first."""
+    """Return the uid of the pod and the id of the container; the unified hierarchy (v2) comes first."""
     lines = [line.split(":", 2) for line in cgroup.splitlines() if line.count(":") >= 2]
     paths = [path for _, _, path in sorted(lines, key=lambda line: line[0] != "0")]
     return next((found for path in paths if any(found := _ids_of(path.split("/")))), ("", ""))
 
 
 def _ids_of(parts: Sequence[str]) -> tuple[str, str]:
-    """Read a path from its root: what a container makes below its own cgroup comes later, and is not believed."""
+    """Return the first ids in a path, from the root on: a container can create cgroups below its own."""
     pods = [(n, match) for n, part in enumerate(parts) if (match := _POD_PART.fullmatch(part)) is not None]
     first, pod = (pods[0][0], _uid(pods[0][1][1])) if pods else (0, "")
     containers = (match[1] for part in parts[first:] if (match := _CONTAINER_PART.fullmatch(part)) is not None)

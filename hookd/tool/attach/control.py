@@ -1,4 +1,4 @@
-"""Talk to an agent over its control socket. Tool side; an open connection is a lease."""
+"""Talk to an agent over its control socket. An open connection is a lease."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _SOCKET_NAME = re.compile(r"hookd-\d+-[0-9a-f]{12}\.sock")
 
 
 class Control:
-    """A connection to the agent in a process. Requests are answered in order; usable from several threads.
+    """A connection to the agent in a process.
+
+    Requests are answered in order. Thread-safe.
 
     Args:
         connection: connected to the agent.
@@ -50,7 +52,7 @@ class Control:
         Raises:
             NoSuchTarget: reason "not-attached", or no such process.
             PermissionDenied: reason "other-user" and the like.
-            ControlError: it does not answer, or somebody else does.
+            ControlError: it does not answer, or another process does.
         """
         try:
             identity = discover.identity(pid)
@@ -63,10 +65,10 @@ class Control:
     def request(
         self, op: str, *, timeout_s: float | None = None, fds: Sequence[int] = (), **arguments: Any
     ) -> dict[str, Any]:
-        """Send one request, with copies of descriptors, and give its answer.
+        """Send one request, with copies of descriptors, and return the answer.
 
         Raises:
-            HookdError: the agent refuses, with its own kind and reason; ControlError, reason "gone": it is gone.
+            HookdError: the agent refuses; the class and reason are the agent's. ControlError, reason "gone": it is gone.
         """
         with self._lock:
             try:
@@ -93,15 +95,18 @@ class Control:
                 pass
 
     def _deadline(self) -> float:
-        """Begin to wait: the time is for all that comes, or a target could make it last by a byte now and then."""
+        """Return the deadline of a whole answer.
+
+        With a timeout per read, a target could prolong the wait byte by byte.
+        """
         self._connection.settimeout(self._timeout_s)
         return math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
 
     def _line(self, deadline: float) -> bytes:
-        """Receive a line; without its end where the connection was closed, or it is too long.
+        """Receive a line; without a newline if the connection was closed or the line is too long.
 
         Raises:
-            OSError: it does not come in time.
+            OSError: the line does not arrive in time.
         """
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0 and len(self._received) < _MAX_ANSWER:
@@ -120,7 +125,7 @@ class Control:
         return line
 
     def close(self) -> None:
-        """Close the connection, and with it the lease if it is one. May be called twice."""
+        """Close the connection, and with it a lease. May be called twice."""
         self._connection.close()
 
     def _read(self, line: bytes) -> dict[str, Any]:
@@ -149,45 +154,48 @@ class Control:
 
 
 def _why_silent(pid: int) -> str:
-    """Say what keeps an agent from answering, where that can be seen from outside."""
+    """Return a hint why an agent does not answer, as far as visible from outside, else ""."""
     try:
         state = proc.status(pid).state
     except (HookdError, OSError, LookupError, ValueError):
         return ""
     if state == "T":
-        return f"The process is stopped, and its agent with it; `kill -CONT {pid}` lets it go on."
+        return f"The process is stopped, and so is its agent; `kill -CONT {pid}` resumes it."
     return "A debugger holds the process." if state == "t" else ""
 
 
 def path(pid: int, control: str) -> Path:
-    """Give the agent's socket as a path of ours; one without a file as `@…`."""
+    """Return the agent's socket as a path for this process; a socket without a file as `@…`."""
     return Path(control) if control.startswith("@") else Path(f"/proc/{pid}/root{control}")
 
 
 def remove_dead(control: str, uid: int, near: int | None = None) -> bool | None:
-    """Remove the socket file that a killed target has left behind, if it is that and nothing else; None if there was no time for it.
+    """Remove the stale socket file of a killed target.
 
-    The path is the target's own word, so it is believed only where it cannot do harm: a socket with a name that an
-    agent gives, that belongs to the target's user and that nobody listens on; no link is followed.
+    The target controls the path. So only a socket with a name that an agent creates is removed, if it belongs to the target's user
+    and no process listens on it. No link is followed.
 
     Args:
-        control: the path, as the target named it.
-        uid: whose the file is.
-        near: a process with the target's file system, because the target has none any more; by default we ourselves.
+        control: the path, as the target reported it.
+        uid: owner of the file.
+        near: a process in the target's mount namespace, because the target itself is gone; by default this process.
+
+    Returns:
+        Whether the file was removed; None if the check timed out.
     """
     path = PurePosixPath(control)
     if not _SOCKET_NAME.fullmatch(path.name) or ".." in path.parts or not path.is_absolute():
         return False
     try:
         return bounded.remove_dead(near or os.getpid(), control, uid)
-    except HookdError:  # it did not answer in time
+    except HookdError:  # timed out
         return None
     except OSError:
         return False
 
 
 def _open(pid: int, control: str, timeout_s: float) -> socket.socket:
-    """Connect, in the way that the agent's page names: see `hookd/target/remote/endpoint.py`."""
+    """Connect in the way that the agent's page specifies: see `hookd/target/remote/endpoint.py`."""
     try:
         connection = _through_pair(pid, control) if control.startswith("@") else _to_file(pid, control, timeout_s)
     except PermissionError as exc:
@@ -200,10 +208,10 @@ def _open(pid: int, control: str, timeout_s: float) -> socket.socket:
 
 
 def _to_file(pid: int, control: str, timeout_s: float) -> socket.socket:
-    """Connect below the target's root, and check that it is really the target that answers: its path is its own word.
+    """Connect below the target's root, and check that the target itself answers, because it controls the path.
 
-    By way of the directory, because a socket's address may not be long, and without following links, which would
-    lead into our own root.
+    The connection goes through the directory, because the length of a socket's address is limited. Links are not followed: they
+    would lead into our own root.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -223,7 +231,7 @@ def _require_peer(peer: int, pid: int) -> None:
 
 
 def _through_pair(pid: int, control: str) -> socket.socket:
-    """Send an end of a new connection through the target's outer socket, of which this process has no copy."""
+    """Send one end of a new connection through the target's outer socket, of which this process has no copy."""
     number, inode = map(int, control[1:].split(":"))
     if not 0 <= number < 1 << 31 or not 0 <= inode < 1 << 63:
         raise ValueError(f"{control} is not a descriptor and its inode")
@@ -238,14 +246,14 @@ def _through_pair(pid: int, control: str) -> socket.socket:
 
 
 def detach(pid: int, timeout_s: float = 10.0) -> dict[str, Any]:
-    """Tell the agent in process `pid` to go, and wait until it has gone.
+    """Detach the agent from process `pid`, and wait until it is gone.
 
     Returns:
         The agent's answer: `restored` and `residue`.
 
     Raises:
         NoSuchTarget: reason "not-attached", or no such process.
-        ControlError: it does not go.
+        ControlError: it does not detach.
     """
     proc.status(pid)
     with Control.connect(pid, timeout_s) as control:

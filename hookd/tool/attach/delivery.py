@@ -1,4 +1,4 @@
-"""Two ways to get the injected code run in a target: a stop with ptrace, or CPython's remote debugging. Tool side."""
+"""Run the injected code in a target, by a stop with ptrace or by CPython's remote debugging."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from hookd.tool.inject.remote_debug import RemoteDebug, ScriptFolder
 
 _STOP_TIMEOUT_S = 1.7
-"""For a stop, to which `ptrace.GRACE_S` may come: less than 2 s in all."""
+"""Timeout of a stop; with `ptrace.GRACE_S` less than 2 s in all."""
 _FILTERED = 2  # `Seccomp:` in /proc/PID/status
 
 
 class Delivery(ABC):
-    """One request under way. The order of use is `queue`, `again` at most once, then `withdraw` or `finish`."""
+    """One request in progress.
+
+    The order of use is `queue`, `again` at most once, then `withdraw` or `finish`.
+    """
 
     method: Literal["ptrace", "remote-debug"]
     box: mailbox.Box
@@ -29,27 +32,32 @@ class Delivery(ABC):
 
     @abstractmethod
     def queue(self) -> None:
-        """Have the code run by the main thread as soon as it reaches the interpreter."""
+        """Queue the code, so that the main thread runs it as soon as it reaches the interpreter."""
 
     @abstractmethod
     def again(self) -> None:
-        """Queue it once more, in case the first time was lost; the token makes that harmless."""
+        """Queue the code again, in case the first time was lost.
+
+        The token makes a second run harmless.
+        """
 
     def withdraw(self) -> None:
-        """Make code that is still queued do nothing when it runs."""
+        """Cancel code that is still queued: when it runs, it does nothing."""
         with contextlib.suppress(OSError):
             mailbox.set_word(self.box, mailbox.CANCELLED, 1)
 
     def finish(self) -> None:  # noqa: B027  most have nothing to close
-        """Let go of what the tool holds."""
+        """Release the tool's resources."""
 
 
 class StopDelivery(Delivery):
-    """Through a stop of about 0.2 ms; the mailbox is memory of the target.
+    """Delivery by a stop of about 0.2 ms.
+
+    The mailbox is in the target's memory.
 
     Args:
-        target: whom to stop.
-        token: one-shot number.
+        target: to stop.
+        token: one-time number.
         size: of the mailbox, in bytes.
         wait_s: how long the target's thread waits for the data.
     """
@@ -65,7 +73,7 @@ class StopDelivery(Delivery):
         """See `Delivery`."""
         self._address = self._stop(direct=False)
         memory = self._target.memory
-        memory.require_private(self._address, self._size)  # where the mailbox lies is the target's word
+        memory.require_private(self._address, self._size)  # the target controls the mailbox's address
         self.box = mailbox.MemoryBox(memory, self._address)
 
     def again(self) -> None:
@@ -73,10 +81,10 @@ class StopDelivery(Delivery):
         self._stop(direct=False)
 
     def run_on_blocked(self) -> None:
-        """Run the code at once on the main thread, which has been proven to hang outside the interpreter.
+        """Run the code at once on the main thread, which is proven to hang outside the interpreter.
 
         Raises:
-            AttachError: reason "blocked", it holds the interpreter's lock or the call does not come back.
+            AttachError: reason "blocked", the thread holds the GIL or the call does not return.
         """
         self._stop(direct=True)
 
@@ -101,19 +109,21 @@ class StopDelivery(Delivery):
             answer = helper.run(job)
         except HookdError as exc:
             if exc.reason in ("traced", "stopped"):
-                require_awake(target.pid)  # which says by whom
+                require_awake(target.pid)  # its error names the tracer
             raise
         self.pause_s += answer["pause_s"]
         return int(answer["box"])
 
 
 class ScriptDelivery(Delivery):
-    """Through the fields of PEP 768, without any stop; the mailbox is a file.
+    """Delivery by remote debugging (PEP 768), without a stop.
+
+    The mailbox is a file.
 
     Args:
-        target: whom to ask.
-        remote: its remote debugging, enabled.
-        folder: where it reads files.
+        target: to run the script.
+        remote: its remote debugging, which is enabled.
+        folder: for the files.
         token, size, wait_s: as in `StopDelivery`.
     """
 
@@ -141,7 +151,7 @@ class ScriptDelivery(Delivery):
         """See `Delivery`."""
         if not mailbox.word(
             self.box, mailbox.CLAIMED
-        ):  # else the script is gone, and its absence would be complained of
+        ):  # otherwise the script is already removed, and the target would print an error
             self._remote.run_script(self._folder.path(".py"))
 
     def withdraw(self) -> None:

@@ -1,4 +1,4 @@
-"""Find agents by their pages, and processes that could be attached to. Tool side."""
+"""Find agents by their pages, and processes that could be attached to."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _EMBEDDED = re.compile(rb"/libpython3[^/\n]*\.so|/libtorch_python\.so")
 _LIBTORCH_IN_MAPS = re.compile(rb"libtorch[^/\n]*\.so|/torch/_C\.")
 _FORK_SERVER = "multiprocessing.forkserver"
 SILENT = "its memory does not answer"
-"""Why one is skipped whose address space is locked: somebody who reads its memory waits, see `waiter.py`."""
+"""Why a process with a locked address space is skipped: a reader of its memory is blocked, see `waiter.py`."""
 NO_TORCH = "it has not loaded torch"
-"""Why a process is skipped that may yet become a training."""
+"""Why a process is skipped that may still begin to train."""
 LAUNCHER = "a launcher of training processes"
-"""Why one is skipped below which there are ranks: `hookd attach --tree` takes its pid."""
+"""Why a parent of ranks is skipped: `hookd attach --tree` accepts its pid."""
 _WORKER = re.compile(r"pt_data_worker|pt_data_pin")
-# System calls in which a process may wait for its children for ever, and the argument that says so: (index, value).
+# System calls in which a process may wait for its children forever, and the argument that means forever: (index, value).
 # Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (Linux 6.18).
 _FOREVER = 0xFFFFFFFF
 _WAITS: dict[str, dict[int, tuple[int, int] | None]] = {
@@ -50,9 +50,9 @@ class Candidate:
 
     Attributes:
         has_torch: whether torch's library is mapped.
-        has_page: whether an agent's page is mapped, which may be one that a fork has inherited.
-        start: start time in clock ticks after boot; with the pid it names the process for ever. 0 where that cannot be read.
-        state: "attached" (an agent of ours is there), "attachable", or "skipped" (`why` says why).
+        has_page: whether an agent's page is mapped, which may be inherited by a fork.
+        start: start time in clock ticks after boot; with the pid it identifies the process forever. 0 if it cannot be read.
+        state: "attached" (it has a hookd agent), "attachable", or "skipped" (`why` is the reason).
     """
 
     pid: int
@@ -67,23 +67,25 @@ class Candidate:
 
 _POLL_S = 0.005
 _MOST_PAGES = 64
-"""So many descriptors of a process are looked at: its own page, and those that forks have inherited."""
+"""Limit on the pages of a process that are checked: its own page, and those inherited by forks."""
 _MOST_CHILDREN = 64
-"""So many children of a process are looked at, to tell whether it only waits for them."""
+"""Limit on the children of a process that are checked, to find out whether it only waits for them."""
 _MAX_COMMAND = 1 << 16
-"""Bytes of a command line by which a process is judged: many processes are looked at together."""
+"""Bytes of a command line that are read here; less than usual, because many processes are inspected together."""
 
 
 def find_page(pid: int) -> int | None:
-    """Open the page of the agent in process `pid` for reading; None without an agent. The caller closes it.
+    """Open the page of the agent in process `pid` for reading; None without an agent.
 
-    A page that the process has inherited by a fork is not its own and is passed over. Those of all protocols are found.
+    The caller closes the descriptor. Pages that the process has inherited by a fork are skipped. Pages of any protocol version
+    are found.
 
     Raises:
         NoSuchTarget: there is no such process.
         PermissionError: its descriptors cannot be seen.
     """
-    if PAGE_LINK.encode() not in proc.read(pid, "maps"):  # an agent maps its page: one read, however many descriptors
+    # An agent maps its page: this takes one read, however many descriptors the process has.
+    if PAGE_LINK.encode() not in proc.read(pid, "maps"):
         return None
     for number in numbers_of_pages(pid):
         if (fd := _own_page(pid, number)) is not None:
@@ -92,12 +94,12 @@ def find_page(pid: int) -> int | None:
 
 
 def numbers_of_pages(pid: int) -> list[int]:
-    """Return the first descriptors of a process that have the name of a page; whether they are pages only a look can tell.
+    """Return the first descriptors of a process with the name of a page, without checking that they are pages.
 
     Raises:
         NoSuchTarget: there is no such process.
         PermissionError: its descriptors cannot be seen.
-        AttachError: reason "unreadable", they were not told in time.
+        AttachError: reason "unreadable", they were not read in time.
     """
     try:
         numbers = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  names only, in one call
@@ -109,13 +111,13 @@ def numbers_of_pages(pid: int) -> list[int]:
 
 
 def _own_page(pid: int, number: int) -> int | None:
-    """Open what process `pid` holds under the name of a page; None if it is not a page of its own.
+    """Open a descriptor with the name of a page; None if it is not the process's own page.
 
     Raises:
         OSError: we have no descriptors left.
     """
     try:
-        # Root's: the page of a process that has given up its rights since.
+        # Root owns the page of a process that has dropped its privileges since.
         fd = bounded.open_memory_file(pid, number, frozenset({proc.status(pid).uid, 0}))
     except OSError as exc:
         if exc.errno in (errno.EMFILE, errno.ENFILE):
@@ -137,7 +139,7 @@ def open_page(pid: int) -> page.PageReader:
     Raises:
         NoSuchTarget: there is no such process, or, with reason "not-attached", no agent in it.
         PermissionDenied: its descriptors cannot be seen.
-        PageError: what it has there cannot be trusted.
+        PageError: the page is not valid.
     """
     try:
         fd = find_page(pid)
@@ -161,9 +163,9 @@ def identity(pid: int) -> dict[str, Any] | None:
 
 
 def settled(pid: int, timeout_s: float) -> dict[str, Any] | None:
-    """Wait until an agent in process `pid` is neither coming nor going; give its identity, None without an agent.
+    """Wait until an agent is neither starting nor leaving; return its identity, None without an agent.
 
-    After `timeout_s` it is taken as it is: one in which a call runs that began under it, say.
+    After `timeout_s` its current identity is returned. An agent may leave late because a call that began under it still runs.
 
     Raises:
         NoSuchTarget: the process ended.
@@ -172,10 +174,12 @@ def settled(pid: int, timeout_s: float) -> dict[str, Any] | None:
 
 
 def wait_left(pid: int, timeout_s: float) -> bool:
-    """Wait until an agent that is leaving process `pid` has gone; its page is the last that it lets go of.
+    """Wait until an agent that is leaving process `pid` is gone.
+
+    It releases its page last.
 
     Returns:
-        False where an agent stays: one that is not leaving, or one whose time is over (a call that began under it runs).
+        False if an agent stays: it is not leaving, or has not left in time (a call that began under it still runs).
 
     Raises:
         NoSuchTarget: the process ended.
@@ -184,7 +188,7 @@ def wait_left(pid: int, timeout_s: float) -> bool:
 
 
 def _wait(pid: int, timeout_s: float, is_passing: Callable[[str], bool]) -> dict[str, Any] | None:
-    """Wait while an agent is in a state that passes; give the identity of the one that is there then."""
+    """Wait while an agent is in a transient state; return its identity after that, None without an agent."""
     deadline = time.monotonic() + timeout_s
     while (fd := find_page(pid)) is not None:
         reader = page.PageReader(fd, any_protocol=True)
@@ -212,17 +216,17 @@ def _is_own(pid: int, fd: int) -> bool:
 
 
 def _own_start_ticks(pid: int) -> tuple[int, int]:
-    """Give what a process reads as its own start: by the clock of its time namespace; 0 where it has no /proc."""
+    """Return what a process may read as its own start: by its time namespace's clock, or 0 without /proc."""
     return proc.start_ticks(pid) + proc.boot_shift_ticks(pid), 0
 
 
 def candidates() -> list[Candidate]:
-    """List the processes that have torch loaded, in order of pid."""
+    """Return the processes that have torch loaded, in order of pid."""
     return [found for pid in _pids() if (found := inspect(pid)) is not None and found.has_torch]
 
 
 def inspect(pid: int) -> Candidate | None:
-    """Look at one process; None if it is no Python, is this one, has gone or may not be seen."""
+    """Inspect one process; None if it does not run Python, is this process, is gone or is hidden."""
     start = 0
     try:
         status = proc.status(pid)
@@ -252,22 +256,22 @@ def _inspected(start: int, status: proc.Status) -> Candidate | None:
 
 
 def is_python(pid: int, cmdline: Sequence[str], maps: bytes) -> bool:
-    """Say whether a process runs Python.
+    """Whether a process runs Python.
 
-    By its program, for the command line may have been rewritten (`ray::…`), or by what it has mapped: the interpreter may have
-    another name, or be a part of a program in C++.
+    The name of its program is checked because the command line may be rewritten (`ray::…`). The mapped libraries are checked
+    because the interpreter may have another name, or be embedded in a C++ program.
     """
     named = (proc.link(pid, "exe"), *cmdline[:1])
     return any(_PYTHON.search(word) for word in named) or _EMBEDDED.search(maps) is not None
 
 
 def age_s(start: int) -> float:
-    """Give the age of a process in seconds from its start time in clock ticks."""
+    """Return the age of a process in seconds, from its start time in clock ticks."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
 
 
 def holds_page(pid: int) -> bool:
-    """Say whether an agent of its own is in the process."""
+    """Whether the process has an agent of its own."""
     fd = find_page(pid)
     if fd is not None:
         os.close(fd)
@@ -275,12 +279,12 @@ def holds_page(pid: int) -> bool:
 
 
 def has_torch(maps: list[proc.Mapping]) -> bool:
-    """Say whether torch's library is mapped. Cheaper than to look inside, and harmless."""
+    """Whether torch's library is mapped. Cheaper than checking inside the process, and harmless."""
     return any(_LIBTORCH.search(m.path) for m in maps)
 
 
 def is_in_scope(pid: int) -> bool:
-    """Return whether HOOKD_SCOPE of this tool, NAME=VALUE or NAME, is in the environment of a process; True without one."""
+    """Whether a process's environment matches HOOKD_SCOPE, NAME=VALUE or NAME, of this tool; True if that is unset."""
     name, equals, value = os.environ.get("HOOKD_SCOPE", "").partition("=")
     if not name:
         return True
@@ -289,7 +293,10 @@ def is_in_scope(pid: int) -> bool:
 
 
 def is_disabled(pid: int) -> bool:
-    """Say whether the process has HOOKD_DISABLE=1, as far as can be seen: what arrives in it looks once more."""
+    """Whether HOOKD_DISABLE is set in the process, as far as visible.
+
+    The injected code checks again in the process.
+    """
     return (environment.of(pid) or {}).get("HOOKD_DISABLE", "") not in ("", "0")
 
 
@@ -300,17 +307,17 @@ def _pids() -> Iterator[int]:
 
 
 def _why_skipped(status: proc.Status, cmdline: tuple[str, ...]) -> str:
-    """Say why a process is none that trains, as far as that can be seen from outside."""
+    """Return why a process does not train, as far as visible from outside, else ""."""
     if status.state in "ZX":
         return "it has ended"
     if is_disabled(status.pid):
         return "HOOKD_DISABLE is set"
     if _WORKER.match(status.name):
         return "a data loader's worker"
-    if what := commandline.helper(cmdline):
-        return what
+    if kind := commandline.helper(cmdline):
+        return kind
     text = "\0".join(cmdline)
-    # What a fork server forks keeps its command line.
+    # The children of a fork server have its command line as well.
     if _FORK_SERVER in text and _FORK_SERVER not in "\0".join(_cmdline(status.ppid)):
         return "multiprocessing's fork server"
     if commandline.is_launcher(cmdline) or _waits_for_ranks(status.pid):
@@ -319,10 +326,10 @@ def _why_skipped(status: proc.Status, cmdline: tuple[str, ...]) -> str:
 
 
 def _waits_for_ranks(pid: int) -> bool:
-    """Say whether the main thread does nothing but wait for its children, and one of these may be training.
+    """Whether the main thread only waits for its children, and one of these may be training.
 
-    So do the parents of torch.multiprocessing.spawn and of a plain `subprocess.run`. Who trains and has data loader's
-    workers waits for them with a timeout.
+    The parents of torch.multiprocessing.spawn and of a plain `subprocess.run` do so. A training process with data loader workers
+    waits for them with a timeout.
     """
     try:
         if not _waits_for_ever(proc.read(pid, "syscall").split()):
@@ -333,7 +340,7 @@ def _waits_for_ranks(pid: int) -> bool:
 
 
 def _started_by(pid: int) -> Iterator[int]:
-    """Yield the first children of the main thread, and those that a fork server has made for it: that has no other below it."""
+    """Yield the first children of the main thread, and those that its fork server has started for it."""
     children = _children(pid)
     yield from children
     for child in children:

@@ -1,8 +1,8 @@
-"""The environment of a process: as it was started with it, or where it has written over that, as it has it now. Tool side; reads only.
+"""Read the environment of a process: the initial one, or the current one if that is overwritten.
 
-A program that shows a title in `ps` (setproctitle, as Ray's and vLLM's workers do) writes it over its words and over the
-environment behind them; /proc/PID/environ shows what is left of that. The environment itself was copied to another place before,
-to which `environ` of its C library points.
+A program that sets a title for `ps` (setproctitle, as in the workers of Ray and vLLM) writes the title over its arguments and the
+environment behind them, so that /proc/PID/environ shows only the rest. Before that it copies the environment to another address, to
+which `environ` of its C library points.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MOST, _LONGEST = 4096, 1 << 17
-"""So many variables are read from memory, and so many bytes of one: MAX_ARG_STRLEN of include/uapi/linux/binfmts.h."""
+"""Limits on the number of variables that are read from memory, and on the bytes of one: MAX_ARG_STRLEN of
+include/uapi/linux/binfmts.h."""
 _ADDRESS = struct.Struct("<Q")
 
 
 def of(pid: int) -> dict[str, str] | None:
-    """Return the environment of a process, None where it has written over it and its memory does not tell.
+    """Return the environment of a process, None if it is overwritten and not found in memory.
 
     Raises:
-        NoSuchTarget: there is no such process (any more).
-        PermissionError: the kernel does not show it to us.
+        NoSuchTarget: the process does not exist (any more).
+        PermissionError: the kernel denies access.
         AttachError: reason "unreadable", its address space is locked.
     """
     block = proc.read(pid, "environ", proc.MAX_WORDS)
@@ -45,17 +46,22 @@ def of(pid: int) -> dict[str, str] | None:
 
 
 def is_whole(block: bytes) -> bool:
-    """Say whether a block of /proc/PID/environ is as the kernel made it: a title leaves zeros, or one word without an end."""
+    """Whether a block of /proc/PID/environ is unmodified.
+
+    A title leaves NULs in it, or a word without a terminator.
+    """
     words = block[:-1].split(b"\0")
     return (block.endswith(b"\0") and all(b"=" in word[1:] for word in words)) or len(block) == proc.MAX_WORDS
 
 
 @functools.lru_cache(maxsize=256)
 def _moved(pid: int, program: str) -> dict[str, str]:
-    """Read the environment of a program out of its memory; once, for at each look at the process it is asked for.
+    """Read the environment of a program from its memory.
+
+    Cached, because every inspection of the process asks for it.
 
     Raises:
-        HookdError: it has ended, does not answer, or is none that we know.
+        HookdError: the program has ended, does not answer, or has an unknown C library.
         OSError: its memory cannot be read.
     """
     with Opened(pid, program) as memory:
@@ -64,7 +70,7 @@ def _moved(pid: int, program: str) -> dict[str, str]:
 
 
 def _strings(pages: elf.Pages, place: int) -> Iterator[bytes]:
-    """Yield the strings to which an array of addresses points, whose own address stands at `place`."""
+    """Yield the strings of a `char **` variable at the address `place`."""
     (array,) = _ADDRESS.unpack(pages.read(place, 8))
     left = proc.MAX_WORDS
     for index in range(_MOST if array else 0):

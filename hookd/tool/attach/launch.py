@@ -1,7 +1,7 @@
-"""`hookd run -- COMMAND`: start a command so that each training process in it has an agent from its first step.
+"""Prepare the command of `hookd run`, so that its training processes have an agent from the first step.
 
-The command finds a `sitecustomize` of ours through PYTHONPATH (see `_site/sitecustomize.py`). hookd need not be
-installed in its environment, and nothing is installed there. Tool side.
+The command finds our `sitecustomize` through PYTHONPATH (see `_site/sitecustomize.py`). hookd need not be installed in the command's
+environment, and nothing is installed there.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 _PREFIX = "hookd-run-"
 _STARTING_S = 60.0
-"""So long after it was made, a directory may belong to somebody who has not locked it yet."""
+"""Age up to which an unlocked directory may belong to a process that has not locked it yet."""
 _HERE = Path(__file__).parent
 _ELSEWHERE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  a private directory below it
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a command needs to be observed from its start.
+    """A command's environment and payload.
 
     Attributes:
-        env: its environment.
-        directory: where the payload lies; private to this user.
-        lock: held as long as somebody has it open.
+        env: the command's environment.
+        directory: of the payload; private to this user.
+        lock: descriptor that holds the directory's lock while any process has it open.
     """
 
     env: dict[str, str]
@@ -48,7 +48,7 @@ class Launch:
     lock: int
 
     def failures(self) -> dict[int, str]:
-        """Give, by pid, why the agent did not start in a process of the command."""
+        """Return, by pid, why the agent did not start in a process of the command."""
         return {
             int(path.name.partition("-")[2]): path.read_text("utf-8", "replace")[:1000]
             for path in sorted(self.directory.glob("failed-*"))
@@ -65,12 +65,13 @@ class Launch:
 
 
 def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
-    """Lay the payload ready for a command. The caller calls `cleanup` when the command has ended.
+    """Write the payload for a command.
 
-    Where the caller was killed, the next call of this function removes what it has left.
+    The caller calls `cleanup` when the command has ended. If the caller is killed, the next call of this function removes its
+    directory.
 
     Args:
-        request: what to observe; its timeout, lease and `force` play no part.
+        request: what to observe; its timeout, lease and `force` are ignored.
         base_env: the environment to start from.
 
     Raises:
@@ -102,7 +103,7 @@ def prepare(request: AttachRequest, base_env: Mapping[str, str]) -> Launch:
 
 
 def _places() -> Iterator[str]:
-    """Give the directories that may hold ours: PYTHONPATH cannot name one with a colon in it."""
+    """Return the possible parents of our directory: without a colon, which PYTHONPATH cannot contain."""
     return (place for place in dict.fromkeys((tempfile.gettempdir(), *_ELSEWHERE)) if os.pathsep not in place)
 
 
@@ -111,14 +112,14 @@ def _make_directory() -> Path:
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     raise UsageError(
-        "there is no directory for what the command needs",
+        "there is no directory for the files that the command needs",
         reason="no-directory",
         hint=f"Set TMPDIR to a directory that can be written to and has no '{os.pathsep}' in its name.",
     )
 
 
 def _remove_abandoned() -> None:
-    """Remove the directories of those who were killed: nobody holds their lock."""
+    """Remove the directories of killed processes: nobody holds their lock."""
     for directory in (found for place in _places() for found in Path(place).glob(_PREFIX + "*")):
         with contextlib.suppress(OSError):
             status = directory.lstat()
@@ -129,7 +130,7 @@ def _remove_abandoned() -> None:
 
 
 def _locked(directory: Path) -> int | None:
-    """Take the lock of a directory; None where somebody holds it."""
+    """Lock a directory and return the lock's descriptor; None if another process holds the lock."""
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,7 +141,7 @@ def _locked(directory: Path) -> int | None:
 
 
 def environment(directory: Path, base_env: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment in which every Python finds what lies in `directory`: one more entry in PYTHONPATH."""
+    """Return the environment in which every Python finds `directory`: one more entry in PYTHONPATH."""
     paths = [str(directory / "site")]
     if base_env.get("PYTHONPATH"):
         paths.append(base_env["PYTHONPATH"])

@@ -1,7 +1,7 @@
-"""Attach to a process that runs, from the first look to the agent's answer. Tool side; blocking.
+"""Attach to a running process. Blocking.
 
-The way: look at the process; join the agent that is there, if one is; build the payload; queue the code; it claims the
-mailbox; hand the payload over; the agent's answer; its page.
+The steps: inspect the process; join its agent, if it has one; build the payload; queue the code; wait until the code claims the
+mailbox; send the payload; wait for the agent's answer; read its page.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SHORT = {mailbox.NO_THREAD: "no-threads", mailbox.NO_MEMORY: "no-memory"}
 
 
 def attach(pid: int, request: AttachRequest) -> AttachResult:
-    """Bring an agent into process `pid`, or join the one that is there.
+    """Load an agent into process `pid`, or join its existing agent.
 
     Raises:
         NoSuchTarget, PermissionDenied, TargetUnsupported, AttachError, PluginError, ControlError: with a `reason` and
-            a `hint`. Whatever is raised, the process goes on as before.
+            a `hint`. In any case the process continues as before.
     """
     started = time.monotonic()
     deadline = started + request.timeout_s
@@ -61,7 +61,7 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
                 rival = _await_rival(pid, deadline) if exc.reason == "already-attached" else None
                 if rival is None:
                     raise
-                return _join(pid, request, rival, started)  # another tool was quicker
+                return _join(pid, request, rival, started)  # another tool attached first
             finally:
                 delivery.finish()
             here = discover.identity(pid)
@@ -76,10 +76,10 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
 
 @contextlib.contextmanager
 def _witnessed(pid: int) -> Iterator[None]:
-    """Tell an end for want of memory from any other.
+    """Distinguish an OOM kill from any other end of the process.
 
     Raises:
-        AttachError: reason "oom-killed" in the place of "died", where the kernel has killed in the process's cgroup meanwhile.
+        AttachError: reason "oom-killed" instead of "died", if the kernel has made an OOM kill in the process's cgroup meanwhile.
     """
     counter = oom.counter_of(pid)
     before = oom.kills(counter) if counter is not None else None
@@ -95,14 +95,14 @@ def _witnessed(pid: int) -> Iterator[None]:
 
 
 def _await_rival(pid: int, deadline: float) -> dict[str, Any] | None:
-    """Wait for the agent that another tool is bringing in; None if it does not come."""
+    """Wait for the agent that another tool is loading; None if it does not start in time."""
     while (there := discover.settled(pid, deadline - time.monotonic())) is None and time.monotonic() < deadline:
         time.sleep(_QUICK_S)
     return there
 
 
 def _join(pid: int, request: AttachRequest, there: dict[str, Any], started: float) -> AttachResult:
-    """Use the agent that is there: enable the plugins that it has not."""
+    """Use the existing agent: enable the requested plugins that it lacks."""
     added, brought = [], {}
     with control.Control.connect(pid, request.timeout_s) as connection:
         had = [str(plugin["name"]) for plugin in connection.request("status").get("plugins", ())]
@@ -122,7 +122,10 @@ def _join(pid: int, request: AttachRequest, there: dict[str, Any], started: floa
 
 
 def _prepare(found: target.Target, request: AttachRequest, built: payload.Payload) -> tuple[Delivery, bytes]:
-    """Choose the way in. Nothing of the target is changed yet."""
+    """Return the delivery to use, and the data.
+
+    The target is not changed yet.
+    """
     token = secrets.randbits(63) | 1
     wait_s = request.timeout_s + _MARGIN_S
     remote = remote_debug.find(found.memory, found.python)
@@ -152,18 +155,19 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
                 f"remote debugging is switched off in process {found.pid}", reason="remote-debug-disabled",
                 hint="It was started with PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug. --force overrides it.",
             )  # fmt: skip
-        with contextlib.suppress(OSError):  # no directory for a script: through memory then
+        with contextlib.suppress(OSError):  # without a directory for the script, use a stop
             folder = remote_debug.ScriptFolder(found.status)
             with contextlib.ExitStack() as undo:
                 undo.callback(folder.remove)
-                proc.require_program(found.pid, found.program)  # the folder was reached by pid: it is this program's
+                # The folder was found by pid: check that it is this program's.
+                proc.require_program(found.pid, found.program)
                 undo.pop_all()
             return ScriptDelivery(found, remote, folder, token=token, size=size, wait_s=wait_s), data
     return StopDelivery(found, token, size, wait_s), data
 
 
 def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, data: bytes, deadline: float) -> None:
-    """Queue the code, hand the data over, wait for the answer; undo what can be undone if there is none."""
+    """Queue the code, send the data and wait for the answer; withdraw the code if there is no answer."""
     queued = time.monotonic()
     delivery.queue()
     box, wait_s = delivery.box, request.timeout_s + _MARGIN_S
@@ -173,35 +177,35 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
         asked = time.monotonic()
         if (word := mailbox.word(box, mailbox.CLAIMED)) in _SHORT:
             raise _short(found, word)
-        if (told := mailbox.answer(box)) is None:
+        if (reply := mailbox.answer(box)) is None:
             box.expect(asked + wait_s)
-        return told
+        return reply
 
     try:
         deadline = _await_claim(found, request, delivery, deadline)
         box.write(mailbox.DATA, data)
         mailbox.set_word(box, mailbox.LENGTH, len(data))
-        told = _poll(found, answer, deadline)
-        if told is None and mailbox.word(box, mailbox.CLAIMED) == mailbox.RUNS:  # it is at work: the machine is busy
-            told = _poll(found, answer, deadline + request.timeout_s)
-        if told is not None:
+        reply = _poll(found, answer, deadline)
+        if reply is None and mailbox.word(box, mailbox.CLAIMED) == mailbox.RUNS:  # it runs, but the machine is busy
+            reply = _poll(found, answer, deadline + request.timeout_s)
+        if reply is not None:
             mailbox.set_word(box, mailbox.SEEN, 1)
     except BaseException as exc:
         delivery.withdraw()
         if isinstance(exc, AttachError) and exc.reason in _SHORT.values():
             with contextlib.suppress(HookdError, OSError):
-                delivery.again()  # it gives the mailbox back
+                delivery.again()  # this time the code frees the mailbox
         if isinstance(exc, OSError) and exc.errno in (errno.EFAULT, errno.ETIMEDOUT):
             raise _held_up(found) from exc
         raise
-    if told is None:
+    if reply is None:
         raise _late(found, request, delivery)
-    if not told.get("ok"):
-        raise _refusal(told)
+    if not reply.get("ok"):
+        raise _refusal(reply)
 
 
 def _late(found: target.Target, request: AttachRequest, delivery: Delivery) -> AttachError:
-    """Withdraw what has brought no answer in time, and say how far it came."""
+    """Withdraw a delivery that was not answered in time; return the error that names how far it got."""
     runs = mailbox.word(delivery.box, mailbox.CLAIMED) == mailbox.RUNS
     delivery.withdraw()
     where = proc.whereabouts(found.pid)
@@ -217,7 +221,7 @@ def _late(found: target.Target, request: AttachRequest, delivery: Delivery) -> A
 
 
 def _short(found: target.Target, word: int) -> AttachError:
-    """Say what the thread that was to bring the agent in did not get."""
+    """Return the error for a target that could not create the agent's thread, or has no memory for it."""
     if word == mailbox.NO_THREAD:
         hint = "Raise pids.max of its container or job, its RLIMIT_NPROC, or its RLIMIT_AS, for which its stack counts."
         return AttachError(f"process {found.pid} gets no thread", reason="no-threads", hint=hint)
@@ -227,15 +231,17 @@ def _short(found: target.Target, word: int) -> AttachError:
 
 def _held_up(found: target.Target) -> AttachError:
     return AttachError(
-        f"hookd itself was stopped, and process {found.pid} has not waited for it", reason="timeout", hint="Try again."
+        f"hookd was suspended, and the attach to process {found.pid} timed out", reason="timeout", hint="Try again."
     )
 
 
 def _await_claim(found: target.Target, request: AttachRequest, delivery: Delivery, deadline: float) -> float:
-    """Wait until the main thread has run the code; ask twice, and with `force` see to it ourselves.
+    """Wait until the main thread has run the code.
+
+    If it does not, queue the code a second time, and with `force` run it directly.
 
     Returns:
-        Until when to wait for the rest: a forced attach has its time once more.
+        The deadline for the remaining steps: a forced attach gets its timeout once more.
 
     Raises:
         AttachError: reasons "blocked", "subinterpreter".
@@ -266,17 +272,17 @@ def _await_claim(found: target.Target, request: AttachRequest, delivery: Deliver
 
 
 def _is_claimed(found: target.Target, delivery: Delivery, deadline: float, timeout_s: float) -> bool:
-    """Wait until the code is run where torch is.
+    """Wait until the code has run in the interpreter that has torch.
 
-    Before 3.12 a queued call runs in the interpreter in which the thread was stopped. One that has met a subinterpreter
-    is asked for again.
+    Before 3.12 a queued call runs in the interpreter in which the thread was stopped. If that was a subinterpreter, the code is
+    queued again.
     """
 
     def is_claimed() -> bool:
         asked = time.monotonic()
         if mailbox.word(delivery.box, mailbox.CLAIMED):
             return True
-        delivery.box.expect(asked + timeout_s + _MARGIN_S)  # whose thread begins to wait when it is claimed
+        delivery.box.expect(asked + timeout_s + _MARGIN_S)  # the target's thread waits this long from the claim on
         return False
 
     for _ in range(_TRIES):
@@ -291,12 +297,12 @@ def _is_claimed(found: target.Target, delivery: Delivery, deadline: float, timeo
 
 
 def _is_passed_over(delivery: Delivery) -> bool:
-    """Say whether the code has run as often as it was queued."""
+    """Whether the code has run as often as it was queued."""
     return mailbox.word(delivery.box, mailbox.RAN) >= mailbox.word(delivery.box, mailbox.SENT)
 
 
 def _hangs(pid: int) -> bool:
-    """Say whether the main thread has been in one and the same system call, without waking up, for some seconds."""
+    """Whether the main thread has been in the same system call for some seconds, without waking up."""
 
     def where() -> tuple[bytes, bytes]:
         switches = [line for line in proc.read(pid, "status").split(b"\n") if line.startswith(b"voluntary_ctxt")]
@@ -313,7 +319,7 @@ def _hangs(pid: int) -> bool:
 
 
 def _poll(found: target.Target, question: Callable[[], Any], deadline: float) -> Any:
-    """Ask until the answer is true or the time is over; often at first.
+    """Poll until the answer is true or the deadline has passed; more often at first.
 
     Raises:
         AttachError: reason "died".
@@ -324,7 +330,7 @@ def _poll(found: target.Target, question: Callable[[], Any], deadline: float) ->
             answer = question()
         except OSError as exc:
             proc.require_alive(found.pid, found.ticks)
-            if exc.errno == errno.EFAULT:  # the mailbox has been given back
+            if exc.errno == errno.EFAULT:  # the target has freed the mailbox
                 raise
             raise permission.explain(found.pid, exc) from exc
         if answer or time.monotonic() > deadline:
@@ -337,7 +343,7 @@ def _poll(found: target.Target, question: Callable[[], Any], deadline: float) ->
 
 
 def _refusal(answer: dict[str, Any]) -> HookdError:
-    """Turn the target's words back into an error; they are checked like everything that it says."""
+    """Rebuild the error that the target reports; its text is checked like all data of a target."""
     message, reason, hint = (answer.get(key, "") for key in ("message", "reason", "hint"))
     return errors.rebuild(answer.get("kind"), message or "refused", reason or "agent-failed", hint, AttachError)
 

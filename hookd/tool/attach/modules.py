@@ -1,4 +1,4 @@
-"""Ask an agent for its models as they are now, portion by portion, and sum them up. Tool side."""
+"""Fetch the current models of an agent in portions, and sum up their sizes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MOST = 100_000
-"""So many modules are asked for."""
+"""Limit on the number of modules."""
 PATIENCE_S = 10.0
-"""How long the agent may take for one portion: its thread needs the interpreter for a few milliseconds."""
+"""Timeout of one portion: the agent's thread needs the GIL for a few milliseconds."""
 _TEXTS = ("name", "class", "home", "seen")
 _SIZES = ("elements", "bytes")
 
 
 def snapshot(pid: int, most: int = MOST) -> dict[str, Any]:
-    """Ask the agent in process `pid`.
+    """Return the models of the agent in process `pid`.
 
     Returns:
-        `modules`: see `hookd.target.modeltree.snapshot.Tour.row`; `totals`: see there; `is_cut`: there are more than `most`.
+        `modules`: see `hookd.target.modeltree.snapshot.Tour.row`; `totals`: see `totals`; `is_cut`: there are more than `most`.
 
     Raises:
-        HookdError: there is no agent, or it does not answer, or with something else.
+        HookdError: there is no agent, it does not answer, or its answer is malformed.
     """
     try:
         return _snapshot(pid, most)
@@ -50,12 +50,12 @@ def _snapshot(pid: int, most: int) -> dict[str, Any]:
 
 
 def totals(modules: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Sum up: what several modules share counts once.
+    """Return the total sizes. A tensor that several modules share counts once.
 
     Returns:
-        `modules`, `parameters`, `trainable` and `buffers` in elements; `bytes`, of all three, and `by`: the bytes of each
-        dtype on each device, a list of `{"dtype", "device", "kind", "elements", "bytes"}`; `unknown`: tensors without a
-        size yet, or that do not tell it.
+        `modules`: their number; `parameters`, `trainable` and `buffers`: elements; `bytes` of parameters and buffers; `by`: the
+        bytes of each dtype on each device, a list of `{"dtype", "device", "kind", "elements", "bytes"}`; `unknown`: the number
+        of tensors without a known size.
     """
     sums = dict.fromkeys(("modules", "parameters", "trainable", "buffers", "bytes", "unknown"), 0)
     by: dict[tuple[str, str, str], list[int]] = {}
@@ -83,21 +83,21 @@ def totals(modules: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(answer: dict[str, Any], pid: int) -> Iterator[dict[str, Any]]:
-    """Give the modules of an answer, after a look at whether they are what an agent of ours says."""
+    """Yield the modules of an answer, after checking their format."""
     rows = answer.get("modules")
-    # An answer without a module that is not the last would be asked for again for ever.
+    # An empty answer that is not the last could be repeated forever.
     if not isinstance(rows, list) or not (rows or answer.get("is_over") is True):
         raise _foreign(pid)
     for row in rows:
         if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _TEXTS):
             raise _foreign(pid)
         lists = [row.get(key) for key in ("parameters", "buffers", "hooks", "plugins")]
-        if not all(isinstance(one, list) for one in lists):
+        if not all(isinstance(value, list) for value in lists):
             raise _foreign(pid)
         tensors = [*row["parameters"], *row["buffers"]]
-        if not all(isinstance(one, dict) for one in (*tensors, *row["hooks"])):
+        if not all(isinstance(entry, dict) for entry in (*tensors, *row["hooks"])):
             raise _foreign(pid)
-        if any(not _is_size(one.get(key)) for one in tensors for key in _SIZES):
+        if any(not _is_size(tensor.get(key)) for tensor in tensors for key in _SIZES):
             raise _foreign(pid)
         yield row
 

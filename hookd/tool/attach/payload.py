@@ -1,6 +1,6 @@
-"""What is carried into a target: the agent's half of hookd, a private pluggy, and the plugins asked for. Tool side.
+"""Build the payload for a target: the agent's part of hookd, a private pluggy, and the requested plugins.
 
-Plugins are found as metadata and source, never imported: importing one would import torch.
+Plugins are read as metadata and source, never imported: importing one would import torch.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from hookd.tool.config import PluginSpec
 
 _CARRIED = ("__init__.py", "errors.py", "version.py", "api/**/*.py", "target/**/*.py", "wire/**/*.py")
-"""What of `hookd/` a target gets."""
+"""The files of `hookd/` that a target gets."""
 _MARSHAL = 2
-"""The version of marshal's format that every Python reads, and that writes the same for the same."""
+"""Version of marshal's format: every Python reads this one, and its output is deterministic."""
 SOURCE_ROOT = "/hookd-payload/"
-"""Where `hookd/target/boot/loader.py` says that its modules are; `stub.py` compiles them under it."""
+"""The directory of the modules in the target according to `hookd/target/boot/loader.py`; `stub.py` compiles them under it."""
 _PIECE, _PIECE_LINES = b"\f\f\f", 30
-"""What marks a piece for it, and from how many lines on one ends: about 1 ms of compiling."""
+"""The mark at which `stub.py` splits a source, and the minimum lines of a piece: about 1 ms of compiling."""
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What is carried into one target.
+    """The files and plugins for one target.
 
     Attributes:
-        archive: files by their paths, for `marshal.loads`: what `zipfile` needs it would import from the target's disk.
+        archive: contents by path, for `marshal.loads`. A zip file would import the dependencies of `zipfile` from the target's disk.
         sha256: of the archive, in hex.
-        plugins: what the agent is to enable, in the form of its configuration.
-        sources: where each of them is from.
+        plugins: to enable, in the format of the agent's configuration.
+        sources: of the plugins.
     """
 
     archive: bytes
@@ -54,12 +54,12 @@ class Payload:
 
 
 def build(plugins: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = (), trust: Trust = ANYBODY) -> Payload:
-    """Collect the sources for a target.
+    """Build the payload for a target.
 
     Args:
         plugins: to enable there.
-        plugin_dirs: where they are sought beside those installed.
-        trust: whose files may be carried there, see `trusted.of_target`.
+        plugin_dirs: directories to search in addition to the installed plugins.
+        trust: whose files may be sent there, see `trusted.of_target`.
 
     Raises:
         PluginError: reason "unknown-plugin", "plugin-dir" or "plugin".
@@ -76,9 +76,9 @@ def build(plugins: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = (), trust
 
 
 def unpack(name: str, directory: Path) -> None:
-    """Write the sources of an installed plugin and of what it imports of hookd into a directory, as files.
+    """Write the sources of an installed plugin, and of the agent's part of hookd, to files in a directory.
 
-    For a process that has neither: what replays a bundle runs in the training's environment.
+    A process that replays a bundle needs this: it runs in the training's environment, which has neither.
 
     Raises:
         PluginError: there is no such plugin.
@@ -94,14 +94,14 @@ def _write(files: Mapping[str, bytes], directory: Path) -> None:
 
 
 def unpack_testing(directory: Path) -> None:
-    """Write the agent's half of hookd and `hookd.testing` into a directory, as files: a Python with torch needs no more."""
+    """Write the agent's part of hookd and `hookd.testing` to files; a Python with torch needs nothing else."""
     root = Path(hookd.__file__).parent
     testing = ((f"hookd/{path.relative_to(root).as_posix()}", path.read_bytes()) for path in root.glob("testing/*.py"))
     _write({**dict(_agent_files()), **dict(testing)}, directory)
 
 
 def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:
-    """Give a plugin in the form of the agent's configuration."""
+    """Return a plugin in the format of the agent's configuration."""
     return {
         "name": spec.name,
         "entry": source.carried_entry,
@@ -116,7 +116,7 @@ def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:
 def apart(
     specs: Iterable[PluginSpec], plugin_dirs: Sequence[Path] = ()
 ) -> tuple[tuple[PluginSpec, ...], tuple[PluginSpec, ...]]:
-    """Tell the plugins that only look from those that may change the training, with the options that they are given."""
+    """Split plugins into those that only observe and those that may change the training with the given options."""
     only_look: list[PluginSpec] = []
     may_change: list[PluginSpec] = []
     for spec in specs:
@@ -126,10 +126,10 @@ def apart(
 
 
 def stub() -> tuple[bytes, bytes]:
-    """Give `hookd/target/boot/stub.py`, which is executed in the target before there is a payload.
+    """Return `hookd/target/boot/stub.py`, which is executed in the target before the payload arrives.
 
     Returns:
-        Its source, and its code for targets of our own version of Python, with the magic number in front.
+        Its source, and its code for targets with our version of Python, preceded by the magic number.
     """
     source = Path(hookd.__file__).with_name("target").joinpath("boot", "stub.py").read_bytes()
     code = compile(source, "hookd/target/boot/stub.py", "exec", dont_inherit=True)
@@ -140,8 +140,8 @@ def _agent_files() -> Iterator[tuple[str, bytes]]:
     root = Path(hookd.__file__).parent
     for path in sorted(path for pattern in _CARRIED for path in root.glob(pattern)):
         yield f"hookd/{path.relative_to(root).as_posix()}", path.read_bytes()
-    machine = os.uname().machine  # a target's, which runs on the same kernel
-    for path in sorted((root / "native").glob(f"*-{machine}.so")):  # made at install, where there was a compiler
+    machine = os.uname().machine  # the same as the target's, which runs on the same kernel
+    for path in sorted((root / "native").glob(f"*-{machine}.so")):  # built at installation, if there was a compiler
         yield f"hookd/native/{path.name}", path.read_bytes()
     spec = importlib.util.find_spec("pluggy")
     assert spec is not None
@@ -162,15 +162,15 @@ def _pack(files: dict[str, bytes]) -> bytes:
 
 @functools.lru_cache(maxsize=512)
 def _prepared(source: bytes, path: str) -> tuple[bytes, bytes]:
-    """Give a source with the marks where it may be cut, and its pieces compiled, b"" where it has none."""
+    """Return a source with marks between its pieces, and its compiled pieces, b"" if it has none."""
     pieces = _pieces(source)
     return in_pieces(source, pieces), _compiled(pieces, path) if pieces else b""
 
 
 def _pieces(source: bytes) -> list[list[ast.stmt]]:
-    """Group the statements of a module so that the target need not compile or run it in one go.
+    """Group the statements of a module into pieces, which the target compiles and runs one at a time.
 
-    What cannot be read here (a newer syntax, another encoding) has no pieces and travels as it is.
+    A source that cannot be parsed here (a newer syntax, another encoding) has no pieces and is sent unchanged.
     """
     pieces: list[list[ast.stmt]] = []
     try:
@@ -184,11 +184,13 @@ def _pieces(source: bytes) -> list[list[ast.stmt]]:
 
 
 def _first_line(statement: ast.stmt) -> int:
-    return min([statement.lineno, *(int(one.lineno) for one in getattr(statement, "decorator_list", ()))])
+    decorators = getattr(statement, "decorator_list", ())
+    return min([statement.lineno, *(int(decorator.lineno) for decorator in decorators)])
 
 
 def in_pieces(source: bytes, pieces: list[list[ast.stmt]]) -> bytes:
-    """Mark where a source may be cut. Form feeds at the start of a line are white space to Python."""
+    """Return a source with marks between its pieces."""
+    # The mark consists of form feeds, which are white space to Python at the start of a line.
     lines = source.split(b"\n")
     for piece in pieces[1:]:
         first = _first_line(piece[0]) - 1
@@ -197,7 +199,7 @@ def in_pieces(source: bytes, pieces: list[list[ast.stmt]]) -> bytes:
 
 
 def _compiled(pieces: list[list[ast.stmt]], path: str) -> bytes:
-    """Compile the pieces of a source, for targets of our own version of Python: most of what an import costs."""
+    """Compile the pieces of a source for targets with our version of Python, to make the import there cheaper."""
     codes, flags = [], 0
     for piece in pieces:
         codes.append(compile(ast.Module(piece, []), SOURCE_ROOT + path, "exec", flags, dont_inherit=True))

@@ -1,4 +1,4 @@
-"""One consistent look at a process from outside. Tool side; reads only."""
+"""Read a consistent snapshot of a process from outside. Read-only."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 TRIES = 20
 PAUSE_S = 0.001
-"""Between two tries: an exec takes about as long."""
+"""Pause between two tries: about the duration of an exec."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What /proc says of a process, all of it about the same program.
+    """The data of /proc for a process, all of the same program.
 
     Attributes:
         pid: of the process.
         start_ticks: see `proc.start_ticks`.
         uid: the real user id.
         ppid: pid of the parent.
-        cmdline: the command line; empty where it cannot be read.
-        environ: the environment that the program was started with, or that it has moved; likewise.
-        network: the network namespace, as the kernel names it; likewise "".
+        cmdline: the command line; empty if it cannot be read.
+        environ: the initial environment, or the one that the program has moved; empty if it cannot be read.
+        network: the kernel's name of the network namespace; "" if it cannot be read.
     """
 
     pid: int
@@ -42,10 +42,10 @@ class Snapshot:
 
 
 def take(pid: int, *, settles: bool = True) -> Snapshot:
-    """Read it, again where the process became another program meanwhile.
+    """Return a snapshot of a process; read it again if the process became another program meanwhile.
 
-    Between fork and exec a process shows its parent's program and environment, and within the exec an empty one. Such a
-    look is repeated too, for TRIES times PAUSE_S: some processes stay as they were forked, or have no environment.
+    Between fork and exec a process shows its parent's program and environment, and during the exec an empty environment. In these
+    cases the read is repeated as well, but only for TRIES times PAUSE_S: some processes never exec, or have no environment.
 
     Args:
         pid: of the process.
@@ -53,29 +53,29 @@ def take(pid: int, *, settles: bool = True) -> Snapshot:
 
     Raises:
         NoSuchTarget: there is no such process.
-        OSError: it cannot be looked at now.
+        OSError: it cannot be read now.
     """
     for _ in range(TRIES):
         image = _image(pid)
-        found = _read(pid)
-        is_whole = (found.start_ticks, image) == (proc.start_ticks(pid), _image(pid))
-        if is_whole and not (settles and image and (not found.environ or image == _image(found.ppid))):
+        snapshot = _read(pid)
+        is_whole = (snapshot.start_ticks, image) == (proc.start_ticks(pid), _image(pid))
+        if is_whole and not (settles and image and (not snapshot.environ or image == _image(snapshot.ppid))):
             break
         time.sleep(PAUSE_S)
-    return found
+    return snapshot
 
 
 def _read(pid: int) -> Snapshot:
     start_ticks, status = proc.start_ticks(pid), proc.status(pid)
     try:
         cmdline, environ = tuple(proc.words(pid, "cmdline")), environment.of(pid) or {}
-    except (PermissionError, AttachError):  # not for us, or its address space is locked
+    except (PermissionError, AttachError):  # access is denied, or its address space is locked
         cmdline, environ = (), {}
     return Snapshot(pid, start_ticks, status.uid, status.ppid, cmdline, environ, proc.link(pid, "ns/net"))
 
 
 def _image(pid: int) -> str:
-    """Return what tells one program from the next (`proc.image`), "" where there is none or we may not see it."""
+    """Return `proc.image`, which changes with each exec; "" if the process has none or access is denied."""
     try:
         return proc.image(pid)
     except (HookdError, OSError):

@@ -1,4 +1,4 @@
-"""What a launcher has started: the Python processes below a process, and which of them train. Tool side."""
+"""Find the Python processes that a launcher has started."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _PORTS = ("SLURM_STEP_LAUNCHER_PORT", "SLURM_SRUN_COMM_PORT")
 
 
 def members(pid: int) -> list[Candidate]:
-    """Give the Python processes among a process and all that it has started, those that cannot train too.
+    """Return the Python processes among a process and its descendants, including those that cannot train.
 
-    The tasks of Slurm's srun descend from the node's slurmd; they are told by the port on which their srun listens.
+    The tasks of Slurm's srun descend from the node's slurmd; they are identified by the port on which their srun listens.
 
     Raises:
         NoSuchTarget: there is no such process.
     """
     try:
         family = _family(psutil.Process(pid))
-        for step in [one for one in family if _name(one) == "srun"]:
+        for step in [process for process in family if _name(process) == "srun"]:
             family += [member for task in _tasks(step) for member in _family(task) if member not in family]
     except psutil.NoSuchProcess as exc:
         raise NoSuchTarget(f"there is no process {pid}", hint="`hookd ps` lists training processes.") from exc
-    return [found for one in family if (found := discover.inspect(one.pid)) is not None]
+    return [found for process in family if (found := discover.inspect(process.pid)) is not None]
 
 
 def above(pid: int) -> list[int]:
-    """Give the pids of the processes that a process descends from, the nearest first; none where it has gone."""
+    """Return the pids of a process's ancestors, nearest first; empty if the process is gone."""
     try:
-        return [one.pid for one in psutil.Process(pid).parents()]
+        return [parent.pid for parent in psutil.Process(pid).parents()]
     except psutil.Error:
         return []
 
@@ -53,12 +53,13 @@ def _name(process: psutil.Process) -> str:
 
 
 def _tasks(srun: psutil.Process) -> Iterator[psutil.Process]:
-    """Give the processes on this node that a srun has started.
+    """Yield the processes on this node that an srun has started.
 
     Source: Slurm's src/api/step_launch.c sets the variables for each task.
     """
     try:
-        ports = {str(one.laddr.port) for one in srun.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+        connections = srun.net_connections("tcp")
+        ports = {str(connection.laddr.port) for connection in connections if connection.status == psutil.CONN_LISTEN}
     except psutil.Error:
         return
     for process in psutil.process_iter():

@@ -1,4 +1,4 @@
-"""Stacks as py-spy reads them from outside, where it is installed: `hookd[stack]`. Tool side.
+"""Read stacks from outside with py-spy, if it is installed: `hookd[stack]`.
 
 Source: py-spy 0.4.3, `py-spy dump --json`: a list of `{"thread_id", "thread_name", "os_thread_id", "active", "owns_gil",
 "frames": [{"name", "filename", "line", "module", ...}]}`; `--native` cannot go with `--nonblocking`.
@@ -19,32 +19,32 @@ from hookd.tool.linux import permission, proc
 
 TIMEOUT_S = 8.0
 BLOCKING_TIMEOUT_S = 30.0
-"""With native frames it reads the symbols of all libraries first, while the process runs on."""
+"""Longer, because for native frames py-spy first reads the symbols of all libraries; the process runs meanwhile."""
 _MOST_BYTES = 16 << 20
 _MOST_FRAMES = 400
 
 
 def program() -> str | None:
-    """Find py-spy: beside the Python that runs hookd, else in PATH."""
+    """Return the path of py-spy: next to the Python that runs hookd, else from PATH."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
 def dump(pid: int, *, native: bool = False, blocking: bool = False) -> dict[str, Any]:
-    """Have py-spy read the stacks of a process.
+    """Read the stacks of a process with py-spy.
 
     Args:
-        pid: of the process; it need not have an agent, and need not run.
-        native: frames of C and C++ too; the process stands still meanwhile.
-        blocking: let the process stand still, so that the stacks are of one moment.
+        pid: of the process; it need not have an agent, and may be stopped.
+        native: include frames of C and C++; the process is stopped meanwhile.
+        blocking: stop the process, so that all stacks are of the same moment.
 
     Returns:
-        `threads`: of each `tid` (as this side sees it), `name`, `frames` (innermost first, see `hookd.target.remote.stacks`, and
-        `native`), `owns_gil`; `seconds` that it took.
+        `threads`: of each `tid` (in our pid namespace), `name`, `frames` (innermost first, see `hookd.target.remote.stacks`, and
+        `native`), `owns_gil`, `left_out` (the number of frames beyond the limit); `seconds` that it took.
 
     Raises:
-        HookdError: reason "no-py-spy", "py-spy" (it failed, with what it says), "timeout", or "died": the process ended or
-            became another program meanwhile.
+        HookdError: reason "no-py-spy", "py-spy" (it failed; the message contains its error), "timeout", or "died": the process
+            ended or became another program meanwhile.
     """
     path = program()
     if path is None:
@@ -67,16 +67,16 @@ def dump(pid: int, *, native: bool = False, blocking: bool = False) -> dict[str,
     except OSError as exc:
         raise HookdError(f"py-spy cannot be started: {exc.strerror}", reason="py-spy") from exc
     if done.returncode != 0:
-        told = done.stderr.decode(errors="replace").partition("Stack backtrace:")[0].strip()
-        raise HookdError(f"py-spy failed: {' '.join(told.split())[:400]}", reason="py-spy", hint=_cure(told))
-    # py-spy goes by pid: what it read of another process, or of another program, is shown to nobody.
+        error = done.stderr.decode(errors="replace").partition("Stack backtrace:")[0].strip()
+        raise HookdError(f"py-spy failed: {' '.join(error.split())[:400]}", reason="py-spy", hint=_cure(error))
+    # py-spy reads by pid: never show stacks of another process or program.
     proc.require_same(pid, ticks)
     proc.require_program(pid, running)
     return {"threads": _threads(done.stdout), "seconds": time.monotonic() - began}
 
 
-def _cure(told: str) -> str:
-    if "ermission" in told or "EPERM" in told:
+def _cure(error: str) -> str:
+    if "ermission" in error or "EPERM" in error:
         return "It needs the right to trace the process: root, or CAP_SYS_PTRACE."
     return ""
 
@@ -95,11 +95,11 @@ def _threads(output: bytes) -> list[dict[str, Any]]:
             for one in listed
         ]
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise HookdError("py-spy has written something else than expected", reason="py-spy") from exc
+        raise HookdError("unexpected output from py-spy", reason="py-spy") from exc
 
 
 def _frame(frame: dict[str, Any]) -> dict[str, Any]:
-    """Read one frame; those of C and C++ name the library that they are in."""
+    """Convert one frame; py-spy sets `module`, the library, only for frames of C and C++."""
     library = frame.get("module")
     line = frame["line"] if isinstance(frame["line"], int) else 0
     file = str(frame["filename"] or library or "")

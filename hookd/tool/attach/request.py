@@ -1,4 +1,4 @@
-"""What is asked of an attach and what comes of it."""
+"""Define the request and the result of an attach."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttachRequest:
-    """What to bring into a target.
+    """The request of an attach.
 
     Attributes:
-        plugins: what to enable.
-        timeout_s: how long the whole attach may take.
-        lease_s: how long the agent stays when nobody holds it any more; None: until it is told to go.
-        run: the label `run`; found from the target's environment if None.
-        force: take the gated direct call on a main thread that hangs, and ignore that CPython's own remote debugging
-            has been switched off, and that the process has little room for an agent (see `headroom`).
-        only_trainers: refuse a data loader's worker (reason "data-worker"): nobody named the process itself.
-        plugin_dirs: where plugins are sought beside those installed.
+        plugins: to enable.
+        timeout_s: of the whole attach.
+        lease_s: how long the agent stays after its last holder is gone; None: until it is detached.
+        run: the label `run`; derived from the target's environment if None.
+        force: run the code directly if the main thread hangs, and ignore that CPython's remote debugging is disabled and that
+            the process has few resources left for an agent (see `headroom`).
+        only_trainers: refuse a data loader's worker (reason "data-worker"), because the user did not name this process.
+        plugin_dirs: directories to search in addition to the installed plugins.
         budget: the share of a step's time that observers may take.
-        detail: "auto" or "all", which modules are served.
+        detail: "auto" or "all", which modules are exported.
     """
 
     plugins: tuple[PluginSpec, ...]
@@ -42,20 +42,20 @@ class AttachRequest:
 
 @dataclass(frozen=True)
 class AttachResult:
-    """What an attach has brought about.
+    """The result of an attach.
 
     Attributes:
-        method: "ptrace" (a stop of about 0.2 ms), "remote-debug" (none), "existing" (an agent was there).
-        pause_s: for how long the main thread stood still.
-        wall_s: how long it took in all.
+        method: "ptrace" (a stop of about 0.2 ms), "remote-debug" (no stop), "existing" (there was an agent already).
+        pause_s: how long the main thread was stopped.
+        wall_s: total duration.
         control: the agent's control socket, as a path for this process.
-        identity: the agent's, from its page.
-        loaded: the plugins that are there now.
-        added: those that an agent had not that was there.
-        replaced: the version of the older agent that had to go, else "".
-        payload: the sha256 of what was brought in, "" where an agent was there.
-        unproven: a line where Python or torch is newer than any that hookd was tried on, else "".
-        carried: by plugin that was brought in, the `version`, `sha256` and `origin` of its source.
+        identity: of the agent, from its page.
+        loaded: the plugins that are loaded now.
+        added: the plugins that were added to an existing agent.
+        replaced: the version of the older agent that was replaced, else "".
+        payload: the sha256 of the payload, "" if there was an agent already.
+        unproven: a message if Python or torch is newer than any version that hookd was tested with, else "".
+        carried: for each plugin that was sent, the `version`, `sha256` and `origin` of its source.
     """
 
     pid: int

@@ -1,6 +1,7 @@
-"""What a plugin's distribution requires, as far as it can be carried: Python alone, read without importing it. Tool side.
+"""Read the requirements of a plugin's distribution, without importing them.
 
-A target has torch, and the payload has hookd and pluggy. All else that is declared comes along, with what that requires.
+Only pure Python can be sent to a target. The target has torch, and the payload has hookd and pluggy. All other declared
+requirements are sent, and theirs recursively.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 THERE = frozenset({"hookd", "pluggy", "torch"})
-"""Distributions that are not carried: they are there."""
+"""Distributions that are not sent, because the target or the payload has them."""
 COMPILED = (".so", ".pyd", ".dylib")
 
 
 def sources(plugin: str, distribution: Distribution) -> dict[str, bytes]:
-    """Read the Python files of all that a plugin's distribution requires, by path.
+    """Return the Python files of all requirements of a plugin's distribution, by path.
 
     Raises:
         PluginError: one of them is not installed here, has compiled code, or a file of it is missing; the message names it.
     """
     files: dict[str, bytes] = {}
-    if distribution.name in THERE:  # hookd's own plugins require none of what its daemon does
+    if distribution.name in THERE:  # hookd's own plugins do not need the requirements of its daemon
         return files
     for name in sorted(_required(plugin, distribution)):
         files.update(_files(plugin, importlib.metadata.distribution(name)))
@@ -37,20 +38,20 @@ def sources(plugin: str, distribution: Distribution) -> dict[str, bytes]:
 
 
 def _required(plugin: str, distribution: Distribution) -> set[str]:
-    """Name what is required, and what that requires."""
-    found: set[str] = set()
+    """Return the names of all requirements, recursively."""
+    required: set[str] = set()
     todo = [distribution]
     while todo:
         for name in _named(plugin, todo.pop()):
-            if name not in found:
-                found.add(name)
+            if name not in required:
+                required.add(name)
                 try:
                     todo.append(importlib.metadata.distribution(name))
                 except importlib.metadata.PackageNotFoundError:
                     raise PluginError(
                         f"plugin '{plugin}' requires {name}, which is not installed beside hookd"
                     ) from None
-    return found
+    return required
 
 
 def _named(plugin: str, distribution: Distribution) -> Iterator[str]:
@@ -60,14 +61,14 @@ def _named(plugin: str, distribution: Distribution) -> Iterator[str]:
         try:
             requirement = Requirement(text)
         except InvalidRequirement as exc:
-            raise PluginError(f"plugin '{plugin}': {distribution.name} requires {text!r}, which says nothing") from exc
+            raise PluginError(f"plugin '{plugin}': {distribution.name} requires {text!r}, which is not valid") from exc
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
         if name not in THERE and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
             yield name
 
 
 def _files(plugin: str, distribution: Distribution) -> dict[str, bytes]:
-    """Read the Python files of one distribution."""
+    """Return the Python files of one distribution."""
     who = f"{distribution.name} {distribution.version}, which plugin '{plugin}' requires,"
     files: dict[str, bytes] = {}
     for path in _recorded(distribution):
@@ -87,7 +88,7 @@ def _files(plugin: str, distribution: Distribution) -> dict[str, bytes]:
 
 
 def _recorded(distribution: Distribution) -> list[PurePosixPath]:
-    """Return the files that were installed, also those that are gone: `Distribution.files` leaves them out since 3.12."""
+    """Return all recorded files, including missing ones: `Distribution.files` leaves those out since 3.12."""
     record = distribution.read_text("RECORD")
     if record is None:
         return [PurePosixPath(str(path)) for path in distribution.files or ()]

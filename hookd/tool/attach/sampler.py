@@ -1,4 +1,7 @@
-"""Sample where a target's threads are, from its page alone: nothing runs in the target for it. Tool side; blocking."""
+"""Sample the positions of a target's threads from its page.
+
+Nothing runs in the target for it. Blocking.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,20 @@ Stack = tuple[str, ...]
 Place = tuple[str, int]
 """A phase and the id of a module, 0 for none."""
 NEVER_CALLED = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
-"""What holds modules and is never called has no frame."""
+"""Containers of modules, which are never called and so have no frame."""
 _JUMP = 1000
 _LOOK_S = 0.2
-"""How often a target is looked at, whether it still lives."""
+"""Interval at which the sampler checks that the target still lives."""
 
 
 @dataclass
 class Track:
-    """One thread, as it was seen.
+    """The samples of one thread.
 
     Attributes:
-        name: as the program calls it.
-        tid: as the target sees it.
-        spans: where it was and for how many seconds, in order; equal neighbours are one.
+        name: that the program gave it.
+        tid: in the target's pid namespace.
+        spans: its places and the seconds in each, in order; equal neighbours are merged.
     """
 
     name: str
@@ -45,29 +48,29 @@ class Track:
     spans: list[tuple[Place, float]] = field(default_factory=list)
 
     def add(self, place: Place, seconds: float) -> None:
-        """Note that it was in a place for some time more."""
+        """Add time in a place."""
         if self.spans and self.spans[-1][0] == place:
             seconds += self.spans.pop()[1]
         self.spans.append((place, seconds))
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has never been seen in a module or in a phase."""
+        """Whether the thread was never seen in a module or in a phase."""
         return all(place == ("other", 0) for place, _ in self.spans)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What was seen.
+    """The result of sampling.
 
     Attributes:
-        tracks: of all threads that call modules; those that never did so meanwhile are left out, unless all are.
-        modules: what the ids in the tracks stand for.
+        tracks: of all threads that call modules; threads that did not do so meanwhile are left out, unless none did.
+        modules: by the ids in the tracks.
         seconds: from the first sample to the last.
-        samples: how often the page was looked at.
-        longest_gap_s: between two looks: nothing is known of what was shorter.
-        steps: that were done meanwhile.
-        ended: whether the target ended, or hookd left it, before the time was over.
+        samples: their number.
+        longest_gap_s: between two samples: shorter events may be missing.
+        steps: that were completed meanwhile.
+        ended: whether the target ended, or its agent was detached, before the time was over.
     """
 
     tracks: list[Track]
@@ -79,8 +82,8 @@ class Recording:
     ended: bool
 
     def stacks(self, track: Track) -> Iterator[tuple[Stack, float]]:
-        """Give where a thread was as frames, the outermost first: its phase, then a module and what that is in."""
-        known = {(one.root, one.name): one for one in self.modules.values()}
+        """Yield the places of a thread as frames, outermost first: its phase, then the modules from the root inward."""
+        known = {(module.root, module.name): module for module in self.modules.values()}
         made: dict[Place, Stack] = {}
         for place, seconds in track.spans:
             if place not in made:
@@ -89,33 +92,33 @@ class Recording:
 
 
 def _frames(module: ModuleEntry | None, known: Mapping[tuple[int, str], ModuleEntry]) -> Iterator[str]:
-    """Name a module and those that it is in, its root first, with their classes."""
+    """Yield the names and classes of a module and those that contain it, root first."""
     if module is None:
         return
     for name in (*reversed(above(module.name)), module.name):
-        found = known.get((module.root, name))
-        if found is not None and (found is module or found.type not in NEVER_CALLED):
-            yield f"{found.name} ({found.type})"
+        ancestor = known.get((module.root, name))
+        if ancestor is not None and (ancestor is module or ancestor.type not in NEVER_CALLED):
+            yield f"{ancestor.name} ({ancestor.type})"
 
 
 def sample(
     pid: int, *, rate_hz: float, seconds: float | None, steps: int | None, timeout_s: float,
     clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
 ) -> Recording:  # fmt: skip
-    """Look at the page of process `pid` so many times a second, for a time or for a number of steps.
+    """Sample the page of process `pid` for a time or for a number of steps.
 
     Args:
         pid: of the target.
-        rate_hz: how often to look.
-        seconds: for how long; not with `steps`.
-        steps: how many; from the end of one to the end of another.
-        timeout_s: how long the steps may take.
+        rate_hz: samples per second.
+        seconds: duration; not with `steps`.
+        steps: number of steps; from the end of one step to the end of another.
+        timeout_s: of the steps.
         clock: monotonic seconds.
-        sleep: waits for so many seconds.
+        sleep: waits for a number of seconds.
 
     Raises:
         NoSuchTarget: reason "not-attached", or no such process.
-        ControlError: reason "timeout": the steps were not done in time.
+        ControlError: reason "timeout": the steps were not completed in time.
         PermissionDenied: its page cannot be seen.
     """
     with _page(pid) as (reader, lives):
@@ -128,7 +131,7 @@ def sample(
                 break
             if now - looked >= _LOOK_S:
                 looked, ended = now, not lives()
-            due = max(due + 1 / rate_hz, now)  # what was missed is not made up for
+            due = max(due + 1 / rate_hz, now)  # missed samples are not made up for
             sleep(due - now)
         if steps is not None and seen.steps < steps and not ended:
             raise ControlError(
@@ -139,10 +142,10 @@ def sample(
 
 
 class _Seen:
-    """What has been seen so far.
+    """The samples so far.
 
     Attributes:
-        steps: done since the first look; with `from_a_step` since the first whose end was seen, and so is all else.
+        steps: completed since the first sample. With `from_a_step` all counts begin at the first step whose end was seen.
     """
 
     def __init__(self, reader: PageReader, clock: Callable[[], float], *, from_a_step: bool) -> None:
@@ -158,7 +161,7 @@ class _Seen:
         self._samples, self._gap_s, self.steps = 0, 0.0, 0
 
     def look(self) -> float:
-        """Look once; until now, each thread was where it was seen the last time. Gives the time."""
+        """Take one sample and return its time; each thread is assumed to have stayed in its last place."""
         beats, now = self._reader.heartbeats(), self._clock()
         for (tid, name), place in self._places.items():
             self._tracks.setdefault((tid, name), Track(name, tid)).add(place, now - self._last)
@@ -174,11 +177,11 @@ class _Seen:
         if self._waits:
             self._waits = False
             self._begin(now)
-        else:  # a jump: the target has found out how many steps it had done before the attach
+        else:  # a large jump counts as one step: the target has found out how many steps it had done before the attach
             self.steps += step - before if before and 0 < step - before < _JUMP else 1
 
     def recording(self, *, ended: bool) -> Recording:
-        """Give it all."""
+        """Return the result."""
         modules = {**self._modules, **self._reader.read().modules}
         used = [track for track in self._tracks.values() if not track.is_idle]
         return Recording(
@@ -189,7 +192,7 @@ class _Seen:
 
 @contextlib.contextmanager
 def _page(pid: int) -> Iterator[tuple[PageReader, Callable[[], bool]]]:
-    """Open the page of a target, with what says whether the target still lives and holds its agent."""
+    """Yield the page of a target, and a function: whether the target lives and has its agent."""
     try:
         fd, process = discover.find_page(pid), os.pidfd_open(pid)
     except PermissionError as exc:

@@ -1,6 +1,6 @@
-"""Where plugins are, and their sources: in directories, and installed beside hookd. Tool side.
+"""Find plugins and their sources: in directories, and installed next to hookd.
 
-They are found as metadata and by their text, never imported: importing one would import torch.
+Plugins are found by metadata and source text, never imported: importing one would import torch.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ ROOM = "@"
 """The same as in `hookd/target/boot/loader.py`."""
 _TOP = re.compile(r"[^/.:]+")
 PARSING = threading.Lock()
-"""Held while sources are parsed: two threads that make syntax trees at a time count their depth in one place, and one
-of them gets a SystemError ("recursion depth mismatch", python/cpython#106905; met on 3.11.7)."""
+"""Held while sources are parsed: two threads that build syntax trees at the same time share a depth counter, and one of them gets
+a SystemError ("recursion depth mismatch", python/cpython#106905; seen on 3.11.7)."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a plugin is: its entry `module:Class` and the sources of its top-level module, by path.
+    """A plugin: its entry `module:Class` and the sources of its top-level module, by path.
 
     Attributes:
-        version: of the distribution that it is installed with, else its module's `__version__`, else "".
-        origin: where it was found, in words: a distribution's name, or a path.
-        room: tells its module in a target from one of the same name out of another directory; "" of one that is installed.
+        version: of its distribution, else its module's `__version__`, else "".
+        origin: where it was found: the name of a distribution, or a path.
+        room: suffix that distinguishes its module in a target from one of the same name in another directory; "" if installed.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Source:
 
     @property
     def carried_entry(self) -> str:
-        """The entry, there."""
+        """The entry in the target."""
         return self._in_room(self.entry)
 
     def _in_room(self, text: str) -> str:
-        """Put the room behind the top-level module: `a.py`, `a/b.py` and `a:B` become `a@1f2e3d.py` and so on."""
+        """Append the room to the top-level module: `a.py`, `a/b.py` and `a:B` become `a@1f2e3d.py` and so on."""
         top = _TOP.match(text)
         return f"{top[0]}{ROOM}{self.room}{text[top.end() :]}" if self.room and top else text
 
     @functools.cached_property
     def sha256(self) -> str:
-        """What is carried, as one hash in hex: of the paths and the contents, each with its length."""
+        """The hash of the entry and the files in hex; paths and contents are hashed with their lengths."""
         digest = hashlib.sha256(self.entry.encode())
         for path, content in sorted(self.files.items()):
             digest.update(f"\n{len(path)} {path} {len(content)}\n".encode())
@@ -76,10 +76,10 @@ class Source:
 
 
 def find(name: str, plugin_dirs: Sequence[Path] = (), trust: Trust = ANYBODY) -> Source:
-    """Find a plugin: in the directories given, then among those installed.
+    """Find a plugin: in the given directories, then among the installed plugins.
 
     Raises:
-        PluginError: there is none of this name, its source cannot be read, or is not to be trusted.
+        PluginError: no plugin has this name, or its source cannot be read or is not trusted.
     """
     for directory in plugin_dirs:
         for source in in_directory(directory, trust):
@@ -98,10 +98,10 @@ def find(name: str, plugin_dirs: Sequence[Path] = (), trust: Trust = ANYBODY) ->
 
 
 def installed_source(entry: importlib.metadata.EntryPoint) -> Source:
-    """Read the source of a plugin that is installed, without importing it.
+    """Read the source of an installed plugin without importing it.
 
     Raises:
-        PluginError: it cannot be found.
+        PluginError: the source cannot be found.
     """
     files = _module_files(entry.name, entry.value.partition(":")[0].partition(".")[0])
     version, origin = (entry.dist.version, entry.dist.name) if entry.dist is not None else ("", "")
@@ -109,34 +109,35 @@ def installed_source(entry: importlib.metadata.EntryPoint) -> Source:
 
 
 def names(plugin_dirs: Sequence[Path] = ()) -> list[str]:
-    """Name every plugin that `find` finds."""
-    found = {entry.name for entry in importlib.metadata.entry_points(group=GROUP)}
+    """Return the names of all plugins that `find` finds, sorted."""
+    known = {entry.name for entry in importlib.metadata.entry_points(group=GROUP)}
     for directory in plugin_dirs:
-        found.update(source.name for source in in_directory(directory) if isinstance(source, Source))
-    return sorted(found)
+        known.update(source.name for source in in_directory(directory) if isinstance(source, Source))
+    return sorted(known)
 
 
 def _broken(plugin_dirs: Sequence[Path], trust: Trust) -> list[PluginError]:
-    return [one for directory in plugin_dirs for one in in_directory(directory, trust) if isinstance(one, PluginError)]
+    found = (item for directory in plugin_dirs for item in in_directory(directory, trust))
+    return [item for item in found if isinstance(item, PluginError)]
 
 
 def read(source: Source) -> tuple[str, bool, bool]:
-    """Give the first line of the class' docstring, and whether it says that it changes training: always, or by option."""
+    """Return the class's summary line, whether it always changes the training, and whether it may by an option."""
     module, _, class_name = source.entry.partition(":")
     path = module.replace(".", "/")
     text = source.files.get(f"{path}/__init__.py") or source.files.get(f"{path}.py") or b""
     for node in ast.parse(text).body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
-            said = dict(filter(None, map(_assigned, node.body)))
-            mutates = said.get("mutates")
+            attributes = dict(filter(None, map(_assigned, node.body)))
+            mutates = attributes.get("mutates")
             is_always = isinstance(mutates, ast.Constant) and mutates.value is True
-            return summary, is_always, is_always or "mutating" in said
+            return summary, is_always, is_always or "mutating" in attributes
     return "", False, False
 
 
 def _assigned(node: ast.stmt) -> tuple[str, ast.expr | None] | None:
-    """Give the name that a statement assigns to, and the value."""
+    """Return the name that a statement assigns to, and the value."""
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         return node.target.id, node.value
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -157,12 +158,13 @@ def _module_files(plugin: str, module: str) -> dict[str, bytes]:
 
 
 def in_directory(directory: Path, trust: Trust = ANYBODY, base: str = "Plugin") -> Iterator[Source | PluginError]:
-    """Find the plugins of a directory: modules and packages with a class that sets `name` and derives from `base`.
+    """Yield the plugins in a directory.
 
-    For a file that is no Python, or is not to be trusted, the error comes in its place: it must not hide the others.
+    They are modules and packages with a class that sets `name` and derives from `base`. For a file that is invalid or not
+    trusted, the error is yielded instead, so that the other plugins are still found.
 
     Raises:
-        PluginError: the directory is none, or is not to be trusted.
+        PluginError: the directory does not exist, or is not trusted.
     """
     if not directory.is_dir():
         raise PluginError(f"there is no plugin directory {directory}")
@@ -184,10 +186,10 @@ def in_directory(directory: Path, trust: Trust = ANYBODY, base: str = "Plugin") 
 
 
 def package(root: Path, trust: Trust = ANYBODY) -> dict[str, bytes]:
-    """Read the sources of a package, by path beside it.
+    """Return the sources of a package, by path relative to the package's parent.
 
     Raises:
-        PluginError: compiled code is among them, or what is not to be trusted.
+        PluginError: a file is compiled code, or is not trusted.
     """
     files = {}
     for path in sorted(root.rglob("*")):
@@ -209,8 +211,8 @@ def _tree(path: Path, text: bytes) -> ast.Module:
 
 
 def _plugin_classes(tree: ast.Module, base: str) -> Iterator[tuple[str, str]]:
-    """Give class and plugin name for each plugin that a module defines, by its text."""
-    derived = {base}  # and what derives from it in this file, in whatever number of steps
+    """Yield class name and plugin name of each plugin that a module's source defines."""
+    derived = {base}  # and the classes in this file that derive from it, directly or indirectly
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and any(_last_name(base) in derived for base in node.bases):
             derived.add(node.name)
@@ -220,7 +222,7 @@ def _plugin_classes(tree: ast.Module, base: str) -> Iterator[tuple[str, str]]:
 
 
 def _version(tree: ast.Module) -> str:
-    """Give what a module says of its version: `__version__ = "1.2"`."""
+    """Return the version that a module's source assigns, as in `__version__ = "1.2"`, else ""."""
     values = (_assigned_name(statement, "__version__") for statement in tree.body)
     return next((value for value in values if value is not None), "")
 
@@ -230,7 +232,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _assigned_name(node: ast.stmt, name: str = "name") -> str | None:
-    """Give "x" for the statement `name = "x"`, with or without an annotation."""
+    """Return "x" for the statement `name = "x"`, with or without an annotation, else None."""
     if isinstance(node, ast.Assign):
         targets, value = node.targets, node.value
     elif isinstance(node, ast.AnnAssign) and node.value is not None:

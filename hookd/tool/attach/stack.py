@@ -1,7 +1,7 @@
-"""Where each thread of a target is: its page, its Python stack, its native stack, what the kernel says. Tool side.
+"""Collect where each thread of a target is: from its page, its Python and native stacks, and the kernel.
 
-The page answers always: heartbeats are read without the target's help. The Python stacks come from the agent where its
-thread gets the interpreter, else from py-spy where that is installed. So there is an answer within seconds, whatever hangs.
+The page is always available: heartbeats are read without the target's help. The Python stacks come from the agent if its thread
+gets the GIL, else from py-spy if that is installed. So there is an answer within seconds, whatever hangs.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ if TYPE_CHECKING:
     from hookd.wire.page import Heartbeat, PageReader, Snapshot
 
 AGENT_S = 2.0
-"""How long the agent may take: its thread needs the interpreter for a millisecond."""
+"""Timeout of the agent: its thread needs the GIL for a millisecond."""
 RECENT = 1000
-"""Events of the recorder among which the end of a step is looked for first."""
+"""Number of the newest recorder events that are searched first for the end of a step."""
 WATCH_S = 0.5
-"""For how long the heartbeats are watched."""
+"""How long the heartbeats are watched for changes."""
 MOST_TASKS = 1024
-"""So many threads of a process in another pid namespace are looked through for the numbers that it knows them by."""
+"""Limit on the threads of a process in another pid namespace whose tids are translated."""
 STATES = {"R": "running", "S": "asleep", "D": "in the kernel, not to be interrupted", "T": "stopped", "t": "traced",
           "Z": "ended", "X": "ended", "I": "asleep"}  # fmt: skip
 
 
 def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dict[str, Any]:
-    """Say where each thread of a target is.
+    """Return where each thread of a target is.
 
     Args:
         pid: of the target.
-        with_native: frames of C and C++ too, by py-spy: the process stands still meanwhile.
-        blocking: let py-spy stop the process rather than read while it runs.
+        with_native: include frames of C and C++, by py-spy; the process is stopped meanwhile.
+        blocking: let py-spy stop the process instead of reading while it runs.
 
     Returns:
-        `pid`, `identity`, `state` (the kernel's word), `last_step_s` (since the last step ended, None: there was none),
-        `watched_s`, `ways` (`page`, `python`, `native`: each `{"by", "problem", "seconds"}`), and `threads`: of each `tid`,
-        `name`, `beat` (None, or `phase`, `module`, `type`, `modules` from the root on, `step`, `moves`), `kernel` (`state`,
-        `where`), `frames` (innermost first: `function`, `file`, `line`, `own`, `native`) and `left_out` of these.
+        `pid`, `identity`, `state` (as the kernel reports it), `last_step_s` (seconds since the last step ended, None if there was
+        none), `watched_s`, `ways` (`page`, `python`, `native`: each `{"by", "problem", "seconds"}`), and `threads`: of each
+        `tid`, `name`, `beat` (None, or `phase`, `module`, `type`, `modules` from the root on, `step`, `moves`), `kernel` (`state`,
+        `where`), `frames` (innermost first: `function`, `file`, `line`, `own`, `native`) and `left_out` (number of missing frames).
 
     Raises:
-        HookdError: there is no such process, no agent in it, or its page cannot be read; reason "died": it has ended meanwhile.
+        HookdError: the process does not exist or has no agent, or its page cannot be read; reason "died": it ended meanwhile.
     """
     ticks, state = proc.start_ticks(pid), proc.status(pid).state
     with contextlib.closing(open_page(pid)) as reader:
         page, last_step_s = reader.read(), _last_step_s(reader)
-        began, beats = time.monotonic(), reader.heartbeats()  # of the moment in which the stacks are read, or nearly
+        began, beats = time.monotonic(), reader.heartbeats()  # as close as possible to the reading of the stacks
         frames, ways = _stacks(pid, state, with_native=with_native, blocking=blocking)
         time.sleep(max(0.0, began + WATCH_S - time.monotonic()))
         watched_s, after = time.monotonic() - began, {beat.tid: beat for beat in reader.heartbeats()}
-    beats = [beat for beat in beats if beat.name != "hookd"]  # one that evaluates an expression
-    told = {beat.tid: _beat(beat, after.get(beat.tid), page) for beat in beats}
+    beats = [beat for beat in beats if beat.name != "hookd"]  # hookd's own thread, which evaluates expressions
+    described = {beat.tid: _beat(beat, after.get(beat.tid), page) for beat in beats}
     found = {
         "pid": pid,
         "identity": page.identity,
@@ -71,14 +71,15 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dic
         "last_step_s": last_step_s,
         "watched_s": watched_s,
         "ways": ways,
-        "threads": _joined(pid, told, {beat.tid: beat.name for beat in beats}, frames),
+        "threads": _joined(pid, described, {beat.tid: beat.name for beat in beats}, frames),
     }
-    proc.require_same(pid, ticks)  # all of it was read by pid, which may be another user's process by now
+    proc.require_same(pid, ticks)  # everything was read by pid, which may be another user's process by now
     return found
 
 
 def _last_step_s(reader: PageReader) -> float | None:
-    """Give the seconds since the last step ended: seldom is it far back in the recorder, which is long."""
+    """Return the seconds since the last step ended, None if there was none."""
+    # The recorder is long, and the end of the last step is rarely far back: search the newest part first.
     for look in (functools.partial(reader.recent, RECENT), reader.records):
         ends = [record.when for record in look() if record.kind == STEP_RECORD]
         if ends:
@@ -103,8 +104,8 @@ def _beat(beat: Heartbeat, after: Heartbeat | None, page: Snapshot) -> dict[str,
 
 
 def _path(name: str, known: set[str]) -> list[str]:
-    """Give the modules that a module is in, from the root to itself, by the names that there are."""
-    return [one for one in reversed(above(name)) if one in known] + [name]
+    """Return the names of a module's known ancestors, from the root on, and its own name."""
+    return [ancestor for ancestor in reversed(above(name)) if ancestor in known] + [name]
 
 
 # -- the stacks
@@ -113,7 +114,7 @@ def _path(name: str, known: set[str]) -> list[str]:
 def _stacks(
     pid: int, state: str, *, with_native: bool, blocking: bool
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Get the Python stacks, and the native ones where they are asked for, with how they were got."""
+    """Return the Python stacks, and the native ones if requested, and the way in which each was read."""
     ways: dict[str, dict[str, Any]] = {"page": {"by": "heartbeats", "problem": "", "seconds": None}}
     found: list[dict[str, Any]] = []
     began = time.monotonic()
@@ -132,11 +133,11 @@ def _stacks(
     try:
         dumped = py_spy.dump(pid, native=with_native, blocking=blocking)["threads"]
     except HookdError as error:
-        told = f"{error.message} ({error.hint})" if error.hint else error.message
+        reason = f"{error.message} ({error.hint})" if error.hint else error.message
         if with_native:
-            ways["native"] = _way(None, told, began)
+            ways["native"] = _way(None, reason, began)
         if not found:
-            problem = "; ".join(filter(None, (ways["python"]["problem"], told)))
+            problem = "; ".join(filter(None, (ways["python"]["problem"], reason)))
             ways["python"] = _way(None, problem, began)
         return found, ways
     by = "py-spy" if with_native or blocking else "py-spy, non-blocking"
@@ -151,7 +152,7 @@ def _way(by: str | None, problem: str, began: float) -> dict[str, Any]:
 
 
 def _of_agent(pid: int, state: str) -> list[dict[str, Any]]:
-    """Ask the agent.
+    """Return the stacks as the agent reports them.
 
     Raises:
         HookdError: it does not answer.
@@ -170,9 +171,9 @@ def _of_agent(pid: int, state: str) -> list[dict[str, Any]]:
 
 
 def _checked(threads: object) -> Iterator[dict[str, Any]]:
-    """Give what the agent says as far as it has the right shape."""
-    for one in threads if isinstance(threads, list) else ():
-        if not isinstance(one, dict) or not isinstance(one.get("frames"), list):
+    """Yield the threads of the agent's answer that have the expected format."""
+    for thread in threads if isinstance(threads, list) else ():
+        if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
             continue
         frames = [
             {
@@ -182,11 +183,11 @@ def _checked(threads: object) -> Iterator[dict[str, Any]]:
                 "own": frame.get("own") is True,
                 "native": False,
             }
-            for frame in one["frames"]
+            for frame in thread["frames"]
             if isinstance(frame, dict)
         ]
-        name, left_out = str(one.get("name")), _number(one.get("left_out"))
-        yield {"tid": _number(one.get("tid")) or None, "name": name, "frames": frames, "left_out": left_out}
+        name, left_out = str(thread.get("name")), _number(thread.get("left_out"))
+        yield {"tid": _number(thread.get("tid")) or None, "name": name, "frames": frames, "left_out": left_out}
 
 
 def _number(value: object) -> int:
@@ -194,7 +195,7 @@ def _number(value: object) -> int:
 
 
 def _marked(threads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mark hookd's own frames in what py-spy has found, and leave out hookd's own threads."""
+    """Mark hookd's own frames in py-spy's result, and leave out hookd's own threads."""
     for thread in threads:
         for frame in thread["frames"]:
             frame["own"] = _is_own(frame["file"])
@@ -211,23 +212,23 @@ def _is_own(file: str) -> bool:
 def _joined(
     pid: int, beats: Mapping[int, dict[str, Any]], names: Mapping[int, str], stacks: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Give a row for each thread that has a heartbeat or a stack: the main thread first, then those that call modules."""
+    """Return a row for each thread with a heartbeat or a stack: main thread first, then those that call modules."""
     outside = _outside_tids(pid)
     inside = {host: tid for tid, host in outside.items()}
     main = inside.get(pid, pid)
     tasks = _tasks(pid)
     rows: list[dict[str, Any]] = []
-    for one in stacks:
-        tid = one["tid"] if one["tid"] in beats else inside.get(one["tid"], one["tid"])
-        # py-spy reads it from the interpreter: in a forked child the main thread has its parent's (CPython before 3.13).
+    for thread in stacks:
+        tid = thread["tid"] if thread["tid"] in beats else inside.get(thread["tid"], thread["tid"])
+        # py-spy reads the tid from the interpreter: in a forked child the main thread has its parent's (CPython before 3.13).
         if tid and outside.get(tid, tid) not in tasks and all(other["tid"] != main for other in stacks):
             tid = main
         rows.append(
-            {"tid": tid, "name": one["name"] or names.get(tid, ""), "beat": beats.get(tid), **_only_frames(one)}
+            {"tid": tid, "name": thread["name"] or names.get(tid, ""), "beat": beats.get(tid), **_only_frames(thread)}
         )
-    told = {row["tid"] for row in rows}
+    with_stack = {row["tid"] for row in rows}
     for tid, beat in beats.items():
-        if tid not in told:
+        if tid not in with_stack:
             rows.append({"tid": tid, "name": names[tid], "beat": beat, "frames": [], "left_out": 0})
     for row in rows:
         row["kernel"] = _kernel(pid, outside.get(row["tid"], row["tid"]))
@@ -235,20 +236,20 @@ def _joined(
     return sorted(rows, key=lambda row: (row["tid"] != main, row["beat"] is None, row["tid"] or 0))
 
 
-def _only_frames(one: dict[str, Any]) -> dict[str, Any]:
-    return {"frames": one["frames"], "left_out": one["left_out"]}
+def _only_frames(thread: dict[str, Any]) -> dict[str, Any]:
+    return {"frames": thread["frames"], "left_out": thread["left_out"]}
 
 
 def _outside_tids(pid: int) -> dict[int, int]:
-    """Give our numbers for the threads of a process of another pid namespace, by its own; empty where they are the same."""
+    """Return our tids of a process's threads by its own tids; empty if it is in our pid namespace."""
     if len(_nested(pid, "status")) < 2:
         return {}
-    found: dict[int, int] = {}
+    tids: dict[int, int] = {}
     for task in sorted(_tasks(pid))[:MOST_TASKS]:
         numbers = _nested(pid, f"task/{task}/status")
         if len(numbers) > 1:
-            found[numbers[-1]] = numbers[0]
-    return found
+            tids[numbers[-1]] = numbers[0]
+    return tids
 
 
 def _tasks(pid: int) -> set[int]:
@@ -258,7 +259,7 @@ def _tasks(pid: int) -> set[int]:
 
 
 def _nested(pid: int, name: str) -> list[int]:
-    """Read the numbers of a task in all pid namespaces, ours first."""
+    """Return the ids of a task in all pid namespaces, ours first."""
     with contextlib.suppress(OSError, HookdError):
         for line in proc.read(pid, name).splitlines():
             if line.startswith(b"NSpid:"):
@@ -267,7 +268,7 @@ def _nested(pid: int, name: str) -> list[int]:
 
 
 def _kernel(pid: int, tid: int | None) -> dict[str, str] | None:
-    """Say what the kernel knows of a thread, None if that is nothing."""
+    """Return the kernel's state of a thread, None if there is none."""
     if not tid:
         return None
     try:

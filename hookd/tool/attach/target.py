@@ -1,4 +1,4 @@
-"""Look at a process before touching it: every reason not to attach that can be seen from outside. Tool side."""
+"""Inspect a process before an attach: check every reason not to attach that is visible from outside."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PATIENCE_S = 0.2
-"""A stop is somebody else's if it lasts longer: that of an attach is over in milliseconds, on a busy machine too."""
+"""A longer stop is not that of another attach, which takes milliseconds even on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A process that may be attached to; to be closed.
+    """A process that may be attached to.
+
+    Use it as a context manager, which closes its memory.
 
     Attributes:
         program: see `proc.program`.
-        memory: of the program that was looked at.
+        memory: of the inspected program.
     """
 
     status: proc.Status
@@ -55,11 +57,11 @@ def look(pid: int, *, is_forced: bool = False) -> Target:
 
     Args:
         pid: of the process.
-        is_forced: whether to do without room in it, see `headroom`, and without the table of remote debugging.
+        is_forced: whether to skip the checks of its resources, see `headroom`, and of its remote debugging table.
 
     Raises:
         NoSuchTarget: there is no such process.
-        PermissionDenied: it may not be looked into; the reason says why.
+        PermissionDenied: access is denied; the reason says why.
         AttachError: reasons "zombie", "stopped", "traced", "died", and those of `headroom.require`.
         TargetUnsupported: reasons "disabled", "not-python", "python-version", "free-threaded", "no-torch", "32-bit",
             "architecture", "main-thread-exited".
@@ -71,7 +73,7 @@ def look(pid: int, *, is_forced: bool = False) -> Target:
         memory = Opened(pid, program)
         try:
             python = _find_python(memory, is_forced=is_forced)
-            proc.require_program(pid, program)  # all that was read by pid is of this program too
+            proc.require_program(pid, program)  # so everything that was read by pid is of this program, too
         except BaseException:
             memory.close()
             raise
@@ -97,7 +99,9 @@ def _find_python(memory: Opened, *, is_forced: bool) -> interpreter.Interpreter:
 
 
 def require_awake(pid: int) -> proc.Status:
-    """Check that the process exists and that nobody has stopped it for longer than another tool's attach takes.
+    """Check that the process exists and is not stopped or traced.
+
+    A stop or trace of up to `_PATIENCE_S` is ignored: it may be an attach of another tool.
 
     Raises:
         NoSuchTarget: there is no such process.
@@ -126,7 +130,7 @@ def require_awake(pid: int) -> proc.Status:
 
 
 def _let_go(pid: int) -> proc.Status:
-    """Give the status of a process when nobody stops it, or at the end of our patience."""
+    """Return the status of a process once it is not stopped or traced, or after _PATIENCE_S."""
     until = time.monotonic() + _PATIENCE_S
     while ((status := proc.status(pid)).tracer or status.state in "Tt") and time.monotonic() < until:
         time.sleep(0.005)

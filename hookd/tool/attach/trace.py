@@ -1,4 +1,4 @@
-"""Have an agent take a trace, and fetch it. Tool side; blocking. See `hookd/target/remote/tracing.py`."""
+"""Make an agent take a trace, and fetch it. Blocking. See `hookd/target/remote/tracing.py`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _PATIENCE_S = 60.0
-"""How long an answer may take: torch holds the interpreter's lock while it takes a recording down, and while it writes."""
+"""Timeout of an answer: torch holds the GIL while it processes and writes a recording."""
 _CHUNK = 1 << 20
 _NO_OP = "bad-request"
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace is of.
+    """The properties of a trace.
 
     Attributes:
-        steps: that were done in it.
-        first: the number of its first step, as the target counts.
-        bytes: of JSON.
-        pause_s: for how long torch's profiler has held up the training to begin, to end and to write.
-        all_threads: whether it shows all threads, or the one that takes the steps and the backward's alone.
+        steps: number of steps in it.
+        first: number of its first step, as the target counts.
+        bytes: size of the JSON.
+        pause_s: how long torch's profiler blocked the training to start, to stop and to write.
+        all_threads: whether it shows all threads, or only the thread that makes the steps and those of the backward.
     """
 
     steps: int
@@ -45,9 +45,9 @@ class Trace:
 
 
 def take(pid: int, steps: int, into: BinaryIO, *, timeout_s: float, max_bytes: int) -> Trace:
-    """Take a trace of `steps` optimizer steps of process `pid`, and write its JSON.
+    """Take a trace of `steps` optimizer steps of process `pid`, and write its JSON to `into`.
 
-    Whatever happens here, the agent forgets the trace when the connection is closed.
+    The agent discards the trace when the connection is closed, also after an error.
 
     Raises:
         NoSuchTarget: reason "not-attached", or no such process.
@@ -75,7 +75,7 @@ def _ask(control: Control, steps: int, max_bytes: int) -> None:
         if exc.reason != _NO_OP:
             raise
         raise ControlError(
-            f"the agent in process {control.pid} takes no traces: it is another version's", reason="version",
+            f"the agent in process {control.pid} cannot take traces: it belongs to another version of hookd", reason="version",
             hint=f"`hookd attach {control.pid}` replaces it.",
         ) from exc  # fmt: skip
 
@@ -86,10 +86,10 @@ def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> d
         if state.get("state") == "done":
             return state
         if state.get("state") == "failed":
-            told = state.get("failure")
-            told = told if isinstance(told, dict) else {}
+            failure = state.get("failure")
+            failure = failure if isinstance(failure, dict) else {}
             raise errors.rebuild(
-                told.get("kind"), told.get("error"), told.get("reason"), told.get("hint", ""), ControlError
+                failure.get("kind"), failure.get("error"), failure.get("reason"), failure.get("hint", ""), ControlError
             )
         if time.monotonic() > deadline:
             done, where = state.get("steps"), whereabouts(control.pid)
@@ -101,25 +101,25 @@ def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> d
 
 
 def whereabouts(pid: int) -> str:
-    """Say where the threads are that call modules, for a person; "" where nobody tells."""
+    """Describe where the threads are that call modules, for a person; "" if unknown."""
     with contextlib.suppress(HookdError, OSError, PageError):
         fd = discover.find_page(pid)
         if fd is not None:
             with contextlib.closing(PageReader(fd)) as reader:
-                found = reader.read()
-            told = [
-                f"{beat.name} is in {found.modules[beat.module].name}, phase {beat.phase}"
-                if beat.module in found.modules
+                page = reader.read()
+            places = [
+                f"{beat.name} is in {page.modules[beat.module].name}, phase {beat.phase}"
+                if beat.module in page.modules
                 else f"{beat.name} is in phase {beat.phase}"
-                for beat in found.heartbeats
+                for beat in page.heartbeats
                 if beat.events
             ]
-            return f" ({'; '.join(told[:4]) or 'no thread has called a module since the attach'})"
+            return f" ({'; '.join(places[:4]) or 'no thread has called a module since the attach'})"
     return ""
 
 
 def _copy(pid: int, number: int, into: BinaryIO, max_bytes: int) -> int:
-    """Copy what the target has written, which may be anything."""
+    """Copy the target's file and return its size in bytes; check only that it begins and ends like a JSON object."""
     size, last = 0, b""
     for chunk in _chunks(pid, number, max_bytes):
         if not size and not chunk.lstrip().startswith(b"{"):
@@ -128,14 +128,17 @@ def _copy(pid: int, number: int, into: BinaryIO, max_bytes: int) -> int:
         size, last = size + len(chunk), chunk
     if not last.rstrip().endswith(b"}"):
         raise ControlError(
-            f"process {pid} has written no whole trace", reason="cut",
+            f"process {pid} has written an incomplete trace", reason="cut",
             hint="Its disk may be full: see its own TMPDIR and /tmp, or take fewer --steps.",
         )  # fmt: skip
     return size
 
 
 def _chunks(pid: int, number: int, max_bytes: int) -> Iterator[bytes]:
-    """Yield the parts of the file that the target shows as its trace; it is never open in this process."""
+    """Yield the parts of the file that the target reports as its trace.
+
+    This process never opens it.
+    """
     offset = 0
     try:
         uid = proc.status(pid).uid
@@ -143,7 +146,7 @@ def _chunks(pid: int, number: int, max_bytes: int) -> Iterator[bytes]:
             whole, chunk = bounded.read_part(pid, number, uid, offset, min(_CHUNK, max_bytes - offset))
             if whole > max_bytes:
                 raise ControlError(
-                    f"the trace has {whole / 2**20:.0f} MiB, and may have {max_bytes / 2**20:.0f}",
+                    f"the trace has {whole / 2**20:.0f} MiB, more than the limit of {max_bytes / 2**20:.0f} MiB",
                     reason="too-large", hint="Take fewer --steps, or allow more with --max-size.",
                 )  # fmt: skip
             if not chunk:

@@ -1,7 +1,8 @@
-"""Which files of a plugin directory may be carried into a target: whoever can write them has code run there. Tool side.
+"""Decide which files of a plugin directory may be sent to a target.
 
-A directory is trusted by its owner and its mode, as sshd trusts a home: root, hookd's own user, or the target's own user,
-who gets no further by it than they are. A file is held before it is judged and only then opened, see `untrusted`.
+Anyone who can write such a file can run code in the target. A directory is trusted by its owner and its mode, as sshd trusts a
+home directory. Trusted owners are root, hookd's own user, and the target's own user, who gains no rights by it. A file is checked
+through an O_PATH descriptor and only then opened, see `untrusted`.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_BYTES = 4 << 20
-"""Of one source."""
+"""Maximum size of one source."""
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Who may own what is read, and the mode that it must not have.
+    """The users whose files may be read; other users must not have write access.
 
     Attributes:
-        owners: their user ids; None: anybody's may be read, because it is carried nowhere.
+        owners: the uids of these users; None for any file, because it is not sent to a target.
     """
 
     owners: frozenset[int] | None
 
     def directory(self, path: Path) -> Trust:
-        """Check a directory; give whom its files may belong to.
+        """Check a directory; return the trust for its files.
 
         Raises:
-            PluginError: reason "plugin-dir": another user may write there.
+            PluginError: reason "plugin-dir": another user owns it or may write to it.
         """
         try:
             status = path.stat()
@@ -49,15 +50,15 @@ class Trust:
         return Trust(ours if status.st_uid in ours else frozenset({status.st_uid}))
 
     def read(self, path: Path) -> bytes:
-        """Read a source.
+        """Return the content of a source file.
 
         Raises:
-            PluginError: it is no file, is too long, or another user may write it; reason "plugin-dir" then.
+            PluginError: it is not a file or is too long; with reason "plugin-dir": another user owns it or may write to it.
         """
         try:
             fd = untrusted.open_file(path, lambda status: self._require(path, status), follow=True)
             with os.fdopen(fd, "rb") as file:
-                self._require_no_acl(path, os.fstat(fd), fd)  # a list cannot be read of what is only held
+                self._require_no_acl(path, os.fstat(fd), fd)  # an ACL cannot be read through an O_PATH descriptor
                 data = file.read(MAX_BYTES + 1)
         except OSError as exc:
             raise PluginError(f"cannot read {path}: {exc.strerror}") from exc
@@ -95,5 +96,5 @@ ANYBODY = Trust(None)
 
 
 def of_target(uid: int) -> Trust:
-    """Give who may bring code into a target of this user."""
+    """Return the trust for files that are sent to a target of a user."""
     return Trust(frozenset({0, os.geteuid(), uid}))

@@ -1,4 +1,4 @@
-"""Replace the agent of an older hookd by ours: what speaks against it, and what the new one takes over. Tool side."""
+"""Replace the agent of an older hookd by ours: check whether this is allowed, and take over its plugins."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def is_ours(there: dict[str, Any]) -> bool:
-    """Say whether the agent with this identity is of our version and speaks our protocol."""
+    """Whether the agent with this identity has our version and speaks our protocol."""
     return (there.get("agent_version"), there.get("protocol", page.PROTOCOL)) == (hookd.__version__, page.PROTOCOL)
 
 
 def plan(pid: int, request: AttachRequest, there: dict[str, Any]) -> AttachRequest:
-    """Give the request that brings back what the older agent in process `pid` has, and what is asked for beside.
+    """Return the request with the plugins of the older agent in process `pid` added.
 
-    Only an agent that was attached, that nobody holds and that changes nothing in the training is replaced without
-    asking; nothing has been touched yet.
+    Only an agent that was attached, has no holder and does not change the training is replaced without asking. This function
+    changes nothing.
 
     Raises:
-        AttachError: reason "agent-version": it is not to be replaced.
+        AttachError: reason "agent-version": the agent must not be replaced.
         ControlError: it does not answer.
     """
     version = str(there.get("agent_version"))
@@ -51,10 +51,10 @@ def plan(pid: int, request: AttachRequest, there: dict[str, Any]) -> AttachReque
 
 
 def send_away(pid: int, timeout_s: float) -> None:
-    """End the older agent.
+    """Detach the older agent.
 
     Raises:
-        ControlError: it does not go; reason "pending": not before a call ends that began under it.
+        ControlError: it does not detach; reason "pending": it detaches only after a call that began under it.
     """
     if detach(pid, timeout_s).get("restored") == "pending":
         raise ControlError(
@@ -76,9 +76,9 @@ def _spec(plugin: dict[str, Any]) -> PluginSpec:
 
 
 def _age(version: str, protocol: object) -> tuple[object, ...]:
-    """Order versions by number; of one number the stages dev, rc and final; then by the page's protocol."""
-    found = re.match(r"(\d+(?:\.\d+)*)(?:\.?(dev|rc)(\d+))?", version)
-    release, stage, count = found.groups() if found else ("0", None, None)
+    """Return a sort key for versions: by number, then by stage (dev, rc, final), then by the page's protocol."""
+    match = re.match(r"(\d+(?:\.\d+)*)(?:\.?(dev|rc)(\d+))?", version)
+    release, stage, count = match.groups() if match else ("0", None, None)
     numbers = [int(number) for number in release.split(".")]
     order = {"dev": 0, "rc": 1, None: 2}[stage]
     return numbers, order, int(count or 0), protocol if isinstance(protocol, int) else 0

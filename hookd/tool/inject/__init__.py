@@ -1,1 +1,1 @@
-"""How code is brought into a running interpreter."""
+"""Run code in a running interpreter of another process."""

@@ -1,11 +1,10 @@
-"""Calls in a stopped thread on aarch64. Injector.
+"""Make calls in a stopped thread on aarch64. Runs in the injector.
 
-What is called returns to an address where nothing is mapped; the fault is seen by the tracer alone. If the tracer is
-killed between the call and `release` (about 0.1 ms) the target dies of that fault: the construction of `x86_64.py`
-would close this, but register x7 cannot be set at a system call stop here (arch/arm64/kernel/ptrace.c,
-report_syscall). The injector is made hard to kill instead.
+The called function returns to an unmapped address; only the tracer sees the fault. If the tracer is killed between the call and
+`release` (about 0.1 ms), the target dies of that fault. The method of `x86_64.py` would avoid this, but here register x7 cannot
+be set at a system call stop (arch/arm64/kernel/ptrace.c, report_syscall). Instead the injector is made hard to kill.
 
-System calls in progress need no care: the kernel has rewound pc and x0 before the stop (do_signal).
+System calls in progress need no treatment: the kernel has rewound pc and x0 before the stop (do_signal).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from hookd.tool.linux.memory import Memory
 
 _NT_FLOATING, _NT_SVE = 2, 0x405
-# Below mmap_min_addr, so never mapped; aligned to 4, because a misaligned pc is another fault.
+# Below mmap_min_addr, so never mapped; aligned to 4, because a misaligned pc raises a different fault.
 _RETURN = 0xDEA0
 _NONE = 0xFFFFFFFFFFFFFFFF
 

@@ -1,4 +1,4 @@
-"""The table in which CPython tells other processes where its fields lie, `_Py_DebugOffsets` of 3.14 and newer. Tool side.
+"""Read `_Py_DebugOffsets`, the table of field offsets that CPython 3.14 and newer publishes for other processes.
 
 Source: Include/internal/pycore_debug_offsets.h and pycore_runtime_structs.h of CPython 3.14 and 3.15.
 """
@@ -100,15 +100,15 @@ FIRST, NEWEST = min(_LAYOUTS), max(_LAYOUTS)
 
 @dataclass(frozen=True)
 class Table:
-    """The table of one process, read by the layout of its version, or by the newest that is known.
+    """The table of one process, read by the layout of its version, or by the newest known layout.
 
     Attributes:
-        address: of the runtime, with which it begins.
-        version: major and minor that it says it is of.
-        is_final: whether it says that it is of a release: others change their layout at any time.
-        at: the fields by `group.field`.
+        address: of the runtime, which begins with the table.
+        version: major and minor, according to the table.
+        is_final: whether the table is of a final release; pre-releases change their layout at any time.
+        at: the values by `group.field`.
         size: of the layout, in bytes.
-        layout: the version whose layout that is.
+        layout: version of the layout by which the table was read.
     """
 
     address: int
@@ -120,11 +120,11 @@ class Table:
 
     @property
     def own_size(self) -> int:
-        """Return the size that the table has by its own word: the field behind it says where that lies."""
+        """Return the table's actual size in bytes, derived from the offset of the field that follows it."""
         return self.at["runtime_state.finalizing"] - _FLAGS
 
     def misplaced(self) -> str:
-        """Name a field that does not lie inside of its object, "" where all that we use do."""
+        """Return the name of a used field that lies outside its object, "" if there is none."""
         at = self.at
         support = at["debugger_support.remote_debugger_support"]
         path = support + at["debugger_support.debugger_script_path"]
@@ -150,7 +150,7 @@ class Table:
 
 
 def read(memory: Memory, python: Interpreter) -> Table | None:
-    """Read the table; None where there is none that tells how to debug remotely.
+    """Read the table; None if the interpreter has none, or one without remote debugging.
 
     Raises:
         OSError: the memory cannot be read.
@@ -171,7 +171,7 @@ def read(memory: Memory, python: Interpreter) -> Table | None:
 
 
 def main_thread(memory: Memory, table: Table) -> tuple[int, int]:
-    """Return the addresses of the main interpreter and of its main thread; 0 for what is not there.
+    """Return the addresses of the main interpreter and of its main thread; 0 for each that is missing.
 
     Raises:
         OSError: the memory cannot be read.
@@ -181,7 +181,7 @@ def main_thread(memory: Memory, table: Table) -> tuple[int, int]:
         return int.from_bytes(memory.read(address, 8), "little")
 
     interpreter = pointer(table.address + table.at["runtime_state.interpreters_head"])
-    for _ in range(_MOST_INTERPRETERS):  # the newest is the first; the main one has the number 0
+    for _ in range(_MOST_INTERPRETERS):  # the newest comes first; the main interpreter has id 0
         if not interpreter or not pointer(interpreter + table.at["interpreter_state.id"]):
             break
         interpreter = pointer(interpreter + table.at["interpreter_state.next"])

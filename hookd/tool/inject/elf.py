@@ -1,8 +1,8 @@
-"""Symbols of a loaded program or library, read from the target's memory while it runs. Tool side.
+"""Look up symbols of a loaded program or library in the target's memory while it runs.
 
-No file is opened and no section header is used, so stripped, deleted and replaced files and those of another mount
-namespace are all alike. Source of the layout: the System V gABI, chapter 5, and the GNU hash section as glibc's
-elf/dl-lookup.c reads it. Everything is capped: a target may be hostile.
+No file is opened and no section header is used. So this also works for stripped, deleted and replaced files, and for those of
+another mount namespace. Source of the layout: the System V gABI, chapter 5, and the GNU hash section as read by glibc's
+elf/dl-lookup.c. All sizes are capped: a target may be hostile.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 MACHINES = {"x86_64": 62, "aarch64": 183}
 _LOAD, _DYNAMIC = 1, 2
 _HASH, _STRTAB, _SYMTAB, _GNU_HASH = 4, 5, 6, 0x6FFFFEF5
-_MAX_SYMBOLS = 1 << 16  # of a table that must be searched from its beginning; libpython has some 2,000
+_MAX_SYMBOLS = 1 << 16  # in a table that must be searched linearly; libpython has some 2,000
 _MAX_CHAIN = 4096
 _PAGE, _MAX_PAGES = 4096, 64
 
 
 class NotElfError(ValueError):
-    """What lies there is no loaded 64-bit ELF image that we can read."""
+    """The address is not that of a loaded 64-bit ELF image that we can read."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The identification of an image: 1 is 32-bit, 2 is 64-bit; the machine as in `MACHINES`."""
+    """The identification of an image: `bits` is 32 or 64, `machine` a value of `MACHINES`."""
 
     bits: int
     machine: int
@@ -40,7 +40,7 @@ def header(memory: Memory, base: int) -> Header:
     """Read the first bytes of the image at `base`.
 
     Raises:
-        NotElfError: it is none.
+        NotElfError: there is no ELF image.
     """
     start = memory.read(base, 20)
     if start[:4] != b"\x7fELF":
@@ -49,37 +49,37 @@ def header(memory: Memory, base: int) -> Header:
 
 
 class Pages:
-    """Reads memory by the page, and keeps what was read: a look-up asks for a hundred small pieces of a few pages.
+    """A cache of memory pages: a symbol look-up reads a hundred small pieces of a few pages.
 
     Args:
-        memory: whose.
+        memory: to read from.
     """
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._held: dict[int, bytes] = {}
+        self._cache: dict[int, bytes] = {}
 
     def read(self, address: int, size: int) -> bytes:
-        """Copy `size` bytes, see `Memory.read`."""
+        """Return a copy of `size` bytes, see `Memory.read`."""
         number, offset = divmod(address, _PAGE)
         if offset + size > _PAGE:
             return self._memory.read(address, size)
-        page = self._held.get(number)
+        page = self._cache.get(number)
         if page is None:
-            if len(self._held) >= _MAX_PAGES:
-                self._held.clear()
-            page = self._held[number] = self._memory.read(number * _PAGE, _PAGE)
+            if len(self._cache) >= _MAX_PAGES:
+                self._cache.clear()
+            page = self._cache[number] = self._memory.read(number * _PAGE, _PAGE)
         return page[offset : offset + size]
 
     def string(self, address: int, most: int) -> bytes:
-        """Copy what lies before the next zero, `most` bytes at most."""
-        found = b""
-        while len(found) < most:
-            piece, zero, _ = self.read(address + len(found), _PAGE - (address + len(found)) % _PAGE).partition(b"\0")
-            found += piece
+        """Return the bytes before the next NUL, `most` bytes at most."""
+        text = b""
+        while len(text) < most:
+            piece, zero, _ = self.read(address + len(text), _PAGE - (address + len(text)) % _PAGE).partition(b"\0")
+            text += piece
             if zero:
                 break
-        return found[:most]
+        return text[:most]
 
 
 class Image:
@@ -90,7 +90,7 @@ class Image:
         base: where the file's first byte is mapped.
 
     Raises:
-        NotElfError: no image, or one whose tables make no sense.
+        NotElfError: there is no image, or its tables are malformed.
         OSError: the memory cannot be read.
     """
 
@@ -107,19 +107,19 @@ class Image:
         self._sysv = self._pointer(tags[_HASH]) if _HASH in tags else None
 
     def find(self, names: Iterable[str]) -> dict[str, int]:
-        """Give the addresses of those of `names` that the image defines."""
-        found = {}
+        """Return the addresses of those of `names` that the image defines."""
+        addresses = {}
         for name in names:
             address = self._find(name.encode())
             if address is not None:
-                found[name] = address
-        return found
+                addresses[name] = address
+        return addresses
 
     def _unpack(self, layout: str, address: int) -> tuple[int, ...]:
         return struct.unpack(layout, self._memory.read(address, struct.calcsize(layout)))
 
     def _segments(self, base: int) -> tuple[int, tuple[int, int]]:
-        """Give the load bias, and address and size of the dynamic section."""
+        """Return the load bias, and address and size of the dynamic section."""
         (offset,) = self._unpack("<Q", base + 32)
         size, count = self._unpack("<HH", base + 54)
         if size != 56 or count > 256 or offset > 1 << 20:
@@ -146,7 +146,7 @@ class Image:
         return tags
 
     def _pointer(self, value: int) -> int:
-        # glibc adds the bias to these in place, musl and the vDSO leave them as they are in the file.
+        # glibc adds the bias to these pointers in place; musl and the vDSO leave them as in the file.
         return value if value >= self._bias else value + self._bias
 
     def _find(self, name: bytes) -> int | None:
@@ -180,7 +180,7 @@ class Image:
         return None
 
     def _symbol(self, index: int, name: bytes) -> int | None:
-        """Give the address of symbol number `index` if it is called `name` and defined here."""
+        """Return the address of symbol number `index` if its name is `name` and it is defined here."""
         text, _, _, section, value, _ = self._unpack("<IBBHQQ", self._symbols + 24 * index)
         if section == 0 or self._memory.read(self._strings + text, len(name) + 1) != name + b"\0":
             return None

@@ -1,7 +1,7 @@
-"""What an attach stands on in an interpreter, each part checked from outside. Tool side.
+"""Check from outside what an attach requires of an interpreter.
 
-On a version that hookd was tried on these parts are known to be there. On a newer one an attach goes on if all checks
-hold, and is refused with the name of the first that does not.
+The Python versions that hookd was tested with are known to meet the requirements. On a newer version an attach continues if all
+checks pass. Otherwise it is refused with the name of the first check that fails.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Check(NamedTuple):
-    """One part of the foundation.
+    """The result of checking one requirement.
 
     Attributes:
-        name: of what was looked at.
-        holds: whether it is as hookd needs it.
-        found: what was seen.
+        name: of the requirement.
+        holds: whether the requirement is met.
+        found: what was observed.
     """
 
     name: str
@@ -35,13 +35,14 @@ class Check(NamedTuple):
 
 
 def checks(memory: Memory, python: Interpreter) -> Iterator[Check]:
-    """Look at all parts, the ones that others depend on first; what cannot be looked at does not hold.
+    """Yield the result of each check, in order of dependency; checks that cannot be made fail or are left out.
 
     Raises:
         OSError: the memory cannot be read.
     """
-    yield Check("symbols", True, f"{len(python.symbols)} of CPython and libc")  # without them it was no interpreter
-    if python.version < debug_table.FIRST:  # where a stop is the only way in
+    # Always true: `interpreter.find` raises if a symbol is missing.
+    yield Check("symbols", True, f"{len(python.symbols)} of CPython and libc")
+    if python.version < debug_table.FIRST:  # older versions are entered by a stop only
         return
     table = debug_table.read(memory, python)
     yield Check("debug table", table is not None, "found" if table else "there is none")
@@ -63,12 +64,12 @@ def _of_table(memory: Memory, python: Interpreter, table: Table) -> Iterator[Che
 
 
 def require(memory: Memory, python: Interpreter, *, is_forced: bool) -> None:
-    """Refuse a version that is newer than any that hookd was tried on where a check fails.
+    """Raise if the Python version is newer than those hookd was tested with and a check fails.
 
     Args:
         memory: of the process.
-        python: what runs there.
-        is_forced: whether to enter with a stop, which needs the symbols alone.
+        python: its interpreter.
+        is_forced: whether the attach enters by a stop, which needs only the symbols.
 
     Raises:
         TargetUnsupported: reason "python-version".

@@ -1,4 +1,4 @@
-"""Start the injector, hand it one job, read its answer. Tool side."""
+"""Start the injector, pass it one job and read its answer."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 _START = BOOTSTRAP + "from hookd.tool.inject.injector import main\nmain()\n"
 _MARGIN_S = 5.0
 MOST, WIDTH = 6, 3
-"""So many injectors of this process at a time, and for one user's targets: each may stop a target, and is ahead of all
-other processes meanwhile. Those that hang for one user's targets leave room for others', and rules leave room for attaches that
-somebody has asked for, see `daemon.turns`."""
+"""Injectors of this process at a time: in all, and for the targets of one user. Each may stop a target, and during the stop it has
+priority over all normal processes. Injectors that hang on one user's targets do not use up the slots of other users. Attaches by
+rule leave slots for attaches that a person has requested, see `daemon.turns`."""
 WAIT_S = 60.0
-"""How long an attach waits for its turn: several times what those before it may take."""
+"""How long an attach waits for a slot: several times the duration of the attaches before it."""
 
 
 class Turns:
-    """Who may start an injector. Usable from several threads."""
+    """Limits the number of injectors. Thread-safe."""
 
     def __init__(self) -> None:
         self._running: Counter[int] = Counter()
@@ -40,10 +40,10 @@ class Turns:
 
     @contextlib.contextmanager
     def of(self, user: int) -> Iterator[None]:
-        """Wait until one more may run for a user's target, and count it.
+        """Wait for a slot for a target of a user, and occupy it in this context.
 
         Raises:
-            AttachError: reason "busy", it has waited too long.
+            AttachError: reason "busy", there was no slot in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._running.total() < MOST and self._running[user] < WIDTH, WAIT_S):
@@ -65,10 +65,12 @@ _TURNS = Turns()
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Start an injector, give it the job and wait for its answer; the job's descriptor is the only one that it inherits.
+    """Start an injector, pass it the job and return its answer.
+
+    It inherits only the job's descriptor.
 
     Raises:
-        HookdError: what the injector says went wrong.
+        HookdError: the error that the injector reports.
         OSError: EPERM or ENOSYS from ptrace.
     """
     user = account_of(job.pid)
@@ -85,7 +87,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def _answer(job: Job, user: int) -> tuple[bytes, int]:
-    """Run an injector to its end; return what it printed, and its exit status."""
+    """Run an injector to its end; return its output and exit status."""
     process = subprocess.Popen(
         python_command(_START),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", env={},
@@ -96,7 +98,7 @@ def _answer(job: Job, user: int) -> tuple[bytes, int]:
             text, _ = process.communicate(json.dumps(asdict(job)).encode(), job.timeout_s + _MARGIN_S)
         except BaseException as error:
             if process.returncode is None:
-                WAITERS.leave(user, process.pid)  # it may wait for the target's memory, and then cannot be ended
+                WAITERS.leave(user, process.pid)  # if it waits for the target's memory it cannot be killed
                 process.returncode = -signal.SIGKILL
             if isinstance(error, subprocess.TimeoutExpired):
                 raise AttachError(f"the injector for process {job.pid} hangs", reason="internal") from None
@@ -104,7 +106,7 @@ def _answer(job: Job, user: int) -> tuple[bytes, int]:
     return text, process.returncode
 
 
-def _error(told: dict[str, Any]) -> Exception:
-    if told["kind"] == "OSError":
-        return OSError(told["errno"], told["message"])
-    return errors.rebuild(told["kind"], told["message"], told["reason"], told["hint"], AttachError)
+def _error(report: dict[str, Any]) -> Exception:
+    if report["kind"] == "OSError":
+        return OSError(report["errno"], report["message"])
+    return errors.rebuild(report["kind"], report["message"], report["reason"], report["hint"], AttachError)

@@ -1,9 +1,9 @@
-"""The injector: a process of its own that stops the target for a moment, does one job and ends.
+"""The injector: a separate process that stops the target for a moment, does one job and ends.
 
-It is apart from the tool so that the tool's death, Ctrl-C or garbage collection cannot fall into the stop, and so that
-giving up is simple: when it exits, the kernel lets go of whatever it held. It reads one line of JSON, the job, from
-stdin and answers with one on stdout. Everything is loaded before the job is read. Started by `helper.py` with this
-directory alone importable, so it imports nothing but the standard library and its neighbours.
+It is a separate process so that the death of the tool, Ctrl-C or garbage collection cannot interrupt the stop, and so that
+giving up is simple: when it exits, the kernel releases the target. It reads one line of JSON, the job, from stdin and answers
+with one line on stdout. All modules are loaded before it reads the job. `helper.py` starts it with only hookd's own package
+importable, so it imports only the standard library and hookd.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ if TYPE_CHECKING:
 
 _MLOCK_NOW = 1
 _DIRECT_EVENTS = 4 * ptrace.MOST_EVENTS
-"""Who waits for the interpreter's lock wakes up every 5 ms (Python/ceval_gil.c), and code that runs makes system calls."""
+"""More events than usual: a thread that waits for the GIL wakes up every 5 ms (Python/ceval_gil.c), and the code that runs makes
+system calls."""
 RTTIME_US = 100_000
-"""A stop takes 0.3 ms of the injector's processor time."""
+"""Limit of processor time at real-time priority, in µs. A stop takes 0.3 ms of the injector's processor time."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to do.
+    """One injection.
 
     Attributes:
-        ticks: start time of the process, so that a reused pid is noticed.
-        program: see `proc.program`: the symbols hold for no other program.
+        ticks: start time of the process, to detect a reused pid.
+        program: see `proc.program`; the symbols are valid for this program only.
         memory: descriptor of its memory, inherited from the tool.
-        code: Python source with @BOX@ for the mailbox's address.
-        box: address of the mailbox, 0 to make one.
+        code: Python source with @BOX@ in place of the mailbox's address.
+        box: address of the mailbox, 0 to create one.
         size: of the mailbox, in bytes.
-        is_filtered: the process has seccomp filters: see first whether the agent would survive them.
-        direct: run the code at once, on a thread that has been proven to hang outside the interpreter.
+        is_filtered: whether the process has seccomp filters, which must be checked for calls that would kill it.
+        direct: run the code at once, on a thread that is proven to hang outside the interpreter.
     """
 
     pid: int
@@ -68,30 +69,30 @@ class Job:
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Do the job; give the address of the mailbox and the seconds for which the thread stood still.
+    """Do the job; return the address of the mailbox and the seconds for which the thread was stopped.
 
     Raises:
-        HookdError: nothing was changed in the target.
+        HookdError: the job failed; nothing was changed in the target.
         OSError: EPERM or ENOSYS from ptrace, for the tool to explain.
     """
     selftest.check()
     text = mailbox.statement(job.code)
-    looked_ns = _require_mercy(job) if job.is_filtered and not job.box else 0
+    check_ns = _require_mercy(job) if job.is_filtered and not job.box else 0
     memory = Memory(job.pid, job.memory)
     thread = ptrace.thread(memory, job.returns)
     proc.require_alive(job.pid, job.ticks)
     with ahead_of_others():
         thread.stop(job.timeout_s)
         try:
-            proc.require_program(job.pid, job.program)  # a thread that stands still can only leave it by its death
+            proc.require_program(job.pid, job.program)  # while stopped the thread cannot change its program, only die
             box = _operate(thread, memory, job, text)
         finally:
             thread.release()
-    return {"box": box, "pause_s": (looked_ns + thread.released_ns - thread.stopped_ns) / 1e9}
+    return {"box": box, "pause_s": (check_ns + thread.released_ns - thread.stopped_ns) / 1e9}
 
 
 def _require_mercy(job: Job) -> int:
-    """Check, in a stop of its own, that no filter ends the process for what an agent does; give the stop's ns."""
+    """Check, in a separate stop, that no filter would kill the process; return the stop's duration in ns."""
     thread = ptrace.thread(Memory(job.pid, job.memory), job.returns)
     with ahead_of_others():
         thread.stop(job.timeout_s)
@@ -117,8 +118,8 @@ def _operate(thread: ptrace.Thread, memory: Memory, job: Job, text: bytes) -> in
     if job.box:
         box = mailbox.MemoryBox(memory, job.box)
         if mailbox.word(box, mailbox.CLAIMED) not in mailbox.UNCLAIMED:
-            return job.box  # it has run since the tool looked
-        if not job.direct:  # a direct call is over when it returns: nothing stays queued
+            return job.box  # the code has run since the tool checked
+        if not job.direct:  # a direct call is complete when it returns: nothing stays queued
             mailbox.set_word(box, mailbox.SENT, mailbox.word(box, mailbox.SENT) + 1)
     else:
         box = mailbox.MemoryBox(memory, thread.map_memory(job.symbols["mmap"], job.size))
@@ -131,7 +132,7 @@ def _operate(thread: ptrace.Thread, memory: Memory, job: Job, text: bytes) -> in
 
 
 def _evaluate(thread: ptrace.Thread, job: Job, code: int) -> None:
-    """Run the code on the stopped thread, which waits outside the interpreter for something that does not come."""
+    """Run the code on the stopped thread, which hangs outside the interpreter."""
     if thread.ask(job.symbols[GIL_CHECK]) != 0:
         raise AttachError(f"the main thread of process {job.pid} holds the interpreter's lock", reason="blocked")
     unlocked, thread.most_events = 1, _DIRECT_EVENTS
@@ -151,11 +152,11 @@ def harden() -> None:
 
 @contextlib.contextmanager
 def ahead_of_others() -> Iterator[None]:
-    """Run before all normal processes for the time of a stop, where that is allowed.
+    """Run at real-time priority for the time of a stop, if that is allowed.
 
-    A target that keeps the stop going has little of it: at RTTIME_US of processor time the kernel sends a signal, whose
-    handler makes this a normal process again, and the stop goes on to its end as one. Were it not to come to the handler,
-    the kernel would end it at twice that, which the target survives as it survives any death of the injector.
+    A target cannot prolong this by prolonging the stop: after RTTIME_US of processor time the kernel sends a signal, whose handler
+    sets normal priority, and the stop continues at that. If the handler does not get to run, the kernel kills the injector after
+    twice that time. The target survives this as it survives any death of the injector.
     """
     signal.signal(signal.SIGXCPU, _like_others)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGXCPU])
@@ -169,12 +170,12 @@ def ahead_of_others() -> Iterator[None]:
 
 
 def _like_others(*_: object) -> None:
-    with contextlib.suppress(OSError):  # where even that is forbidden it was never ahead
+    with contextlib.suppress(OSError):  # if even this is forbidden, the priority was never raised
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def failure(exc: BaseException) -> dict[str, Any]:
-    """Turn an error into what the tool turns back into the same error."""
+    """Serialize an error, for the tool to rebuild it."""
     if isinstance(exc, HookdError):
         return {"kind": type(exc).__name__, "message": exc.message, "reason": exc.reason, "hint": exc.hint}
     if isinstance(exc, OSError):
@@ -188,7 +189,10 @@ def failure(exc: BaseException) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read one job, do it, answer. Without a job (the tool died) there is nothing to do."""
+    """Read one job, do it and answer.
+
+    Return if there is no job, because the tool died.
+    """
     harden()
     WAITERS.make_calls_here()
     line = sys.stdin.readline()
@@ -196,7 +200,7 @@ def main() -> None:
         return
     try:
         result = run(Job(**json.loads(line)))
-    except Exception as exc:  # noqa: BLE001  everything is told to the tool
+    except Exception as exc:  # noqa: BLE001  every error is reported to the tool
         result = {"error": failure(exc)}
-    with contextlib.suppress(OSError):  # the tool died; the target is as it should be
+    with contextlib.suppress(OSError):  # the tool died; the target is in order
         os.write(1, json.dumps(result).encode())

@@ -1,6 +1,6 @@
-"""Find the Python interpreter in a process: its version and the few functions that an attach calls. Tool side.
+"""Find the Python interpreter in a process: its version and the few functions that an attach calls.
 
-Works on the target's memory while it runs; nothing is stopped, nothing is written.
+This reads the target's memory while the target runs; it stops nothing and writes nothing.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ QUEUE, EVALUATE, INITIALIZED = "Py_AddPendingCall", "PyRun_SimpleString", "Py_Is
 GIL_CHECK, GIL_TAKE, GIL_GIVE = "PyGILState_Check", "PyGILState_Ensure", "PyGILState_Release"
 RUNTIME = "_PyRuntime"
 DEBUG_COOKIE = b"xdebugpy"
-"""With this the runtime of 3.13 and newer begins, see `remote_debug.py`."""
+"""The first bytes of the runtime of 3.13 and newer, see `remote_debug.py`."""
 _NEEDED = (QUEUE, EVALUATE, INITIALIZED, GIL_CHECK, GIL_TAKE, GIL_GIVE)
 _OPTIONAL = ("Py_Version", RUNTIME)
 _MEMORY = ("mmap", "munmap")
 _SEARCH_S = 10.0
-"""How long images are looked through; the right one is among the first, as a rule. A hostile target has any number."""
-_MOST_CODE, _PORTION = 64 << 20, 1 << 20  # bytes of an image's code that are searched, and of each copy
-# x86_64: `mov $15, %rax; syscall`, what glibc and musl register as the return address of every signal handler; and
-# `syscall; ret`, with which they make the system calls that cannot fail.
+"""Timeout of the search through images. Normally the right one is among the first; a hostile target may have any number."""
+_MOST_CODE, _PORTION = 64 << 20, 1 << 20  # bytes of an image's code that are searched, in all and at a time
+# x86_64: `mov $15, %rax; syscall`, which glibc and musl register as the return address of every signal handler; and
+# `syscall; ret`, which they use for system calls that cannot fail.
 _SIGRETURN = bytes.fromhex("48c7c00f000000 0f05")
 _SYSCALL_RET = bytes.fromhex("0f05 c3")
 
@@ -45,8 +45,8 @@ class Interpreter:
     """A Python interpreter in a process.
 
     Attributes:
-        version: major and minor; (0, 0) if it cannot be told.
-        image: path of the program or library that holds it, in the target's words.
+        version: major and minor; (0, 0) if unknown.
+        image: path of the program or library that contains it, as the target reports it.
         symbols: addresses, by name, of its functions and of libc's mmap and munmap.
         returns: see `Libc`.
     """
@@ -58,12 +58,12 @@ class Interpreter:
 
     @property
     def is_proven(self) -> bool:
-        """Whether hookd was tried on this version; a newer one has to pass `foundation.require`."""
+        """Whether hookd was tested with this version; a newer one must pass `foundation.require`."""
         return self.version <= NEWEST_PYTHON
 
 
 def find(memory: Memory, maps: Sequence[Mapping]) -> Interpreter:
-    """Look for Python in the images that a process maps.
+    """Find Python in the images that a process maps.
 
     Raises:
         TargetUnsupported: reasons "32-bit", "architecture", "not-python", "python-version", "free-threaded".
@@ -75,7 +75,7 @@ def find(memory: Memory, maps: Sequence[Mapping]) -> Interpreter:
     image, symbols = _search(memory, images, _NEEDED, lambda path: _python_rank(path, exe))
     if image is None:
         raise TargetUnsupported(
-            f"process {pid} ({exe or 'no program'}) is no Python process", reason="not-python",
+            f"process {pid} ({exe or 'no program'}) is not a Python process", reason="not-python",
             hint="`hookd ps` lists training processes.",
         )  # fmt: skip
     symbols.update(elf.Image(memory, image.start).find(_OPTIONAL))
@@ -101,8 +101,8 @@ class Libc:
 
     Attributes:
         symbols: addresses of `mmap` and `munmap`.
-        returns: addresses of the code that ends signal handlers, and of a system call followed by a return, to both
-            of which `x86_64.py` lets calls return; 0 where there is none.
+        returns: addresses of the code that ends signal handlers, and of a system call followed by a return. `x86_64.py` uses
+            both as return addresses of its calls; 0 if not found.
     """
 
     symbols: dict[str, int]
@@ -110,7 +110,7 @@ class Libc:
 
 
 def find_libc(memory: Memory, maps: Sequence[Mapping]) -> Libc:
-    """Look for the C library in the images that a process maps.
+    """Find the C library in the images that a process maps.
 
     Raises:
         TargetUnsupported: reason "libc".
@@ -122,10 +122,12 @@ def find_libc(memory: Memory, maps: Sequence[Mapping]) -> Libc:
 
 
 def find_variable(memory: Memory, maps: Sequence[Mapping], name: str) -> int:
-    """Return the address of a variable of the C library; the program may have it by a copy relocation, and then it is there.
+    """Return the address of a variable of the C library.
+
+    The variable is in the program if that has a copy relocation of it, else in the library.
 
     Raises:
-        TargetUnsupported: reason "libc", there is none.
+        TargetUnsupported: reason "libc", no image defines it.
     """
     exe = link(memory.pid, "exe")
     image, symbols = _search(memory, _images(maps), (name,), lambda path: -1 if path == exe else _libc_rank(path))
@@ -139,7 +141,7 @@ def _images(maps: Sequence[Mapping]) -> list[Mapping]:
 
 
 def _is_device(path: str) -> bool:
-    """Whether a mapping may be a device's registers, which to read may change."""
+    """Whether a mapping may be device registers, whose values a read may change."""
     return re.match(r"/dev/(?!shm/)", path) is not None
 
 
@@ -165,11 +167,11 @@ def _search(
     rank: Callable[[str], int],
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Mapping | None, dict[str, int]]:
-    """Return the first image that defines all of `names`, asking those of the lowest `rank` first.
+    """Return the first image, in order of `rank`, that defines all of `names`, and their addresses.
 
     Raises:
-        AttachError: reason "unreadable", an image does not answer. Nothing more is asked of the process then: who waits there
-            holds a lock that it needs.
+        AttachError: reason "unreadable", an image cannot be read in time. The search ends then: the blocked reader holds a lock
+            that the process needs.
     """
     until = clock() + _SEARCH_S
     for image in sorted(images, key=lambda m: rank(m.path)):
@@ -195,7 +197,7 @@ def _libc_rank(path: str) -> int:
 
 
 def _version(memory: Memory, symbols: dict[str, int], paths: Sequence[str]) -> tuple[int, int]:
-    """Tell the version: 3.11 and newer export it, older ones show it in the names of what they have loaded."""
+    """Return the version: 3.11 and newer export it; for older ones the names of loaded files show it."""
     if "Py_Version" in symbols:
         (number,) = struct.unpack("<Q", memory.read(symbols["Py_Version"], 8))
         return (number >> 24) & 0xFF, (number >> 16) & 0xFF
@@ -207,7 +209,7 @@ def _version(memory: Memory, symbols: dict[str, int], paths: Sequence[str]) -> t
 
 
 def _is_free_threaded(memory: Memory, version: tuple[int, int], symbols: dict[str, int]) -> bool:
-    """Read `free_threaded` of _Py_DebugOffsets (Include/internal/pycore_debug_offsets.h), the third of its words."""
+    """Whether the build is free-threaded, by the third word of _Py_DebugOffsets (Include/internal/pycore_debug_offsets.h)."""
     if version < (3, 13) or RUNTIME not in symbols:
         return False
     cookie, _, flag = struct.unpack("<8sQQ", memory.read(symbols[RUNTIME], 24))
@@ -225,7 +227,7 @@ def _code(memory: Memory, path: str, maps: Sequence[Mapping], wanted: bytes) -> 
 
 
 def _find(memory: Memory, start: int, end: int, wanted: bytes) -> int | None:
-    """Search memory in portions: a mapping may be larger than ours."""
+    """Search memory in portions: a mapping may be larger than our own memory."""
     for at in range(start, end, _PORTION):
         found = memory.read(at, min(_PORTION + len(wanted) - 1, end - at)).find(wanted)
         if found >= 0:

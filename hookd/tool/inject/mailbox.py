@@ -1,22 +1,22 @@
-"""The mailbox: a few words, the injected code and the payload, shared with the target. Tool side and injector.
+"""The mailbox: control words, the injected code and the payload, shared with the target.
 
-It is private memory of the target, which the tool reads and writes through `memory.py`; or, where nothing may be
-stopped (CPython 3.14), a file that both sides read and write. Each word has one writer.
+The tool and the injector use this module. The mailbox is private memory of the target, which the tool reads and writes through
+`memory.py`. If the target is not stopped (CPython 3.14), it is a file that both sides read and write. Each word has one writer.
 
-    0    token      tool    the injected code runs only while this is the number that it carries
+    0    token      tool    the injected code acts only if this equals its own token
     8    sent       tool    how often the code was queued
-    16   length     tool    bytes of data, written after them
+    16   length     tool    bytes of data, written after the data
     24   seen       tool    the answer was read
-    32   cancelled  tool    nobody waits any more: the tool's last word, for the target may now give the mailbox back
-    40   size       tool    of all of it
-    64   ran        target  how often the code ran, token or not; written after `claimed`
-    72   claimed    target  1 before the thread is started, 2 where the system gave none, 3 once it runs, 4 if it gets no memory
-    80   answered   target  bytes of the answer, written after it
+    32   cancelled  tool    the tool no longer waits; its last write, because the target may now free the mailbox
+    40   size       tool    of the whole mailbox, in bytes
+    64   ran        target  how often the code ran, whatever the token; written after `claimed`
+    72   claimed    target  1 before the thread starts, 2 if it could not start, 3 once it runs, 4 if it gets no memory
+    80   answered   target  bytes of the answer, written after the answer
     128  the code, a C string
-    4096 the data, then in the same place the answer
+    4096 the data, later replaced by the answer
 
-The data are the lengths of `hookd/target/boot/stub.py` as source and as code, both, the length and the JSON of the request,
-the payload.
+The data are: the lengths of `hookd/target/boot/stub.py` as source and as compiled code, both of these, the length of the request,
+the request as JSON, the payload.
 """
 
 from __future__ import annotations
@@ -37,24 +37,27 @@ TOKEN, SENT, LENGTH, SEEN, CANCELLED, SIZE = 0, 8, 16, 24, 32, 40
 RAN, CLAIMED, ANSWERED = 64, 72, 80
 CODE, DATA = 128, 4096
 NO_THREAD, RUNS, NO_MEMORY = 2, 3, 4
-"""What can stand in `claimed`."""
+"""Values of `claimed`."""
 UNCLAIMED = frozenset({0, NO_THREAD, NO_MEMORY})
-"""With these nobody in the target uses the mailbox."""
+"""Values of `claimed` with which no thread of the target uses the mailbox."""
 _MAX_ANSWER = 65536
 
-# What the training thread runs, at a moment that the interpreter chooses. It must not raise: the interpreter would
-# end the process. It compares the pid because a forked child inherits the queue, looks for torch because it may run in
-# a subinterpreter, claims the mailbox, starts a thread (of the usual size, whatever the program has chosen for its
-# own) and returns; nothing is imported that is not there from the interpreter's start. Where a library like gevent has put
-# greenlets in the place of threads, the thread is one of a second instance of `_thread` (see `hookd/wire/originals.py`); it waits
-# at a lock and counts, for `time` may have been replaced, too. If ctypes is not loaded, the
-# mailbox is reached as a file. Where the tool has given up or died, the mailbox is given back: by the thread, which
-# waits for its time, or at once by code that runs only after the tool's word (once nothing is queued there any more); so also
-# where no thread could be started, or it got no memory.
+# The code that the training thread runs, at a time that the interpreter chooses. It must not raise: the interpreter would end
+# the process. Its steps:
+# - It compares the pid, because a forked child inherits the queue of pending calls.
+# - It checks that torch is loaded, because it may run in a subinterpreter.
+# - It claims the mailbox, starts a thread with the default stack size, whatever size the program has set, and returns.
+# It imports only modules that are loaded since the interpreter's start. If a library such as gevent has replaced threads by
+# greenlets, the thread comes from a second instance of `_thread` (see `hookd/wire/originals.py`). The thread measures time by
+# waiting for a lock, because `time` may be replaced as well. If ctypes is not loaded, the mailbox is accessed as a file.
 #
-# An exception that comes out of a signal handler of the program while these lines run is the program's (a preemption
-# signal, say): it is raised in the training thread by a second queued call, PyObject_IsTrue of an object whose
-# `__bool__` raises it. One of ours ends in a frame of these lines, which have their globals for themselves.
+# If the tool has given up or died, the target frees the mailbox. The thread does so after its timeout. Code that runs only after
+# the tool has cancelled does so at once, provided that nothing is queued any more and the mailbox is unclaimed, no thread could be
+# started, or the thread got no memory.
+#
+# An exception that a signal handler of the program raises while these lines run belongs to the program (a preemption signal,
+# say). It is raised in the training thread by a second queued call: PyObject_IsTrue of an object whose `__bool__` raises it. An
+# exception of our own is recognized by the last frame of its traceback, whose globals are those of this code.
 _CODE = """
 try:
  import sys
@@ -133,7 +136,7 @@ except BaseException as x:
 
 
 class Box(Protocol):
-    """Bytes that the tool and the target share."""
+    """Bytes shared by the tool and the target."""
 
     def read(self, offset: int, size: int) -> bytes:
         """Read `size` bytes at `offset`."""
@@ -142,26 +145,29 @@ class Box(Protocol):
         """Write `data` at `offset`."""
 
     def expect(self, until: float) -> None:
-        """Take the mailbox to be there until this moment of the monotonic clock, and no longer."""
+        """Set until when the mailbox is known to exist, in seconds of the monotonic clock."""
 
 
 class MemoryBox:
-    """A mailbox in the memory of a process. A tool that was held up must not write where other things may lie by now."""
+    """A mailbox in the memory of a process.
+
+    It refuses late writes, because the target may use the memory for something else by then.
+    """
 
     def __init__(self, memory: Memory, address: int) -> None:
         self._memory, self.address = memory, address
         self._until = math.inf
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read `size` bytes at `offset`; OSError when they are gone."""
+        """Read `size` bytes at `offset`; OSError if they are gone."""
         return self._memory.read(self.address + offset, size)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write `data` at `offset`; OSError when there is no such memory, or its time is over (ETIMEDOUT)."""
+        """Write `data` at `offset`; OSError if the memory is gone, or may be gone (ETIMEDOUT)."""
         try:
             self._memory.write(self.address + offset, data, self._until)
         except TimeoutError:
-            text = f"the mailbox in process {self._memory.pid} is not waited at any more"
+            text = f"process {self._memory.pid} no longer waits at its mailbox"
             raise OSError(errno.ETIMEDOUT, text) from None
 
     def expect(self, until: float) -> None:
@@ -186,7 +192,7 @@ class FileBox:
             data, offset = data[done:], offset + done
 
     def expect(self, until: float) -> None:
-        """See `Box`: our descriptor is good for ever."""
+        """See `Box`. No effect: our descriptor stays valid."""
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -204,12 +210,20 @@ def set_word(box: Box, offset: int, value: int) -> None:
 
 
 def code(nspid: int, token: int, wait_s: float) -> str:
-    """Write the code for a mailbox in memory; `at_address` completes it."""
+    """Return the code for a mailbox in memory; `at_address` completes it."""
     return _fill(nspid, token, wait_s).replace("@FILE@", "None").replace("@NAMES@", "()")
 
 
 def file_code(nspid: int, token: int, wait_s: float, path: str, script: str) -> str:
-    """Write the code for a mailbox in the file `path`; it removes that name and its own, `script`, both the target's."""
+    """Return the code for a mailbox in a file.
+
+    Args:
+        nspid: pid of the target in its own namespace.
+        token: one-time number.
+        wait_s: how long the target's thread waits for the data.
+        path: of the mailbox, as the target sees it; the code unlinks it.
+        script: path of the code's own file, likewise; the code unlinks it.
+    """
     opening = f"posix.open({path!r},posix.O_RDWR|posix.O_CLOEXEC|posix.O_NOFOLLOW)"
     filled = _fill(nspid, token, wait_s).replace("@FILE@", opening).replace("@NAMES@", repr((path, script)))
     return filled.replace("@BOX@", "0")
@@ -221,32 +235,32 @@ def _fill(nspid: int, token: int, wait_s: float) -> str:
 
 
 def statement(source: str) -> bytes:
-    """Give the C string for PyRun_SimpleString: one expression, so that no name is left in `__main__`."""
+    """Return the C string for PyRun_SimpleString: one expression, so that no name remains in `__main__`."""
     return f"__import__('builtins').exec({source!r},{{}})\n\0".encode()
 
 
 def at_address(text: bytes, address: int) -> bytes:
-    """Complete a statement with the address of its mailbox. Called inside the stop."""
+    """Insert the address of its mailbox into a statement. Called during the stop."""
     return text.replace(b"@BOX@", b"%d" % address)
 
 
 def opening(token: int, size: int) -> bytes:
-    """Give the words with which a mailbox starts, up to the code."""
+    """Return the initial words of a mailbox, up to the code."""
     return struct.pack("<QQQQQQ", token, 1, 0, 0, 0, size).ljust(CODE, b"\0")
 
 
 def data(stub: tuple[bytes, bytes], request: Mapping[str, Any], archive: bytes) -> bytes:
-    """Pack what the target's thread waits for; `stub` is the source and its code for our own version of Python."""
+    """Return the packed data for the target's thread; for `stub` see `attach.payload.stub`."""
     text = json.dumps(request).encode()
     lengths = struct.pack("<QQ", *map(len, stub))
     return b"".join((lengths, *stub, struct.pack("<Q", len(text)), text, archive))
 
 
 def answer(box: Box) -> dict[str, Any] | None:
-    """Read the target's answer, None before there is one.
+    """Read the target's answer, None if it has not answered yet.
 
     Raises:
-        ValueError: what stands there is no JSON object.
+        ValueError: the answer is not a JSON object.
     """
     length = word(box, ANSWERED)
     if not length:
@@ -258,5 +272,5 @@ def answer(box: Box) -> dict[str, Any] | None:
     except RecursionError as exc:
         raise ValueError("the answer is nested too deep") from exc
     if not isinstance(value, dict):
-        raise ValueError("the answer is no object")  # noqa: TRY004  bad data, not a caller's mistake
+        raise ValueError("the answer is not an object")  # noqa: TRY004  bad data, not a caller's mistake
     return value

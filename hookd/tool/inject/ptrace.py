@@ -1,13 +1,13 @@
-"""Stop one thread of another process, let it make a few calls, and let it go on as if nothing had been. Injector.
+"""Stop one thread of another process, let it make a few calls, and resume it unchanged.
 
-What is promised for a stop:
-- no byte of code is written, no executable memory is made, nothing is allocated on the target's heap;
-- every register and the whole floating point state are put back;
-- signals that arrive meanwhile are held and sent again (what `sigqueue` attached to them is lost; so is the signal where the
-  process is another user's and CAP_KILL is not ours);
+This runs in the injector. Guarantees of a stop:
+- no code is written, no executable memory is created, nothing is allocated on the target's heap;
+- all registers and the complete floating point state are restored;
+- signals that arrive meanwhile are held and sent again (the value that `sigqueue` attached is lost; so is the signal if the
+  process belongs to another user and we lack CAP_KILL);
 - on x86_64 the target survives the death of the tracer at any moment: see `x86_64.py`;
-- it is over in a bounded time and after a bounded number of events, whatever the target does;
-- a thread that becomes another program, which may run as root, is let go as it is: nothing is put back into that.
+- the stop ends in bounded time and after a bounded number of events, whatever the target does;
+- a thread that becomes another program by exec, which may run as root, is released as it is: nothing is restored there.
 
 Source: ptrace(2); kernel/ptrace.c and kernel/signal.c of Linux 6.18.
 """
@@ -44,11 +44,11 @@ _FAULTS = frozenset(
 )
 _SPINS = 100
 MOST_EVENTS = 500
-"""So often the thread may stop, for a system call or a signal, before it is let go: what is called makes few."""
+"""Stops for a system call or a signal after which the thread is released: the called functions make few."""
 GRACE_S = 0.25
-"""How long it may take to let go once the time of the calls is over."""
+"""Time to release the thread after the calls have timed out."""
 RIVAL_S = 0.2
-"""How long another tracer may hold the thread: an attach takes 0.4 ms, a sample of py-spy some milliseconds."""
+"""How long to wait for another tracer to finish: an attach takes 0.4 ms, a sample of py-spy some milliseconds."""
 
 
 def request(number: int, tid: int, address: int = 0, data: int = 0) -> None:
@@ -67,19 +67,21 @@ class _Iovec(ctypes.Structure):
 
 
 class Thread(abc.ABC):
-    """The main thread of a process under ptrace. The order of use is `stop`, calls, `release`.
+    """The main thread of a process under ptrace.
+
+    The order of use is `stop`, calls, `release`.
 
     Args:
         memory: of the process.
 
     Attributes:
-        stopped_ns: when it was seen to stand still, in ns of the monotonic clock.
-        released_ns: when it was let go.
-        most_events: so often it may stop before it is let go.
+        stopped_ns: when the thread was seen stopped, in ns of the monotonic clock.
+        released_ns: when it was released, likewise.
+        most_events: number of stops after which it is released.
     """
 
     is_left_in_calls = False
-    """Whether a call that has not returned in time may go on, and the thread finds back by itself."""
+    """Whether a call that has not returned in time may continue, because the thread restores its state by itself."""
 
     def __init__(self, memory: Memory) -> None:
         self.tid, self._memory = memory.pid, memory
@@ -89,10 +91,10 @@ class Thread(abc.ABC):
         self._until, self._events, self.most_events = 0.0, 0, MOST_EVENTS
 
     def stop(self, timeout_s: float) -> None:
-        """Seize the thread, bring it to a stand and save its state.
+        """Seize the thread, stop it and save its state.
 
         Args:
-            timeout_s: for this and all calls until `release`, which may take `GRACE_S` more.
+            timeout_s: for this and all calls until `release`, which may take another `GRACE_S`.
 
         Raises:
             AttachError: reasons "traced", "stopped", "died", "blocked" (it does not stop).
@@ -110,7 +112,7 @@ class Thread(abc.ABC):
         self._save()
 
     def _seize(self) -> AttachError | OSError | None:
-        """Seize the thread; return what is in the way, if that may be another tracer."""
+        """Seize the thread; return the error if the cause may be another tracer."""
         before = status(self.tid)
         if before.state in "Tt":
             return AttachError(f"process {self.tid} is stopped", reason="traced" if before.tracer else "stopped")
@@ -124,9 +126,10 @@ class Thread(abc.ABC):
         return None
 
     def release(self) -> None:
-        """Put everything back and let the thread go. Nothing happens if it is not held.
+        """Restore the thread's state and resume it.
 
-        One that runs, left in a call, is let go by the kernel when this process ends.
+        Does nothing if the thread is not seized. If the thread is left running in a call, the kernel releases it when this
+        process ends.
         """
         if not self._seized:
             return
@@ -139,14 +142,17 @@ class Thread(abc.ABC):
         self._let_go()
 
     def _break_off(self) -> None:
-        """Stop the thread in a call, wherever it is: a fault may be the call's return, and is not passed on."""
+        """Stop the thread in the middle of a call.
+
+        A fault is not passed on: it may be the call's return.
+        """
         request(INTERRUPT, self.tid)
         state = self._wait()
         if state >> 16 != _EVENT_STOP and os.WSTOPSIG(state) not in _FAULTS:
             self._held.append(os.WSTOPSIG(state))
 
     def _let_go(self) -> None:
-        """Detach, and send the signals that were held."""
+        """Detach, and send the held signals."""
         self._seized = False
         send = self._sender() if self._held else None
         if not self._runs:
@@ -154,11 +160,11 @@ class Thread(abc.ABC):
         self.released_ns = time.monotonic_ns()
         if send is not None:
             for number in self._held:
-                with contextlib.suppress(OSError):  # it has ended
+                with contextlib.suppress(OSError):  # the process has ended
                     send(number)
 
     def _sender(self) -> Callable[[int], object]:
-        """Return what sends the process a signal, also when its pid may be another's: we do not hold it any more."""
+        """Return a function that sends the process a signal even after the detach, when its pid may be reused."""
         try:
             pidfd = os.pidfd_open(self.tid)
         except OSError:  # before Linux 5.3
@@ -168,15 +174,15 @@ class Thread(abc.ABC):
 
     @abc.abstractmethod
     def ask(self, function: int) -> int:
-        """Call a C function that makes no system call and returns 0 or 1; give that."""
+        """Call a C function that makes no system call and returns 0 or 1; return its result."""
 
     @abc.abstractmethod
     def call(self, function: int, *arguments: int) -> None:
-        """Call a C function; what it returns is lost."""
+        """Call a C function; its result is lost."""
 
     @abc.abstractmethod
     def map_memory(self, mmap: int, size: int) -> int:
-        """Call libc's `mmap` for private readable and writable memory; give its address."""
+        """Call libc's `mmap` for private readable and writable memory; return its address."""
 
     @abc.abstractmethod
     def _save(self) -> None: ...
@@ -191,12 +197,12 @@ class Thread(abc.ABC):
                 if os.WSTOPSIG(state) == signal.SIGTRAP:
                     return
                 self._seized = False
-                request(DETACH, self.tid)  # a group stop: somebody has just stopped the whole process
+                request(DETACH, self.tid)  # a group stop: a signal has just stopped the whole process
                 raise AttachError(f"process {self.tid} was stopped by a signal", reason="stopped")
-            self._resume(CONT, os.WSTOPSIG(state))  # a signal on its way: pass it on
+            self._resume(CONT, os.WSTOPSIG(state))  # a pending signal: pass it on
 
     def _proceed(self, how: int) -> int:
-        """Let the thread run until something of ours happens; give the wait status. Signals are held."""
+        """Run the thread to the next fault or system call stop, holding signals; return the wait status."""
         while True:
             self._resume(how)
             state = self._wait()
@@ -211,7 +217,7 @@ class Thread(abc.ABC):
         if self._events > self.most_events:
             self._is_late = True
             raise AttachError(
-                f"process {self.tid} does not come back from a call: it has made {self._events // 2} system calls",
+                f"process {self.tid} does not return from a call: it has made {self._events // 2} system calls",
                 reason="fault",
             )
         request(how, self.tid, 0, number)
@@ -221,7 +227,7 @@ class Thread(abc.ABC):
         for _ in self._moments():
             try:
                 pid, state = os.waitpid(self.tid, os.WNOHANG | _WALL)
-            except ChildProcessError:  # another of its threads has made it another program, which ends this one
+            except ChildProcessError:  # an exec in another thread of the process has ended this thread
                 self._seized = False
                 raise lost(self.tid) from None
             if pid:
@@ -237,7 +243,7 @@ class Thread(abc.ABC):
         raise AttachError(f"the main thread of process {self.tid} does not stop", reason="blocked")
 
     def _moments(self) -> Iterator[None]:
-        """Spin a little, then sleep until a child changes state; a stop is too short to sleep for long."""
+        """Spin a little, then sleep until a child changes state; the sleeps are short because a stop is short."""
         for _ in range(_SPINS):
             yield
         while (left := self._until - time.monotonic()) > 0:
@@ -245,7 +251,7 @@ class Thread(abc.ABC):
             yield
 
     def _get_set(self, note: int, buffer: ctypes.Array[ctypes.c_char] | ctypes.Structure) -> int:
-        """Read a register set; give its size in bytes."""
+        """Read a register set; return its size in bytes."""
         vector = _Iovec(ctypes.addressof(buffer), ctypes.sizeof(buffer))
         request(GETREGSET, self.tid, note, ctypes.addressof(vector))
         return int(vector.length)
@@ -260,11 +266,11 @@ class Thread(abc.ABC):
         for note in notes:
             with contextlib.suppress(OSError):
                 return note, buffer, self._get_set(note, buffer)
-        raise TargetUnsupported("this kernel does not give the floating point state", reason="architecture")
+        raise TargetUnsupported("this kernel does not provide the floating point state", reason="architecture")
 
 
 def thread(memory: Memory, returns: tuple[int, int]) -> Thread:
-    """Make the `Thread` of this machine.
+    """Return a `Thread` for this machine's architecture.
 
     Args:
         memory: of its process.

@@ -1,9 +1,9 @@
-"""CPython's own remote debugging (PEP 768, 3.14 and newer): have a script run in another process without stopping it. Tool side.
+"""Run a script in another process without stopping it, by CPython's remote debugging (PEP 768, 3.14 and newer).
 
-The fields are written by us and not by `sys.remote_exec`, so that the tool may run any version of Python. Of
-`eval_breaker` only the low byte is written: CPython's client rewrites all eight, and loses a bit that is set meanwhile.
+We write the fields ourselves instead of calling `sys.remote_exec`, so that the tool may run on any version of Python. Of
+`eval_breaker` we write only the low byte: CPython's client rewrites all eight, and loses a bit that is set meanwhile.
 
-Where they lie is told by a table, see `debug_table.py`.
+A table gives the addresses of the fields, see `debug_table.py`.
 
 Source: Python/remote_debugging.c and Python/ceval_gil.c of CPython 3.14 and 3.15.
 """
@@ -35,7 +35,7 @@ _NAME = re.compile(r"hookd-[0-9a-f]{16}\.(?:box|py|try)")
 _YOUNG_S = 60.0
 _PLEASE_STOP = 1 << 5
 _LOOK_AGAIN = 1 << 1 | 1 << 2 | 1 << 3
-"""Of `eval_breaker`: a signal, a pending call, an exception of another thread's. Each looks whether there is one."""
+"""Bits of `eval_breaker`: a signal, a pending call, an exception set by another thread. Setting one makes CPython check for it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RemoteDebug:
     """The remote debugging of one interpreter's main thread.
 
     Attributes:
-        is_enabled: whether whoever started the process allows it.
+        is_enabled: whether the process was started with remote debugging allowed.
     """
 
     memory: Opened
@@ -54,10 +54,10 @@ class RemoteDebug:
     _path_size: int
 
     def run_script(self, path: str) -> None:
-        """Ask the main thread to run the script `path`, in the target's words, at its next safe point.
+        """Request the main thread to run the script `path`, a path in the target, at its next safe point.
 
         Raises:
-            AttachError: reason "memory", the fields do not lie where fields can lie.
+            AttachError: reason "memory", the fields are not in private writable memory.
             OSError: the memory cannot be written, or the path is too long.
         """
         data = path.encode() + b"\0"
@@ -68,17 +68,17 @@ class RemoteDebug:
         self.memory.write(self._path, data)
         self.memory.write(self._pending, struct.pack("<i", 1))
         low = self.memory.read(self._breaker, 1)[0]
-        # One of these that is set between the read and the write would be lost: a signal was, until the next one came. The
-        # others are set again by who needs them.
+        # A bit that is set between the read and the write would be lost: a signal was not handled until the next one came. So
+        # these three are always set. CPython sets the other bits again when it needs them.
         self.memory.write(self._breaker, bytes([low | _PLEASE_STOP | _LOOK_AGAIN]))
 
     def cancel(self) -> None:
-        """Take back a script that has not been run."""
+        """Withdraw a script that has not run yet."""
         self.memory.write(self._pending, struct.pack("<i", 0))
 
 
 def find(memory: Opened, python: Interpreter) -> RemoteDebug | None:
-    """Find the remote debugging of a process; None where a check of what it stands on fails.
+    """Return the remote debugging of a process; None if a check of `foundation` fails.
 
     Raises:
         OSError: the memory cannot be read.
@@ -101,16 +101,16 @@ def find(memory: Opened, python: Interpreter) -> RemoteDebug | None:
 
 
 class ScriptFolder:
-    """A directory in the target's file system in which both sides may have a file for a moment.
+    """A directory in the target's file system for temporary files that both sides use.
 
-    Its names are the target's words: each component is opened below the target's root without following links, and
-    files are made new, so that nothing planted there leads a tool that runs as root astray.
+    The target controls its paths. Therefore each component is opened below the target's root without following links, and files
+    are always created new, so that a planted file or link cannot mislead a tool that runs as root.
 
     Args:
         status: of the target.
 
     Raises:
-        OSError: the target has no directory that both can use.
+        OSError: the target has no directory that both sides can use.
     """
 
     def __init__(self, status: Status) -> None:
@@ -129,20 +129,20 @@ class ScriptFolder:
         raise OSError(30, f"process {status.pid} has no directory in which hookd can put a file")
 
     def path(self, suffix: str) -> str:
-        """Give the path of a file as the target sees it."""
+        """Return the path of a file as the target sees it."""
         return f"{self._path}/{self._name}{suffix}"
 
     def create(self, suffix: str) -> int:
-        """Make a file that nobody else can open yet; give its descriptor, to be closed by the caller."""
+        """Create a file that only our user can open; return its descriptor, which the caller closes."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._name + suffix, flags, 0o600, dir_fd=self._fd)
-        fcntl.flock(fd, fcntl.LOCK_EX)  # tells `remove_stale` that we live
+        fcntl.flock(fd, fcntl.LOCK_EX)  # shows `remove_stale` that this tool is alive
         self._made.append(self._name + suffix)
         self._files.append(os.dup(fd))
         return fd
 
     def hand_over(self) -> None:
-        """Give the files to the target's user."""
+        """Make the target's user the owner of the files."""
         for fd in self._files:
             if os.geteuid() == 0:
                 os.fchown(fd, self._status.uid, self._status.gid)
@@ -150,20 +150,20 @@ class ScriptFolder:
         self._files.clear()
 
     def remove(self) -> None:
-        """Remove the files; the target may have done so already. Once only."""
+        """Remove the files, unless the target has done so. Call this only once."""
         for name in self._made:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._fd)
         os.close(self._fd)
 
     def _is_usable(self) -> bool:
-        """Whether we can write there, the target's user could as well, and no third user can replace our files.
+        """Whether we can write there, the target's user can as well, and no third user can replace our files.
 
-        In a mount namespace of its own a target shows any directory as its /tmp, such as one of root's.
+        In its own mount namespace a target can present any directory as its /tmp, such as one of root's.
         """
-        found = os.fstat(self._fd)
-        is_for_all = found.st_mode & stat.S_IWOTH and found.st_mode & stat.S_ISVTX
-        is_theirs = found.st_uid == self._status.uid and not found.st_mode & stat.S_IWOTH
+        folder = os.fstat(self._fd)
+        is_for_all = folder.st_mode & stat.S_IWOTH and folder.st_mode & stat.S_ISVTX
+        is_theirs = folder.st_uid == self._status.uid and not folder.st_mode & stat.S_IWOTH
         if not (is_for_all or is_theirs):
             return False
         name = self._name + ".try"
@@ -174,10 +174,10 @@ class ScriptFolder:
 
 
 def remove_stale(status: Status) -> list[str]:
-    """Remove the files that killed tools have left for a process, and name them.
+    """Remove the files that killed tools have left behind for a process; return their paths.
 
-    A file is stale when nobody holds the lock on its mailbox that its tool has taken, and it is not quite new; only
-    plain files that are the target's user's or our own are touched.
+    A file is stale if the lock that its tool takes on its mailbox is free, and the file is older than a minute. Only regular
+    files of the target's user or of our own user are removed.
     """
     removed = []
     for parts in _folders(status):
@@ -196,15 +196,15 @@ def remove_stale(status: Status) -> list[str]:
 def _is_stale(name: str, folder: int, status: Status) -> bool:
     if not _NAME.fullmatch(name):
         return False
-    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (status.uid, os.geteuid()):
+    file = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISREG(file.st_mode) or file.st_uid not in (status.uid, os.geteuid()):
         return False
-    if time.time() - found.st_mtime < _YOUNG_S:
+    if time.time() - file.st_mtime < _YOUNG_S:
         return False
     try:
         box = open_file(
             name.rpartition(".")[0] + ".box",
-            lambda status: status.st_uid == found.st_uid,
+            lambda status: status.st_uid == file.st_uid,
             os.O_RDWR,
             dir_fd=folder,
         )

@@ -1,7 +1,7 @@
-"""Whether a process's seccomp filters would kill it for what an agent does. Injector.
+"""Check whether a process's seccomp filters would kill it for an agent's system calls.
 
-Where the filters cannot be read nothing is known: that takes CAP_SYS_ADMIN, no filter on ourselves, and a kernel with
-CONFIG_CHECKPOINT_RESTORE.
+Runs in the injector. Reading the filters takes CAP_SYS_ADMIN, no filter on the injector itself, and a kernel with
+CONFIG_CHECKPOINT_RESTORE. If they cannot be read, the check finds nothing.
 
 Source: ptrace(2), PTRACE_SECCOMP_GET_FILTER; seccomp(2); net/core/filter.c of Linux 6.18 (the classic instructions).
 """
@@ -26,7 +26,7 @@ _MOST = 64
 _ACTION, _KILL_THREAD, _TRAP, _KILL_PROCESS = 0xFFFF0000, 0x00000000, 0x00030000, 0x80000000
 _WORD = 0xFFFFFFFF
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# What an agent does and a training process may never have done, with the first arguments: a stream socket of AF_UNIX.
+# System calls of an agent that a training process may never have made, by number and first arguments: a stream socket of AF_UNIX.
 _STREAM = 1 | 0x80800
 CALLS: dict[str, dict[str, tuple[int, ...]]] = {
     "x86_64": {
@@ -43,20 +43,20 @@ CALLS: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 def filters(tid: int) -> list[list[Instruction]]:
-    """Copy the filters of a thread that we have stopped; none where they cannot be read."""
-    found: list[list[Instruction]] = []
-    while len(found) < _MOST:
-        count = libc().ptrace(_GET_FILTER, tid, len(found), None)
+    """Return the filters of a thread that we have stopped; none if they cannot be read."""
+    programs: list[list[Instruction]] = []
+    while len(programs) < _MOST:
+        count = libc().ptrace(_GET_FILTER, tid, len(programs), None)
         if count < 0:
-            return found if ctypes.get_errno() == errno.ENOENT else []
+            return programs if ctypes.get_errno() == errno.ENOENT else []
         buffer = ctypes.create_string_buffer(8 * count)
-        libc().ptrace(_GET_FILTER, tid, len(found), ctypes.addressof(buffer))
-        found.append(list(struct.iter_unpack("<HBBI", buffer.raw)))
-    return found
+        libc().ptrace(_GET_FILTER, tid, len(programs), ctypes.addressof(buffer))
+        programs.append(list(struct.iter_unpack("<HBBI", buffer.raw)))
+    return programs
 
 
 def deadly(programs: Sequence[Sequence[Instruction]], machine: str) -> list[str]:
-    """Name the system calls of an agent for which one of the filters would end the process."""
+    """Return the names of an agent's system calls for which one of the filters would kill the process."""
     architecture = _ARCHITECTURES[machine]
     return [
         name
@@ -70,7 +70,7 @@ def _kills(action: int) -> bool:
 
 
 def run(program: Sequence[Instruction], number: int, architecture: int, arguments: Iterable[int] = ()) -> int:
-    """Give what a filter answers to a system call; "allow" for a program that is not understood."""
+    """Return the action of a filter for a system call; "allow" for a program that runs past its end."""
     data = struct.pack("<IIQ6Q", number, architecture, 0, *[*arguments, 0, 0, 0, 0, 0, 0][:6])
     machine = _Machine(data)
     at = 0
@@ -87,7 +87,7 @@ _LD, _LDX, _ST, _STX, _ALU, _JMP, _RET, _MISC = range(8)
 _FROM_X, _FROM_A, _ALLOW = 0x08, 0x10, 0x7FFF0000
 _ALU_OPERATIONS: dict[int, Callable[[int, int], int]] = {
     0x00: operator.add, 0x10: operator.sub, 0x20: operator.mul, 0x40: operator.or_, 0x50: operator.and_,
-    # The kernel refuses a constant of 32 or more, and of X takes what the processor does: its lower five bits.
+    # The kernel refuses a constant shift of 32 or more; of X it uses the lower five bits, as the processor does.
     0x60: lambda a, b: a << (b & 31), 0x70: lambda a, b: a >> (b & 31), 0xA0: operator.xor, 0x30: lambda a, b: a // b if b else 0,
     0x80: lambda a, _: -a,
 }  # fmt: skip
@@ -95,7 +95,7 @@ _TESTS = {0x10: operator.eq, 0x20: operator.gt, 0x30: operator.ge, 0x40: operato
 
 
 class _Machine:
-    """The accumulator, the index and the sixteen words of memory of classic BPF."""
+    """The state of classic BPF: accumulator, index and sixteen words of memory."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -103,13 +103,13 @@ class _Machine:
         self._memory = [0] * 16
 
     def jump(self, code: int, yes: int, no: int, value: int) -> int:
-        """Give how many instructions to skip."""
+        """Return how many instructions to skip."""
         if code & 0xF0 == 0:
             return value
         return yes if _TESTS[code & 0xF0](self.a, self._x if code & _FROM_X else value) else no
 
     def step(self, code: int, value: int) -> int:
-        """Do anything but a jump or a return; skips nothing."""
+        """Execute an instruction other than a jump or a return; return 0, the number of instructions to skip."""
         kind = code & 7
         if kind == _LD:
             self.a = self._load(code, value)

@@ -1,6 +1,7 @@
-"""See on a child of our own that ptrace really does what it says: some sandboxes only pretend. Injector.
+"""Test on a child process that ptrace works: some sandboxes only pretend to support it.
 
-Known impostors return from an injected mmap an address at which nothing is mapped, or lack /proc/PID/mem.
+Runs in the injector. In known cases an injected mmap returns an address at which nothing is mapped, or /proc/PID/mem is
+missing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _DIE_WITH_PARENT = 1
 
 
 def check() -> None:
-    """Stop a forked child, map memory in it, write and read it, let it go on.
+    """Stop a forked child, map memory in it, write and read this memory, and resume the child.
 
-    The injector calls this before each job, which also takes all its code through once: a first run takes twice as
-    long. It has one thread, so that forking is safe.
+    The injector calls this before each job. This also warms up all its code: a first run takes twice as long. The injector has
+    one thread, so that forking is safe.
 
     Raises:
         PermissionDenied: reason "ptrace-broken", "ptrace-refused" or "seccomp".
@@ -62,7 +63,7 @@ def _wait_forever() -> None:
 
 def _exercise(child: int) -> None:
     with Opened(child, proc.program(child)) as memory:
-        # The child is a copy of this process: its symbols are ours.
+        # The child is a copy of this process, with the same symbols.
         found = interpreter.find_libc(memory, memory.mappings())
         thread = ptrace.thread(memory, found.returns)
         thread.stop(2.0)
@@ -74,4 +75,4 @@ def _exercise(child: int) -> None:
             thread.release()
         ends = [m.end for m in memory.mappings() if m.start <= address < m.end]
         if ends != [address + _SIZE // 2] or memory.read(address, 5) != b"hookd":
-            raise AttachError("memory that ptrace made is not there", reason="ptrace-broken")
+            raise AttachError("memory that ptrace mapped is missing", reason="ptrace-broken")

@@ -1,17 +1,17 @@
-"""Calls in a stopped thread on x86_64, such that the target survives the tracer's death at any moment. Injector.
+"""Make calls in a stopped thread on x86_64, such that the target survives the tracer's death at any moment.
 
-The trick needs no code of ours: what is called returns not to an invalid address but to the code that ends every
-signal handler (`mov $15, %rax; syscall` in libc), with a signal frame on the stack that holds the thread's whole
-state. Should the tracer vanish, the thread returns from the call into `rt_sigreturn`, and the kernel itself puts the
-state back. If the tracer lives, it stops the thread at the entry of that system call and puts the state back itself,
-which is more exact: an interrupted sleep then goes on instead of returning EINTR.
+This runs in the injector. The method needs no code of ours. The called function does not return to an invalid address, but to the
+code that ends every signal handler (`mov $15, %rax; syscall` in libc), with a signal frame on the stack that holds the thread's
+complete state. If the tracer dies, the thread returns from the call into `rt_sigreturn`, and the kernel itself restores the
+state. If the tracer lives, it stops the thread at the entry of that system call and restores the state itself, which is more
+exact: an interrupted sleep then continues instead of returning EINTR.
 
-`rt_sigreturn` must then not run. A system call cannot be skipped for sure (seccomp filters see number -1), so it is
-changed into `getpid` with the instruction pointer back at `mov $15, %rax`: still safe if the tracer dies now.
+In this case `rt_sigreturn` must not run. A system call cannot be skipped reliably (seccomp filters see number -1), so it is
+changed into `getpid` with the instruction pointer back at `mov $15, %rax`: this is still safe if the tracer dies now.
 
-`rt_sigreturn` needs rax, so the result of a call is lost; where it is needed (0 or 1) the call returns first to a
-`syscall; ret`, at whose entry rax is seen. Should the tracer die there, that is a read or write on descriptor -1. Nothing
-is single-stepped: a thread whose tracer dies meanwhile keeps the trap flag and is killed by it (measured).
+`rt_sigreturn` needs rax, so the result of a call is lost. If the result (0 or 1) is needed, the call first returns to a
+`syscall; ret`, at whose entry the tracer sees rax. If the tracer dies there, the thread makes a read or write on descriptor -1.
+Nothing is single-stepped: if its tracer dies meanwhile, the thread keeps the trap flag and is killed by it (measured).
 
 Source: arch/x86/kernel/signal_64.c (rt_sigframe), arch/x86/kernel/fpu/signal.c (check_xstate_in_sigframe),
 arch/x86/kernel/signal.c (restart of system calls), Linux 6.18.
@@ -43,7 +43,7 @@ _NAMES = "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip
 _FRAME_ORDER = "r8 r9 r10 r11 r12 r13 r14 r15 rdi rsi rbp rbx rdx rax rcx rsp rip eflags"
 _frame_registers = operator.attrgetter(*_FRAME_ORDER.split())
 _ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
-# Extended state: the magic words of a signal frame, and Intel's AMX, which most processes may not have in theirs.
+# Extended state: the magic words of a signal frame, and Intel's AMX, which is not permitted in the frames of most processes.
 _MAGIC1, _MAGIC2 = 0x46505853, 0x46505845
 _AMX = 0x60000
 _SIZE_WITHOUT_AMX = 2696
@@ -58,7 +58,7 @@ class X86Thread(ptrace.Thread):
 
     Args:
         memory: of its process.
-        returns: where `mov $15, %rax; syscall` and `syscall; ret` stand in the target.
+        returns: addresses of `mov $15, %rax; syscall` and `syscall; ret` in the target.
     """
 
     is_left_in_calls = True
@@ -123,7 +123,7 @@ class X86Thread(ptrace.Thread):
         self._to_system_call()
 
     def _enter(self, function: int, *arguments: int, is_asked: bool = False) -> None:
-        """Set the registers for a call that returns into `rt_sigreturn`, by way of `syscall; ret` if asked."""
+        """Set the registers for a call that returns into `rt_sigreturn`, through `syscall; ret` if `is_asked`."""
         if not self._frame:
             self._write_frame()
         now = _copy(self._saved)
@@ -135,7 +135,7 @@ class X86Thread(ptrace.Thread):
         self._put_set(ptrace.NT_PRSTATUS, now, ctypes.sizeof(now))
 
     def _to_system_call(self) -> _Registers:
-        """Run to the next entry or exit of a system call."""
+        """Run the thread to the next entry or exit of a system call."""
         state = self._proceed(ptrace.SYSCALL)
         now = self._registers()
         if os.WSTOPSIG(state) != signal.SIGTRAP | 0x80:
@@ -159,13 +159,13 @@ class X86Thread(ptrace.Thread):
         xstate, has_xstate = _frame_xstate(self._xstate.raw[: self._xsize])
         xstate_at = (self._saved.rsp - _RED_ZONE - len(xstate)) & ~63
         frame = ((xstate_at - 440) & ~15) - 8
-        # An impossible mode of the alternative stack makes the kernel leave it as it is.
+        # An invalid mode of the alternative stack makes the kernel leave that stack unchanged.
         head = struct.pack("<QQQQQQ", self._sigreturn, 6 | has_xstate, 0, 0, 0x7FFFFFFF, 0)
         context = struct.pack("<18Q", *_frame_registers(self._resumed))
         context += struct.pack("<HHHH", self._saved.cs, 0, 0, self._saved.ss)
         context += struct.pack("<QQQQQ64x", 0, 0, 0, 0, xstate_at)
         data = head + context + struct.pack("<Q", mask.value) + bytes(128)
-        # Before it, for `ask`: a plain return, which keeps the stack aligned at entry, and `syscall; ret`.
+        # Below the frame, for `ask`: a plain return, which keeps the stack aligned at entry, and `syscall; ret`.
         detour = struct.pack("<QQ", self._syscall_ret + _SYSCALL_LENGTH, self._syscall_ret)
         self._memory.write(frame - len(detour), detour + data.ljust(xstate_at - frame, b"\0") + xstate)
         self._frame = frame
@@ -176,7 +176,7 @@ def _copy(registers: _Registers) -> _Registers:
 
 
 def _restarted(saved: _Registers) -> _Registers:
-    """Do what the kernel would do when it lets a thread go on that was stopped inside a system call."""
+    """Return the registers that the kernel would set to resume a thread from inside a system call."""
     resumed = _copy(saved)
     if ctypes.c_int64(saved.orig_rax).value >= 0:
         result = ctypes.c_int64(saved.rax).value
@@ -188,7 +188,7 @@ def _restarted(saved: _Registers) -> _Registers:
 
 
 def _frame_xstate(xstate: bytes) -> tuple[bytes, int]:
-    """Give the extended state in the form of a signal frame, and 1 if it is more than the classic 512 bytes."""
+    """Return the extended state as in a signal frame, and 1 if it exceeds the classic 512 bytes."""
     size = len(xstate)
     if size < 576:
         return xstate.ljust(512, b"\0")[:512], 0

@@ -1,1 +1,1 @@
-"""What the kernel says of a process, and how to ask it safely."""
+"""Read the kernel's facts about a process, safely."""

@@ -1,4 +1,4 @@
-"""Which user answers for a uid: what each user has a share of is counted by this. Tool side."""
+"""Map a uid to its accountable user, to whom per-user quotas are charged."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _A_CONTAINERS = 1 << 16
 
 
 class Budget:
-    """Time that is spent on each user's processes, of which no user has more than so much.
+    """Limit the time that is spent on the processes of each user.
 
     Args:
-        limit_s: what has begun before it is over goes on to its end.
+        limit_s: seconds for each user. Work that began within the limit is completed.
         clock: monotonic seconds.
     """
 
@@ -30,12 +30,12 @@ class Budget:
         self._spent: defaultdict[int, float] = defaultdict(float)
 
     def is_over(self, user: int) -> bool:
-        """Tell whether a user's time is over."""
+        """Whether a user's time is used up."""
         return self._spent[user] > self._limit_s
 
     @contextlib.contextmanager
     def of(self, user: int) -> Iterator[None]:
-        """Count what is done here as a user's."""
+        """Charge the time spent in this context to a user."""
         begun = self._clock()
         try:
             yield
@@ -44,7 +44,7 @@ class Budget:
 
 
 def uid_of(pid: int) -> int:
-    """Return the owner of a process as the kernel says, -1 where it is gone or hidden."""
+    """Return the owner of a process as the kernel reports it, -1 if the process is gone or hidden."""
     try:
         lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(b"Uid:"))
@@ -53,31 +53,32 @@ def uid_of(pid: int) -> int:
 
 
 def account_of(pid: int) -> int:
-    """Return the user who answers for a process, -1 where it is gone or hidden."""
+    """Return the accountable user of a process, -1 if the process is gone or hidden."""
     return account(uid_of(pid))
 
 
 def account(uid: int) -> int:
-    """Return the user who answers for a uid: for one of the range that `/etc/subuid` lends to a user, that user.
+    """Return the accountable user of a uid.
 
-    A user has 65,536 such uids for rootless containers, and must not have that many shares. What is lent to root or an account of
-    the system (`kubelet`) is for others' containers, 65,536 for each: there the first of those answers for all of them. A uid
-    that has a name of its own answers for itself, as of a directory service whose uids lie in such a range by mistake. Source:
-    subuid(5).
+    For a uid in a range that `/etc/subuid` assigns to a user, this is that user; otherwise it is the uid itself. A user has
+    65,536 such uids for rootless containers, and must not get that many quotas. Ranges assigned to root or to a system account
+    (`kubelet`) serve the containers of others, 65,536 uids each: the first uid of such a block is accountable for the whole
+    block. A uid that has a name is accountable for itself: the uids of a directory service may lie in such a range by mistake.
+    Source: subuid(5).
     """
     try:
-        written = _LENT.stat().st_mtime_ns
+        modified_ns = _LENT.stat().st_mtime_ns
     except OSError:
         return uid
-    for owner, first, end in _ranges(written):
+    for owner, first, end in _ranges(modified_ns):
         if first <= uid < end:
-            answers = owner if owner >= _FIRST_USER else uid - (uid - first) % _A_CONTAINERS
-            return uid if answers == uid or _has_name(uid, written) else answers
+            accountable = owner if owner >= _FIRST_USER else uid - (uid - first) % _A_CONTAINERS
+            return uid if accountable == uid or _has_name(uid, modified_ns) else accountable
     return uid
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_name(uid: int, _written: int) -> bool:
+def _has_name(uid: int, _modified_ns: int) -> bool:  # cached until /etc/subuid changes
     try:
         pwd.getpwuid(uid)
     except KeyError:
@@ -86,9 +87,9 @@ def _has_name(uid: int, _written: int) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _ranges(_written: int) -> tuple[tuple[int, int, int], ...]:
-    """Return owner, first uid and the one after the last, of each line that makes sense."""
-    found = []
+def _ranges(_modified_ns: int) -> tuple[tuple[int, int, int], ...]:
+    """Return owner, first uid and end (exclusive) of each well-formed line."""
+    ranges = []
     try:
         lines = _LENT.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -101,5 +102,5 @@ def _ranges(_written: int) -> tuple[tuple[int, int, int], ...]:
             owner = int(words[0]) if words[0].isdecimal() else pwd.getpwnam(words[0]).pw_uid
         except KeyError:
             continue
-        found.append((owner, int(words[1]), int(words[1]) + int(words[2])))
-    return tuple(found)
+        ranges.append((owner, int(words[1]), int(words[1]) + int(words[2])))
+    return tuple(ranges)

@@ -1,7 +1,7 @@
-"""Reach what a target controls in bounded time: its files, its sockets. Tool side.
+"""Access the files and sockets of a target in bounded time.
 
-A path or a descriptor of a target may lead to a file system that its own user serves, and never answers. `untrusted` says what
-may be opened; here a child does it, see `waiter.py`.
+A path or a descriptor of a target may lead to a file system that the target's own user serves, and that never answers.
+`untrusted` decides what may be opened; here a child process opens it, see `waiter.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def open_memory_file(pid: int, number: int, uids: frozenset[int]) -> int:
-    """Open a memory file that a process holds, see `untrusted.open_memory_file`.
+    """Open a memory file that a process has open, see `untrusted.open_memory_file`.
 
     Raises:
         UnexpectedError: it is not a memory file, or belongs to another user.
@@ -31,16 +31,16 @@ def open_memory_file(pid: int, number: int, uids: frozenset[int]) -> int:
 
 
 def links(user: int, paths: Sequence[str]) -> list[str]:
-    """Read symbolic links below /proc of processes for which one user answers; "" for each that cannot be read.
+    """Read symbolic links below /proc of processes of one accountable user; "" for each that cannot be read.
 
     Raises:
-        AttachError: reason "unreadable", they were not told in time.
+        AttachError: reason "unreadable", they were not read in time.
     """
     return list(WAITERS.call(user, "links", tuple(paths)))
 
 
 def read_part(pid: int, number: int, uid: int, offset: int, size: int) -> tuple[int, bytes]:
-    """Read a part of a regular file that a process holds and `uid` owns; return the size of the whole in bytes, too.
+    """Return the size in bytes of a regular file of `uid` that a process has open, and a part of its content.
 
     Raises:
         UnexpectedError: it is not a regular file, or belongs to another user.
@@ -52,10 +52,10 @@ def read_part(pid: int, number: int, uid: int, offset: int, size: int) -> tuple[
 
 
 def send_through_pair(pid: int, number: int, inode: int, sent: socket.socket) -> int:
-    """Send a socket through one that a process holds, if the process made that one itself; return the pid of who did.
+    """Send a socket through a Unix socket of a process, if the process created that one; return the creator's pid.
 
     Raises:
-        OSError: something else is there, or it is full.
+        OSError: the descriptor is another object, or the socket is full.
         AttachError: reason "unreadable", it did not answer in time.
     """
     pidfd = os.pidfd_open(pid)
@@ -69,12 +69,12 @@ def send_through_pair(pid: int, number: int, inode: int, sent: socket.socket) ->
 def connect(connection: socket.socket, pid: int, path: str, uid: int) -> None:
     """Connect to a socket file of `uid` below the root of a process, following no link.
 
-    A child checks the file, and hookd itself connects: the agent shows whoever has connected as its holder. Only where the
-    file system could keep hookd waiting does the child connect, too.
+    A child checks the file, and hookd itself connects, because the agent reports the process that connected as its holder.
+    The child connects as well only if the file system could block hookd.
 
     Raises:
         UnexpectedError: the file is not a socket, or belongs to another user.
-        OSError: nobody accepts.
+        OSError: no process accepts the connection.
         AttachError: reason "unreadable", it did not answer in time.
     """
     user = account_of(pid)
@@ -92,12 +92,12 @@ def connect(connection: socket.socket, pid: int, path: str, uid: int) -> None:
 
 
 def open_local_directory(pid: int, parts: Sequence[str]) -> int:
-    """Open a directory of a process's own file system, following no link, if the kernel itself keeps what is in it.
+    """Open a directory below the root of a process, following no link, if the kernel itself serves it.
 
-    What is done there afterwards waits for no server: of a network, or a process of the target's user.
+    Later operations on it do not depend on a server, be it on the network or a process of the target's user.
 
     Raises:
-        UnexpectedError: its file system may have such a server.
+        UnexpectedError: its file system may depend on a server.
         OSError: it does not exist, or a part of it is a link.
         AttachError: reason "unreadable", it did not answer in time.
     """
@@ -105,10 +105,10 @@ def open_local_directory(pid: int, parts: Sequence[str]) -> int:
 
 
 def remove_dead(pid: int, path: str, uid: int) -> bool:
-    """Remove a socket file of `uid` on which nobody listens, below the root of a process; return whether it is gone now.
+    """Remove a stale socket file of `uid` below the root of a process; return whether it was removed.
 
     Raises:
-        OSError: it is not there, or not such a file.
+        OSError: it does not exist, or is not such a file.
         AttachError: reason "unreadable", it did not answer in time.
     """
     return bool(WAITERS.call(account(uid), "remove_dead", pid, path, uid))

@@ -1,4 +1,4 @@
-"""Where the cgroups of a process are, as far as our own mounts show them. Tool side, read-only."""
+"""Find the cgroup directories of a process, as far as our own mounts show them. Read-only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def folders(pid: int, controller: str) -> Iterator[Path]:
-    """Yield the cgroups of a process that may have a controller ("memory", "pids"): its own first, then those above it.
+    """Yield the cgroups of a process that may have a controller ("memory", "pids"), its own before their parents.
 
-    Those of version 1 come before those of version 2. What our mounts do not show is left out.
+    cgroup v1 comes before v2. Cgroups that our mounts do not show are left out.
     """
     try:
         lines = proc.read(pid, "cgroup").decode("utf-8", "surrogateescape").splitlines()
@@ -26,14 +26,14 @@ def folders(pid: int, controller: str) -> Iterator[Path]:
     except (OSError, HookdError):
         return
     parts = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    for kind, wanted in (("cgroup", controller), ("cgroup2", "")):
+    for kind, controller_field in (("cgroup", controller), ("cgroup2", "")):
         for _, controllers, path in parts:
-            if wanted in controllers.split(","):
+            if controller_field in controllers.split(","):
                 yield from _shown(mounts, kind, controller, path)
 
 
 def _shown(mounts: list[str], kind: str, controller: str, path: str) -> Iterator[Path]:
-    """Yield the cgroups along a path below the first mount of a hierarchy that shows it."""
+    """Yield a cgroup and its parents below the first mount that shows the path."""
     for line in mounts:
         fields, _, tail = line.partition(" - ")
         words, after = fields.split(), tail.split()
@@ -46,10 +46,10 @@ def _shown(mounts: list[str], kind: str, controller: str, path: str) -> Iterator
         except ValueError:
             continue
         if ".." not in inner.parts:  # else outside of our own cgroup namespace
-            yield from (Path(mount / one) for one in (inner, *inner.parents))
+            yield from (Path(mount / group) for group in (inner, *inner.parents))
             return
 
 
 def _plain(word: str) -> str:
-    """Undo the octal escapes of mountinfo."""
+    """Decode the octal escapes of mountinfo."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)

@@ -1,14 +1,14 @@
-"""What a Python process runs, from its command line: a launcher, a helper, or a program that may train.
+"""Classify a Python process by its command line: a launcher, a helper, or a program that may train.
 
-The tool asks it of others (`discover`), and under `hookd run` each process of itself: the file is laid beside
-`_site/sitecustomize.py` and executed there at the start of every interpreter. So it imports nothing.
+The tool applies this to other processes (`discover`). Under `hookd run` each process applies it to itself: the file is copied
+next to `_site/sitecustomize.py` and executed at the start of every interpreter. Therefore it imports nothing.
 """
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What stands in a command line of a process that serves a training process and is none itself.
+# Command line substrings of processes that serve a training process and do not train.
 HELPERS = (
     ("multiprocessing.resource_tracker", "multiprocessing's resource tracker"),
     ("torch/_inductor/compile_worker", "a compile worker of torch"),
@@ -20,12 +20,15 @@ _PACKAGES = ("accelerate.commands", "deepspeed.launcher")
 
 
 def program(words: "Sequence[str]") -> "tuple[str, bool]":
-    """Find what a Python process runs: the script's path, or the module's name and True; ("", False) for code.
+    """Return the program that a Python process runs.
 
-    Options are read as the interpreter reads them: Python/getopt.c, 3.14.
+    Options are parsed as the interpreter does: Python/getopt.c, 3.14.
 
     Args:
         words: the command line, with the interpreter's name first.
+
+    Returns:
+        The script's path and False, or the module's name and True; ("", False) for code.
     """
     rest = iter(words[1:])
     for word in rest:
@@ -51,7 +54,7 @@ def program(words: "Sequence[str]") -> "tuple[str, bool]":
 
 
 def _with_argument(word: str) -> "tuple[str, str]":
-    """Give the option of a word such as `-uX` that takes an argument, and as much of that as the word holds."""
+    """Return the option with an argument in a word such as `-uX`, and the part of the argument in this word."""
     for i, letter in enumerate(word):
         if letter in "cmWX":
             return letter, word[i + 1 :]
@@ -59,7 +62,7 @@ def _with_argument(word: str) -> "tuple[str, str]":
 
 
 def is_launcher(words: "Sequence[str]") -> bool:
-    """Whether it starts training processes and is none itself: torchrun, accelerate or deepspeed."""
+    """Whether the process only starts training processes: torchrun, accelerate or deepspeed."""
     name, is_module = program(words)
     if not is_module:
         directory, _, file = name.rpartition("/")
@@ -67,12 +70,12 @@ def is_launcher(words: "Sequence[str]") -> bool:
             return True
         name = (directory + "/" + file[:-3]).replace("/", ".") if file.endswith(".py") else ""
     module = "." + name
-    return module.endswith(tuple("." + one for one in _MODULES)) or any(
+    return module.endswith(tuple("." + launcher for launcher in _MODULES)) or any(
         module.rpartition(".")[0].endswith("." + package) for package in _PACKAGES
     )
 
 
 def helper(words: "Sequence[str]") -> str:
-    """Say what it is if it serves a training process and is none itself, such as a compile worker; else ""."""
+    """Return the kind of helper, such as a compile worker; "" for any other process."""
     text = "\0".join(words)
     return next((what for mark, what in HELPERS if mark in text), "")

@@ -1,7 +1,7 @@
-"""Whether a process has room for an agent: memory, threads, mappings, descriptors. Tool side, read-only.
+"""Check that a process has enough memory, threads, mappings and descriptors left for an agent.
 
-All that an agent takes counts for the target. A memory cgroup that is at its limit has the kernel kill the training; where
-there is no thread or no descriptor more, an attach fails half-way, and what the training itself opens next fails as well.
+Read-only. The resources of an agent count against the target's limits. If a memory cgroup reaches its limit, the kernel kills
+the training. If no thread or descriptor is left, an attach fails half-way, and the training's own next open fails as well.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MEMORY = 48 << 20
-"""An agent with the default plugins takes 20 to 30 MiB, most of it while its modules are imported."""
+"""Bytes. An agent with the default plugins takes 20 to 30 MiB, most of it while its modules are imported."""
 ADDRESSES = 320 << 20
-"""That, three stacks, and what glibc's allocator reserves for each thread (64 MiB, malloc/arena.c HEAP_MAX_SIZE). Where a thread
-gets no memory for the thread-local data of torch, glibc ends the process: met with 48 MiB left."""
+"""Bytes: MEMORY, three stacks, and the reservation of glibc's allocator for each thread (64 MiB, malloc/arena.c HEAP_MAX_SIZE).
+If a thread gets no memory for the thread-local data of torch, glibc ends the process: observed with 48 MiB left."""
 THREADS, MAPPINGS, DESCRIPTORS = 6, 128, 12
-"""An attach with the default plugins took 3, 34 and 6; the training needs some, too."""
-_FORCE = "--force attaches all the same."
+"""An attach with the default plugins took 3, 34 and 6; the training needs some as well."""
+_FORCE = "--force attaches anyway."
 _MOST_MAPPINGS = Path("/proc/sys/vm/max_map_count")
 _LOAD, _MEMORY, _OVERCOMMIT = Path("/proc/loadavg"), Path("/proc/meminfo"), Path("/proc/sys/vm/overcommit_memory")
 _NEVER = 2  # include/uapi/linux/mman.h OVERCOMMIT_NEVER
-_LIMITS = {  # memory.high has no one killed: what is above it waits
+_LIMITS = {  # above memory.high nothing is killed, but the process is throttled
     "memory.limit_in_bytes": "memory.usage_in_bytes",
     "memory.max": "memory.current",
     "memory.high": "memory.current",
@@ -37,7 +37,7 @@ _RECLAIMABLE = ("inactive_file", "active_file", "total_inactive_file", "total_ac
 
 
 def require(pid: int, maps: Sequence[proc.Mapping]) -> None:
-    """Check that there is room, as far as can be seen.
+    """Check that the process has enough resources left, as far as we can see.
 
     Args:
         pid: of the process.
@@ -51,7 +51,7 @@ def require(pid: int, maps: Sequence[proc.Mapping]) -> None:
 
 
 def shortages(pid: int, maps: Sequence[proc.Mapping]) -> Iterator[AttachError]:
-    """Yield, as the error that it makes of an attach, each thing that there is too little of."""
+    """Yield an error for each resource that would be short in an attach."""
     limits = _limits(pid)
     yield from _memory(pid)
     yield from _addresses(pid, limits)
@@ -72,7 +72,7 @@ def _memory(pid: int) -> Iterator[AttachError]:
 
 
 def _memory_left(pid: int) -> Iterator[int]:
-    """Yield how many bytes more each cgroup above a process may have."""
+    """Yield the bytes left under each memory limit of a process's cgroups."""
     for group in cgroups.folders(pid, "memory"):
         for limit, usage in _LIMITS.items():
             with contextlib.suppress(OSError, ValueError):  # it is not there, or has no limit
@@ -80,7 +80,7 @@ def _memory_left(pid: int) -> Iterator[int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Return how many bytes of a cgroup are pages of files, which can be dropped."""
+    """Return the bytes of a cgroup's page cache, which the kernel can reclaim."""
     pairs = (line.split() for line in (group / "memory.stat").read_text().splitlines())
     counts = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
     names = _RECLAIMABLE[2:] if "total_inactive_file" in counts else _RECLAIMABLE[:2]
@@ -88,8 +88,8 @@ def _reclaimable(group: Path) -> int:
 
 
 def _addresses(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
-    """Compare what the process may map, and how much of that it may write."""
-    # Of /proc/PID/statm, in pages: size, and (6th) data with stacks.
+    """Check RLIMIT_AS (all mappings) and RLIMIT_DATA (writable private mappings)."""
+    # Columns of /proc/PID/statm, in pages: size, and (6th) data with stacks.
     for name, option, column, needed in (
         ("Max address space", "as", 0, ADDRESSES),
         ("Max data size", "data", 5, 2 * MEMORY),
@@ -99,13 +99,13 @@ def _addresses(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
             left = limits[name] - used
             if left < needed:
                 yield AttachError(
-                    f"process {pid} may map {max(0, left) >> 20} MiB more (RLIMIT_{option.upper()}), and an agent maps up to "
+                    f"process {pid} can map {max(0, left) >> 20} more MiB (RLIMIT_{option.upper()}), and an agent maps up to "
                     f"{needed >> 20} MiB", reason="no-memory", hint=f"prlimit --pid {pid} --{option}=unlimited. {_FORCE}",
                 )  # fmt: skip
 
 
 def _committed() -> Iterator[AttachError]:
-    """Compare what the kernel may promise to all processes, where it promises no more than it has."""
+    """Check the commit limit of the machine, if the kernel does not overcommit memory."""
     with contextlib.suppress(OSError, LookupError, ValueError):
         if _number(_OVERCOMMIT) != _NEVER:
             return
@@ -114,7 +114,7 @@ def _committed() -> Iterator[AttachError]:
         left = (kib["CommitLimit:"] - kib["Committed_AS:"]) << 10
         if left < 2 * MEMORY:
             yield AttachError(
-                f"this machine may promise {max(0, left) >> 20} MiB more (vm.overcommit_memory=2), and an agent needs up to "
+                f"this machine can commit {max(0, left) >> 20} more MiB (vm.overcommit_memory=2), and an agent needs up to "
                 f"{2 * MEMORY >> 20} MiB", reason="no-memory", hint=f"Raise vm.overcommit_ratio. {_FORCE}",
             )  # fmt: skip
 
@@ -123,7 +123,7 @@ def _threads(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
     left = min(_threads_left(pid, limits), default=THREADS)
     if left < THREADS:
         yield AttachError(
-            f"process {pid} may have {max(0, left)} threads more, and an agent needs room for {THREADS}",
+            f"process {pid} can start {max(0, left)} more threads, and an agent needs {THREADS}",
             reason="no-threads",
             hint=f"Raise pids.max of its container or job (in Kubernetes podPidsLimit), or its RLIMIT_NPROC. {_FORCE}",
         )
@@ -135,13 +135,14 @@ def _threads_left(pid: int, limits: dict[str, int]) -> Iterator[int]:
             yield _number(group / "pids.max") - _number(group / "pids.current")
     with contextlib.suppress(OSError, HookdError, LookupError, ValueError):
         most, uid = limits["Max processes"], proc.status(pid).uid
-        # Root is not bound by it. It counts all threads of a user: those of everybody are counted already.
+        # RLIMIT_NPROC does not bind root. It counts all threads of a user. Counting those is slow, so compare first with the
+        # number of all threads in the system, which the kernel has counted already.
         if uid != 0 and most < int(_LOAD.read_text().split()[3].partition("/")[2]) + THREADS:
             yield most - _threads_of(uid)
 
 
 def _threads_of(uid: int) -> int:
-    """Count the threads of all processes of a user that can be seen."""
+    """Count the threads of all visible processes of a user."""
     count = 0
     for name in os.listdir("/proc"):  # noqa: PTH208  names only
         if name.isdecimal():
@@ -156,9 +157,9 @@ def _mappings(pid: int, maps: Sequence[proc.Mapping]) -> Iterator[AttachError]:
         left = _number(_MOST_MAPPINGS) - len(maps)
         if left < MAPPINGS:
             yield AttachError(
-                f"process {pid} may have {max(0, left)} mappings more, and an agent needs room for {MAPPINGS}",
+                f"process {pid} can create {max(0, left)} more mappings, and an agent needs {MAPPINGS}",
                 reason="no-mappings",
-                hint=f"sysctl vm.max_map_count={_number(_MOST_MAPPINGS) * 2}: it counts for each process. {_FORCE}",
+                hint=f"sysctl vm.max_map_count={_number(_MOST_MAPPINGS) * 2}; the limit applies to each process. {_FORCE}",
             )
 
 
@@ -168,27 +169,27 @@ def _descriptors(pid: int, limits: dict[str, int]) -> Iterator[AttachError]:
         left = most - sum(int(name) < most for name in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  names only
         if left < DESCRIPTORS:
             yield AttachError(
-                f"process {pid} may open {left} descriptors more, and an agent needs room for {DESCRIPTORS}",
+                f"process {pid} can open {left} more descriptors, and an agent needs {DESCRIPTORS}",
                 reason="no-descriptors", hint=f"prlimit --pid {pid} --nofile={max(2 * most, 1024)}. {_FORCE}",
             )  # fmt: skip
 
 
 def _limits(pid: int) -> dict[str, int]:
-    """Return the soft limits of a process that has some, by the names of /proc/PID/limits."""
-    found = {}
+    """Return the soft limits of a process that are not "unlimited", by the names in /proc/PID/limits."""
+    limits = {}
     with contextlib.suppress(OSError, HookdError):
         for line in proc.read(pid, "limits").decode().splitlines():
             soft = line[26:].split()[:1]
             if soft and soft[0].isdecimal():
-                found[line[:26].rstrip()] = int(soft[0])
-    return found
+                limits[line[:26].rstrip()] = int(soft[0])
+    return limits
 
 
 def _number(file: Path) -> int:
-    """Return the number that a file holds.
+    """Return the number in a file.
 
     Raises:
-        OSError: it is not there.
-        ValueError: there is no number in it: "max".
+        OSError: the file does not exist.
+        ValueError: the content is not a number: "max".
     """
     return int(file.read_text())

@@ -1,8 +1,9 @@
-"""The memory of a target: one object through which an attach reads and writes, bound to one program. Tool side, injector.
+"""Read and write the memory of a target, bound to one program.
 
-A pid is no name for memory: between a check and a write the process may have become another program, one that runs as
-root. The kernel binds /proc/PID/mem and /proc/PID/maps to the address space that the process has when they are opened
-(fs/proc/base.c, `mem_open`). After an exec they reach nothing, and the new program cannot be reached through them.
+The tool and the injector use this module. A pid does not identify an address space: between a check and a write the process may
+have become another program, one that runs as root. The kernel binds /proc/PID/mem and /proc/PID/maps to the address space that
+the process has when they are opened (fs/proc/base.c, `mem_open`). After an exec they are empty, and the new program cannot be
+reached through them.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Memory:
         self.pid, self.fd = pid, fd
 
     def read(self, address: int, size: int) -> bytes:
-        """Copy `size` bytes, without stopping the process.
+        """Return a copy of `size` bytes, without stopping the process.
 
         Raises:
-            OSError: EFAULT when not all of it is mapped, ESRCH when the program has ended.
+            OSError: EFAULT if a part is not mapped, ESRCH if the program has ended.
         """
         self._require_address(address, size)
         try:
@@ -53,15 +54,17 @@ class Memory:
         return data
 
     def write(self, address: int, data: bytes, until: float = math.inf) -> None:
-        """Write `data`, without stopping the process. The kernel ignores the protection of private pages here.
+        """Write `data`, without stopping the process.
+
+        The kernel ignores the protection of private pages here.
 
         Args:
-            address: where.
-            data: what.
-            until: the moment of the monotonic clock after which it is not to be written.
+            address: of the first byte.
+            data: the bytes to write.
+            until: deadline in seconds of the monotonic clock; nothing is written after it.
 
         Raises:
-            OSError: as `read`; ETIMEDOUT, that moment is over.
+            OSError: as `read`; ETIMEDOUT if the deadline has passed.
         """
         self._require_address(address, len(data))
         try:
@@ -79,7 +82,7 @@ class Memory:
         return os.pwrite(self.fd, data, address)
 
     def _require_address(self, address: int, size: int) -> None:
-        if not 0 <= address <= _LAST - size:  # the target's word
+        if not 0 <= address <= _LAST - size:  # the address may come from the target
             raise self._fault(address)
 
     def _require_whole(self, done: int, size: int, address: int) -> None:
@@ -94,15 +97,17 @@ class Memory:
 
 
 class Opened(Memory):
-    """The memory of a process, with its mappings. Owns the descriptors; a child waits for what is read, see `waiter.py`.
+    """The memory of a process and its mappings.
+
+    Owns the descriptors; a child process does the reads, see `waiter.py`.
 
     Args:
         pid: of the process.
-        program: what it must run, see `proc.program`.
+        program: that it must run, see `proc.program`.
 
     Raises:
         AttachError: reason "died", it runs another program.
-        OSError: it may not be traced.
+        OSError: we may not trace it.
     """
 
     def __init__(self, pid: int, program: str) -> None:
@@ -110,13 +115,13 @@ class Opened(Memory):
         self._maps, self._user = -1, account_of(pid)
         try:
             self._maps = _open(pid, "maps", os.O_RDONLY)
-            proc.require_program(pid, program)  # after opening: both belong to this program
+            proc.require_program(pid, program)  # after both opens, so that both belong to this program
         except BaseException:
             self.close()
             raise
 
     def mappings(self) -> list[proc.Mapping]:
-        """Read the mappings as they are now; empty when the program has ended."""
+        """Read the current mappings; empty if the program has ended."""
         return proc.parse_maps(WAITERS.read(self._user, self._maps, _MOST_MAPS))
 
     def _pread(self, size: int, address: int) -> bytes:
@@ -126,21 +131,21 @@ class Opened(Memory):
         return WAITERS.pwrite(self._user, self.fd, data, address, until)
 
     def require_private(self, address: int, size: int, *, may_be_file: bool = False) -> None:
-        """Check that a range may be written: that it lies in private memory of the program which is writable.
+        """Check that a range lies in private writable memory of the program.
 
         Args:
-            address: where it begins.
+            address: of the first byte.
             size: in bytes.
-            may_be_file: the pages may come from a file, as a library's variables do.
+            may_be_file: whether the pages may come from a file, as a library's variables do.
 
         Raises:
-            AttachError: reasons "memory", and "died" if the program has ended.
+            AttachError: reason "memory", or "died" if the program has ended.
         """
         at, mappings = address, self.mappings()
-        for one in mappings:
-            is_private = one.access == "rw-p" and (may_be_file or not one.inode)
-            if is_private and one.start <= at < one.end:
-                at = one.end
+        for mapping in mappings:
+            is_private = mapping.access == "rw-p" and (may_be_file or not mapping.inode)
+            if is_private and mapping.start <= at < mapping.end:
+                at = mapping.end
         if at < address + size:
             if not mappings:
                 raise proc.lost(self.pid)

@@ -1,8 +1,8 @@
-"""Whether the kernel has killed for want of memory: what the memory cgroups count, and what its log says. Tool side.
+"""Detect OOM kills, from the counters of memory cgroups and the kernel's log.
 
-The count of a cgroup is `oom_kill` of memory.events (cgroup v2, of all below it too) or of memory.oom_control (v1, of
-it alone). It counts those killed for the limit of any cgroup above it, and for want of memory in the whole machine
-(mm/oom_kill.c `__oom_kill_process`), before they get the signal.
+The counter of a cgroup is `oom_kill` in memory.events (cgroup v2, descendants included) or memory.oom_control (v1, this cgroup
+alone). It includes processes killed for the limit of any parent cgroup, and for a shortage of memory in the whole machine
+(mm/oom_kill.c `__oom_kill_process`). It is incremented before the process gets the signal.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from hookd.tool.linux import cgroups, proc
 KERNEL_LOG = Path("/dev/kmsg")
 _MAX_RECORDS = 50_000
 _INITIAL_PID_SPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
-# mm/oom_kill.c, Linux 3.10 to 6.18. From its first character on: what follows the pid is the process's own word.
+# mm/oom_kill.c, Linux 3.10 to 6.18. Matched from the first character on: the process controls the text after the pid.
 _KILLED = re.compile(
     r"(?:Memory cgroup out of memory: |Out of memory(?: \(oom_kill_allocating_task\))?: )?Killed process (\d+)\b"
 )
 
 
 def counter_of(pid: int) -> Path | None:
-    """Find the file that counts the kills in a process's memory cgroup, or in the nearest one above that counts.
+    """Return the file that counts the kills in a process's memory cgroup, or in the nearest parent that counts.
 
-    None where it has none, or lies where our own mounts do not show it.
+    None if there is none, or our own mounts do not show it.
     """
     names = ("memory.oom_control", "memory.events")
     files = (folder / name for folder in cgroups.folders(pid, "memory") for name in names)
@@ -34,7 +34,7 @@ def counter_of(pid: int) -> Path | None:
 
 
 def kills(counter: Path) -> int | None:
-    """Read how many were killed in a cgroup so far; None where it is gone, or the kernel does not count (before 4.13)."""
+    """Return the number of kills in a cgroup; None if it is gone, or the kernel does not count (before 4.13)."""
     with contextlib.suppress(OSError, ValueError):
         for line in counter.read_text("ascii", "replace").splitlines():
             word, _, number = line.partition(" ")
@@ -44,13 +44,13 @@ def kills(counter: Path) -> int | None:
 
 
 def killed(since_s: float) -> list[int] | None:
-    """Give the pids that the kernel's log says were killed for want of memory.
+    """Return the pids of OOM kills in the kernel's log.
 
     Args:
-        since_s: seconds since boot; what is older is left out.
+        since_s: seconds since boot; older records are left out.
 
     Returns:
-        None where the log may not be read, or its pids are not those that we see: in a container.
+        None if the log may not be read, or its pids differ from ours because we run in a container.
     """
     if proc.link(os.getpid(), "ns/pid") != _INITIAL_PID_SPACE:
         return None
@@ -65,21 +65,21 @@ def killed(since_s: float) -> list[int] | None:
 
 
 def _records(fd: int) -> list[str]:
-    found: list[str] = []
+    records: list[str] = []
     for _ in range(_MAX_RECORDS):
         try:
-            found.append(os.read(fd, 8192).decode("utf-8", "replace"))
-        except BrokenPipeError:  # overwritten meanwhile: the next read gives the oldest that is left
+            records.append(os.read(fd, 8192).decode("utf-8", "replace"))
+        except BrokenPipeError:  # overwritten meanwhile: the next read returns the oldest record left
             continue
         except OSError:
             break
-    return found
+    return records
 
 
 def victim(record: str, since_s: float) -> int | None:
-    """Read from a record of /dev/kmsg who was killed for want of memory; None if it tells of nothing like that.
+    """Return the pid of the OOM kill that a record of /dev/kmsg reports; None for any other record.
 
-    Its head is priority (with the facility, 0 for the kernel itself), number, microseconds since boot.
+    The head of a record is priority (with the facility, 0 for the kernel itself), number, microseconds since boot.
     Source: Documentation/ABI/testing/dev-kmsg.
     """
     head, _, message = record.partition(";")

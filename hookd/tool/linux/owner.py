@@ -1,4 +1,4 @@
-"""The owner of a process, for a person. Tool side."""
+"""Convert between user names and uids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hookd.errors import UsageError
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, the number where it has none here (a container's), "" where the user is not known."""
+    """Return the name of a user, the uid if it has no name here (a container's), "" for an unknown user."""
     if uid < 0:
         return ""
     try:
@@ -18,7 +18,7 @@ def user_name(uid: int) -> str:
 
 
 def uid_named(user: str) -> int:
-    """Return the uid of a user, who is given by name or number.
+    """Return the uid of a user given by name or number.
 
     Raises:
         UsageError: there is no such user here.

@@ -1,4 +1,4 @@
-"""Why the kernel does not let us look into a process, and what the reader can do about it. Tool side."""
+"""Explain why the kernel denies access to a process, and how to get it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def require_owner(status: proc.Status) -> None:
 
 
 def require_shown(pid: int) -> None:
-    """Tell a process that /proc does not show us from one that is not there.
+    """Check that /proc does not hide the process from us; return if it does not exist.
 
     Raises:
         PermissionDenied: reason "hidden".
@@ -44,7 +44,7 @@ def require_shown(pid: int) -> None:
 
 
 def explain(pid: int, error: OSError) -> HookdError:
-    """Turn what the kernel said into the cause, as far as it can be told from outside."""
+    """Convert an error of the kernel into one that names the cause, as far as it is visible from outside."""
     try:
         status = proc.status(pid)
     except NoSuchTarget as exc:
@@ -61,7 +61,7 @@ def explain(pid: int, error: OSError) -> HookdError:
 
 
 def forbidden(error: OSError) -> PermissionDenied:
-    """Say that the system call itself is not there: only a filter takes it away."""
+    """Return the error for a missing system call: only a seccomp filter takes ptrace away."""
     return PermissionDenied(
         f"ptrace is forbidden here by a seccomp filter: {error}",
         reason="seccomp",
@@ -70,7 +70,7 @@ def forbidden(error: OSError) -> PermissionDenied:
 
 
 def traced(status: proc.Status) -> AttachError:
-    """Say that another tracer is there."""
+    """Return the error for a process that another process traces."""
     name = ""
     with contextlib.suppress(HookdError, OSError, LookupError, ValueError):
         name = f" ({proc.status(status.tracer).name})"
@@ -87,7 +87,7 @@ def _denied(status: proc.Status, error: OSError) -> PermissionDenied:
             "A security module, a container's profile or another user namespace is in the way; attach from the "
             "host as root, or start the training with `hookd run -- ...`."
         )
-        # The files of another user's process are its own, of mode 0400, and so is its socket, of 0600.
+        # The /proc files of another user's process belong to that user, with mode 0400, and so does its socket, with 0600.
         if error.errno == errno.EACCES and not _has_capability(_CAP_DAC_OVERRIDE):
             hint = "hookd has CAP_SYS_PTRACE but not CAP_DAC_OVERRIDE; in a container, add the capability DAC_OVERRIDE."
         message = f"the kernel refuses ptrace on process {status.pid}: {error}"
@@ -137,7 +137,7 @@ def _yama() -> int:
 
 
 def _is_dumpable(status: proc.Status) -> bool:
-    """The kernel gives the /proc files of a process that is not dumpable to root."""
+    """Whether a process is dumpable: if it is not, root owns its /proc files."""
     try:
         return Path(f"/proc/{status.pid}/environ").stat().st_uid == status.uid
     except OSError:

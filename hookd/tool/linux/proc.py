@@ -1,6 +1,7 @@
-"""What /proc says of a process. Tool side; reads only. Its memory is in `memory.py`.
+"""Read the facts about a process from /proc.
 
-Nothing here trusts the target: names and counts that it controls are capped, its paths are never opened as ours.
+Read-only. For its memory see `memory.py`. Nothing here trusts the target: names and counts that it controls are capped, and
+its paths are never opened as ours.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from hookd.tool.linux.waiter import WAITERS
 from hookd.tool.linux.waiter_child import read_all
 
 MAX_WORDS = 1 << 21
-"""Bytes of a command line or an environment that are read, as much as Linux gives a program by default. A process may
-show any part of its memory in their place (prctl(PR_SET_MM_MAP)): 16 MiB of words of two letters took 685 MiB here."""
+"""Bytes that are read of a command line or an environment, the size that Linux allows by default. A process may expose any
+part of its memory in their place (prctl(PR_SET_MM_MAP)): 16 MiB of two-letter words took 685 MiB here."""
 
 
 LOCKED = frozenset({"auxv", "cmdline", "environ", "io", "maps", "stack", "stat", "syscall", "wchan"})
-"""Files of /proc/PID for which the kernel takes the lock of the address space, or the one that an exec holds (`stat` and all links
-on Linux 6.18, not on 6.1): a process may keep both for ever."""
+"""Files of /proc/PID that take the lock of the address space, or the lock that an exec holds (`stat` and all links on
+Linux 6.18, not on 6.1). A process may hold both forever."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Status:
     Attributes:
         nspid: the pid as the process itself sees it, in its own pid namespace.
         state: one letter, as in proc(5).
-        tracer: pid of who traces it, 0 for nobody.
+        tracer: pid of the tracer, 0 for none.
         seccomp: 0 off, 1 strict, 2 filter.
     """
 
@@ -54,7 +55,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Mapping:
-    """One line of /proc/PID/maps; `inode` is 0 where no file is behind it."""
+    """One line of /proc/PID/maps; `inode` is 0 for a mapping without a file."""
 
     start: int
     end: int
@@ -68,8 +69,8 @@ def read(pid: int, name: str, limit: int = 1 << 24) -> bytes:
     """Read /proc/PID/NAME.
 
     Raises:
-        NoSuchTarget: there is no such process (any more).
-        PermissionError: the kernel does not show it to us.
+        NoSuchTarget: the process does not exist (any more).
+        PermissionError: the kernel denies access.
         AttachError: reason "unreadable", its address space is locked.
     """
     try:
@@ -85,9 +86,10 @@ def read(pid: int, name: str, limit: int = 1 << 24) -> bytes:
 
 
 def size(pid: int) -> bytes:
-    """Give the size of a process's address space as /proc/PID/statm has it, b"" of one that is gone or hidden.
+    """Return the size of a process's address space in pages, b"" if the process is gone or hidden.
 
-    It costs a few microseconds, and a library that is loaded, a page that is mapped and another program all change it.
+    The size is read from /proc/PID/statm. This takes a few microseconds. Loading a library, mapping a page and an exec all change
+    the size.
     """
     try:
         fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -128,7 +130,7 @@ def status(pid: int) -> Status:
 
 
 def start_ticks(pid: int) -> int:
-    """Give field 22 of /proc/PID/stat: with the pid it names a process for ever.
+    """Return the start time in ticks, field 22 of /proc/PID/stat; with the pid it identifies a process forever.
 
     Raises:
         NoSuchTarget: there is no such process.
@@ -137,25 +139,25 @@ def start_ticks(pid: int) -> int:
 
 
 def image(pid: int) -> str:
-    """Give what tells the program that a process runs from one that it becomes by exec: where the kernel put it.
+    """Return a value that changes with each exec of a process: its auxiliary vector, as hex.
 
-    The addresses in the auxiliary vector are random for each exec. Where they are not, the same program lies in the
-    same place, which is as good.
+    The addresses in the auxiliary vector are random for each exec. If they are not, the same program has the same addresses,
+    which serves as well.
     """
     return read(pid, "auxv").hex()
 
 
 def program(pid: int) -> str:
-    """Return what tells, for the short time of an attach, the program that a process runs from any other.
+    """Return a value that identifies the program that a process runs, for the short time of an attach.
 
-    It may have changed its auxiliary vector, and its system may not choose addresses at random: the name of the file that
-    it executes, which it cannot choose, is compared too. Over a long time that name changes where the file is replaced.
+    A process can change its auxiliary vector, and the system may not randomize addresses. Therefore the value includes the name
+    of the executed file, which the process cannot choose. Over a longer time that name may change, if the file is replaced.
     """
     return f"{image(pid)} {link(pid, 'exe')}"
 
 
 def require_program(pid: int, wanted: str) -> None:
-    """Check that a process runs the program that was looked at.
+    """Check that a process still runs the inspected program.
 
     Raises:
         AttachError: reason "died".
@@ -165,16 +167,17 @@ def require_program(pid: int, wanted: str) -> None:
 
 
 def lost(pid: int) -> AttachError:
-    """Make the error for a process that does not run any more what was looked at: it ended, or runs another program."""
+    """Return the error for a process that has ended or runs another program than the inspected one."""
     with contextlib.suppress(OSError, NoSuchTarget):
         if image(pid):
-            hint = "Try again."
-            return AttachError(f"process {pid} became another program while it was looked at", reason="died", hint=hint)
+            return AttachError(
+                f"process {pid} became another program while hookd inspected it", reason="died", hint="Try again."
+            )
     return AttachError(f"process {pid} ended while hookd was attaching", reason="died")
 
 
 def is_same(pid: int, ticks: int) -> bool:
-    """Whether a pid is still that of the process that was looked at, which may have ended and not been waited for."""
+    """Whether a pid still belongs to the inspected process, which may be a zombie."""
     try:
         return start_ticks(pid) == ticks
     except (HookdError, OSError, LookupError, ValueError):
@@ -182,7 +185,7 @@ def is_same(pid: int, ticks: int) -> bool:
 
 
 def require_same(pid: int, ticks: int) -> None:
-    """Check that a pid is still that of the process that was looked at, of which all that was read by pid is then.
+    """Check that a pid still belongs to the inspected process; then all earlier reads by pid were of that process.
 
     Raises:
         AttachError: reason "died".
@@ -190,19 +193,19 @@ def require_same(pid: int, ticks: int) -> None:
     with contextlib.suppress(OSError, NoSuchTarget):
         if start_ticks(pid) == ticks:
             return
-    raise AttachError(f"process {pid} ended while it was looked at", reason="died")
+    raise AttachError(f"process {pid} ended while hookd inspected it", reason="died")
 
 
 def boot_shift_ticks(pid: int) -> int:
-    """Give how much more the process's time namespace adds to the time since boot than ours does.
+    """Return the boot time offset of the process's time namespace relative to ours, in ticks.
 
-    Field 22 of its /proc/PID/stat is larger by that when it reads it itself. Source: time_namespaces(7).
+    Field 22 of its /proc/PID/stat is larger by this offset when the process itself reads it. Source: time_namespaces(7).
     """
     return boot_offset_ticks(pid) - boot_offset_ticks(os.getpid())
 
 
 def boot_offset_ticks(pid: int) -> int:
-    """Return how much the process's time namespace adds to the time since boot."""
+    """Return the ticks that the process's time namespace adds to the time since boot."""
     with contextlib.suppress(OSError, HookdError):
         for line in read(pid, "timens_offsets").splitlines():
             name, seconds, nanoseconds = line.split()
@@ -212,7 +215,7 @@ def boot_offset_ticks(pid: int) -> int:
 
 
 def words(pid: int, name: str, limit: int = MAX_WORDS) -> list[str]:
-    """Read a file of words with zeros between them, cmdline, as far as `limit`."""
+    """Read a file of NUL-separated words such as cmdline, `limit` bytes at most."""
     return [os.fsdecode(word) for word in read(pid, name, limit).split(b"\0") if word]
 
 
@@ -223,26 +226,25 @@ def maps(pid: int) -> list[Mapping]:
 
 def parse_maps(text: bytes) -> list[Mapping]:
     """Parse the lines of a /proc/PID/maps."""
-    found = []
+    mappings = []
     for line in os.fsdecode(text).split("\n"):
         parts = line.split(None, 5)
         if len(parts) < 5:
             continue
         start, _, end = parts[0].partition("-")
         path = parts[5] if len(parts) > 5 else ""
-        found.append(Mapping(int(start, 16), int(end, 16), parts[1], int(parts[2], 16), path, int(parts[4])))
-    return found
+        mappings.append(Mapping(int(start, 16), int(end, 16), parts[1], int(parts[2], 16), path, int(parts[4])))
+    return mappings
 
 
 def executable(pid: int) -> tuple[str, int]:
-    """Return device and inode of the program that a process runs, ("", 0) where it maps none of it.
+    """Return device and inode of the program that a process runs, ("", 0) if it has no mapping of it.
 
-    They are those of its mappings: to ask the file system itself, of which the process may be the server, could wait for
-    ever.
+    They are read from its mappings. A request to the file system could block forever: the process may be its server.
 
     Raises:
         NoSuchTarget: there is no such process.
-        PermissionError: the kernel does not show it to us.
+        PermissionError: the kernel denies access.
     """
     path = os.fsencode(link(pid, "exe")).replace(b"\n", b"\\012")
     for line in read(pid, "maps").split(b"\n"):
@@ -253,7 +255,10 @@ def executable(pid: int) -> tuple[str, int]:
 
 
 def link(pid: int, name: str) -> str:
-    """Read a symbolic link of /proc/PID, "" where it cannot be read. Never a path to open: the target's words."""
+    """Read a symbolic link of /proc/PID, "" if it cannot be read.
+
+    Never open the result: the target controls it.
+    """
     with contextlib.suppress(OSError, HookdError):
         if pid == os.getpid():
             return str(Path(f"/proc/{pid}/{name}").readlink())
@@ -262,16 +267,16 @@ def link(pid: int, name: str) -> str:
 
 
 def whereabouts(pid: int) -> str:
-    """Say in a few words where the main thread is, for a person; "" when the kernel does not tell."""
-    told = []
+    """Describe the main thread's state in the kernel for a person; "" if the kernel does not show it."""
+    facts = []
     with contextlib.suppress(OSError, NoSuchTarget):
-        told.append(f"state {status(pid).state}")
+        facts.append(f"state {status(pid).state}")
         number = read(pid, "syscall").decode().split()[0]
-        told.append("in no system call (running)" if number == "running" else f"in system call {number}")
+        facts.append("in no system call (running)" if number == "running" else f"in system call {number}")
         wchan = read(pid, "wchan").decode(errors="replace").strip("\0\n")
         if wchan not in ("", "0"):
-            told.append(f"kernel function {wchan}")
-    return ", ".join(told)
+            facts.append(f"kernel function {wchan}")
+    return ", ".join(facts)
 
 
 @functools.cache
@@ -284,22 +289,22 @@ def libc() -> ctypes.CDLL:
 
 
 def is_running(pid: int, ticks: int) -> bool:
-    """Tell whether the very process still runs, not another that has its pid now; a zombie does not.
+    """Whether the process still runs, and not another one with the same pid.
 
-    A process of which only the main thread has ended looks like a zombie, and runs.
+    A zombie does not run. A process of which only the main thread has ended looks like a zombie, but runs.
 
     Args:
         pid: of the process.
         ticks: its start, see `start_ticks`.
 
     Raises:
-        OSError: it cannot be looked at now.
+        OSError: it cannot be read now.
     """
     try:
         if start_ticks(pid) != ticks:
             return False
         now = status(pid)
-    except (NoSuchTarget, LookupError, ValueError):  # it goes while it is read
+    except (NoSuchTarget, LookupError, ValueError):  # it ended during the read
         return False
     except AttachError as exc:
         raise OSError(errno.EAGAIN, exc.message) from exc
@@ -307,7 +312,9 @@ def is_running(pid: int, ticks: int) -> bool:
 
 
 def has_memory(pid: int) -> bool:
-    """Whether a process has an address space: a process that ends loses it first, then its files, and at last its pid.
+    """Whether a process has an address space.
+
+    An ending process loses this first, then its files, and last its pid.
 
     Source: kernel/exit.c `do_exit` (Linux 6.18).
     """
@@ -315,7 +322,7 @@ def has_memory(pid: int) -> bool:
 
 
 def require_alive(pid: int, ticks: int) -> None:
-    """Check that the process is still the one that was looked at.
+    """Check that the inspected process still runs.
 
     Raises:
         AttachError: reason "died".

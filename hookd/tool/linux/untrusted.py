@@ -1,9 +1,9 @@
-"""Open what a target controls: its descriptors, the paths below its root, its sockets. Tool side.
+"""Open objects that a target controls: its descriptors, the paths below its root, its sockets.
 
-In a namespace of its own a target shows anything under any name: a device, a pipe, another user's file. Opening one of
-these has effects by itself: a watchdog starts, a pipe's writer goes on, a terminal becomes the daemon's own. Therefore an
-object is first held by O_PATH, which opens nothing, then checked, and then that very object is opened through
-/proc/self/fd, whatever its name leads to by then. `tests/unit/test_untrusted.py` finds opens that bypass this module.
+In its own namespace a target can place anything at any path: a device, a pipe, another user's file. Opening one of these has
+side effects: a watchdog starts, the writer of a pipe goes on, a terminal becomes the daemon's controlling terminal. Therefore
+three steps: get an O_PATH descriptor, which does not open the object; check the object; open this same object through
+/proc/self/fd, wherever its path leads by then. `tests/unit/test_untrusted.py` finds opens that bypass this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class UnexpectedError(OSError):
-    """What a name leads to is of another kind, or another user's, than hookd expects there."""
+    """The object at a path has another type or owner than hookd expects."""
 
 
 _OPENED = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -30,12 +30,12 @@ _OPENED = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def held(path: str | Path, *, dir_fd: int | None = None, follow: bool = False) -> Iterator[int]:
-    """Yield an O_PATH descriptor of an object, which does not open the object.
+    """Yield an O_PATH descriptor of an object, without opening the object.
 
     Args:
         path: of the object.
-        dir_fd: the directory that a relative path starts in.
-        follow: a link at the end of the path, such as those of /proc/PID/fd.
+        dir_fd: the directory in which a relative path starts.
+        follow: whether to follow a link at the end of the path, such as those of /proc/PID/fd.
 
     Raises:
         OSError: the object does not exist, or, without `follow`, is a link.
@@ -78,9 +78,9 @@ def open_file(
 
 
 def open_memory_file(pid: int, number: int, uids: frozenset[int]) -> int:
-    """Open a memory file that a process holds, for reading.
+    """Open a memory file that a process has open, for reading.
 
-    Memory files lie on a file system of the kernel's own, which cannot be mounted: its device identifies them.
+    Memory files are on an internal file system of the kernel, which cannot be mounted: its device number identifies them.
 
     Args:
         pid: of the process.
@@ -109,7 +109,7 @@ def _memory_device() -> int:
 
 
 def open_directory(pid: int, parts: tuple[str, ...]) -> int:
-    """Open a directory of the process's own file system without following links; return its O_PATH descriptor.
+    """Open a directory below the root of a process without following links; return its O_PATH descriptor.
 
     Raises:
         OSError: it does not exist, or a part of it is a link.
@@ -125,11 +125,11 @@ def open_directory(pid: int, parts: tuple[str, ...]) -> int:
 
 
 def connect(connection: _socket.socket, name: str, *, dir_fd: int, uid: int) -> None:
-    """Connect to a socket file of a user; connecting by its name would follow a link to the socket of another service.
+    """Connect to a socket file of a user, without following links to the socket of another service.
 
     Raises:
         UnexpectedError: the file is not a socket, or belongs to another user.
-        OSError: nobody accepts.
+        OSError: no process accepts the connection.
     """
     with held_socket(name, dir_fd=dir_fd, uid=uid) as fd:
         connection.connect(f"/proc/self/fd/{fd}")
@@ -137,7 +137,7 @@ def connect(connection: _socket.socket, name: str, *, dir_fd: int, uid: int) -> 
 
 @contextlib.contextmanager
 def held_socket(name: str, *, dir_fd: int, uid: int) -> Iterator[int]:
-    """Hold a socket file of a user, see `held`.
+    """Yield an O_PATH descriptor of a socket file of a user, see `held`.
 
     Raises:
         UnexpectedError: the file is not a socket, or belongs to another user.

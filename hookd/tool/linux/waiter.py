@@ -1,13 +1,13 @@
-"""Make calls that may never return in a child process, which can be left behind. Tool side.
+"""Make calls that may never return in a child process, which can be abandoned.
 
-Memory may be backed by a file of a network that is down, or of a file system whose server is the target's own user. Who
-reads it then waits in the kernel and cannot be killed (fs/fuse/dev.c, `request_wait_answer`), and a daemon of which one
-thread waits so can neither end nor give its port back. Behind such a reader, of which the target may be one itself, whoever
-reads `maps`, `cmdline` or `environ` in /proc/PID waits for the lock of the address space; behind an exec that never ends,
-whoever opens them. The same holds for files that a target shows: to look at one, or to close it, asks its file system.
+Memory may be backed by a file on a network that is down, or on a file system that the target's own user serves. A process that
+reads such memory blocks in the kernel and cannot be killed (fs/fuse/dev.c, `request_wait_answer`). A daemon with one such thread
+can neither exit nor release its port. While such a read is in progress, perhaps by the target itself, any reader of `maps`,
+`cmdline` or `environ` in /proc/PID waits for the lock of the address space; while an exec does not end, even opening them waits.
+The same holds for files that a target exposes: stat and close are requests to their file system.
 
-So a child waits in our place, which holds nothing of ours. One that does not answer in time is left behind, and goes when
-its system call returns. What it can be asked for is in `waiter_child.py`.
+Therefore a child, which holds none of our resources, makes the call. A child that does not answer in time is abandoned, and ends
+when its system call returns. `waiter_child.py` defines the calls.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 LIMIT_S, MAPS_S = 5.0, 1.0
-"""How long a call on memory may take, and any other: on a busy machine, too, it is microseconds."""
+"""Timeouts of a call on memory, and of any other call. Normally a call takes microseconds, even on a busy machine."""
 START_S = 60.0
-"""How long a child may need until it answers its first call."""
+"""Timeout of the first call of a child."""
 STARVED_S = 10.0
-"""How much longer a child is waited for that could go on and has no processor: one that waits for a file system could not."""
+"""Extra time for a child that is runnable and gets no processor: a child that waits for a file system is not runnable."""
 MOST_LEFT, MOST_LEFT_IN_ALL, MOST_OF_ONE_EACH = 4, 64, 256
-"""So many children that were left behind for one user's processes, then none of these is read until one has returned; so many
-for all, then only those of users who have none left; and so many even of these."""
+"""Limits on abandoned children. MOST_LEFT for the processes of one user: none of them is read until a child has returned.
+MOST_LEFT_IN_ALL for all users: then only users without an abandoned child are served, up to MOST_OF_ONE_EACH in all."""
 MOST_IDLE = 2
-_CMSG_CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC of include/linux/socket.h, which socket.recv_fds would ignore (3.11)
+_CMSG_CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC of include/linux/socket.h, which socket.recv_fds ignores (3.11)
 _ROOM_FOR_A_FD = 24  # bytes of a struct cmsghdr with one descriptor, aligned
-# The package is made by hand, so that `hookd` does not pull in what is not needed; and without site-packages, so that nothing
-# of the environment is loaded either.
+# Creates the package by hand, so that importing `hookd` does not load unneeded modules. The child runs without site-packages, so
+# that nothing of the environment is loaded either.
 BOOTSTRAP = """
 import sys, types
 package = sys.modules["hookd"] = types.ModuleType("hookd")
@@ -57,17 +57,17 @@ _CHILD = BOOTSTRAP + "from hookd.tool.linux.waiter_child import main\nmain()\n"
 
 
 def python_command(program: str) -> list[str]:
-    """Return the command that runs a program, which begins with BOOTSTRAP, in a Python that loads next to nothing."""
+    """Return the command that runs a program, which begins with BOOTSTRAP, in a minimal Python."""
     return [sys.executable, "-I", "-S", "-B", "-c", program.format(root=str(Path(errors.__file__).parent))]
 
 
 class Waiters:
-    """The children of this process: idle ones, and those that were left behind. Usable from several threads.
+    """The children of this process: idle ones and abandoned ones. Thread-safe.
 
-    The user of each call is who answers for the process, see `account_of`, asked for while the process was there.
+    The `user` of each call is the user accountable for the process, see `account_of`, determined while the process existed.
 
     Args:
-        clock: monotonic seconds: for how long calls are waited for together.
+        clock: monotonic seconds, for the total time of several calls.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,9 +80,10 @@ class Waiters:
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Let the calls that this thread makes here take so long together; those after it raise at once, see `call`.
+        """Limit the total time of this thread's calls in this context.
 
-        Answers that come just before their time is over would else keep the thread waiting as often as a process likes.
+        Calls after that raise at once, see `call`. Otherwise a process whose answers all come just before their timeout could
+        delay the thread any number of times.
         """
         outer = getattr(self._look, "until", math.inf)
         self._look.until = min(outer, self._clock() + seconds)
@@ -92,27 +93,28 @@ class Waiters:
             self._look.until = outer
 
     def pread(self, user: int, fd: int, size: int, address: int) -> bytes:
-        """Do `os.pread` on a descriptor of the memory of a user's process; see `call`."""
+        """Run `os.pread` on a descriptor of the memory of a user's process; see `call`."""
         return bytes(self.call(user, "pread", size, address, fds=(fd,), limit_s=LIMIT_S))
 
     def pwrite(self, user: int, fd: int, data: bytes, address: int, until: float = math.inf) -> int:
-        """Do `os.pwrite`, but not after the moment `until` of the monotonic clock; see `call`.
+        """Run `os.pwrite`, but not after `until`, in seconds of the monotonic clock; see `call`.
 
         Raises:
-            OSError: ETIMEDOUT, the moment is over.
+            OSError: ETIMEDOUT, that time has passed.
         """
         until_ns = 0 if until == math.inf else max(1, int(until * 1e9))
         return int(self.call(user, "pwrite", data, address, until_ns, fds=(fd,), limit_s=LIMIT_S))
 
     def read(self, user: int, fd: int, limit: int) -> bytes:
-        """Read from the beginning to the end of a file of /proc/PID, or as far as `limit`; see `call`."""
+        """Read an open file of /proc/PID from its beginning, `limit` bytes at most; see `call`."""
         return bytes(self.call(user, "read", limit, fds=(fd,)))
 
     def call_as_ancestor(self, user: int, name: str, *arguments: Any, fds: Sequence[int] = ()) -> Any:
-        """Make a call for which the process must be traceable; see `call`.
+        """Make a call that needs the right to trace the process; see `call`.
 
-        Yama lets a user trace the processes that are below the tracer, as a child of ours is not. To who is not root no file
-        system of its own user is hostile.
+        If the child is denied and we are not root, the call is made in this process. Yama lets a user trace only descendants, and
+        the target may be a descendant of ours, but never of the child. Without root the target is our own user's, whose file
+        systems are not hostile to us.
         """
         try:
             return self.call(user, name, *arguments, fds=fds)
@@ -122,22 +124,27 @@ class Waiters:
             return _here(name, fds, arguments)
 
     def make_calls_here(self) -> None:
-        """Make all further calls in this process: it is one that is left behind itself, and has no time for a child."""
+        """Make all further calls in this process.
+
+        For the injector, which can be abandoned itself and must be quick.
+        """
         self._is_here = True
 
     def call(self, user: int, name: str, *arguments: Any, fds: Sequence[int] = (), limit_s: float = 0.0) -> Any:
-        """Have a child make a call of `waiter_child.CALLS`, and return its result; a descriptor belongs to the caller.
+        """Make a call of `waiter_child.CALLS` in a child, and return its result.
+
+        The caller owns a returned descriptor.
 
         Args:
-            user: who answers for the process.
+            user: accountable for the process.
             name: of the call.
-            arguments: of the call: what `marshal` takes.
-            fds: lent to the call.
-            limit_s: how long to wait; 0 for MAPS_S.
+            arguments: of the call, of types that `marshal` supports.
+            fds: descriptors for the call; the caller keeps them.
+            limit_s: timeout; 0 for MAPS_S.
 
         Raises:
-            OSError: as the call; `UnexpectedError` among them.
-            AttachError: reason "unreadable", it has not returned in time, or too many for this user have not.
+            OSError: as the call, including `UnexpectedError`.
+            AttachError: reason "unreadable": the call has not returned in time, or too many calls have not.
         """
         if self._is_here:
             return _here(name, fds, arguments)
@@ -160,14 +167,14 @@ class Waiters:
         return answer()
 
     def leave(self, user: int, child: int) -> None:
-        """Leave a child of ours behind that waits for a user's process: it is killed, and goes when its call returns."""
+        """Abandon a child that waits for a user's process: it is killed, and ends when its system call returns."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, 9)
         with self._lock:
             self._left.setdefault(user, []).append(child)
 
     def require_few(self, user: int) -> None:
-        """Refuse to wait once more for a user's processes where too many children wait already.
+        """Check that not too many abandoned children wait for a user's processes, or for all.
 
         Raises:
             AttachError: reason "unreadable".
@@ -175,7 +182,7 @@ class Waiters:
         if not self._left:
             return
         with self._lock:
-            self._left = {one: waiting for one, left in self._left.items() if (waiting := list(filter(_waits, left)))}
+            self._left = {key: waiting for key, left in self._left.items() if (waiting := list(filter(_waits, left)))}
             left, all_left = len(self._left.get(user, ())), sum(map(len, self._left.values()))
         if left >= MOST_LEFT or all_left >= (MOST_LEFT_IN_ALL if left else MOST_OF_ONE_EACH):
             raise AttachError(
@@ -184,14 +191,14 @@ class Waiters:
             )
 
     def close(self) -> None:
-        """End the children that are idle."""
+        """End the idle children."""
         with self._lock:
             idle, self._idle = self._idle, []
         for child in idle:
             child.close()
 
     def forget(self) -> None:
-        """Know of no children: in a forked child they are the parent's."""
+        """Drop all children without ending them: after a fork they belong to the parent."""
         self._lock = threading.Lock()
         for child in self._idle:
             child.socket.close()
@@ -203,7 +210,7 @@ class Waiters:
                 child = self._idle.pop()
                 if _waits(child.pid):
                     return child
-                child.socket.close()  # somebody has ended it
+                child.socket.close()  # the child was ended from outside
         return _Child(self._clock)
 
     def _give_back(self, child: _Child) -> None:
@@ -220,10 +227,13 @@ def _here(name: str, fds: Sequence[int], arguments: Sequence[Any]) -> Any:
 
 
 class _Child:
-    """One child, which makes one call at a time. It ends when the other end of its socket is closed."""
+    """A child that makes one call at a time.
+
+    It ends when our end of its socket is closed.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        import socket  # noqa: PLC0415  the injector does without, and is to begin at once
+        import socket  # noqa: PLC0415  the injector does not need it, and must start quickly
 
         self.socket, theirs = socket.socketpair()
         self._send_fds, self._clock = socket.send_fds, clock
@@ -242,10 +252,13 @@ class _Child:
                 raise
 
     def call(self, request: tuple[Any, ...], fds: Sequence[int], limit_s: float, until: float) -> Callable[[], Any]:
-        """Have a call made and wait for it, in no case after `until`; return what gives its result, or raises its error.
+        """Make a call and wait for it, never beyond `until`.
+
+        Returns:
+            A function that returns the call's result or raises its error.
 
         Raises:
-            TimeoutError: it has not returned.
+            TimeoutError: the call has not returned.
             OSError: the child has ended.
         """
         if self._is_new:
@@ -263,7 +276,7 @@ class _Child:
         return answer
 
     def _begin(self) -> None:
-        """Have it read nothing, which shows that it runs."""
+        """Wait for the child to start: make it read an empty file."""
         self.socket.settimeout(START_S)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -273,7 +286,7 @@ class _Child:
         self._is_new = False
 
     def _ask(self, request: tuple[Any, ...], fds: Sequence[int], until: float) -> tuple[int, str, Any]:
-        """Return the errno, the text of an `UnexpectedError`, and the result, which may be a descriptor."""
+        """Return the errno, the text of an `UnexpectedError`, and the result or a descriptor."""
         data = marshal.dumps(request)
         self._send_fds(self.socket, [LENGTH.pack(len(data))], fds)
         self.socket.sendall(data)
@@ -289,7 +302,7 @@ class _Child:
         return number, text, passed[0] if passed else result
 
     def _first(self, until: float) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
-        """Receive the beginning of an answer, with a descriptor."""
+        """Receive the beginning of an answer, with its descriptor if any."""
         until, limit_s = min(until, self._clock() + STARVED_S), self.socket.gettimeout()
         while True:
             try:
@@ -297,7 +310,7 @@ class _Child:
             except TimeoutError:
                 if _is_runnable(self.pid) and self._clock() < until:
                     continue
-            # It may have answered just before it was looked at.
+            # The answer may have come just before the state was read.
             self.socket.settimeout(0)
             try:
                 return self._part()
@@ -319,7 +332,7 @@ class _Child:
         return bytes(data)
 
     def close(self) -> None:
-        """End it and wait for it: it is in no call."""
+        """End the child, which must not be in a call, and wait for it."""
         self.socket.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
@@ -339,6 +352,6 @@ def _waits(child: int) -> bool:
 
 
 WAITERS = Waiters()
-"""Those of this process."""
+"""The children of this process."""
 atexit.register(WAITERS.close)
 os.register_at_fork(after_in_child=WAITERS.forget)

@@ -1,10 +1,10 @@
-"""The calls that may never return, made by a child process in hookd's place: see `waiter.py`. Tool side.
+"""Run the calls that may never return, in a child process: see `waiter.py`.
 
-Whatever a target controls is touched here and not in hookd: a descriptor of the target is copied, a path below its root is
-walked. Even to close such a file may wait for ever (fs/fuse/file.c, `fuse_flush`). So nothing is passed back but what the
-kernel alone answers for: files of /proc, memory files, and bytes.
+Objects that a target controls are accessed here and not in hookd: descriptors of the target are copied, paths below its root are
+walked. Even closing such a file may block forever (fs/fuse/file.c, `fuse_flush`). Therefore only objects that the kernel itself
+serves are passed back: files of /proc, memory files, and bytes.
 
-Started with next to nothing importable: the standard library and `untrusted`.
+Only the standard library and `untrusted` can be imported here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     Fds = Sequence[int]
 
 LENGTH = struct.Struct("<Q")
-"""What precedes a request and an answer. A request is a name of CALLS and its arguments; an answer an errno, 0 for none, the
-text of an `UnexpectedError`, and the result. Both are written by `marshal`; descriptors come with the length."""
+"""The length in bytes that precedes a request and an answer. A request is a name of CALLS and its arguments. An answer is an
+errno (0 for none), the text of an `UnexpectedError`, and the result. Both are serialized by `marshal`; descriptors are sent with
+the length."""
 _MOST_FDS = 2
 # ext2 to ext4, xfs, btrfs, tmpfs, f2fs, bcachefs, zfs: include/uapi/linux/magic.h (Linux 6.18), zfs by its own sources.
 _LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0xF2F52010, 0xCA451A4E, 0x2FC12FC1})
@@ -36,7 +37,7 @@ _PIDFD_GETFD = 438  # on every machine; Linux 5.6
 
 
 def read_all(fd: int, limit: int) -> bytes:
-    """Read from a descriptor to its end, or as far as `limit`."""
+    """Read from a descriptor to its end, `limit` bytes at most."""
     parts, size = [], 0
     while size < limit and (part := os.read(fd, min(limit - size, 1 << 16))):
         parts.append(part)
@@ -45,23 +46,23 @@ def read_all(fd: int, limit: int) -> bytes:
 
 
 class Passed(int):
-    """A descriptor to hand over, and to close here."""
+    """A descriptor to send to hookd, and then to close here."""
 
 
 def pread(fds: Fds, size: int, address: int) -> bytes:
-    """Read memory by an open /proc/PID/mem."""
+    """Read memory through an open /proc/PID/mem."""
     return os.pread(fds[0], size, address)
 
 
 def pwrite(fds: Fds, data: bytes, address: int, until_ns: int) -> int:
-    """Write memory, but not after a moment of the monotonic clock; 0 for no such moment."""
+    """Write memory, but not after `until_ns` of the monotonic clock; 0 for no deadline."""
     if until_ns and time.monotonic_ns() > until_ns:
         raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
     return os.pwrite(fds[0], data, address)
 
 
 def read(fds: Fds, limit: int) -> bytes:
-    """Read an open file from its beginning to its end, or as far as `limit`."""
+    """Read an open file from its beginning, `limit` bytes at most."""
     os.lseek(fds[0], 0, os.SEEK_SET)
     return read_all(fds[0], limit)
 
@@ -98,7 +99,7 @@ def open_memory_file(_: Fds, pid: int, number: int, uids: Sequence[int]) -> Pass
 
 
 def read_part(_: Fds, pid: int, number: int, uid: int, offset: int, size: int) -> tuple[int, bytes]:
-    """Read a part of a regular file that a process holds and `uid` owns; return the size of the whole, too."""
+    """Return the size in bytes of a regular file of `uid` that a process has open, and a part of its content."""
     fd = untrusted.open_file(f"/proc/{pid}/fd/{number}", lambda status: status.st_uid == uid, follow=True)
     try:
         return os.fstat(fd).st_size, os.pread(fd, size, offset)
@@ -107,25 +108,25 @@ def read_part(_: Fds, pid: int, number: int, uid: int, offset: int, size: int) -
 
 
 def send_through_pair(fds: Fds, pid: int, number: int, inode: int) -> int:
-    """Send a socket through a Unix socket of a process, if the process itself made that one; return the pid of who did.
+    """Send a socket through a Unix socket of a process, if the process created that one; return the creator's pid.
 
     Args:
         fds: a pidfd of the process, and the socket to send.
         pid: of the process.
         number: of its descriptor.
-        inode: of the socket that must be there.
+        inode: that the process's socket must have.
 
     Raises:
-        OSError: something else is there; or the socket is full, for which it does not wait.
+        OSError: the descriptor is another object, or the socket is full; the call does not wait.
     """
     process, sent = fds
     fd = _copy_of(process, number)
     try:
-        outer = _socket.socket(fileno=fd)  # not fstat: a file system says of its files what it likes
+        outer = _socket.socket(fileno=fd)  # not fstat: a file system can report anything about its files
         try:
             if outer.family != _socket.AF_UNIX or os.fstat(fd).st_ino != inode:
                 raise OSError(errno.ESTALE, "its socket is not there any more")
-            # Of a pair that is who made it; nobody, or a service, where it was connected elsewhere.
+            # For a socket pair this is its creator; for a socket connected elsewhere it is 0 or the pid of a service.
             maker = int(struct.unpack("iII", outer.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))[0])
             if maker == pid:
                 rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", sent))]
@@ -138,7 +139,7 @@ def send_through_pair(fds: Fds, pid: int, number: int, inode: int) -> int:
 
 
 def _copy_of(process: int, number: int) -> int:
-    import ctypes  # noqa: PLC0415  loading it takes as long as all else here, and most children do without
+    import ctypes  # noqa: PLC0415  loading it takes as long as everything else here, and most children do not need it
 
     fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, number, 0))
     if fd < 0:
@@ -160,7 +161,7 @@ def connect(fds: Fds, pid: int, path: str, uid: int) -> None:
 
 
 def remove_dead(_: Fds, pid: int, path: str, uid: int) -> bool:
-    """Remove a socket file of `uid` on which nobody listens, below the root of a process; return whether it is gone now."""
+    """Remove a stale socket file of `uid` below the root of a process; return whether it was removed."""
     directory, name = _directory_of(pid, path)
     probe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
     try:
@@ -175,7 +176,7 @@ def remove_dead(_: Fds, pid: int, path: str, uid: int) -> bool:
 
 
 def open_local_directory(_: Fds, pid: int, parts: Sequence[str]) -> Passed:
-    """Open a directory below the root of a process, if its file system is one that the kernel serves by itself."""
+    """Open a directory below the root of a process, if the kernel itself serves its file system."""
     fd = untrusted.open_directory(pid, tuple(parts))
     try:
         _require_local(fd, pid)
@@ -186,7 +187,7 @@ def open_local_directory(_: Fds, pid: int, parts: Sequence[str]) -> Passed:
 
 
 def open_local_socket(_: Fds, pid: int, path: str, uid: int) -> Passed:
-    """Hold a socket file of `uid` below the root of a process, if its file system is one that the kernel serves by itself."""
+    """Return an O_PATH descriptor of a socket file of `uid`, if the kernel itself serves the file system."""
     directory, name = _directory_of(pid, path)
     try:
         with untrusted.held_socket(name, dir_fd=directory, uid=uid) as fd:
@@ -198,7 +199,7 @@ def open_local_socket(_: Fds, pid: int, path: str, uid: int) -> Passed:
 
 def _require_local(fd: int, pid: int) -> None:
     kind = _file_system(fd)
-    # Whoever mounts an overlay decides what lies below it, and any user may mount one in a user namespace of its own.
+    # The mounter of an overlay chooses its lower file systems, and any user may mount one in a user namespace of its own.
     if kind not in _LOCAL and not (kind == _OVERLAY and _link(f"{pid}/ns/user") == _link("self/ns/user") != ""):
         raise untrusted.UnexpectedError(errno.EREMOTE, f"a file system of the kind {kind:#x} may wait for its server")
 
@@ -206,10 +207,10 @@ def _require_local(fd: int, pid: int) -> None:
 def _file_system(fd: int) -> int:
     import ctypes  # noqa: PLC0415  see `_copy_of`
 
-    found = (ctypes.c_long * 32)()  # struct statfs, of which the kind is the first field: statfs(2)
-    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, found):
+    statfs = (ctypes.c_long * 32)()  # struct statfs; the type is its first field: statfs(2)
+    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, statfs):
         raise OSError(ctypes.get_errno(), "fstatfs")
-    return found[0] & 0xFFFFFFFF
+    return statfs[0] & 0xFFFFFFFF
 
 
 def _directory_of(pid: int, path: str) -> tuple[int, str]:
@@ -218,8 +219,8 @@ def _directory_of(pid: int, path: str) -> tuple[int, str]:
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    one.__name__: one
-    for one in (
+    call.__name__: call
+    for call in (
         *(pread, pwrite, read, read_name, open_name, links, open_memory_file, read_part),
         *(send_through_pair, connect, remove_dead, open_local_directory, open_local_socket),
     )
@@ -227,13 +228,16 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 
 def capabilities() -> int:
-    """Return which effective capabilities this process has, a bit each, see `man 7 capabilities`."""
+    """Return the bit set of effective capabilities of this process, see `man 7 capabilities`."""
     with open("/proc/self/status", "rb") as file:  # noqa: PTH123
         return next(int(line.split()[1], 16) for line in file if line.startswith(b"CapEff:"))
 
 
 def give_up(kept: int) -> None:
-    """Drop all capabilities except these: a process of root's that has dropped some gets them back by exec, see capset(2)."""
+    """Drop all capabilities except `kept`.
+
+    Needed because exec restores those that a root process has dropped, see capset(2).
+    """
     ours = capabilities()
     if not ours & ~kept:
         return
@@ -249,21 +253,21 @@ def give_up(kept: int) -> None:
 
 
 def main() -> None:
-    """Answer requests on descriptor 0 until its other end is closed, with no more capabilities than the first argument says."""
+    """Answer requests on descriptor 0 until its other end is closed; the first argument lists the capabilities to keep."""
     give_up(int(sys.argv[1], 16))
-    os.closerange(3, 1 << 16)  # ours that a program may inherit
-    asked = _socket.socket(fileno=0)
+    os.closerange(3, 1 << 16)  # inheritable descriptors of the parent
+    connection = _socket.socket(fileno=0)
     while True:
-        head, ancillary, _, _ = asked.recvmsg(LENGTH.size, _socket.CMSG_SPACE(4 * _MOST_FDS))
+        head, ancillary, _, _ = connection.recvmsg(LENGTH.size, _socket.CMSG_SPACE(4 * _MOST_FDS))
         if not head:
             os._exit(0)
         fds = [fd for _, _, data in ancillary for (fd,) in struct.iter_unpack("i", data)]
-        (length,) = LENGTH.unpack(head + _take(asked, LENGTH.size - len(head)))
-        name, *arguments = marshal.loads(_take(asked, length))  # noqa: S302  written by hookd
+        (length,) = LENGTH.unpack(head + _take(connection, LENGTH.size - len(head)))
+        name, *arguments = marshal.loads(_take(connection, length))  # noqa: S302  written by hookd
         answer = _answer(name, fds, arguments)
         for fd in fds:
             os.close(fd)
-        _send(asked, *answer)
+        _send(connection, *answer)
 
 
 def _answer(name: str, fds: Fds, arguments: Sequence[Any]) -> tuple[int, str, Any]:
@@ -275,20 +279,20 @@ def _answer(name: str, fds: Fds, arguments: Sequence[Any]) -> tuple[int, str, An
         return error.errno or errno.EIO, "", None
 
 
-def _send(asked: _socket.socket, number: int, text: str, result: Any) -> None:
+def _send(connection: _socket.socket, number: int, text: str, result: Any) -> None:
     is_passed = isinstance(result, Passed)
     answer = marshal.dumps((number, text, None if is_passed else result))
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", result))] if is_passed else []
-    asked.sendmsg([LENGTH.pack(len(answer))], rights)
-    asked.sendall(answer)
+    connection.sendmsg([LENGTH.pack(len(answer))], rights)
+    connection.sendall(answer)
     if is_passed:
         os.close(result)
 
 
-def _take(asked: _socket.socket, size: int) -> bytes:
+def _take(connection: _socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        part = asked.recv(size - len(data))
+        part = connection.recv(size - len(data))
         if not part:
             os._exit(0)
         data += part

@@ -1,14 +1,14 @@
 # ruff: noqa: ANN001, ANN002, ANN003, ANN202, ANN204, F401, INP001, PLW0406
 # mypy: ignore-errors
-"""Start hookd's agent in the training processes of a command, under `hookd run`. Runs in every Python of it.
+"""Start hookd's agent in the training processes of a command, under `hookd run`.
 
-Found through PYTHONPATH by all Pythons that the command starts, of any version and for any purpose: so it is written
-for 2.7 and newer, never raises, gives way to the sitecustomize that would have been found without it, and does nothing
-where no training can be. Beside its own directory lie:
+All Pythons that the command starts run this file: they find it through PYTHONPATH. They may have any version and
+purpose. So it is written for 2.7 and newer, never raises, loads the sitecustomize that would have been found without
+it, and does nothing in processes that cannot train. The parent of its directory contains:
 
     config.json  the agent's configuration        stub.py     hookd/target/boot/stub.py
     payload      the agent and the plugins        commandline.py hookd/tool/linux/commandline.py
-    started      there once an agent has started  failed-PID     what went wrong in a process, for the tool to tell
+    started      exists once an agent has started failed-PID     the error in a process, for the tool to report
 """
 
 import os
@@ -20,11 +20,11 @@ if sys.version_info >= (3,):  # noqa: UP036
 
 
 class _AfterTorch(object):  # noqa: UP004  Python 2
-    """A meta path finder that waits for torch to be loaded and calls a function when that is complete.
+    """A meta path finder that calls a function when torch has been loaded completely.
 
-    Asked for a spec is not yet loaded: transformers and accelerate look whether torch is there long before they import
-    it. So every loader that is given out gets the function behind its next run, and the first that runs takes it off
-    the others again.
+    A request for a spec is not yet an import: transformers and accelerate check for torch long before they import it. So
+    every returned loader is wrapped to call the function after its next run. The first loader that runs unwraps the
+    others.
     """
 
     def __init__(self, action):
@@ -45,12 +45,12 @@ class _AfterTorch(object):  # noqa: UP004  Python 2
             self.asking.discard(thread)
         try:  # noqa: SIM105
             self.wrap(spec.loader)
-        except Exception:  # noqa: BLE001, S110  no torch, or a loader of another kind: imported as without hookd
+        except Exception:  # noqa: BLE001, S110  no torch, or an unknown kind of loader: the import goes on without hookd
             pass
         return spec
 
     def wrap(self, loader):
-        """Set the function behind the loader's next run: an attribute of the instance, which goes before that."""
+        """Call the function after the loader's next run, by an instance attribute that shadows the method."""
         self.loaders = [(one, before) for one, before in self.loaders if one() is not None]
         if any(one() is loader for one, _ in self.loaders):
             return
@@ -63,7 +63,7 @@ class _AfterTorch(object):  # noqa: UP004  Python 2
             try:
                 exec_before(module)
             except BaseException:
-                self.enter()  # it may be tried again
+                self.enter()  # the import may be tried again
                 raise
             return self.action()
 
@@ -74,8 +74,8 @@ class _AfterTorch(object):  # noqa: UP004  Python 2
         sys.meta_path = [self] + sys.meta_path  # noqa: RUF005  Python 2
 
     def leave(self):
-        """Make imports as they were."""
-        # Never in place: another thread that imports meanwhile goes through this list, and would miss a finder.
+        """Restore the import system."""
+        # Never change the list in place: another thread that imports meanwhile iterates over it, and would miss a finder.
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         for one, before in self.loaders:
             loader = one()
@@ -87,7 +87,7 @@ class _AfterTorch(object):  # noqa: UP004  Python 2
 
 
 def _role(directory):
-    """Say what this process is: "trainer", "spawned" (multiprocessing started it), or "" for none of these."""
+    """Return the role of this process: "trainer", "spawned" (multiprocessing started it), or "" for any other."""
     words = list(getattr(sys, "orig_argv", ()))
     line = _load(directory, "commandline")
     if line["helper"](words) or line["is_launcher"](words):
@@ -102,14 +102,14 @@ def _read(directory, name):
 
 
 def _load(directory, name):
-    """Give what a file of hookd's defines, without making it a module."""
+    """Return the namespace of a file of hookd, without making it a module."""
     defined = {"__name__": "_hookd." + name}
     exec(compile(_read(directory, name + ".py"), "hookd/" + name + ".py", "exec"), defined)  # noqa: S102
     return defined
 
 
 def _when_spawned(action):
-    """Call a function in a child of multiprocessing before its work starts, unless it is a data loader's worker."""
+    """Call a function in a child of multiprocessing before its target runs, unless it is a data loader's worker."""
     from multiprocessing.process import BaseProcess  # noqa: PLC0415
 
     original = BaseProcess._bootstrap  # noqa: SLF001
@@ -135,7 +135,7 @@ def _starter(directory):
     def start():
         try:
             _start(directory)
-        except BaseException as exc:  # noqa: BLE001  the program must not notice; the tool tells
+        except BaseException as exc:  # noqa: BLE001  the program must not notice; the tool reports the error
             _tell(directory, exc)
 
     return start
@@ -179,7 +179,8 @@ try:  # noqa: SIM105  no contextlib.suppress in Python 2
 except Exception:  # noqa: BLE001, S110  the program must not notice
     pass
 
-# The sitecustomize that would have been found without ours, at this level: an error of it shows but one line of ours.
+# Import the sitecustomize that would have been found without ours. At module level, so that a traceback of it shows only one line
+# of ours.
 _ours = sys.modules.pop("sitecustomize", None)
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _here]  # noqa: PTH100
 try:
